@@ -1,0 +1,104 @@
+"""autopipe: any ``nn.Module``, unmodified, as a balanced pipeline.
+
+The rooms, bottom first. A room imports only from rooms in earlier rows; rooms marked ``no torch`` open
+without it. ``tests/test_layers.py`` reads this table and checks every import against it.
+
+=============  ==============================================  ========
+layer          rooms                                           torch
+=============  ==============================================  ========
+base           errors, units                                   no torch
+data           graph, costs, hardware, schedule, plans         no torch
+tracing        tracing                                         torch
+measure        measure                                         torch
+predict        memory, simulator                               no torch
+solve          solve                                           no torch
+stages         stages                                          torch
+runtime        runtime                                         torch
+look           look                                            no torch
+neighbours     integrations                                    torch
+face           api                                             torch
+command line   cli, demo                                       torch
+=============  ==============================================  ========
+
+Within a row of several rooms, a room may import those to its left. ``import autopipe`` is light: torch,
+sympy and networkx load when a name that needs them is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    AutopipeError,
+    CaptureError,
+    CostError,
+    InfeasibleError,
+    InputError,
+    ModelError,
+    PlanError,
+    ScheduleError,
+    StepError,
+    StoreError,
+    VerificationError,
+)
+
+if TYPE_CHECKING:
+    from .api import Pipe, capture, plan, profile, simulate, split
+    from .costs import CostTable, OpCost
+    from .graph import OpGraph
+    from .hardware import Cluster, Device, Link
+    from .plans import Plan
+    from .schedule import Schedule
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "api": ("Pipe", "capture", "plan", "profile", "simulate", "split"),
+    "costs": ("CostTable", "OpCost"),
+    "graph": ("OpGraph",),
+    "hardware": ("Cluster", "Device", "Link"),
+    "plans": ("Plan",),
+    "schedule": ("Schedule",),
+}
+_ROOM_OF = {name: room for room, names in _LAZY.items() for name in names}
+
+__all__ = [
+    "AutopipeError",
+    "CaptureError",
+    "Cluster",
+    "CostError",
+    "CostTable",
+    "Device",
+    "InfeasibleError",
+    "InputError",
+    "Link",
+    "ModelError",
+    "OpCost",
+    "OpGraph",
+    "Pipe",
+    "Plan",
+    "PlanError",
+    "Schedule",
+    "ScheduleError",
+    "StepError",
+    "StoreError",
+    "VerificationError",
+    "capture",
+    "plan",
+    "profile",
+    "simulate",
+    "split",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'autopipe' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_ROOM_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,119 @@
+"""What each op costs: seconds, bytes and FLOPs, with where each figure came from.
+
+Measuring and estimating them is left to ``measure``; what they imply for a plan to ``solve``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from .errors import StoreError
+
+__all__ = ["CostTable", "OpCost"]
+
+VERSION = 1
+Source = Literal["measured", "estimated", "given"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpCost:
+    """Cost of one op for one microbatch.
+
+    Attributes
+    ----------
+    forward_s: seconds of the forward.
+    backward_s: seconds of the whole backward (B); 0 where no gradient flows.
+    backward_input_s, backward_weight_s: its input (I) and weight (W) parts where a schedule wants them
+        apart; they sum to about ``backward_s``.
+    saved_bytes: kept from forward to backward, each storage once, parameters left out.
+    workspace_bytes: the forward's peak above what it saves and returns.
+    backward_workspace_bytes: the backward's peak above the gradients it returns.
+    flops: of the forward.
+    source: where the figures came from.
+    spread: relative half-width of the seconds: the measured quartile spread, or the estimate's interval.
+    """
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    backward_input_s: float = 0.0
+    backward_weight_s: float = 0.0
+    saved_bytes: int = 0
+    workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+    flops: int = 0
+    source: Source = "given"
+    spread: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward together."""
+        return self.forward_s + self.backward_s
+
+    def scaled(self, factor: float) -> OpCost:
+        """The same cost with every time multiplied by ``factor``."""
+        times = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
+        return dataclasses.replace(self, **{t: getattr(self, t) * factor for t in times})
+
+
+@dataclasses.dataclass(frozen=True)
+class CostTable:
+    """The cost of every op of a graph at given input dims on one kind of device.
+
+    Attributes
+    ----------
+    costs: op name → cost; an op that is missing is free (inputs, sizes, tuple access).
+    dims: the input dims' values the costs hold at (one microbatch).
+    device: what they were measured on or estimated for, such as ``"NVIDIA H200"``.
+    source: ``measured``, ``estimated`` or ``given``.
+    residual: whole-model time over the sum of the op costs, minus one, before calibration; None if not run.
+    optimizer_s_per_byte: seconds of the optimizer step per byte of parameter.
+    versions: torch and library versions the figures depend on.
+    """
+
+    costs: Mapping[str, OpCost]
+    dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    device: str = ""
+    source: Source = "given"
+    residual: float | None = None
+    optimizer_s_per_byte: float = 0.0
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __getitem__(self, op: str) -> OpCost:
+        return self.costs.get(op, _FREE)
+
+    def total(self, ops: Iterable[str]) -> OpCost:
+        """The costs of several ops run one after another: sums, except workspaces, which are maxima."""
+        items = [self[op] for op in ops]
+        sums = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s", "saved_bytes", "flops")
+        peaks = ("workspace_bytes", "backward_workspace_bytes")
+        return OpCost(
+            **{f: sum(getattr(c, f) for c in items) for f in sums},
+            **{f: max((getattr(c, f) for c in items), default=0) for f in peaks},
+            source=self.source,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts and numbers, for JSON."""
+        return {
+            "version": VERSION,
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "costs"},
+            "dims": dict(self.dims),
+            "versions": dict(self.versions),
+            "costs": {op: dataclasses.asdict(cost) for op, cost in self.costs.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CostTable:
+        """The inverse of :meth:`to_dict`. Raises :class:`StoreError` on another version or missing fields."""
+        if data.get("version") != VERSION:
+            raise StoreError(f"cost table has version {data.get('version')!r}, this autopipe reads {VERSION}")
+        try:
+            fields = {k: v for k, v in data.items() if k not in ("version", "costs")}
+            return cls(costs={op: OpCost(**c) for op, c in data["costs"].items()}, **fields)
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"cost table is damaged: {error!r}") from error
+
+
+_FREE = OpCost()

@@ -1,0 +1,79 @@
+"""Every error autopipe raises, as one tree.
+
+Messages state the fact with its values, the place, and the remedy; raising them is left to the rooms
+that find the fault.
+
+::
+
+    AutopipeError
+    ├── ModelError          the model itself failed on the inputs it was given
+    ├── CaptureError        the model cannot be recorded as a graph
+    ├── InputError          call-time inputs do not fit what was captured
+    ├── CostError           an op's cost cannot be measured or estimated
+    ├── StoreError          a profile, plan or cluster file is stale, damaged or of another version
+    ├── PlanError           a plan cannot be made, or does not fit the model it is used with
+    │   └── InfeasibleError no plan meets the limits; says the smallest change that would
+    ├── ScheduleError       a schedule is malformed: an action missing, out of order or deadlocked
+    ├── VerificationError   the pipeline and the model disagree
+    └── StepError           a rank failed, died or stalled during a step
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AutopipeError",
+    "CaptureError",
+    "CostError",
+    "InfeasibleError",
+    "InputError",
+    "ModelError",
+    "PlanError",
+    "ScheduleError",
+    "StepError",
+    "StoreError",
+    "VerificationError",
+]
+
+
+class AutopipeError(Exception):
+    """Base of every error autopipe raises."""
+
+
+class ModelError(AutopipeError):
+    """The model's own forward or backward raised; its error is the ``__cause__``."""
+
+
+class CaptureError(AutopipeError):
+    """The model cannot be recorded as a graph; names the file, the line and what stood in the way."""
+
+
+class InputError(AutopipeError, ValueError):
+    """Arguments given to a call do not fit: wrong structure, dtype, size or range."""
+
+
+class CostError(AutopipeError):
+    """An op's cost cannot be measured or estimated."""
+
+
+class StoreError(AutopipeError):
+    """A saved file is stale, damaged or written by another version, and was not used."""
+
+
+class PlanError(AutopipeError):
+    """A plan cannot be made as asked, or does not fit the model it is used with."""
+
+
+class InfeasibleError(PlanError):
+    """No plan meets the limits; the message says which limit, where, and the smallest change that fits."""
+
+
+class ScheduleError(AutopipeError):
+    """A schedule is malformed: an action is missing, doubled, out of order, or deadlocks."""
+
+
+class VerificationError(AutopipeError):
+    """The pipeline and the model disagree; names the first op that differs and by how much."""
+
+
+class StepError(AutopipeError):
+    """A rank failed, died or stalled during a step; names rank, stage, microbatch, action and cause."""

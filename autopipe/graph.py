@@ -1,0 +1,271 @@
+"""The op graph: what a model computes, as plain data over a networkx DiGraph.
+
+Recording a model into one is left to ``capture``; what ops cost is left to ``costs``. Nothing here imports
+torch, so a graph opens where there is no model and no GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from .errors import StoreError
+from .units import Size, dtype_bytes, parse_size, size_at
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["Dim", "Op", "OpGraph", "ParameterSpec", "TensorSpec"]
+
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor: its shape in the graph's dims, dtype by short name, whether gradients flow through it."""
+
+    shape: tuple[Size, ...]
+    dtype: str
+    requires_grad: bool = False
+
+    def bytes_at(self, dims: Mapping[str, int]) -> int:
+        """Bytes of the tensor where the input dims have the given values."""
+        return math.ceil(math.prod(size_at(n, dims) for n in self.shape) * dtype_bytes(self.dtype))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """A parameter or buffer of the model: one storage, under every name the model has for it.
+
+    ``name`` is the first of ``names``, in the order of the model's ``named_parameters``/``named_buffers``.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool = True
+    is_buffer: bool = False
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return math.ceil(self.numel * dtype_bytes(self.dtype))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dim:
+    """A size of the inputs that may change between calls, such as ``batch`` or ``seq``.
+
+    ``where`` lists the (input op, axis) places it is read from; ``example`` is its value at capture.
+    """
+
+    name: str
+    example: int
+    where: tuple[tuple[str, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Op:
+    """One node of the graph: a call of a leaf module, a function or a tensor method; an input; the output.
+
+    Attributes
+    ----------
+    name: unique; the name of the fx node that computes it.
+    kind: ``input`` and ``output`` mark the model's own signature and compute nothing.
+    target: what is called, dotted: ``transformer.h.0`` (kind ``module``), ``torch.nn.functional.linear``.
+    module_path: the module whose forward makes the call; for kind ``module`` the called module itself.
+    source: ``file:line`` of the call in the model's own code, or "".
+    outputs: every tensor in the op's value, flattened in order.
+    is_size: the value is a Python number made from shapes, not a tensor; never worth sending.
+    parameters, buffers: first names of those the op reads, in order of first use.
+    mutated_buffers: those of ``buffers`` the op writes in place (batch-norm statistics).
+    is_random: the op draws from a random number generator in training.
+    is_tainted: the value depends on input data, not only on shapes and constants.
+    is_movable: cheap glue without parameters, randomness, mutation or gradient that may be computed again
+        in another stage rather than sent there (masks, RoPE tables, position ids).
+    mode: ops that only the training or only the evaluation form of the model has say so.
+    signature: equal signatures cost the same: class, configuration, parameter shapes, input shapes, dtypes.
+    """
+
+    name: str
+    kind: Literal["input", "module", "function", "method", "output"]
+    target: str
+    module_path: str = ""
+    source: str = ""
+    outputs: tuple[TensorSpec, ...] = ()
+    is_size: bool = False
+    parameters: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+    mutated_buffers: tuple[str, ...] = ()
+    is_random: bool = False
+    is_tainted: bool = False
+    is_movable: bool = False
+    mode: Literal["both", "train", "eval"] = "both"
+    signature: str = ""
+
+    def bytes_at(self, dims: Mapping[str, int]) -> int:
+        """Bytes of the op's whole value where the input dims have the given values."""
+        return sum(t.bytes_at(dims) for t in self.outputs)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient flows back into this op's value."""
+        return any(t.requires_grad for t in self.outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpGraph:
+    """Ops in program order (a topological order), the values that flow between them, and what binds them.
+
+    Attributes
+    ----------
+    model: the model's class name.
+    ops: every op in program order; inputs first, the output last.
+    edges: (producer, consumer), sorted by position; the consumer takes the producer's whole value.
+    order_edges: (earlier, later) pairs that keep program order without a value: random draws.
+    groups: ops that must share a stage: values that alias memory which is later mutated, users of a
+        mutated buffer, pieces of one tuple.
+    parameters: every parameter and buffer the model has.
+    dims: the input sizes that may vary.
+    """
+
+    model: str
+    ops: tuple[Op, ...]
+    edges: tuple[tuple[str, str], ...]
+    order_edges: tuple[tuple[str, str], ...] = ()
+    groups: tuple[tuple[str, ...], ...] = ()
+    parameters: tuple[ParameterSpec, ...] = ()
+    dims: tuple[Dim, ...] = ()
+
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Op]:
+        return {op.name: op for op in self.ops}
+
+    @functools.cached_property
+    def position(self) -> Mapping[str, int]:
+        """Each op's place in program order."""
+        return {op.name: i for i, op in enumerate(self.ops)}
+
+    @functools.cached_property
+    def parameter(self) -> Mapping[str, ParameterSpec]:
+        """Parameters and buffers under every name they have."""
+        return {name: p for p in self.parameters for name in p.names}
+
+    @property
+    def inputs(self) -> tuple[Op, ...]:
+        return tuple(op for op in self.ops if op.kind == "input")
+
+    @property
+    def compute(self) -> tuple[Op, ...]:
+        """The ops that a stage holds: all but inputs and the output."""
+        return tuple(op for op in self.ops if op.kind not in ("input", "output"))
+
+    @property
+    def example_dims(self) -> dict[str, int]:
+        """The input dims' values at capture."""
+        return {d.name: d.example for d in self.dims}
+
+    @functools.cached_property
+    def consumers(self) -> Mapping[str, tuple[str, ...]]:
+        """The ops that take each op's value, in program order."""
+        out: dict[str, list[str]] = {op.name: [] for op in self.ops}
+        for producer, consumer in self.edges:
+            out[producer].append(consumer)
+        return {name: tuple(sorted(set(c), key=self.position.__getitem__)) for name, c in out.items()}
+
+    @functools.cached_property
+    def nx(self) -> nx.DiGraph[str]:
+        """The data and order edges as a networkx DiGraph; nodes carry their :class:`Op` as ``op``."""
+        import networkx as nx
+
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        graph.add_nodes_from((op.name, {"op": op}) for op in self.ops)
+        graph.add_edges_from(self.order_edges, order=True)
+        graph.add_edges_from(self.edges, order=False)
+        return graph
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of everything that decides what the graph computes; equal on every rank of a job."""
+        payload = self.to_dict()
+        for op in payload["ops"]:
+            op.pop("source", None)
+        return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, strings and numbers, for JSON; fields at their default are left out."""
+        ops = [_compact(op) for op in self.ops]
+        return {
+            "version": VERSION,
+            "model": self.model,
+            "ops": ops,
+            "edges": [list(e) for e in self.edges],
+            "order_edges": [list(e) for e in self.order_edges],
+            "groups": [list(g) for g in self.groups],
+            "parameters": [_compact(p) for p in self.parameters],
+            "dims": [_compact(d) for d in self.dims],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> OpGraph:
+        """The inverse of :meth:`to_dict`. Raises :class:`StoreError` on another version or missing fields."""
+        if data.get("version") != VERSION:
+            raise StoreError(f"op graph has version {data.get('version')!r}, this autopipe reads {VERSION}")
+        try:
+            return cls(
+                model=data["model"],
+                ops=tuple(_op(d) for d in data["ops"]),
+                edges=tuple((a, b) for a, b in data["edges"]),
+                order_edges=tuple((a, b) for a, b in data["order_edges"]),
+                groups=tuple(tuple(g) for g in data["groups"]),
+                parameters=tuple(
+                    ParameterSpec(**{**p, "names": tuple(p["names"]), "shape": tuple(p.get("shape", ()))})
+                    for p in data["parameters"]
+                ),
+                dims=tuple(
+                    Dim(d["name"], d["example"], tuple((a, b) for a, b in d.get("where", ())))
+                    for d in data["dims"]
+                ),
+            )
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"op graph is damaged: {error!r}") from error
+
+
+def _compact(item: Any) -> dict[str, Any]:
+    """A dataclass as a dict without the fields that hold their default."""
+    out: dict[str, Any] = {}
+    for field in dataclasses.fields(item):
+        value = getattr(item, field.name)
+        if value != field.default:
+            out[field.name] = _plain(value)
+    return out
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _compact(value)
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return str(value)
+
+
+def _op(data: Mapping[str, Any]) -> Op:
+    outputs = tuple(
+        TensorSpec(
+            tuple(parse_size(n) for n in t.get("shape", ())), t["dtype"], t.get("requires_grad", False)
+        )
+        for t in data.get("outputs", ())
+    )
+    names = ("parameters", "buffers", "mutated_buffers")
+    return Op(**{**data, "outputs": outputs, **{n: tuple(data.get(n, ())) for n in names}})

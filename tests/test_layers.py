@@ -1,0 +1,106 @@
+"""The layer table of the package's docstring holds: no import runs up, and torch stays out where it says."""
+
+import ast
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import autopipe
+
+ROOT = pathlib.Path(autopipe.__file__).parent
+ROWS = re.findall(r"^(\S[\w ]*?)\s{2,}([\w, ]+?)\s{2,}(no torch|torch)$", autopipe.__doc__, re.M)
+ROOMS = [
+    (room.strip(), row, torch) for row, (_, rooms, torch) in enumerate(ROWS) for room in rooms.split(",")
+]
+ORDER = {room: i for i, (room, _, _) in enumerate(ROOMS)}
+TORCH = {room: torch == "torch" for room, _, torch in ROOMS}
+FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
+
+
+def room_of(path: pathlib.Path) -> str:
+    first = path.relative_to(ROOT).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(path: pathlib.Path) -> list[tuple[str, int, bool]]:
+    """(dotted module, line, at import time) of every import in a file; relative ones made absolute."""
+    package = ("autopipe", *path.relative_to(ROOT).parts[:-1])
+    tree = ast.parse(path.read_text())
+    lazy = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        for inner in ast.walk(node)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno, id(node) not in lazy) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *([node.module] if node.module else [])))
+            names = [f"{module}.{a.name}" for a in node.names] if module in ("", "autopipe") else [module]
+            found += [(name, node.lineno, id(node) not in lazy) for name in names]
+    return found
+
+
+def test_table_names_every_room():
+    assert len(ROWS) >= 8
+    assert {room_of(p) for p in FILES} <= set(ORDER) | {"__main__"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_run_down(path):
+    room = room_of(path)
+    for module, line, _ in imports(path):
+        parts = module.split(".")
+        if parts[0] == "autopipe" and len(parts) > 1 and parts[1] in ORDER and parts[1] != room:
+            assert ORDER[parts[1]] < ORDER[room], f"{path}:{line}: {room} imports {parts[1]}, a later room"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_planning_rooms_import_no_torch(path):
+    if TORCH.get(room_of(path), True):
+        return
+    for module, line, _ in imports(path):
+        assert module.split(".")[0] not in ("torch", "transformers"), f"{path}:{line}: imports {module}"
+
+
+def test_no_import_cycles_within_rooms():
+    import networkx as nx
+
+    graph = nx.DiGraph()
+    names = {".".join(("autopipe", *p.relative_to(ROOT).with_suffix("").parts)): p for p in FILES}
+    for name, path in names.items():
+        for module, _, at_import in imports(path):
+            if module in names and at_import:
+                graph.add_edge(name, module)
+    assert not list(nx.simple_cycles(graph))
+
+
+def test_import_is_light():
+    code = "import sys, autopipe; print([m for m in ('torch', 'sympy', 'networkx') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_planning_opens_without_torch():
+    rooms = [
+        room
+        for room, torch in TORCH.items()
+        if not torch and ((ROOT / room).exists() or (ROOT / f"{room}.py").exists())
+    ]
+    code = f"import sys, importlib; [importlib.import_module('autopipe.' + r) for r in {rooms!r}]; "
+    code += "print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def test_public_names():
+    for name in autopipe.__all__:
+        if (ROOT / f"{autopipe._ROOM_OF.get(name, 'errors')}.py").exists():
+            assert getattr(autopipe, name) is not None
