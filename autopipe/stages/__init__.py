@@ -1,0 +1,11 @@
+"""Stages: one generated ``nn.Module`` per stage of a plan, and their parity with the model.
+
+Recording the graph is left to ``tracing``, deciding the cut to ``solve``, running stages on many ranks to
+``runtime``.
+"""
+
+from .build import build
+from .stage import Stage
+from .verify import Parity, find_loss, verify
+
+__all__ = ["Parity", "Stage", "build", "find_loss", "verify"]

@@ -1,0 +1,193 @@
+"""Builds the stages of a plan from a captured graph: what each computes, takes and gives.
+
+Deciding the plan is left to ``solve``; the module that results is ``Stage``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from ..errors import PlanError
+from ..plans import Plan
+from . import rng
+from .stage import Stage, StageForm, attach
+
+if TYPE_CHECKING:
+    from ..tracing import Capture
+
+__all__ = ["build"]
+
+
+def build(capture: Capture, plan: Plan) -> tuple[Stage, ...]:
+    """One module per stage of ``plan``, holding the captured model's own submodules and parameters.
+
+    Together the stages' ``state_dict`` has the model's keys: parameters and buffers that no op uses go to
+    the stage that holds their nearest relatives.
+
+    Raises :class:`PlanError` when the plan was made for another graph, leaves an op out, or lets a value
+    flow to an earlier stage.
+    """
+    if plan.graph_digest != capture.ops.digest:
+        raise PlanError(
+            f"the plan was made for a {plan.model} whose graph is {plan.graph_digest}, but this "
+            f"{capture.ops.model} captured as {capture.ops.digest}; plan again for this model"
+        )
+    flow = _Flow(capture, plan)
+    stages = tuple(_stage(capture, plan, flow, s) for s in range(plan.n_stages))
+    _adopt_leftovers(capture, stages)
+    return stages
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Wires:
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class _Flow:
+    """Which stage computes each op, and which values each stage takes and gives, over both forms."""
+
+    def __init__(self, capture: Capture, plan: Plan) -> None:
+        self.home = plan.stages_of
+        self.last = plan.n_stages - 1
+        self._check_all_placed(capture)
+        takes: list[dict[str, None]] = [{} for _ in plan.stages]
+        for graph in distinct_forms(capture).values():
+            for stage in range(plan.n_stages):
+                for node in self.nodes(graph, stage):
+                    for value in node.all_input_nodes:
+                        if self._is_received(value, stage, node):
+                            takes[stage][value.name] = None
+        order = capture.ops.position
+        inputs = [tuple(sorted(names, key=order.__getitem__)) for names in takes]
+        gives: list[set[str]] = [set() for _ in plan.stages]
+        for names in inputs:
+            for name in names:
+                if name in self.home:
+                    gives[self.home[name][0]].add(name)
+        self.wires = tuple(
+            _Wires(taken, tuple(sorted(given, key=order.__getitem__)))
+            for taken, given in zip(inputs, gives, strict=True)
+        )
+
+    def _check_all_placed(self, capture: Capture) -> None:
+        missing = [op.name for op in capture.ops.compute if op.name not in self.home]
+        if missing:
+            raise PlanError(
+                f"the plan places none of {len(missing)} ops in a stage: {', '.join(missing[:5])}; "
+                "give each op of the graph to one stage"
+            )
+
+    def nodes(self, graph: fx.Graph, stage: int) -> Iterator[fx.Node]:
+        """The nodes a stage runs, in order; for the last one the output node too."""
+        for node in graph.nodes:
+            runs_here = stage == self.last if node.op == "output" else stage in self.home.get(node.name, ())
+            if runs_here:
+                yield node
+
+    def _is_received(self, value: fx.Node, stage: int, user: fx.Node) -> bool:
+        if value.op == "placeholder":
+            return True
+        if value.op == "get_attr" or stage in self.home[value.name]:
+            return False
+        source = self.home[value.name][0]
+        if source > stage:
+            raise PlanError(
+                f"{value.name} is computed in stage {source} but {user.name} in stage {stage} needs it; "
+                f"move {user.name} to stage {source} or later, or {value.name} to stage {stage} or earlier"
+            )
+        return True
+
+
+def distinct_forms(capture: Capture) -> dict[bool, fx.Graph]:
+    """The captured graphs by training flag, once when one graph serves both modes."""
+    if capture.graphs[True] is capture.graphs[False]:
+        return {True: capture.graphs[True]}
+    return dict(capture.graphs)
+
+
+def _stage(capture: Capture, plan: Plan, flow: _Flow, index: int) -> Stage:
+    wires = flow.wires[index]
+    is_last = index == flow.last
+    forms: dict[bool, StageForm] = {}
+    targets: set[str] = set()
+    for training, graph in distinct_forms(capture).items():
+        part = _subgraph(capture, flow, graph, index)
+        targets |= {str(n.target) for n in part.nodes if n.op in ("get_attr", "call_module")}
+        title = f"stage {index} of {plan.n_stages} of {plan.model}, graph {plan.graph_digest}"
+        forms[training] = StageForm.compile(part, title)
+    for training in (True, False):
+        forms.setdefault(training, forms[True])
+    outputs = () if is_last else wires.outputs
+    stage = Stage(
+        capture.model,
+        forms,
+        index=index,
+        rank=plan.stages[index].rank,
+        is_last=is_last,
+        inputs=wires.inputs,
+        outputs=outputs,
+    )
+    constants = {t for t in targets if t in capture.constants}
+    for name in sorted(constants):
+        stage.register_buffer(name, capture.constants[name], persistent=False)
+    attach(stage, capture.model, targets - constants)
+    return stage
+
+
+def _subgraph(capture: Capture, flow: _Flow, graph: fx.Graph, stage: int) -> fx.Graph:
+    """The part of ``graph`` that one stage runs, as a graph of its own."""
+    part, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    by_name = {node.name: node for node in graph.nodes}
+    for name in flow.wires[stage].inputs:
+        placeholder = part.placeholder(name)
+        if name in by_name:
+            copies[by_name[name]] = placeholder
+    random = capture.ops.by_name
+    convert: Callable[[fx.Node], fx.Node] = copies.__getitem__
+    for node in flow.nodes(graph, stage):
+        for value in node.all_input_nodes:
+            if value.op == "get_attr" and value not in copies:
+                copies[value] = part.node_copy(value)
+        if node.op == "output":
+            part.output(fx.map_arg(node.args[0], convert))
+            return part
+        if random[node.name].is_random:
+            part.call_function(rng.reseed, (node.name,))
+        copies[node] = part.node_copy(node, convert)
+    # a value that only the other form computes is given as None
+    given: list[Any] = [copies.get(by_name[n]) if n in by_name else None for n in flow.wires[stage].outputs]
+    part.output(tuple(given))
+    return part
+
+
+def _adopt_leftovers(capture: Capture, stages: tuple[Stage, ...]) -> None:
+    """Give parameters and buffers that no op reads, and further names of tied ones, a stage each."""
+    model = capture.model
+    held = [{*dict(s.named_parameters(remove_duplicate=False)), *dict(s.named_buffers())} for s in stages]
+    everything = [n for n, _ in model.named_parameters(remove_duplicate=False)]
+    everything += [n for n, _ in model.named_buffers(remove_duplicate=False)]
+    for name in everything:
+        if any(name in names for names in held):
+            continue
+        aliases = capture.ops.parameter[name].names if name in capture.ops.parameter else (name,)
+        nearest = max(
+            range(len(stages)), key=lambda s: (max(_shared(name, n, aliases) for n in held[s] | {""}), -s)
+        )
+        attach(stages[nearest], model, [name])
+
+
+def _shared(name: str, other: str, aliases: tuple[str, ...]) -> int:
+    """How many leading path parts two names share; an alias of the same parameter is nearest of all."""
+    if other in aliases:
+        return 1 << 30
+    n = 0
+    for a, b in zip(name.split("."), other.split("."), strict=False):
+        if a != b:
+            break
+        n += 1
+    return n

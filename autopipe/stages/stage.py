@@ -1,0 +1,161 @@
+"""The module of one stage: generated code over the model's own submodules, under their own names.
+
+Working out what each stage computes, takes and gives is left to ``build``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import linecache
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+__all__ = ["Scope", "Stage", "StageForm"]
+
+_counter = itertools.count()
+
+
+class Scope(nn.Module):
+    """A stand-in for a container of the model that a stage holds only in part.
+
+    Its mode is the container's own, so a flag read in glue code (``training=self.training``) follows
+    ``model.train()`` and ``model.encoder.eval()`` alike.
+    """
+
+    _twin: list[nn.Module]
+
+    def __init__(self, twin: nn.Module) -> None:
+        # a one-element list hides the model from nn.Module's bookkeeping
+        object.__setattr__(self, "_twin", [twin])
+        super().__init__()
+
+    @property
+    def training(self) -> bool:
+        return self._twin[0].training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        # nn.Module.__init__ sets the flag before there are submodules; the container's own flag stands
+        if "_modules" in self.__dict__:
+            self._twin[0].training = mode
+
+    def __getitem__(self, index: int | str) -> nn.Module:
+        return self._modules[str(index)]  # type: ignore[return-value]
+
+    def _get_name(self) -> str:
+        return type(self._twin[0]).__name__
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageForm:
+    """One form of a stage, for training or evaluation: its fx graph, source and compiled forward."""
+
+    graph: fx.Graph
+    code: str
+    forward: Callable[..., tuple[Any, ...]]
+
+    @classmethod
+    def compile(cls, graph: fx.Graph, title: str) -> StageForm:
+        """Source and function of a graph whose calls are attributes of ``self``."""
+        python = graph.python_code("self")
+        code = f"# {title}\n{_index_numbers(python.src.strip())}\n"
+        filename = f"<autopipe stage {next(_counter)}>"
+        namespace = dict(python.globals)
+        exec(compile(code, filename, "exec"), namespace)
+        # tracebacks through generated code show its lines
+        linecache.cache[filename] = (len(code), None, code.splitlines(True), filename)
+        return cls(graph, code, namespace["forward"])
+
+
+def _index_numbers(code: str) -> str:
+    """``getattr(self.h, "0")`` as a person writes it: ``self.h[0]``."""
+    pattern = re.compile(r'getattr\((self[\w.\[\]]*), "(\d+)"\)')
+    while pattern.search(code):
+        code = pattern.sub(r"\1[\2]", code)
+    return code
+
+
+class Stage(Scope):
+    """One stage of a pipeline.
+
+    Attributes
+    ----------
+    index, rank: its place in the plan.
+    inputs: names of the values ``forward`` takes, in order: model inputs and ops of earlier stages.
+    outputs: names of the ops whose values it returns, in order. The last stage returns the model's flat
+        output leaves instead (``is_last``), and its ``outputs`` are empty.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forms: Mapping[bool, StageForm],
+        *,
+        index: int,
+        rank: int,
+        is_last: bool,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+    ) -> None:
+        super().__init__(model)
+        self.index, self.rank, self.is_last = index, rank, is_last
+        self.inputs, self.outputs = inputs, outputs
+        self._forms = dict(forms)
+
+    def forward(self, *values: Any) -> tuple[Any, ...]:
+        """The stage's values in the order of ``outputs`` (or the model's flat output leaves)."""
+        return self._forms[self.training].forward(self, *values)
+
+    @property
+    def code(self) -> str:
+        """The generated source of the form that runs now."""
+        return self._forms[self.training].code
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The fx graph of the form that runs now."""
+        return self._forms[self.training].graph
+
+    def _get_name(self) -> str:
+        return f"Stage{self.index}"
+
+    def extra_repr(self) -> str:
+        return f"{', '.join(self.inputs)} -> {', '.join(self.outputs) or 'output'}"
+
+
+def attach(stage: Stage, model: nn.Module, targets: Iterable[str]) -> None:
+    """Give ``stage`` the model's own modules, parameters and buffers named by ``targets``."""
+    for target in sorted(set(targets), key=lambda t: (t.count("."), t)):
+        *path, name = target.split(".")
+        scope, twin = stage, model
+        for part in path:
+            twin = getattr(twin, part)
+            existing = scope._modules.get(part)
+            if existing is None:
+                existing = Scope(twin)
+                scope.add_module(part, existing)
+            if not isinstance(existing, Scope):
+                break  # the whole submodule is here already
+            scope = existing  # type: ignore[assignment]
+        else:
+            _attach_one(scope, twin, name)
+
+
+def _attach_one(scope: Scope, twin: nn.Module, name: str) -> None:
+    if name in twin._modules:
+        scope.add_module(name, twin._modules[name])
+    elif name in twin._parameters:
+        scope.register_parameter(name, twin._parameters[name])
+    elif name in twin._buffers:
+        scope.register_buffer(name, twin._buffers[name], name not in twin._non_persistent_buffers_set)
+    elif name != "training":
+        value = getattr(twin, name)
+        if isinstance(value, torch.Tensor):
+            object.__setattr__(scope, name, value)
+        else:
+            setattr(scope, name, value)

@@ -1,0 +1,247 @@
+"""Holds a pipeline against its model: outputs, loss and every gradient, and the first op that differs.
+
+Building the stages is left to ``build``; running them over ranks to ``runtime``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import VerificationError
+
+if TYPE_CHECKING:
+    from ..tracing import Capture
+    from .stage import Stage
+
+__all__ = ["Parity", "find_loss", "run_stages", "verify"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parity:
+    """How far the pipeline is from the model, each as the largest absolute difference over the largest value.
+
+    ``gradients`` counts the parameters compared; ``loss`` is the model's own loss, or the seeded projection
+    of its outputs that stood in for one.
+    """
+
+    outputs: int
+    gradients: int
+    loss: float
+    max_output_error: float
+    max_loss_error: float
+    max_gradient_error: float
+
+    def __str__(self) -> str:
+        return (
+            f"equal: {self.outputs} outputs within {self.max_output_error:.1e}, loss {self.loss:.6g} within "
+            f"{self.max_loss_error:.1e}, {self.gradients} gradients within {self.max_gradient_error:.1e}"
+        )
+
+
+def find_loss(output: Any) -> Tensor | None:
+    """The loss inside a model's output: its ``loss``, a scalar, or the scalar that comes first; else None."""
+    if isinstance(output, Tensor):
+        return output if output.ndim == 0 and output.is_floating_point() else None
+    if isinstance(output, Mapping):
+        return find_loss(output.get("loss"))
+    if hasattr(output, "loss"):
+        return find_loss(output.loss)
+    if isinstance(output, (tuple, list)) and output:
+        return find_loss(output[0])
+    return None
+
+
+def run_stages(capture: Capture, stages: Sequence[Stage], args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """All stages in turn in this process; the model's flat output leaves."""
+    values = dict(capture.bind(args, kwargs))
+    for stage in stages:
+        given = stage(*[values[name] for name in stage.inputs])
+        values.update(zip(stage.outputs, given, strict=not stage.is_last))
+    return tuple(given)
+
+
+def verify(
+    capture: Capture,
+    stages: Sequence[Stage],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    rtol: float | None = None,
+    seed: int = 0,
+) -> Parity:
+    """Run model and stages on the same inputs with the same random numbers and compare everything.
+
+    The model's mode is used as it is; its buffers, gradients and the random state are put back. ``rtol``
+    is relative to the largest value of each tensor: by default 1e-5 for fp32, 1e-10 for fp64, 2e-2 below.
+
+    Raises :class:`VerificationError` naming the first op that differs.
+    """
+    model = capture.model
+    with _undisturbed(model):
+        with _undisturbed(model):
+            expected = _observe(model, lambda: model(*args, **kwargs), seed, "the model")
+        with _undisturbed(model):
+            got = _observe(
+                model,
+                lambda: capture.assemble(run_stages(capture, stages, args, kwargs)),
+                seed,
+                "the pipeline",
+            )
+        return _compare(expected, got, rtol, lambda: _first_difference(capture, args, kwargs, seed))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Observed:
+    outputs: tuple[Any, ...]
+    loss: Tensor
+    gradients: Mapping[str, Tensor | None]
+
+
+def _observe(model: nn.Module, run: Callable[[], Any], seed: int) -> _Observed:
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(seed)
+    output = run()
+    leaves = tensors_of(output)
+    loss = find_loss(output)
+    if loss is None or not loss.requires_grad:
+        loss = _projection(leaves, seed)
+    if loss.requires_grad:
+        loss.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters()}
+    return _Observed(tuple(leaf.detach() for leaf in leaves), loss.detach(), gradients)
+
+
+def _projection(leaves: Sequence[Tensor], seed: int) -> Tensor:
+    """A scalar that every differentiable output moves: a seeded random projection."""
+    total = torch.zeros((), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    for leaf in leaves:
+        if leaf.is_floating_point() and leaf.requires_grad:
+            weights = torch.rand(leaf.shape, generator=generator, dtype=torch.float64)
+            total = total.to(leaf.device) + (leaf.double() * weights.to(leaf.device)).mean()
+    return total
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """Every tensor of a nested output, in order; dataclasses and mappings included."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        return [t for v in output.values() for t in tensors_of(v)]
+    if isinstance(output, (tuple, list)):
+        return [t for v in output for t in tensors_of(v)]
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return [t for f in dataclasses.fields(output) for t in tensors_of(getattr(output, f.name))]
+    return []
+
+
+def _compare(
+    expected: _Observed, got: _Observed, rtol: float | None, first_difference: Callable[[], str]
+) -> Parity:
+    if len(expected.outputs) != len(got.outputs):
+        raise VerificationError(
+            f"the model returns {len(expected.outputs)} tensors, the pipeline {len(got.outputs)}"
+        )
+    faults: list[str] = []
+
+    def largest(pairs: list[tuple[str, Any, Any]]) -> float:
+        worst = 0.0
+        for name, a, b in pairs:
+            error, allowed = _error(a, b), rtol if rtol is not None else _tolerance(a)
+            worst = max(worst, error)
+            if not error <= allowed:
+                faults.append(f"{name} differs by {error:.2e} (allowed {allowed:.0e})")
+        return worst
+
+    outputs = largest(
+        [(f"output {i}", a, b) for i, (a, b) in enumerate(zip(expected.outputs, got.outputs, strict=True))]
+    )
+    loss = largest([("loss", expected.loss, got.loss)])
+    gradients = largest([(f"gradient of {n}", g, got.gradients[n]) for n, g in expected.gradients.items()])
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise VerificationError(
+            f"the pipeline is not equal to the model: {'; '.join(faults[:3])}{more}; {first_difference()}"
+        )
+    counted = sum(g is not None for g in expected.gradients.values())
+    return Parity(len(expected.outputs), counted, float(expected.loss), outputs, loss, gradients)
+
+
+def _error(a: Tensor | None, b: Tensor | None) -> float:
+    """Largest absolute difference over the largest value; infinite for another shape, dtype or None."""
+    if a is None or b is None:
+        return 0.0 if a is b else float("inf")
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return float("inf")
+    if a.numel() == 0 or torch.equal(a, b):
+        return 0.0
+    if not (a.is_floating_point() or a.is_complex()):
+        return float("inf")
+    a, b = (t.detach().to(torch.complex128 if t.is_complex() else torch.float64) for t in (a, b))
+    same_nan = torch.isnan(a) & torch.isnan(b)
+    equal = same_nan | (a == b)
+    difference = torch.where(equal, torch.zeros((), dtype=torch.float64), (a - b).abs())
+    scale = torch.where(torch.isfinite(a.abs()), a.abs(), torch.zeros((), dtype=torch.float64)).max()
+    worst = float(difference.max())
+    return float("inf") if worst != worst else worst / max(float(scale), 1e-12)
+
+
+def _tolerance(a: Tensor | None) -> float:
+    if a is None or a.dtype in (torch.float64, torch.complex128):
+        return 1e-10
+    return 1e-5 if a.dtype in (torch.float32, torch.complex64) else 2e-2
+
+
+def _first_difference(capture: Capture, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> str:
+    """The first leaf module whose output differs between the model and its captured graph."""
+    model = capture.model
+    names = {id(m): n for n, m in model.named_modules()}
+
+    def record(run: Callable[[], Any]) -> list[tuple[str, list[Tensor]]]:
+        seen: list[tuple[str, list[Tensor]]] = []
+
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            seen.append((names[id(module)], [t.detach().clone() for t in tensors_of(output)]))
+
+        targets = {str(n.target) for n in capture.graphs[model.training].nodes if n.op == "call_module"}
+        handles = [model.get_submodule(t).register_forward_hook(hook) for t in sorted(targets)]
+        try:
+            with _undisturbed(model), torch.no_grad():
+                torch.manual_seed(seed)
+                run()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+    eager = record(lambda: model(*args, **kwargs))
+    ours = record(lambda: capture(*args, **kwargs))
+    for (name, a), (other, b) in zip(eager, ours, strict=False):
+        if name != other:
+            return f"the model calls {name} where the captured graph calls {other}"
+        if len(a) != len(b) or any(_error(x, y) > _tolerance(x) for x, y in zip(a, b, strict=True)):
+            return f"the first op that differs is {name}"
+    return "no leaf module's forward differs, so the difference is in glue code or in the backward"
+
+
+@contextlib.contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Put gradients, buffers and the random state back."""
+    gradients = [(p, p.grad) for p in model.parameters()]
+    buffers = [(b, b.detach().clone()) for b in model.buffers() if not b.is_meta]
+    devices = sorted({p.device.index for p, _ in gradients if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
