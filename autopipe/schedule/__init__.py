@@ -1,8 +1,72 @@
 """Schedules as data: which rank runs which action of which stage and microbatch, in which order.
 
-Timing them is left to ``simulate``, running them to ``runtime``.
+Timing them is left to ``simulator``, running them to ``runtime``.
 """
 
-from .actions import Action, Schedule
+from __future__ import annotations
 
-__all__ = ["Action", "Schedule"]
+import functools
+from collections.abc import Sequence
+
+from ..errors import InputError
+from .actions import Action, Schedule, StageTimes, Transfer
+from .templates import NAMES, SPLIT, placement, template
+from .validate import check, in_flight
+from .wire import Compute, Message, Recv, Send, Wire, wire_order
+
+__all__ = [
+    "NAMES",
+    "SPLIT",
+    "Action",
+    "Compute",
+    "Message",
+    "Recv",
+    "Schedule",
+    "Send",
+    "StageTimes",
+    "Transfer",
+    "Wire",
+    "build",
+    "check",
+    "in_flight",
+    "placement",
+    "wire_order",
+]
+
+_default_placement = placement
+
+
+def build(
+    name: str,
+    n_ranks: int,
+    n_stages: int,
+    n_microbatches: int,
+    *,
+    times: Sequence[StageTimes] | None = None,
+    placement: Sequence[int] | None = None,
+) -> Schedule:
+    """The named schedule, for any ``n_microbatches`` ≥ 1; equal arguments give the same object.
+
+    ``placement`` is the rank of each stage, by default the template's own. Raises :class:`InputError` for
+    an unknown name, no microbatch, or a rank without a stage.
+
+    >>> print(build("1f1b", 2, 2, 3))
+    rank 0: 0F0 0F1 0B0 0F2 0B1 0B2
+    rank 1: 1F0 1B0 1F1 1B1 1F2 1B2
+    """
+    if n_microbatches < 1:
+        raise InputError(f"n_microbatches is {n_microbatches}; a step has at least 1")
+    placed = _default_placement(name, n_ranks, n_stages) if placement is None else tuple(placement)
+    if len(placed) != n_stages or set(placed) != set(range(n_ranks)):
+        raise InputError(
+            f"placement {placed} does not give each of {n_stages} stages a rank and each of {n_ranks} "
+            f"ranks a stage"
+        )
+    return _build(name, placed, n_ranks, n_microbatches)
+
+
+@functools.lru_cache(maxsize=512)
+def _build(name: str, placed: tuple[int, ...], n_ranks: int, n_microbatches: int) -> Schedule:
+    if name not in NAMES:
+        raise InputError(f"unknown schedule {name!r}; known are {', '.join(NAMES)}")
+    return template(name, placed, n_ranks, n_microbatches)

@@ -1,13 +1,23 @@
-"""The two types every schedule is made of. Generating schedules is left to ``templates``."""
+"""The types every schedule is made of, and the dependencies between its actions.
+
+Generating schedules is left to ``templates`` and ``listing``, finding their faults to ``validate``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Literal
 
-__all__ = ["Action", "Kind", "Schedule"]
+from ..errors import ScheduleError
+
+__all__ = ["Action", "Kind", "Schedule", "StageTimes", "Transfer"]
 
 Kind = Literal["F", "B", "I", "W"]
+
+KINDS = "FBIW"
+"""The kinds in the order of their codes in :attr:`Schedule.order`."""
+F, B, I, W = range(4)  # noqa: E741 - the field's letter for the input gradient
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -24,6 +34,36 @@ class Action:
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Seconds of one stage's actions on one microbatch; B may differ from I + W."""
+
+    forward_s: float = 1.0
+    backward_s: float = 2.0
+    backward_input_s: float = 1.0
+    backward_weight_s: float = 1.0
+
+    @property
+    def by_code(self) -> tuple[float, float, float, float]:
+        """In the order of the action codes F, B, I, W."""
+        return self.forward_s, self.backward_s, self.backward_input_s, self.backward_weight_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transfer:
+    """What one stage sends another per microbatch: ``n_bytes`` forward, and back where differentiable.
+
+    ``value`` names the op whose result it is, for labels; several transfers between the same two stages
+    travel as one message.
+    """
+
+    source: int
+    destination: int
+    n_bytes: int = 0
+    differentiable: bool = True
+    value: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,5 +95,80 @@ class Schedule:
         """The stages a rank holds, in order."""
         return tuple(s for s, r in enumerate(self.placement) if r == rank)
 
+    @functools.cached_property
+    def has_backward(self) -> bool:
+        """Whether any action is not a forward."""
+        return any(a.kind != "F" for row in self.actions for a in row)
+
+    @functools.cached_property
+    def splits_backward(self) -> bool:
+        """Whether any backward is split into its input and weight parts."""
+        return any(a.kind in "IW" for row in self.actions for a in row)
+
+    @functools.cached_property
+    def order(self) -> tuple[tuple[int, int, int], ...]:
+        """Every action as (rank, 4 × stage + kind code, microbatch), each after all it depends on.
+
+        Raises :class:`ScheduleError` where the ranks wait for one another. Linear in the actions.
+        """
+        order, stuck = ordered(self)
+        if stuck:
+            where = ", ".join(f"rank {r} at {self.actions[r][i]}" for r, i in stuck.items())
+            raise ScheduleError(f"schedule {self.name!r} deadlocks: {where}; check() draws where")
+        return tuple(order)
+
+    @functools.cached_property
+    def in_flight(self) -> tuple[int, ...]:
+        """Per stage, the most microbatches whose saved activations live at once, from F to B or W; 0 without."""
+        alive, peak = [0] * self.n_stages, [0] * self.n_stages
+        for row in self.actions:
+            for a in row:
+                if a.kind == "F":
+                    alive[a.stage] += 1
+                    peak[a.stage] = max(peak[a.stage], alive[a.stage])
+                elif a.kind != "I":
+                    alive[a.stage] -= 1
+        return tuple(peak) if self.has_backward else (0,) * self.n_stages
+
     def __str__(self) -> str:
         return "\n".join(f"rank {r}: " + " ".join(map(str, row)) for r, row in enumerate(self.actions))
+
+
+def ordered(schedule: Schedule) -> tuple[list[tuple[int, int, int]], dict[int, int]]:
+    """The actions in dependency order as far as the ranks get, and per stuck rank the index it is stuck at.
+
+    Each rank runs until it needs what is not there yet; what it produces wakes the ranks of the stages
+    next to it. F waits for F of the stage before, B and I for B or I of the stage after, W for its own I.
+    """
+    n, last = schedule.n_microbatches, schedule.n_stages - 1
+    rows = [[(4 * a.stage + KINDS.index(a.kind), a.microbatch) for a in row] for row in schedule.actions]
+    forward = [bytearray(n) for _ in schedule.placement]
+    backward = [bytearray(n) for _ in schedule.placement]
+    position = [0] * len(rows)
+    order: list[tuple[int, int, int]] = []
+    awake = list(range(len(rows) - 1, -1, -1))
+    while awake:
+        rank = awake.pop()
+        row, i = rows[rank], position[rank]
+        while i < len(row):
+            code, m = row[i]
+            stage, kind = code >> 2, code & 3
+            if kind == F:
+                if stage and not forward[stage - 1][m]:
+                    break
+                forward[stage][m] = 1
+                if stage < last and schedule.placement[stage + 1] != rank:
+                    awake.append(schedule.placement[stage + 1])
+            elif kind == W:
+                if not backward[stage][m]:
+                    break
+            else:
+                if not forward[stage][m] or (stage < last and not backward[stage + 1][m]):
+                    break
+                backward[stage][m] = 1
+                if stage and schedule.placement[stage - 1] != rank:
+                    awake.append(schedule.placement[stage - 1])
+            order.append((rank, code, m))
+            i += 1
+        position[rank] = i
+    return order, {r: i for r, i in enumerate(position) if i < len(rows[r])}

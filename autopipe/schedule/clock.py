@@ -1,0 +1,118 @@
+"""When each action of a schedule starts and ends, given times and transfers: one pass, no event queue.
+
+A rank runs its actions in order and sends over a link in the order it runs them, so going through the
+actions in any order that respects dependencies finds every time exactly, link contention included. What the
+times mean for a step is left to ``simulator``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..hardware import Cluster
+from .actions import F, Schedule, StageTimes, Transfer
+
+__all__ = ["Clock", "Edges", "run"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Edges:
+    """Which stages wait for which: per stage, the bytes of its message to each other stage, both ways."""
+
+    forward: tuple[Mapping[int, int], ...]
+    backward: tuple[Mapping[int, int], ...]
+
+    @classmethod
+    def of(cls, schedule: Schedule, transfers: Iterable[Transfer]) -> Edges:
+        """Transfers summed per pair of stages; without any, an empty message from each stage to the next."""
+        n = schedule.n_stages
+        forward: list[dict[int, int]] = [{} for _ in range(n)]
+        backward: list[dict[int, int]] = [{} for _ in range(n)]
+        for t in tuple(transfers) or tuple(Transfer(s, s + 1) for s in range(n - 1)):
+            forward[t.source][t.destination] = forward[t.source].get(t.destination, 0) + t.n_bytes
+            if t.differentiable:
+                backward[t.destination][t.source] = backward[t.destination].get(t.source, 0) + t.n_bytes
+        return cls(tuple(forward), tuple(backward))
+
+
+@dataclasses.dataclass(slots=True)
+class Clock:
+    """The result of a run.
+
+    ``starts_s`` and ``ends_s`` are per rank and aligned with the schedule's actions; ``sent`` has
+    (source stage, destination stage, is gradient, microbatch, start, end, bytes) per message between ranks.
+    """
+
+    schedule: Schedule
+    starts_s: list[list[float]]
+    ends_s: list[list[float]]
+    sent: list[tuple[int, int, bool, int, float, float, int]]
+
+    def ends_in_order(self) -> list[float]:
+        """Ends of the actions in the order of :attr:`Schedule.order`."""
+        rows = [iter(row) for row in self.ends_s]
+        return [next(rows[rank]) for rank, _, _ in self.schedule.order]
+
+
+_Out = tuple[list[float], int, float, float, tuple[int, int, bool, int]]
+"""(arrival times by microbatch, link or −1, seconds on the link, latency, labels)."""
+
+
+def run(
+    schedule: Schedule, times: Sequence[StageTimes], edges: Edges, cluster: Cluster | None = None
+) -> Clock:
+    """Every action as early as its rank and its inputs allow. O(actions + messages)."""
+    ins, outs, n_links = _wiring(schedule, edges, cluster)
+    seconds = [t for stage in times for t in stage.by_code]
+    free = [0.0] * schedule.n_ranks
+    link_free = [0.0] * n_links
+    starts: list[list[float]] = [[] for _ in free]
+    ends: list[list[float]] = [[] for _ in free]
+    sent = []
+    for rank, code, m in schedule.order:
+        t = free[rank]
+        for arrivals in ins[code]:
+            if arrivals[m] > t:
+                t = arrivals[m]
+        starts[rank].append(t)
+        t += seconds[code]
+        ends[rank].append(t)
+        free[rank] = t
+        for arrivals, link, busy, latency, (a, b, back, n_bytes) in outs[code]:
+            if link < 0:
+                arrivals[m] = t
+                continue
+            start = link_free[link]
+            if start < t:
+                start = t
+            link_free[link] = start + busy
+            arrivals[m] = start + busy + latency
+            sent.append((a, b, back, m, start, arrivals[m], n_bytes))
+    return Clock(schedule, starts, ends, sent)
+
+
+def _wiring(
+    schedule: Schedule, edges: Edges, cluster: Cluster | None
+) -> tuple[list[list[list[float]]], list[list[_Out]], int]:
+    """Per action code, the arrival arrays it waits for and the messages it sends."""
+    n = schedule.n_stages
+    ins: list[list[list[float]]] = [[] for _ in range(4 * n)]
+    outs: list[list[_Out]] = [[] for _ in range(4 * n)]
+    links: dict[tuple[int, int], int] = {}
+    for back, rows in ((False, edges.forward), (True, edges.backward)):
+        for a, row in enumerate(rows):
+            for b, n_bytes in row.items():
+                here, there = schedule.placement[a], schedule.placement[b]
+                arrivals = [0.0] * schedule.n_microbatches
+                link, busy, latency = -1, 0.0, 0.0
+                if here != there:
+                    link = links.setdefault((here, there), len(links))
+                    if cluster is not None and n_bytes:
+                        wire = cluster.link(here, there)
+                        busy, latency = n_bytes / wire.bandwidth_bytes_s, wire.latency_s
+                out = (arrivals, link, busy, latency, (a, b, back, n_bytes))
+                for kind in (1, 2) if back else (F,):
+                    ins[4 * b + kind].append(arrivals)
+                    outs[4 * a + kind].append(out)
+    return ins, outs, len(links)

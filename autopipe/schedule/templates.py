@@ -1,0 +1,255 @@
+"""The known schedules, for any number of microbatches and any stage count that fits their placement.
+
+Each template is written for *slots*: P ranks with v slots each, the chain of stages laid over them. Fewer
+stages or microbatches than a template asks for are left out of its pattern (what remains keeps its order,
+so it cannot deadlock); more stages than slots share one, and run one after another. Schedules from measured
+times are left to ``listing``.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+from ..errors import InputError
+from .actions import Action, Kind, Schedule
+from .listing import list_schedule
+
+__all__ = ["NAMES", "SPLIT", "placement", "template"]
+
+Cell = tuple[int, Kind, int]
+"""(slot, kind, microbatch) of a pattern."""
+Pattern = Callable[[int, int, int, int], Iterator[Cell]]
+"""(position of the rank in the chain, n_ranks, slots per rank, n_microbatches) → its cells in order."""
+
+NAMES = ("forward-only", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zbv", "dualpipev")
+SPLIT = frozenset({"zb-h1", "zb-h2", "zbv", "dualpipev"})
+"""The names that split backward into I and W."""
+LOOPED = frozenset({"interleaved", "looped-bfs", "forward-only"})
+V_SHAPED = frozenset({"zbv", "dualpipev"})
+
+
+@functools.lru_cache(maxsize=4096)
+def placement(name: str, n_ranks: int, n_stages: int) -> tuple[int, ...]:
+    """The rank of each stage: looped for interleaved and looped-bfs, a V for zbv and dualpipev, else blocks.
+
+    Raises :class:`InputError` for an unknown name or more ranks than stages.
+
+    >>> placement("interleaved", 2, 4), placement("zbv", 2, 4), placement("1f1b", 2, 4)
+    ((0, 1, 0, 1), (0, 1, 1, 0), (0, 0, 1, 1))
+    """
+    if name not in NAMES:
+        raise InputError(f"unknown schedule {name!r}; known are {', '.join(NAMES)}")
+    if not 1 <= n_ranks <= n_stages:
+        raise InputError(
+            f"{n_stages} stages on {n_ranks} ranks leave a rank without one; use 1 to {n_stages} ranks, "
+            f"or at least {n_ranks} stages"
+        )
+    if name in LOOPED:
+        return tuple(s % n_ranks for s in range(n_stages))
+    n_slots = 2 * n_ranks if name in V_SHAPED else n_ranks
+    slots = [s * n_slots // n_stages if n_stages > n_slots else s for s in range(n_stages)]
+    return tuple(slot if slot < n_ranks else 2 * n_ranks - 1 - slot for slot in slots)
+
+
+def template(name: str, placed: tuple[int, ...], n_ranks: int, n_microbatches: int) -> Schedule:
+    """The named schedule over stages placed as given.
+
+    A placement the pattern does not fit (neither blocks, loops nor a V, whatever the ranks' order) gets a
+    list schedule under the same rules: backward first, no more in flight than the template allows.
+    """
+    slots = _slots(name, placed, n_ranks)
+    if name in ("forward-only", "gpipe", "looped-bfs"):
+        return _assemble(name, placed, n_microbatches, slots, _breadth_first(slots, name, n_microbatches))
+    if name in ("zb-h1", "zb-h2") or not _fits(name, slots, n_ranks):
+        active, held = _limits(name, placed, slots)
+        return list_schedule(
+            name, placed, n_ranks, n_microbatches, split=name in SPLIT, active=active, held=held
+        )
+    per_rank = 2 if name in V_SHAPED else -(-len(slots) // n_ranks)
+    pattern = _PATTERNS[name]
+    cells = {slots[p][0]: list(pattern(p, n_ranks, per_rank, n_microbatches)) for p in range(n_ranks)}
+    return _assemble(name, placed, n_microbatches, slots, [cells[r] for r in range(n_ranks)])
+
+
+def _slots(name: str, placed: Sequence[int], n_ranks: int) -> list[tuple[int, list[int]]]:
+    """The stages in runs on one rank: (rank, stages) of each slot; at the turn of a V one run makes two."""
+    slots: list[tuple[int, list[int]]] = []
+    for stage, rank in enumerate(placed):
+        if slots and slots[-1][0] == rank and n_ranks > 1:
+            slots[-1][1].append(stage)
+        else:
+            slots.append((rank, [stage]))
+    if n_ranks == 1:
+        half = -(-len(placed) // 2) if name in V_SHAPED else len(placed)
+        stages = list(range(len(placed)))
+        return [(0, part) for part in (stages[:half], stages[half:]) if part]
+    if name in V_SHAPED and len(slots) >= n_ranks and len(slots[n_ranks - 1][1]) > 1:
+        rank, stages = slots[n_ranks - 1]
+        half = -(-len(stages) // 2)
+        slots[n_ranks - 1 : n_ranks] = [(rank, stages[:half]), (rank, stages[half:])]
+    return slots
+
+
+def _fits(name: str, slots: list[tuple[int, list[int]]], n_ranks: int) -> bool:
+    ranks = [rank for rank, _ in slots]
+    chain = ranks[:n_ranks]
+    if len(set(chain)) < n_ranks:
+        return False
+    if name == "interleaved":
+        return all(rank == chain[i % n_ranks] for i, rank in enumerate(ranks))
+    if name in V_SHAPED:
+        return ranks == (chain + chain[::-1])[: len(ranks)]
+    return len(ranks) == n_ranks
+
+
+def _limits(
+    name: str, placed: Sequence[int], slots: list[tuple[int, list[int]]]
+) -> tuple[list[int], list[int]]:
+    """Per stage, how many microbatches may wait for their I or B, and for their W.
+
+    The rules of 1F1B and of Qi et al., "Zero Bubble Pipeline Parallelism" (2024): ZB-H1 keeps the memory
+    of 1F1B's first rank on every rank; ZB-H2 doubles it to fill the warm-up as well.
+    """
+    slot_of = {s: i for i, (_, stages) in enumerate(slots) for s in stages}
+    to_end = [len(slots) - slot_of[s] for s in range(len(placed))]
+    if name == "zb-h2":
+        return [2 * n - 1 for n in to_end], [2 * len(slots) - 1] * len(placed)
+    return to_end, [len(slots)] * len(placed)
+
+
+def _assemble(
+    name: str,
+    placed: tuple[int, ...],
+    n_microbatches: int,
+    slots: list[tuple[int, list[int]]],
+    cells: Sequence[list[Cell]],
+) -> Schedule:
+    """Slots become their stages, in order forward and reversed backward; padding is left out."""
+    rows = []
+    for row in cells:
+        actions: list[Action] = []
+        for slot, kind, m in row:
+            if slot < len(slots) and m < n_microbatches:
+                stages = slots[slot][1]
+                actions += [Action(s, kind, m) for s in (stages if kind in "FW" else reversed(stages))]
+        rows.append(tuple(actions))
+    return Schedule(name, placed, n_microbatches, tuple(rows))
+
+
+def _breadth_first(slots: list[tuple[int, list[int]]], name: str, n: int) -> list[list[Cell]]:
+    """All microbatches through a slot before the next; then backward the same way round."""
+    rows: list[list[Cell]] = [[] for _ in {rank for rank, _ in slots}]
+    for slot, (rank, _) in enumerate(slots):
+        rows[rank] += [(slot, "F", m) for m in range(n)]
+    if name != "forward-only":
+        for slot, (rank, _) in reversed(list(enumerate(slots))):
+            rows[rank] += [(slot, "B", m) for m in range(n)]
+    return rows
+
+
+def _one_f_one_b(p: int, n_ranks: int, per_rank: int, n: int) -> Iterator[Cell]:
+    """Megatron-LM's order: warm up, then one forward and one backward in turn, then drain.
+
+    Microbatches go in groups of P, a group through all of a rank's slots before the next group; the last
+    group may be short. With one slot per rank this is plain 1F1B (PipeDream-flush).
+    """
+    total = -(-n // n_ranks) * n_ranks * per_rank
+    ahead = n_ranks - 1 - p
+    warmup = min(total, ahead if per_rank == 1 else 2 * ahead + (per_rank - 1) * n_ranks)
+
+    def cell(i: int, kind: Kind) -> Cell:
+        group, inside = divmod(i, n_ranks * per_rank)
+        slot, m = divmod(inside, n_ranks)
+        return (slot if kind == "F" else per_rank - 1 - slot) * n_ranks + p, kind, group * n_ranks + m
+
+    yield from (cell(i, "F") for i in range(warmup))
+    for i in range(total - warmup):
+        yield cell(warmup + i, "F")
+        yield cell(i, "B")
+    yield from (cell(i, "B") for i in range(total - warmup, total))
+
+
+class _Counter:
+    """Hands out each (slot, kind)'s microbatches in order, and its weight gradients oldest first."""
+
+    def __init__(self) -> None:
+        self.next: dict[tuple[int, Kind], int] = collections.defaultdict(int)
+        self.pending: collections.deque[int] = collections.deque()
+
+    def phase(self, times: int, *cells: tuple[int, Kind]) -> Iterator[Cell]:
+        """The cells in turn, so many times. A full backward counts as both its parts."""
+        for _ in range(times):
+            for slot, kind in cells:
+                yield self._take(slot, kind)
+
+    def _take(self, slot: int, kind: Kind) -> Cell:
+        key: tuple[int, Kind] = (slot, "I" if kind == "B" else kind)
+        m = self.next[key]
+        self.next[key] += 1
+        if kind == "B":
+            self.next[slot, "W"] += 1
+        elif kind == "I":
+            self.pending.append(slot)
+        return slot, kind, m
+
+    def weight(self) -> Iterator[Cell]:
+        """The weight gradient that has waited longest, if any does."""
+        if self.pending:
+            yield self._take(self.pending.popleft(), "W")
+
+
+def _zbv(p: int, n_ranks: int, per_rank: int, n: int) -> Iterator[Cell]:
+    """ZB-V of Qi et al., "Pipeline Parallelism with Controllable Memory" (2024)."""
+    n = max(n, 2 * n_ranks - 1)
+    down, up, take = p, 2 * n_ranks - 1 - p, _Counter()
+    ahead = n_ranks - p
+    yield from take.phase(2 * ahead - 1, (down, "F"))
+    yield from take.phase(p, (up, "F"), (down, "F"))
+    yield from take.phase(ahead, (up, "F"), (up, "I"), (up, "W"))
+    while take.next[up, "F"] < n:
+        if take.next[down, "F"] < n:
+            yield from take.phase(1, (down, "F"))
+        yield from take.phase(1, (down, "I"), (down, "W"), (up, "F"), (up, "I"), (up, "W"))
+    yield from take.phase(p, (down, "I"), (up, "I"))
+    yield from take.phase(ahead, (down, "I"), (down, "W"))
+    for slot in (up, down):
+        yield from take.phase(n - take.next[slot, "W"], (slot, "W"))
+
+
+def _dualpipev(p: int, n_ranks: int, per_rank: int, n: int) -> Iterator[Cell]:
+    """DualPipeV of DeepSeek-AI (2025): DualPipe folded into a V, so that each rank holds one copy.
+
+    Forward and backward of different microbatches stand next to each other, where a runtime with two
+    compute streams could overlap them; run one after another they keep the order.
+    """
+    n = max(n, 2 * n_ranks)
+    down, up, take = p, 2 * n_ranks - 1 - p, _Counter()
+    ahead = n_ranks - 1 - p
+    yield from take.phase(2 * ahead, (down, "F"))
+    yield from take.phase(p + 1, (down, "F"), (up, "F"))
+    for _ in range(ahead):
+        yield from take.phase(1, (up, "I"))
+        yield from take.weight()
+        yield from take.phase(1, (up, "F"))
+    yield from take.phase(n - 2 * n_ranks + p + 1, (down, "F"), (up, "B"), (up, "F"), (down, "B"))
+    yield from take.phase(ahead, (up, "B"), (up, "F"), (down, "B"))
+    # From halfway through the drain on, weight gradients are put off to fill the bubbles at its end.
+    whole = p + 1 + (p + 1) % 2
+    kinds: list[Kind] = ["B" if i < whole else "I" for i in range(2 * (p + 1))]
+    for i in range(p + 1):
+        yield from take.phase(1, (up, kinds[2 * i]), (down, kinds[2 * i + 1]))
+    for _ in range(ahead):
+        yield from take.weight()
+        yield from take.phase(1, (down, kinds[-1]))
+    for _ in range(p + 1):
+        yield from take.weight()
+
+
+_PATTERNS: dict[str, Pattern] = {
+    "1f1b": _one_f_one_b,
+    "interleaved": _one_f_one_b,
+    "zbv": _zbv,
+    "dualpipev": _dualpipev,
+}
