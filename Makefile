@@ -1,0 +1,26 @@
+# make demo: split, plan and train a real model on this machine.  make test: everything CI checks.
+# Both set themselves up in .venv with whichever Python 3.11+ is named by PYTHON.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test clean
+
+demo: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 -m autopipe.demo
+
+test: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[tests]"
+	touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,142 @@
+"""The pipe: the model, its plan and its stages in one object that behaves as the model does.
+
+Making it is left to ``verbs``, training it on many ranks to ``runtime``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..costs import CostTable
+from ..plans import Plan
+from ..runtime import Runtime
+from ..stages import Parity, Stage, build, verify
+from ..stages.verify import run_stages
+from ..tracing import Capture
+from .agree import in_group
+
+__all__ = ["Pipe"]
+
+
+class Pipe(nn.Module):
+    """A model split into pipeline stages; made by :func:`autopipe.split`.
+
+    Its parameters, buffers, mode and ``state_dict`` are the model's own, and calling it is calling the
+    model: all stages run in turn in this process, with the model's random numbers in the model's order.
+
+    Attributes
+    ----------
+    model: the model, unmodified.
+    graph: what was captured: ``graph.module`` is a linted fx GraphModule, ``graph.ops`` the op graph.
+    plan: stages, ties, boundaries and predictions; opens elsewhere from its JSON.
+    costs: what each op was measured or estimated to cost, or None for a pipe built from a given plan.
+    stages: one ``nn.Module`` per stage.
+    """
+
+    def __init__(self, capture: Capture, plan: Plan, costs: CostTable | None = None) -> None:
+        # nn.Module.__init__ would make dicts of its own: the pipe's are the model's, so that parameters,
+        # zero_grad, apply and requires_grad_ act on the model itself
+        object.__setattr__(self, "_model", [capture.model])
+        super().__init__()
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            object.__setattr__(self, name, getattr(capture.model, name))
+        for name, value in (("graph", capture), ("plan", plan), ("costs", costs)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "stages", build(capture, plan))
+
+    _model: list[nn.Module]
+    graph: Capture
+    plan: Plan
+    costs: CostTable | None
+    stages: tuple[Stage, ...]
+
+    @property
+    def model(self) -> nn.Module:
+        return self._model[0]
+
+    @property
+    def training(self) -> bool:
+        return self.model.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "stages" in self.__dict__:
+            self.model.training = mode
+
+    def train(self, mode: bool = True) -> Pipe:
+        """``model.train(mode)``."""
+        self.model.train(mode)
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output for these inputs, in the model's own structure.
+
+        Raises :class:`InputError` naming the argument when the inputs do not fit what was captured.
+        """
+        return self.graph.assemble(run_stages(self.graph, self.stages, args, kwargs))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """``model.state_dict()``."""
+        return self.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """``model.load_state_dict()``; with ``assign`` the stages take over the new tensors."""
+        result = self.model.load_state_dict(state_dict, strict, assign)
+        if assign:
+            object.__setattr__(self, "stages", build(self.graph, self.plan))
+        return result
+
+    def verify(self, *args: Any, rtol: float | None = None, seed: int = 0, **kwargs: Any) -> Parity:
+        """Hold the pipe against the model: outputs, loss and every gradient, in the model's present mode.
+
+        Without inputs, those it was captured with are used. ``rtol`` is relative to each tensor's largest
+        value; by default 1e-5 in fp32, 1e-10 in fp64, 2e-2 in half precision. Raises
+        :class:`VerificationError` naming the first op that differs.
+        """
+        if not args and not kwargs:
+            args, kwargs = self.graph.example
+        return verify(self.graph, self.stages, args, kwargs, rtol=rtol, seed=seed)
+
+    def merge(self) -> nn.Module:
+        """Back to one plain ``nn.Module``: the model itself, holding the weights the pipeline trained.
+
+        In one process that is free, since stages share the model's parameters. In a process group every
+        rank must call it: each stage's weights come from the rank that owns them, ties included.
+        """
+        if in_group():
+            self._gather()
+        return self.model
+
+    def _gather(self) -> None:
+        own_names = dict(self.model.named_parameters(remove_duplicate=False))
+        own_names |= dict(self.model.named_buffers(remove_duplicate=False))
+        done: set[str] = set()
+        for stage in self.stages:
+            held = [*stage.named_parameters(remove_duplicate=False), *stage.named_buffers()]
+            for name, tensor in held:
+                if name not in done and name in own_names:
+                    done.add(name)
+                    dist.broadcast(tensor.detach(), src=stage.rank)
+
+    def runtime(self, loss_fn: Callable[..., torch.Tensor] | None = None, **options: Any) -> Runtime:
+        """This rank's part of the pipeline when a process group is up, else all stages in this process.
+
+        ``loss_fn(output, target)`` is for models that do not compute their own loss. Options are those of
+        :class:`autopipe.runtime.Runtime`: ``n_microbatches``, ``schedule``, ``device``, ``mesh``,
+        ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``release``; None means what the plan
+        says.
+        """
+        return Runtime(self.graph, self.plan, self.stages, loss_fn=loss_fn, **options)
+
+    def __repr__(self) -> str:
+        return f"{self.plan}"
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()

@@ -1,0 +1,284 @@
+"""The verbs: capture, profile, plan, simulate, and ``split``, which does them all and builds the stages.
+
+Each verb's work is left to its own room; what is here are defaults and the order of things.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .. import measure
+from ..costs import CostTable
+from ..errors import InputError, StoreError
+from ..graph import Op
+from ..hardware import Cluster, Device
+from ..plans import Plan
+from ..schedule import stages_per_rank
+from ..simulator import Timeline
+from ..simulator import simulate as _simulate
+from ..solve import solve
+from ..tracing import Capture
+from ..tracing import capture as _capture
+from .agree import check_same, decide_once, in_group
+from .pipe import Pipe
+from .refine import Planned, refine
+
+__all__ = ["capture", "plan", "profile", "simulate", "split"]
+
+MICROBATCHES_PER_STAGE = 4
+"""Default microbatches per stage: a uniform 1F1B then idles at most a fifth of the time."""
+
+
+def capture(
+    model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> Capture:
+    """Record ``model`` as a graph by running it once on example inputs, as in ``torch.export``.
+
+    Without inputs they are inferred where the model tells them. Options are those of
+    :func:`autopipe.tracing.capture`: ``open``, ``closed``, ``dynamic``.
+    """
+    return _capture(model, tuple(args), dict(kwargs or {}), **options)
+
+
+def profile(
+    model: nn.Module | Capture,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    n_microbatches: int = 1,
+    **options: Any,
+) -> CostTable:
+    """Measure what each op of the model costs on its device, for one of ``n_microbatches`` microbatches.
+
+    Options are those of :func:`autopipe.measure.profile`.
+    """
+    captured = model if isinstance(model, Capture) else capture(model, args, kwargs)
+    return measure.profile(captured, dims=_microbatch_dims(captured, n_microbatches), **options)
+
+
+def simulate(plan: Plan, **options: Any) -> Timeline:
+    """Predict a step of ``plan``: every action, the bubble by cause and memory over time.
+
+    Options are those of :func:`autopipe.simulator.simulate`, such as another ``schedule`` or
+    ``n_microbatches``.
+    """
+    return _simulate(plan, **options)
+
+
+def plan(
+    model: nn.Module | Capture,
+    n_stages: int,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Plan:
+    """Plan without building stages; works on the meta device. Options are those of :func:`split`."""
+    return _plan(model, n_stages, args, kwargs, **options).plan
+
+
+def split(
+    model: nn.Module,
+    n_stages: int,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    plan: Plan | str | pathlib.Path | None = None,
+    **options: Any,
+) -> Pipe:
+    """Split an unmodified model into ``n_stages`` balanced pipeline stages.
+
+    Parameters
+    ----------
+    model: any ``nn.Module``; it is not changed, and the stages hold its own parameters.
+    n_stages: how many stages in all, at least 1.
+    args, kwargs: example inputs, a whole batch, as in ``torch.export``; inferred for models that tell
+        them (transformers' ``dummy_inputs``, Lightning's ``example_input_array``, and such).
+    n_ranks: how many processes share the stages; by default the cluster's, else the process group's, else
+        what the schedule needs for ``n_stages``.
+    n_microbatches: pieces of a batch per step, or ``"auto"``; by default four per stage, at most the batch.
+    schedule: ``gpipe``, ``1f1b``, ``interleaved``, ``looped-bfs``, ``zb-h1``, ``zb-h2``, ``zbv``,
+        ``dualpipev`` or ``auto``.
+    balance: what to balance: ``"cost"``, ``"parameters"``, ``"uniform"`` (leaf modules), or a callable
+        from :class:`autopipe.graph.Op` to a weight.
+    costs: ``"measured"`` on the model's device, ``"estimated"`` from FLOPs and bytes, or a
+        :class:`CostTable` or the path of one saved.
+    cluster: a :class:`Cluster` or the path of a cluster file; by default equal devices on one host.
+    device: where to measure, or a :class:`Device` to estimate for; by default the model's own.
+    memory_limit: per rank, such as ``"70GB"``.
+    ties: tied parameters: ``"sync"`` (a copy per stage, gradients summed), ``"colocate"``, or ``"auto"``.
+    pin: module path → stage, such as ``{"lm_head": 3}``.
+    dynamic: input dims that may change between calls; ``"auto"`` finds them.
+    plan: build the stages of this plan instead of solving.
+
+    Returns the :class:`Pipe`. In a process group every rank must call it: one rank measures and solves,
+    all hold the same plan.
+
+    Raises
+    ------
+    ModelError: the model refuses the example inputs; its own error is the cause.
+    CaptureError: the model cannot be recorded; says file and line.
+    InfeasibleError: no plan meets the limits; says the smallest change that would.
+    PlanError: a given plan is for another graph, or ranks disagree on the model.
+
+    Example
+    -------
+    >>> import torch, autopipe
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    >>> pipe = autopipe.split(model, 2, (torch.randn(6, 8),), costs="estimated")
+    >>> len(pipe.stages), tuple(pipe(torch.randn(3, 8)).shape)
+    (2, (3, 4))
+    """
+    if plan is not None:
+        given = plan if isinstance(plan, Plan) else Plan.from_json(plan)
+        captured = _capture_for(given, model, args, kwargs, options.get("dynamic", "auto"))
+        return Pipe(captured, given)
+    planned = _plan(model, n_stages, args, kwargs, **options)
+    return Pipe(planned.capture, planned.plan, planned.costs)
+
+
+def _capture_for(
+    given: Plan, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic: Any
+) -> Capture:
+    """The capture a plan was made for: leaves that were opened then are opened again."""
+    captured = capture(model, args, kwargs, dynamic=dynamic)
+    for path in given.settings.get("opened", ()):
+        captured = captured.open(path)
+    check_same("the plan", given.to_json())
+    return captured
+
+
+def _plan(
+    model: nn.Module | Capture,
+    n_stages: int,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    n_ranks: int | None = None,
+    n_microbatches: int | str | None = None,
+    schedule: str = "1f1b",
+    balance: str | Callable[[Op], float] = "cost",
+    costs: str | CostTable | pathlib.Path = "measured",
+    cluster: Cluster | str | pathlib.Path | None = None,
+    device: str | torch.device | Device | None = None,
+    memory_limit: str | int | None = None,
+    ties: str = "auto",
+    pin: Mapping[str, int] | None = None,
+    dynamic: Any = "auto",
+    **solver: Any,
+) -> Planned:
+    if not isinstance(n_stages, int) or n_stages < 1:
+        raise InputError(f"n_stages is {n_stages!r}; it must be a whole number of at least 1")
+    captured = model if isinstance(model, Capture) else capture(model, args, kwargs, dynamic=dynamic)
+    check_same("the captured graph", captured.ops.digest)
+
+    def decide() -> tuple[Plan, CostTable, tuple[str, ...]]:
+        ranks = _cluster(cluster, n_ranks, n_stages, schedule, device)
+        pieces = _n_microbatches(captured, n_microbatches, n_stages)
+        planned = refine(
+            captured,
+            lambda c: _costs(c, costs, device, _microbatch_dims(c, pieces)),
+            lambda c, table: solve(
+                c.ops,
+                table,
+                ranks,
+                n_stages=n_stages,
+                n_microbatches="auto" if n_microbatches == "auto" else pieces,
+                schedule=schedule,
+                balance=balance,
+                memory_limit=memory_limit,
+                ties=ties,
+                pin=pin,
+                **solver,
+            ),
+            may_open=balance == "cost" and costs in ("measured", "estimated"),
+        )
+        settings = {**planned.plan.settings, "opened": list(planned.opened)}
+        return dataclasses.replace(planned.plan, settings=settings), planned.costs, planned.opened
+
+    made, table, opened = decide_once(decide)
+    for path in opened:
+        captured = captured.open(path)
+    return Planned(captured, table, made, opened)
+
+
+def _microbatch_dims(captured: Capture, n_microbatches: int) -> dict[str, int]:
+    """The example's dims with the batch cut into ``n_microbatches``; the largest piece counts."""
+    dims = captured.ops.example_dims
+    if "batch" in dims:
+        dims["batch"] = math.ceil(dims["batch"] / n_microbatches)
+    return dims
+
+
+def _n_microbatches(captured: Capture, asked: int | str | None, n_stages: int) -> int:
+    batch = captured.ops.example_dims.get("batch", 1)
+    if asked is None or asked == "auto":
+        return max(1, min(batch, MICROBATCHES_PER_STAGE * n_stages))
+    if not isinstance(asked, int) or asked < 1:
+        raise InputError(f"n_microbatches is {asked!r}; it must be a whole number of at least 1, or 'auto'")
+    return min(asked, batch)
+
+
+def _cluster(
+    given: Cluster | str | pathlib.Path | None,
+    n_ranks: int | None,
+    n_stages: int,
+    schedule: str,
+    device: str | torch.device | Device | None,
+) -> Cluster:
+    if given is not None:
+        cluster = given if isinstance(given, Cluster) else Cluster.from_dict(_read_json(given))
+        if n_ranks not in (None, cluster.n_ranks):
+            raise InputError(f"n_ranks is {n_ranks} but the cluster has {cluster.n_ranks} ranks; give one")
+        return cluster
+    if n_ranks is None:
+        n_ranks = dist.get_world_size() if in_group() else max(1, n_stages // stages_per_rank(schedule))
+    if not 1 <= n_ranks <= n_stages:
+        raise InputError(
+            f"{n_ranks} ranks cannot share {n_stages} stages: each rank holds at least one; "
+            f"set n_stages to {n_ranks} or more, or n_ranks to {n_stages} or fewer"
+        )
+    return Cluster.uniform(n_ranks, device if isinstance(device, Device) else None)
+
+
+def _costs(
+    captured: Capture,
+    costs: str | CostTable | pathlib.Path,
+    device: str | torch.device | Device | None,
+    dims: Mapping[str, int],
+) -> CostTable:
+    if isinstance(costs, CostTable):
+        return costs
+    if costs == "estimated":
+        return measure.estimate(captured, device, dims=dims)
+    if costs != "measured":
+        return CostTable.from_dict(_read_json(costs))
+    if any(p.is_meta for p in captured.model.parameters()):
+        raise InputError(
+            "the model is on the meta device, which cannot be measured; pass costs='estimated' and the "
+            "device to estimate for, or a saved cost table"
+        )
+    if isinstance(device, Device):
+        raise InputError(
+            f"costs='measured' runs on this machine, but device describes {device.name}; pass "
+            "costs='estimated', or a torch device"
+        )
+    return measure.profile(captured, device=device, dims=dims)
+
+
+def _read_json(path: str | pathlib.Path) -> dict[str, Any]:
+    try:
+        data = json.loads(pathlib.Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise StoreError(f"{path} does not hold a JSON object")
+    return data

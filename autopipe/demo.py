@@ -1,0 +1,171 @@
+"""The main job: a GPT-2 with its real vocabulary, split over two processes by measured cost, and trained.
+
+Run by ``make demo`` under torchrun. It is written as a user would write it; everything it prints is
+measured in this run.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pathlib
+import statistics
+import sysconfig
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import autopipe
+
+__all__ = ["main", "make_model", "token_batches"]
+
+VOCABULARY, LAYERS, WIDTH, LENGTH, BATCH, MICROBATCHES = 50_257, 12, 256, 96, 16, 8
+STEPS, TIMED_STEPS, PARITY_STEPS = 24, 5, 5
+
+
+def make_model(layers: int = LAYERS, width: int = WIDTH, length: int = LENGTH) -> nn.Module:
+    """A Hugging Face GPT-2 from a config: tied embedding and head, loss inside; dropout off for parity."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_layer=layers,
+        n_embd=width,
+        n_head=width // 64,
+        n_positions=length,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def token_batches(batch: int, length: int, n_files: int = 250) -> Iterator[Tensor]:
+    """Endless ``[batch, length]`` token ids of the standard library's sources.
+
+    The byte-level BPE vocabulary is trained on the same sources, so every id is of a real piece of text.
+    """
+    from tokenizers import ByteLevelBPETokenizer
+
+    files = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:n_files]
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train([str(f) for f in files], vocab_size=VOCABULARY, show_progress=False)
+    ids = [i for f in files for i in tokenizer.encode(f.read_text(errors="replace")).ids]
+    data = torch.tensor(ids[: len(ids) // length * length]).view(-1, length)
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+    for start in itertools.cycle(range(0, len(data) - batch + 1, batch)):
+        yield data[order[start : start + batch]]
+
+
+def main() -> None:
+    """Split, compare with the uniform split, train, and hold the result against one process."""
+    dist.init_process_group("gloo")
+    lead = dist.get_rank() == 0
+    n_stages = dist.get_world_size()
+
+    def say(*lines: object) -> None:
+        if lead:
+            print(*lines, sep="\n", flush=True)
+
+    say(f"GPT-2 shape: {LAYERS} blocks of width {WIDTH}, vocabulary {VOCABULARY:,}, embedding tied to head")
+    started = time.perf_counter()
+    batches = token_batches(BATCH, LENGTH)
+    ids = next(batches)
+    say(f"text: the standard library's sources, as [{BATCH}, {LENGTH}] ids ({_since(started)})\n")
+
+    model = make_model()
+    example = {"input_ids": ids, "labels": ids}
+    plain, other = copy.deepcopy(model), copy.deepcopy(model)
+    pipe = autopipe.split(model, n_stages, kwargs=example, n_microbatches=MICROBATCHES)
+    uniform = autopipe.split(
+        other, n_stages, kwargs=example, n_microbatches=MICROBATCHES, balance="uniform", costs=pipe.costs
+    )
+    say(
+        f"split by measured cost and planned in {_since(started)}; parity with the model: {pipe.verify()}\n",
+        "by measured cost",
+        pipe.plan,
+        "",
+        "uniform",
+        uniform.plan,
+        "",
+    )
+
+    ours, theirs = pipe.runtime(), uniform.runtime()
+    measured: dict[str, list[float]] = {"measured cost": [], "uniform": []}
+    for _ in range(TIMED_STEPS + 1):
+        for name, runtime in (("measured cost", ours), ("uniform", theirs)):
+            measured[name].append(_timed_step(runtime, ids))
+    times = {name: statistics.median(values[1:]) for name, values in measured.items()}
+    say(f"{'split':<14} {'predicted':>10} {'measured':>10} {'error':>7} {'bubble':>7}")
+    for name, plan in (("measured cost", pipe.plan), ("uniform", uniform.plan)):
+        error = plan.step_s / times[name] - 1
+        bubble = autopipe.simulate(plan).bubble_fraction
+        say(f"{name:<14} {plan.step_s:>8.3f} s {times[name]:>8.3f} s {error:>+7.1%} {bubble:>7.1%}")
+    say(f"uniform / measured cost: {times['uniform'] / times['measured cost']:.2f}x\n")
+    del uniform, theirs, other
+
+    ours.zero_grad()
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.05, momentum=0.9)
+    history, seen = [], []
+    bar = tqdm(range(STEPS), desc="training", disable=None if lead else True)
+    for step in bar:
+        batch = next(batches)
+        seen.append(batch)
+        history.append(float(ours.step(input_ids=batch, labels=batch).loss))
+        optimizer.step()
+        ours.zero_grad()
+        bar.set_postfix(loss=f"{history[-1]:.3f}")
+        if step + 1 == PARITY_STEPS:
+            merged = {k: v.clone() for k, v in pipe.merge().state_dict().items()}
+    say(
+        "loss: "
+        + "  ".join(f"{i}: {loss:.3f}" for i, loss in enumerate(history) if i % 4 == 0 or i == STEPS - 1)
+    )
+
+    if lead:
+        torch.set_num_threads(1)
+        print(_parity(plain, merged, history, seen[:PARITY_STEPS]), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _timed_step(runtime: autopipe.runtime.Runtime, ids: Tensor) -> float:
+    runtime.zero_grad()
+    dist.barrier()
+    started = time.perf_counter()
+    runtime.step(input_ids=ids, labels=ids)
+    dist.barrier()
+    return time.perf_counter() - started
+
+
+def _parity(model: nn.Module, merged: dict[str, Tensor], history: list[float], batches: list[Tensor]) -> str:
+    """Train the plain model on the same batches in this one process and compare every parameter."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for batch in tqdm(batches, desc="one process", disable=None):
+        optimizer.zero_grad()
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    state = model.state_dict()
+    worst = max(float((state[k] - v).abs().max()) for k, v in merged.items() if v.is_floating_point())
+    loss_error = max(abs(a - b) for a, b in zip(losses, history, strict=False))
+    return (
+        f"parity after {len(batches)} steps with one process: largest parameter difference {worst:.1e}, "
+        f"largest loss difference {loss_error:.1e}"
+    )
+
+
+def _since(started: float) -> str:
+    return f"{time.perf_counter() - started:.1f} s"
+
+
+if __name__ == "__main__":
+    main()
