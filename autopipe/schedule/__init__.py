@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 
 from ..errors import InputError
-from .actions import Action, Schedule, StageTimes, Transfer
+from .actions import Action, Schedule, StageTimes, Transfer, parse_action
 from .templates import NAMES, SPLIT, placement, template
 from .validate import check, in_flight
 from .wire import Compute, Message, Recv, Send, Wire, wire_order
@@ -29,6 +29,7 @@ __all__ = [
     "build",
     "check",
     "in_flight",
+    "parse_action",
     "placement",
     "wire_order",
 ]

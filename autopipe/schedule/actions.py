@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+import re
+from typing import Literal, cast
 
 from ..errors import ScheduleError
 
-__all__ = ["Action", "Kind", "Schedule", "StageTimes", "Transfer"]
+__all__ = ["Action", "Kind", "Schedule", "StageTimes", "Transfer", "parse_action"]
 
 Kind = Literal["F", "B", "I", "W"]
 
-KINDS = "FBIW"
+KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 """The kinds in the order of their codes in :attr:`Schedule.order`."""
 F, B, I, W = range(4)  # noqa: E741 - the field's letter for the input gradient
 
@@ -49,6 +50,10 @@ class StageTimes:
     def by_code(self) -> tuple[float, float, float, float]:
         """In the order of the action codes F, B, I, W."""
         return self.forward_s, self.backward_s, self.backward_input_s, self.backward_weight_s
+
+    def seconds(self, kind: Kind) -> float:
+        """Of one action of the kind."""
+        return self.by_code[KINDS.index(kind)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,7 +124,7 @@ class Schedule:
 
     @functools.cached_property
     def in_flight(self) -> tuple[int, ...]:
-        """Per stage, the most microbatches whose saved activations live at once, from F to B or W; 0 without."""
+        """Per stage, the most microbatches between F and B (or W) at once; 0 in a forward-only schedule."""
         alive, peak = [0] * self.n_stages, [0] * self.n_stages
         for row in self.actions:
             for a in row:
@@ -132,6 +137,12 @@ class Schedule:
 
     def __str__(self) -> str:
         return "\n".join(f"rank {r}: " + " ".join(map(str, row)) for r, row in enumerate(self.actions))
+
+
+def parse_action(text: str) -> Action | None:
+    """The action written like ``2F0``, or None for anything else."""
+    match = re.fullmatch(r"(\d+)([FBIW])(\d+)", text)
+    return Action(int(match[1]), cast(Kind, match[2]), int(match[3])) if match else None
 
 
 def ordered(schedule: Schedule) -> tuple[list[tuple[int, int, int]], dict[int, int]]:

@@ -80,10 +80,12 @@ class Wire:
 
     Attributes
     ----------
+    line: the global line of events: each action where it ends, each message after the action it is from.
     programs: per rank, its steps in order. Messages between two stages of one rank are not in it.
     pairs: for each pair of ranks (lower first) that talk, all their messages in the one order both see.
     """
 
+    line: tuple[Action | Message, ...]
     programs: tuple[tuple[Step, ...], ...]
     pairs: Mapping[tuple[int, int], tuple[Message, ...]]
 
@@ -100,18 +102,23 @@ def wire_order(
     edges = Edges.of(schedule, transfers)
     ends = run(schedule, times or (StageTimes(),) * schedule.n_stages, edges).ends_in_order()
     line = sorted(range(len(ends)), key=ends.__getitem__)
+    events: list[Action | Message] = []
     programs: list[list[Step]] = [[] for _ in schedule.actions]
     pairs: dict[tuple[int, int], list[Message]] = {}
     for rank, code, m in map(schedule.order.__getitem__, line):
         stage, kind = code >> 2, code & 3
-        programs[rank].append(Compute(Action(stage, KINDS[kind], m)))  # type: ignore[arg-type]
+        action = Action(stage, KINDS[kind], m)
+        events.append(action)
+        programs[rank].append(Compute(action))
         if kind == W:
             continue
         for other in edges.forward[stage] if kind == F else edges.backward[stage]:
             peer = schedule.placement[other]
             if peer != rank:
                 message = Message("F" if kind == F else "B", stage, other, m)
+                events.append(message)
                 programs[rank].append(Send(message, peer))
                 programs[peer].append(Recv(message, rank))
                 pairs.setdefault((min(rank, peer), max(rank, peer)), []).append(message)
-    return Wire(tuple(map(tuple, programs)), {pair: tuple(found) for pair, found in pairs.items()})
+    streams = {pair: tuple(found) for pair, found in pairs.items()}
+    return Wire(tuple(events), tuple(map(tuple, programs)), streams)

@@ -1,0 +1,127 @@
+"""How many bytes each stage and rank needs: the one set of formulas that solver, simulator and report use.
+
+::
+
+    stage = weights + gradients + optimizer state + in flight × saved + boundary buffers + workspace
+    rank  = Σ stages' weights, gradients, optimizer state, each tied parameter once
+          + max over its actions of (saved bytes alive + boundary buffers + that action's workspace)
+
+Saved bytes are alive from F until B, or until W where the backward is split: W still needs what the layers
+took in. That counts what I alone could have dropped, so it errs high for split schedules. Where the bytes of
+a stage come from is left to ``measure``; limits are left to ``solve``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .plans import Plan
+    from .schedule import Schedule
+
+__all__ = ["ADAM", "RankMemory", "StageMemory", "rank_memory", "stage_memory", "tied_bytes"]
+
+ADAM = 2.0
+"""Optimizer bytes per parameter byte of Adam in the parameters' own dtype: two moments."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes of one stage by what holds them; ``saved_bytes`` is for one microbatch.
+
+    ``boundary_bytes`` is one microbatch's received and sent values, whose buffers live beside the rest.
+    """
+
+    weight_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    saved_bytes: int = 0
+    workspace_bytes: int = 0
+    boundary_bytes: int = 0
+    in_flight: int = 1
+
+    @property
+    def static_bytes(self) -> int:
+        """What is there between steps."""
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
+    def activation_bytes(self) -> int:
+        """Saved for all microbatches in flight."""
+        return self.in_flight * self.saved_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """The stage's peak."""
+        return self.static_bytes + self.activation_bytes + self.boundary_bytes + self.workspace_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes of one rank: what stays, and the peak of what comes and goes."""
+
+    static_bytes: int
+    peak_activation_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The rank's peak."""
+        return self.static_bytes + self.peak_activation_bytes
+
+
+def stage_memory(
+    *,
+    parameter_bytes: int = 0,
+    gradient_bytes: int = 0,
+    saved_bytes: int = 0,
+    workspace_bytes: int = 0,
+    boundary_bytes: int = 0,
+    in_flight: int = 1,
+    optimizer_bytes_per_parameter_byte: float = ADAM,
+) -> StageMemory:
+    """The stage's bytes; optimizer state goes with trainable parameters, whose bytes the gradients have.
+
+    >>> stage_memory(parameter_bytes=100, gradient_bytes=80, saved_bytes=10, in_flight=3).total_bytes
+    370
+    """
+    optimizer = round(gradient_bytes * optimizer_bytes_per_parameter_byte)
+    return StageMemory(
+        parameter_bytes, gradient_bytes, optimizer, saved_bytes, workspace_bytes, boundary_bytes, in_flight
+    )
+
+
+def rank_memory(
+    schedule: Schedule, stages: Sequence[StageMemory], shared_bytes: Sequence[int] = ()
+) -> tuple[RankMemory, ...]:
+    """Per rank, over the schedule's action order; the stages' own ``in_flight`` is not used.
+
+    ``shared_bytes`` is per rank what several of its stages count of the same tied parameters. Linear in the
+    actions.
+    """
+    out = []
+    for rank, row in enumerate(schedule.actions):
+        own = schedule.stages_of(rank)
+        static = sum(stages[s].static_bytes for s in own) - (shared_bytes[rank] if shared_bytes else 0)
+        buffers = sum(stages[s].boundary_bytes for s in own)
+        alive = peak = 0
+        for a in row:
+            if a.kind == "F" and schedule.has_backward:
+                alive += stages[a.stage].saved_bytes
+            peak = max(peak, alive + stages[a.stage].workspace_bytes)
+            if a.kind in "BW":
+                alive -= stages[a.stage].saved_bytes
+        out.append(RankMemory(static, peak + buffers))
+    return tuple(out)
+
+
+def tied_bytes(plan: Plan, optimizer_bytes_per_parameter_byte: float = ADAM) -> tuple[int, ...]:
+    """Per rank, what its stages together count too often: weights, gradients and optimizer state of ties."""
+    out = [0] * plan.n_ranks
+    for tie in plan.ties:
+        holders = [plan.placement[s] for s in tie.stages]
+        for rank in set(holders):
+            extra = (holders.count(rank) - 1) * tie.n_bytes
+            out[rank] += extra * 2 + round(extra * optimizer_bytes_per_parameter_byte)
+    return tuple(out)

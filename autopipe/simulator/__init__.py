@@ -1,0 +1,22 @@
+"""What a step will take: simulate a schedule or a plan, and look at the result or at a measured run.
+
+Generating schedules is left to ``schedule``, choosing among them to ``solve``, drawing pages to ``look``.
+"""
+
+from ..schedule.actions import StageTimes, Transfer
+from .bubbles import Bubble
+from .simulate import simulate, simulate_schedule
+from .timeline import Event, Sent, Timeline
+from .trace import chrome_trace
+
+__all__ = [
+    "Bubble",
+    "Event",
+    "Sent",
+    "StageTimes",
+    "Timeline",
+    "Transfer",
+    "chrome_trace",
+    "simulate",
+    "simulate_schedule",
+]

@@ -1,0 +1,93 @@
+"""Why ranks are idle: every gap of a timeline by its cause.
+
+Timing the actions is left to ``simulate``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from ..schedule import Action
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
+
+__all__ = ["Bubble", "bubbles_of"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bubble:
+    """Idle seconds by cause.
+
+    ``communication_s``: an input's transfer was under way, or tied gradients were. The rest is idle because
+    what was needed was not computed yet: ``warmup_s`` before the first backward, ``drain_s`` after the last
+    forward, ``imbalance_s`` between the two, where equal stages would not wait.
+    """
+
+    warmup_s: float = 0.0
+    drain_s: float = 0.0
+    imbalance_s: float = 0.0
+    communication_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.warmup_s + self.drain_s + self.imbalance_s + self.communication_s
+
+    def __add__(self, other: Bubble) -> Bubble:
+        names = [f.name for f in dataclasses.fields(self)]
+        return Bubble(*(getattr(self, n) + getattr(other, n) for n in names))
+
+
+def bubbles_of(timeline: Timeline) -> tuple[Bubble, ...]:
+    """Per rank, each gap before an action split into the part its last message travelled and the rest."""
+    produced = _produced(timeline)
+    out = []
+    for rank, row in enumerate(timeline.schedule.actions):
+        first_backward = next((i for i, a in enumerate(row) if a.kind != "F"), len(row))
+        last_forward = max((i for i, a in enumerate(row) if a.kind == "F"), default=-1)
+        idle = {"warmup_s": 0.0, "imbalance_s": 0.0, "drain_s": 0.0, "communication_s": 0.0}
+        free = 0.0
+        for i, (a, start, end) in enumerate(
+            zip(row, timeline.starts_s[rank], timeline.ends_s[rank], strict=True)
+        ):
+            if start > free:
+                sent_s, arrived_s = _message(produced, a)
+                travelled = max(0.0, min(start, arrived_s) - max(free, sent_s))
+                phase = (
+                    "warmup_s" if i <= first_backward else "drain_s" if i > last_forward else "imbalance_s"
+                )
+                idle["communication_s"] += travelled
+                idle[phase] += start - free - travelled
+            free = max(free, end)
+        for event in timeline.tail:
+            if event.rank == rank:
+                idle["drain_s"] += max(0.0, event.start_s - free)
+                idle["communication_s"] += event.end_s - event.start_s if event.action == "ties" else 0.0
+                free = event.end_s
+        idle["drain_s"] += timeline.step_s - free
+        out.append(Bubble(**idle))
+    return tuple(out)
+
+
+_Key = tuple[int, bool, int]
+"""(stage, is gradient, microbatch)."""
+
+
+def _produced(timeline: Timeline) -> dict[_Key, tuple[float, float]]:
+    """For each forward or backward, of its messages the last to arrive: when it was ready, when it came."""
+    ready: dict[_Key, float] = {}
+    for row, ends in zip(timeline.schedule.actions, timeline.ends_s, strict=True):
+        for a, end in zip(row, ends, strict=True):
+            if a.kind != "W":
+                ready[a.stage, a.kind != "F", a.microbatch] = end
+    out: dict[_Key, tuple[float, float]] = {}
+    for source, destination, back, m, _, end, _ in timeline.sent:
+        key = (destination, back, m)
+        if key not in out or out[key][1] < end:
+            out[key] = (ready.get((source, back, m), end), end)
+    return out
+
+
+def _message(produced: dict[_Key, tuple[float, float]], a: Action) -> tuple[float, float]:
+    return produced.get((a.stage, a.kind != "F", a.microbatch), (0.0, 0.0)) if a.kind != "W" else (0.0, 0.0)

@@ -1,0 +1,247 @@
+"""A step laid out in time, simulated or measured: events, messages, bubbles by cause, memory.
+
+Making one is left to ``simulate`` and to the runtime, Chrome's trace format to ``trace``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from ..errors import StoreError
+from ..memory import RankMemory, StageMemory, rank_memory
+from ..schedule import Action, Schedule, parse_action
+from ..units import format_seconds
+from .bubbles import Bubble, bubbles_of
+from .text import gantt
+from .trace import chrome_trace
+
+__all__ = ["Event", "Sent", "Timeline"]
+
+VERSION = 1
+
+
+class Event(NamedTuple):
+    """A rank busy with something: an action, or ``"ties"`` or ``"optimizer"`` after the last action."""
+
+    rank: int
+    action: Action | str
+    start_s: float
+    end_s: float
+
+
+class Sent(NamedTuple):
+    """One message between ranks, from when it leaves to when it has arrived.
+
+    ``is_gradient`` messages go from a later stage (``source``) to an earlier one.
+    """
+
+    source: int
+    destination: int
+    is_gradient: bool
+    microbatch: int
+    start_s: float
+    end_s: float
+    n_bytes: int
+
+    @property
+    def label(self) -> str:
+        """Such as ``0→1F3``."""
+        return f"{self.source}→{self.destination}{'B' if self.is_gradient else 'F'}{self.microbatch}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """One step of a schedule in time; times are seconds from its start.
+
+    Attributes
+    ----------
+    schedule: whose actions ran.
+    starts_s, ends_s: per rank, aligned with the schedule's actions.
+    step_s: when everything is done.
+    sent: the messages between ranks, as :class:`Sent` tuples.
+    tail: what ranks do after their last action.
+    memory: per stage, its bytes; None where unknown.
+    shared_bytes: per rank, bytes of tied parameters that several of its stages count.
+    source: ``simulated`` or ``measured``.
+    """
+
+    schedule: Schedule
+    starts_s: Sequence[Sequence[float]]
+    ends_s: Sequence[Sequence[float]]
+    step_s: float
+    sent: Sequence[tuple[int, int, bool, int, float, float, int]] = ()
+    tail: tuple[Event, ...] = ()
+    memory: tuple[StageMemory, ...] | None = None
+    shared_bytes: tuple[int, ...] = ()
+    source: Literal["simulated", "measured"] = "simulated"
+
+    @classmethod
+    def from_events(
+        cls,
+        schedule: Schedule,
+        events: Iterable[tuple[int, Action | str, float, float]],
+        sent: Sequence[tuple[int, int, bool, int, float, float, int]] = (),
+        *,
+        step_s: float | None = None,
+        memory: Sequence[StageMemory] | None = None,
+        source: Literal["simulated", "measured"] = "measured",
+    ) -> Timeline:
+        """A timeline of what ran: (rank, action or label, start, end), each rank's actions in its order."""
+        starts: list[list[float]] = [[] for _ in schedule.actions]
+        ends: list[list[float]] = [[] for _ in schedule.actions]
+        tail = []
+        last = 0.0
+        for rank, action, start, end in events:
+            last = max(last, end)
+            if isinstance(action, str):
+                tail.append(Event(rank, action, start, end))
+            else:
+                starts[rank].append(start)
+                ends[rank].append(end)
+        kept = tuple(memory) if memory is not None else None
+        return cls(
+            schedule, starts, ends, last if step_s is None else step_s, sent, tuple(tail), kept, (), source
+        )
+
+    @functools.cached_property
+    def events(self) -> tuple[Event, ...]:
+        """Every action and what follows, rank by rank in order."""
+        rows = zip(self.schedule.actions, self.starts_s, self.ends_s, strict=True)
+        own = (
+            Event(rank, a, s, e)
+            for rank, (row, starts, ends) in enumerate(rows)
+            for a, s, e in zip(row, starts, ends, strict=True)
+        )
+        return (*own, *self.tail)
+
+    @functools.cached_property
+    def transfers(self) -> tuple[Sent, ...]:
+        """The messages between ranks."""
+        return tuple(map(Sent._make, self.sent))
+
+    @functools.cached_property
+    def busy_s(self) -> tuple[float, ...]:
+        """Per rank, seconds in actions and the optimizer."""
+        busy = [sum(e) - sum(s) for s, e in zip(self.starts_s, self.ends_s, strict=True)]
+        for event in self.tail:
+            if event.action != "ties":
+                busy[event.rank] += event.end_s - event.start_s
+        return tuple(busy)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle over total: 1 − busy / (ranks × step)."""
+        return 1 - sum(self.busy_s) / (self.schedule.n_ranks * self.step_s) if self.step_s else 0.0
+
+    @functools.cached_property
+    def bubbles(self) -> tuple[Bubble, ...]:
+        """Per rank, its idle time by cause; sums to ``step_s − busy_s``."""
+        return bubbles_of(self)
+
+    @property
+    def bubble(self) -> Bubble:
+        """All ranks' idle time by cause, in rank-seconds."""
+        return sum(self.bubbles, Bubble())
+
+    @functools.cached_property
+    def rank_memory(self) -> tuple[RankMemory, ...]:
+        """Per rank, its static and peak bytes; empty where the stages' bytes are unknown."""
+        return rank_memory(self.schedule, self.memory, self.shared_bytes) if self.memory else ()
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Per rank, its peak; empty where the stages' bytes are unknown."""
+        return tuple(m.total_bytes for m in self.rank_memory)
+
+    def memory_over_time(self, rank: int) -> tuple[tuple[float, int], ...]:
+        """(seconds, bytes from then on) of a rank, at every start and end of an action."""
+        if not self.memory:
+            return ()
+        static = self.rank_memory[rank].static_bytes
+        static += sum(self.memory[s].boundary_bytes for s in self.schedule.stages_of(rank))
+        alive, out = 0, [(0.0, static)]
+        row = zip(self.schedule.actions[rank], self.starts_s[rank], self.ends_s[rank], strict=True)
+        for a, start, end in row:
+            saved = self.memory[a.stage].saved_bytes if self.schedule.has_backward else 0
+            if a.kind == "F":
+                alive += saved
+            out.append((start, static + alive + self.memory[a.stage].workspace_bytes))
+            if a.kind in "BW":
+                alive -= saved
+            out.append((end, static + alive))
+        return tuple(out)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts and numbers, for JSON."""
+        return {
+            "version": VERSION,
+            "source": self.source,
+            "schedule": self.schedule.name,
+            "placement": list(self.schedule.placement),
+            "n_microbatches": self.schedule.n_microbatches,
+            "n_ranks": self.schedule.n_ranks,
+            "step_s": self.step_s,
+            "bubble_fraction": self.bubble_fraction,
+            "bubble": dataclasses.asdict(self.bubble),
+            "busy_s": list(self.busy_s),
+            "peak_bytes": list(self.peak_bytes),
+            "memory": [dataclasses.asdict(m) for m in self.memory] if self.memory else None,
+            "shared_bytes": list(self.shared_bytes),
+            "events": [[e.rank, str(e.action), e.start_s, e.end_s] for e in self.events],
+            "transfers": [list(t) for t in self.sent],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Timeline:
+        """The inverse of :meth:`to_dict`. Raises :class:`StoreError` on another version or missing fields."""
+        if data.get("version") != VERSION:
+            raise StoreError(f"timeline has version {data.get('version')!r}, this autopipe reads {VERSION}")
+        try:
+            return _from_dict(cls, data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"timeline is damaged: {error!r}") from error
+
+    def to_chrome_trace(self) -> dict[str, Any]:
+        """Chrome / Perfetto trace: a process per rank, flow arrows from send to receive, memory counters."""
+        return chrome_trace({self.source: self})
+
+    def gantt(self, width: int = 100) -> str:
+        """The step as text: a line per rank, time to the right, microbatch numbers in their actions."""
+        return gantt(self, width)
+
+    def __str__(self) -> str:
+        return self.gantt()
+
+    @property
+    def summary(self) -> str:
+        """One line: what ran, how long a step takes, how much of it is bubble."""
+        return (
+            f"{self.schedule.name}, {self.schedule.n_stages} stages on {self.schedule.n_ranks} ranks, "
+            f"{self.schedule.n_microbatches} microbatches: {format_seconds(self.step_s)} {self.source}, "
+            f"bubble {self.bubble_fraction:.1%}"
+        )
+
+    def __repr__(self) -> str:
+        return f"Timeline({self.summary})"
+
+
+def _from_dict(cls: type[Timeline], data: Mapping[str, Any]) -> Timeline:
+    rows: list[list[Action]] = [[] for _ in range(data["n_ranks"])]
+    events: list[tuple[int, Action | str, float, float]] = []
+    for rank, label, start, end in data["events"]:
+        action = parse_action(label)
+        if action is not None:
+            rows[rank].append(action)
+        events.append((rank, action or label, start, end))
+    schedule = Schedule(
+        data["schedule"], tuple(data["placement"]), data["n_microbatches"], tuple(map(tuple, rows))
+    )
+    memory = [StageMemory(**m) for m in data["memory"]] if data["memory"] else None
+    sent = [(a, b, back, m, start, end, n) for a, b, back, m, start, end, n in data["transfers"]]
+    timeline = cls.from_events(
+        schedule, events, sent, step_s=data["step_s"], memory=memory, source=data["source"]
+    )
+    return dataclasses.replace(timeline, shared_bytes=tuple(data["shared_bytes"]))
