@@ -6,7 +6,7 @@ without it. ``tests/test_layers.py`` reads this table and checks every import ag
 =============  ==============================================  ========
 layer          rooms                                           torch
 =============  ==============================================  ========
-base           errors, units                                   no torch
+base           errors, units, shown                            no torch
 data           graph, costs, hardware, schedule, plans         no torch
 tracing        tracing                                         torch
 measure        measure                                         torch

@@ -1,0 +1,25 @@
+"""Seeing plans, costs, schedules and runs: tables, notebook views, pictures, the offline report.
+
+What is shown is left to the rooms before; the command line to ``cli``.
+"""
+
+from .report import report
+from .svg import gantt, memory
+from .table import Column, Table
+from .tables import headline, tables
+from .views import frame, html, page, plan_memory, text
+
+__all__ = [
+    "Column",
+    "Table",
+    "frame",
+    "gantt",
+    "headline",
+    "html",
+    "memory",
+    "page",
+    "plan_memory",
+    "report",
+    "tables",
+    "text",
+]

@@ -1,0 +1,270 @@
+"""One offline HTML page about a plan: what was cut where and why, what it should cost, and what ran.
+
+Tables come from ``tables``, the data its scripts draw from ``payload``; this composes the page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import html
+import importlib.metadata
+import importlib.resources
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..costs import CostTable
+from ..graph import OpGraph
+from ..plans import Plan
+from ..simulator import Timeline, simulate
+from ..units import parse_bytes
+from .payload import graph_payload, time_payload, tree_payload
+from .table import Table, count, nbytes, percent, seconds, word
+from .tables import boundary_table, candidate_table, certificate, stage_table, tie_table
+from .why import why
+
+__all__ = ["memory_limits", "report"]
+
+SCRIPTS = ("base.js", "tree.js", "ops.js", "time.js", "main.js")
+Section = tuple[str, str, str]
+"""The id, the title and the body of a part of the page."""
+
+
+def report(
+    plan: Plan,
+    *,
+    graph: OpGraph | None = None,
+    costs: CostTable | None = None,
+    timeline: Timeline | None = None,
+    measured: Any = None,
+) -> str:
+    """The page as HTML: no outside links, light and dark, readable on a phone, usable from the keyboard.
+
+    Parameters
+    ----------
+    graph, costs: what was planned; without the graph the module tree and the op graph are left out.
+    timeline: the prediction to draw; by default ``simulate(plan)``.
+    measured: the timeline of a step that ran, or a run's report that holds one; drawn under the prediction.
+    """
+    predicted = timeline if timeline is not None else simulate(plan)
+    measured = getattr(measured, "timeline", measured)
+    sections = [
+        _stages(plan),
+        *(_graph_sections(plan, graph) if graph is not None else ()),
+        _boundaries(plan),
+        _schedule(predicted, measured),
+        _memory(plan),
+        _reasons(plan, graph, costs),
+        _assumptions(plan, costs),
+    ]
+    blocks = {"d-time": time_payload(plan, predicted, measured, memory_limits(plan))}
+    if graph is not None:
+        blocks |= {"d-graph": graph_payload(graph, plan, costs), "d-tree": tree_payload(graph, plan, costs)}
+    return _page(plan.model, _header(plan, predicted, measured), sections, blocks)
+
+
+def memory_limits(plan: Plan) -> dict[int, int]:
+    """Rank → the bytes it may use: the limit asked for, else its device's memory, where known."""
+    asked = plan.settings.get("memory_limit")
+    limit = parse_bytes(asked) if asked is not None else None
+    known = {r: limit or d.memory_bytes for r, d in enumerate(plan.cluster.devices)}
+    return {r: b for r, b in known.items() if b is not None}
+
+
+def _header(plan: Plan, predicted: Timeline, measured: Timeline | None) -> str:
+    stages = f"{plan.n_stages} {'stage' if plan.n_stages == 1 else 'stages'}"
+    ranks = f"{plan.n_ranks} {'rank' if plan.n_ranks == 1 else 'ranks'}"
+    lead = (
+        f"{stages} on {ranks}, {plan.n_microbatches} microbatches per step under the "
+        f"{plan.schedule} schedule."
+    )
+    figures = "".join(
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}<small>{html.escape(more)}</small></dd></div>"
+        for name, value, more in _figures(plan, predicted, measured)
+    )
+    return (
+        f"<header><h1>{html.escape(plan.model)}</h1><p class=lead>{html.escape(lead)}</p>"
+        f'<dl class="figures">{figures}</dl></header>'
+    )
+
+
+def _figures(plan: Plan, predicted: Timeline, measured: Timeline | None) -> Sequence[tuple[str, str, str]]:
+    out = [("step, predicted", seconds(predicted.step_s), f"bound {seconds(plan.bounds.step_lower_s)}")]
+    if measured is not None:
+        ratio = measured.step_s / predicted.step_s if predicted.step_s else float("nan")
+        out.append(("step, measured", seconds(measured.step_s), f"{ratio:.2f}× predicted"))
+    out.append(("idle", percent(predicted.bubble_fraction), "of all ranks' time in a step"))
+    fullest = max(range(plan.n_ranks), key=lambda r: _rank_memory(plan, predicted, r))
+    limit = memory_limits(plan).get(fullest)
+    room = f"rank {fullest}" + (f", limit {nbytes(limit)}" if limit is not None else ", no limit given")
+    out.append(("fullest rank", nbytes(_rank_memory(plan, predicted, fullest)), room))
+    sent = sum(b.n_bytes * len(b.destinations) * (1 + b.differentiable) for b in plan.boundaries)
+    ties = sum(t.mode == "sync" for t in plan.ties)
+    note = f"{len(plan.boundaries)} values" + (f", {ties} tied parameters summed" if ties else "")
+    out.append(("sent per step", nbytes(sent * plan.n_microbatches), note))
+    gap = "0%" if plan.bounds.proved else percent(plan.bounds.gap)
+    out.append(("gap to optimum", gap, certificate(plan)))
+    return out
+
+
+def _rank_memory(plan: Plan, predicted: Timeline, rank: int) -> float:
+    if predicted.peak_bytes:
+        return predicted.peak_bytes[rank]
+    return sum(s.memory_bytes for s in plan.stages if s.rank == rank)
+
+
+def _stages(plan: Plan) -> Section:
+    return "stages", "Stages", _table(stage_table(plan)) + _titled(tie_table(plan))
+
+
+def _graph_sections(plan: Plan, graph: OpGraph) -> tuple[Section, Section]:
+    tree = (
+        "<p>The modules as the model has them: which stages each lies in, and its share of a microbatch's "
+        'forward and backward.</p><div id="tree"></div>'
+    )
+    ops = (
+        f"<p>All {count(len(graph.ops))} ops in program order, tinted by stage. Values run down the lanes on "
+        "the left from the op that makes them to the last that uses them; dashed ones cross a cut. "
+        "Squares are modules, dots functions.</p>"
+        '<div class="tools"><input id="ops-find" type="search" placeholder="Find an op, then Enter" '
+        'aria-label="Find an op"><button id="ops-out">Zoom out</button><button id="ops-in">Zoom in</button>'
+        '<button id="ops-all">Whole graph</button></div>'
+        '<div class="view pick" id="ops" tabindex="0" role="application" style="height:30rem" aria-label="Op '
+        'graph. Arrow keys move between ops, plus and minus zoom."><canvas></canvas>'
+        '<i style="display:block"></i></div><div id="detail" aria-live="polite"></div>'
+    )
+    return ("modules", "Modules", tree), ("graph", "Op graph", ops)
+
+
+def _boundaries(plan: Plan) -> Section:
+    table = boundary_table(plan)
+    if not table.rows:
+        return "boundaries", "Boundaries", "<p>One stage: nothing crosses.</p>"
+    text = "<p>What crosses each cut, and what is cheaper to compute again than to send.</p>"
+    return "boundaries", "Boundaries", text + _table(table)
+
+
+def _legend(measured: Any) -> str:
+    rows = "<span>upper row predicted, lower measured</span>" if measured is not None else ""
+    return f'<span class="legend">{rows}<span>F pale, B full, W faint; numbers are microbatches</span></span>'
+
+
+def _schedule(predicted: Timeline, measured: Timeline | None) -> Section:
+    lost = "".join(
+        f"<dt>{html.escape(cause)}</dt><dd>{percent(share)}</dd>"
+        for cause, share in _bubble(predicted).items()
+    )
+    body = (
+        "<p>What every rank does when. Hover or use the arrow keys for an action; drag to pan, "
+        "Ctrl and the wheel, a pinch, or + and − to zoom.</p>"
+        '<div class="tools"><button id="gantt-out">Zoom out</button><button id="gantt-in">Zoom in</button>'
+        f'<button id="gantt-all">Whole step</button>{_legend(measured)}</div>'
+        '<div style="position:relative"><div class="view" id="gantt" tabindex="0" role="application" '
+        'aria-label="Schedule. Arrow keys move between actions, plus and minus zoom.">'
+        '<canvas></canvas><i></i></div><div class="tip"></div></div>'
+        '<output id="gantt-says" aria-live="polite"></output>'
+    )
+    causes = f'<h3>Idle time by cause</h3><dl class="plain">{lost}</dl>' if lost else ""
+    return "schedule", "Schedule", body + causes
+
+
+def _bubble(timeline: Timeline) -> Mapping[str, float]:
+    """Cause → share of all ranks' time in the step, the largest first."""
+    whole = timeline.step_s * timeline.schedule.n_ranks or 1.0
+    shares = {k.removesuffix("_s"): s / whole for k, s in dataclasses.asdict(timeline.bubble).items()}
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _memory(plan: Plan) -> Section:
+    limits = sorted(set(memory_limits(plan).values()))
+    limit = f" The dashed line is the limit, {word(tuple(map(nbytes, limits)))}." if limits else ""
+    body = (
+        f"<p>Predicted memory of each rank over the step, on the schedule's time axis.{limit}</p>"
+        '<div style="position:relative"><div class="view" id="memory-rows" tabindex="0" role="application" '
+        'aria-label="Memory per rank over time. Plus and minus zoom.">'
+        '<canvas></canvas><i></i></div><div class="tip"></div></div>'
+    )
+    return "memory", "Memory", body
+
+
+def _reasons(plan: Plan, graph: OpGraph | None, costs: CostTable | None) -> Section:
+    b = plan.bounds
+    facts = {
+        "slowest stage": f"{seconds(b.bottleneck_s)} per microbatch, communication it waits for included",
+        "no cut can beat": seconds(b.bottleneck_lower_s),
+        "certificate": certificate(plan),
+        "no step can beat": seconds(b.step_lower_s),
+        "this step": f"{seconds(plan.step_s)} predicted",
+    }
+    text = html.escape(why(plan, graph, costs))
+    body = _facts(facts) + f'<h3>Cut by cut</h3><pre class="why" tabindex="0">{text}</pre>'
+    return "why", "Why this cut", body + _titled(candidate_table(plan))
+
+
+def _assumptions(plan: Plan, costs: CostTable | None) -> Section:
+    facts: dict[str, Any] = {"autopipe": importlib.metadata.version("autopipe-torch")}
+    if costs is not None:
+        facts["costs"] = f"{costs.source} on {costs.device or 'an unnamed device'}"
+        facts |= {"sizes": _pairs(costs.dims)} if costs.dims else {}
+        if costs.residual is not None:
+            facts["whole model against sum of ops"] = f"{costs.residual:+.1%}"
+        facts |= dict(costs.versions)
+    facts["devices"] = word(tuple(dict.fromkeys(d.name for d in plan.cluster.devices)))
+    link = plan.cluster.local
+    facts["links"] = f"{seconds(link.latency_s)} + bytes / {nbytes(link.bandwidth_bytes_s)} per s on a host"
+    if link.bandwidth_bytes_s == float("inf"):
+        facts["links"] = "taken as free on a host"
+    facts |= {k.replace("_", " "): v for k, v in plan.settings.items() if v not in (None, (), [], {})}
+    facts["graph digest"] = plan.graph_digest
+    return "assumptions", "Assumptions", _facts(facts)
+
+
+def _pairs(value: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in value.items())
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    shown = {k: _pairs(v) if isinstance(v, Mapping) else word(v) for k, v in facts.items()}
+    rows = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in shown.items())
+    return f'<dl class="plain">{rows}</dl>'
+
+
+def _table(table: Table) -> str:
+    """A table in a box that scrolls by itself, by keyboard too."""
+    name = html.escape(table.title)
+    inner = table.html(caption=False)
+    body, _, note = inner.partition("</table>")
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">{body}</table></div>{note}'
+
+
+def _titled(table: Table) -> str:
+    return f"<h3>{html.escape(table.title)}</h3>{_table(table)}" if table.rows else ""
+
+
+@functools.cache
+def _asset(name: str) -> str:
+    return (importlib.resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+def _page(title: str, header: str, sections: Sequence[Section], blocks: Mapping[str, Any]) -> str:
+    links = "".join(f'<a href="#{i}">{html.escape(t)}</a>' for i, t, _ in sections)
+    main = "".join(
+        f'<section id="{i}"><h2>{html.escape(t)}</h2>{body}</section>' for i, t, body in sections
+    )
+    # "<" is escaped so that no name in the data can end the script element
+    stored = "".join(
+        f'<script type="application/json" id="{i}">'
+        f"{json.dumps(block, separators=(',', ':'), allow_nan=False).replace('<', chr(92) + 'u003c')}</script>"
+        for i, block in blocks.items()
+    )
+    script = "\n".join(map(_asset, SCRIPTS))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)} – pipeline plan</title>"
+        f'<link rel="icon" href="data:,"><style>{_asset("report.css")}</style></head><body>{header}'
+        f'<nav aria-label="Sections"><div>{links}<button id="theme" hidden>Theme: auto</button></div></nav>'
+        f"<main>{main}</main><footer>Made by autopipe. This file stands alone: nothing is loaded from "
+        f'elsewhere.</footer>{stored}<script>"use strict";\n(() => {{\n{script}}})();</script></body></html>\n'
+    )

@@ -1,0 +1,108 @@
+"""What each object is shown as: text on a terminal, HTML in a notebook, a page, a data frame.
+
+Their tables are left to ``tables``, pictures to ``svg``, a plan's whole page to ``report``.
+"""
+
+from __future__ import annotations
+
+import functools
+import html as escape_
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..plans import Plan
+from ..schedule import Schedule
+from ..simulator import StageTimes, Timeline, simulate, simulate_schedule
+from .report import memory_limits, report
+from .svg import gantt, memory
+from .tables import headline, rank_table, tables
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["frame", "html", "page", "text"]
+
+STYLE = (
+    "<style>.autopipe table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:.4em 0}"
+    ".autopipe td,.autopipe th{padding:.15em .7em;text-align:left}.autopipe .n{text-align:right}"
+    ".autopipe caption{text-align:left;font-weight:600;padding:.3em .7em}"
+    ".autopipe .note{opacity:.7;font-size:.85em;margin:.2em .7em}</style>"
+)
+NOTEBOOK_ROWS = 24
+"""Table rows in a notebook cell; ``to_frame`` and ``to_html`` have them all."""
+
+
+def text(item: Any) -> str:
+    """The headline and the main table."""
+    first, *rest = tables(item)
+    small = [t for t in rest if len(t.rows) <= NOTEBOOK_ROWS]
+    return "\n\n".join([headline(item), *(t.text() for t in (first, *small))])
+
+
+def frame(item: Any) -> pd.DataFrame:
+    """The main table's rows, unformatted; a timeline's are its events."""
+    every = tables(item)
+    return (every[-1] if isinstance(item, Timeline) else every[0]).frame()
+
+
+@functools.singledispatch
+def html(item: Any) -> str:
+    """A notebook cell's view."""
+    return _cell(headline(item), [tables(item)[0].html(NOTEBOOK_ROWS)])
+
+
+@html.register
+def _(plan: Plan) -> str:
+    main, *rest = tables(plan)
+    more = "".join(t.html(NOTEBOOK_ROWS) for t in rest)
+    folded = f"<details><summary>Boundaries, ties, alternatives</summary>{more}</details>" if more else ""
+    return _cell(headline(plan), [main.html(NOTEBOOK_ROWS), gantt(simulate(plan)), folded])
+
+
+@html.register
+def _(timeline: Timeline) -> str:
+    pictures = [gantt(timeline), memory(timeline) if timeline.memory else ""]
+    return _cell(headline(timeline), [*pictures, rank_table(timeline).html(NOTEBOOK_ROWS)])
+
+
+@html.register
+def _(schedule: Schedule) -> str:
+    unit = StageTimes(1.0, 2.0, 1.0, 1.0)
+    drawn = gantt(simulate_schedule(schedule, [unit] * schedule.n_stages))
+    note = '<p class="note">Drawn with equal stages whose backward takes twice their forward.</p>'
+    return _cell(headline(schedule), [drawn, note])
+
+
+@functools.singledispatch
+def page(item: Any, **context: Any) -> str:
+    """A whole page; plans have the full report."""
+    if context:
+        raise TypeError(f"a {type(item).__name__}'s page takes no {', '.join(context)}")
+    full = "".join(t.html() for t in tables(item))
+    return _document(headline(item), html(item) + f"<details><summary>All rows</summary>{full}</details>")
+
+
+@page.register
+def _(plan: Plan, **context: Any) -> str:
+    return report(plan, **context)
+
+
+def plan_memory(plan: Plan) -> str:
+    """A plan's predicted memory over time with its limits, as SVG."""
+    limits = memory_limits(plan)
+    return memory(simulate(plan), [limits.get(r) for r in range(plan.n_ranks)])
+
+
+def _cell(title: str, parts: Iterable[str]) -> str:
+    line = f'<p style="margin:.3em .7em">{escape_.escape(title)}</p>'
+    return f'{STYLE}<div class="autopipe">{line}{"".join(parts)}</div>'
+
+
+def _document(title: str, body: str) -> str:
+    style = "<style>:root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:2rem}</style>"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        'content="width=device-width, initial-scale=1">'
+        f'<title>{escape_.escape(title)}</title><link rel="icon" href="data:,">{style}</head>'
+        f"<body>{body}</body></html>\n"
+    )

@@ -1,0 +1,47 @@
+"""What lets plain data show itself: text, a notebook view, a data frame, a page.
+
+How each type looks is left to ``look``, which is found by name when something is first shown, so data
+imports nothing above itself and costs nothing until looked at.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Shown"]
+
+
+class Shown:
+    """Mixin of every data type that a person may look at."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return str(_look().text(self))
+
+    def _repr_html_(self) -> str:
+        return str(_look().html(self))
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of the main table, unformatted: seconds and bytes as numbers. Needs pandas."""
+        return _look().frame(self)
+
+    def to_html(self, path: str | pathlib.Path | None = None, **context: Any) -> str:
+        """One offline HTML page, also written to ``path`` when given.
+
+        ``context`` adds what the object does not hold itself: for a plan ``graph``, ``costs``, ``timeline``
+        and ``measured`` (see ``autopipe.look.report``).
+        """
+        page = str(_look().page(self, **context))
+        if path is not None:
+            pathlib.Path(path).write_text(page, encoding="utf-8")
+        return page
+
+
+def _look() -> Any:
+    return importlib.import_module(f"{__package__}.look")
