@@ -33,6 +33,8 @@ class OpCost:
     flops: of the forward.
     source: where the figures came from.
     spread: relative half-width of the seconds: the measured quartile spread, or the estimate's interval.
+    saved_values: ops and inputs whose values are among what it keeps, whether or not ``saved_bytes`` counts
+        them: a storage that several ops keep is counted at the first of them in program order.
     """
 
     forward_s: float = 0.0
@@ -45,6 +47,7 @@ class OpCost:
     flops: int = 0
     source: Source = "given"
     spread: float = 0.0
+    saved_values: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -70,6 +73,7 @@ class CostTable:
     residual: whole-model time over the sum of the op costs, minus one, before calibration; None if not run.
     optimizer_s_per_byte: seconds of the optimizer step per byte of parameter.
     versions: torch and library versions the figures depend on.
+    notes: what went wrong or was made up on the way, a line each.
     """
 
     costs: Mapping[str, OpCost]
@@ -79,6 +83,7 @@ class CostTable:
     residual: float | None = None
     optimizer_s_per_byte: float = 0.0
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __getitem__(self, op: str) -> OpCost:
         return self.costs.get(op, _FREE)
@@ -101,6 +106,7 @@ class CostTable:
             **{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "costs"},
             "dims": dict(self.dims),
             "versions": dict(self.versions),
+            "notes": list(self.notes),
             "costs": {op: dataclasses.asdict(cost) for op, cost in self.costs.items()},
         }
 
@@ -111,9 +117,15 @@ class CostTable:
             raise StoreError(f"cost table has version {data.get('version')!r}, this autopipe reads {VERSION}")
         try:
             fields = {k: v for k, v in data.items() if k not in ("version", "costs")}
-            return cls(costs={op: OpCost(**c) for op, c in data["costs"].items()}, **fields)
-        except (KeyError, TypeError) as error:
+            fields["notes"] = tuple(fields.get("notes", ()))
+            return cls(costs={op: _op_cost(c) for op, c in data["costs"].items()}, **fields)
+        except (KeyError, TypeError, AttributeError) as error:
             raise StoreError(f"cost table is damaged: {error!r}") from error
+
+
+def _op_cost(data: Mapping[str, Any]) -> OpCost:
+    fields: dict[str, Any] = {**data, "saved_values": tuple(data.get("saved_values", ()))}
+    return OpCost(**fields)
 
 
 _FREE = OpCost()

@@ -1,0 +1,12 @@
+"""Costs: measured op by op, estimated from FLOPs and bytes, fitted as formulas, kept in a store.
+
+The cost types are plain data in ``costs``; what costs imply for a plan is left to ``solve``.
+"""
+
+from __future__ import annotations
+
+from .devices import DEVICES, LINKS, device, link
+from .estimate import estimate
+from .profiler import profile
+
+__all__ = ["DEVICES", "LINKS", "device", "estimate", "link", "profile"]

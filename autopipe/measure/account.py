@@ -1,0 +1,173 @@
+"""Counts what the dispatcher sees while code runs: kernels with their FLOPs and bytes, and live bytes.
+
+What code to run is left to ``replay``; turning counts into seconds to ``estimate``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+__all__ = ["NOTHING", "Counter", "Kernels", "Saved", "storage_bytes"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kernels:
+    """What some code asked of the device: matrix work, bytes read and written, and how many launches.
+
+    ``flops`` are those of matrix products, convolutions and attention, as torch's flop counter gives them;
+    ``bytes`` are those of every kernel's tensors; ``matrix_bytes`` the part of the kernels with FLOPs.
+    """
+
+    n: int = 0
+    flops: int = 0
+    bytes: int = 0
+    matrix_bytes: int = 0
+    dtype: str = ""
+
+    def __add__(self, other: Kernels) -> Kernels:
+        return Kernels(
+            self.n + other.n,
+            self.flops + other.flops,
+            self.bytes + other.bytes,
+            self.matrix_bytes + other.matrix_bytes,
+            self.dtype if self.flops >= other.flops else other.dtype or self.dtype,
+        )
+
+    def __sub__(self, other: Kernels) -> Kernels:
+        return Kernels(
+            self.n - other.n,
+            self.flops - other.flops,
+            self.bytes - other.bytes,
+            self.matrix_bytes - other.matrix_bytes,
+            self.dtype,
+        )
+
+
+NOTHING = Kernels()
+
+
+class Counter(TorchDispatchMode):
+    """While active: the kernels run so far, the bytes of storages alive that were made under it, their peak.
+
+    >>> with Counter() as counter:
+    ...     y = torch.ones(4, 8) @ torch.ones(8, 2)
+    >>> counter.kernels.flops, counter.live_bytes, counter.peak_bytes
+    (128, 32, 224)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = Kernels()
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._alive: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.is_view or func in _FREE_VIEWS:
+            return out
+        read, made = _tensors((args, kwargs)), _tensors(out)
+        taken = {t.untyped_storage()._cdata for t in read}
+        for tensor in made:
+            if tensor.untyped_storage()._cdata not in taken:
+                self._track(tensor.untyped_storage())
+        if func not in _FREE:
+            self._count(func, args, kwargs or {}, out, read, made)
+        return out
+
+    def reset_peak(self) -> int:
+        """Forgets the peak; returns the bytes alive now."""
+        self.peak_bytes = self.live_bytes
+        return self.live_bytes
+
+    def track(self, tensors: Iterable[Tensor]) -> None:
+        """Counts tensors made outside as alive."""
+        for tensor in tensors:
+            self._track(tensor.untyped_storage())
+
+    def _track(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        n_bytes = storage.nbytes()
+        known = self._alive.get(key)
+        if known is None:
+            weakref.finalize(storage, self._drop, key)
+        if known is None or n_bytes > known:
+            self.live_bytes += n_bytes - (known or 0)
+            self._alive[key] = n_bytes
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _drop(self, key: int) -> None:
+        self.live_bytes -= self._alive.pop(key, 0)
+
+    def _count(
+        self, func: Any, args: Any, kwargs: Any, out: Any, read: list[Tensor], made: list[Tensor]
+    ) -> None:
+        n_bytes = sum(map(_moved_bytes, read)) + sum(map(_moved_bytes, made))
+        flops = 0
+        if func._overloadpacket in flop_registry:
+            flops = int(flop_registry[func._overloadpacket](*args, **kwargs, out_val=out))
+        dtype = str(made[0].dtype).removeprefix("torch.") if made else ""
+        self.kernels += Kernels(1, flops, n_bytes, n_bytes if flops else 0, dtype)
+
+
+class Saved:
+    """While active: the storages that autograd keeps for backward, each once.
+
+    ``ignore`` are storages not to count, by identity: those of parameters and buffers.
+    """
+
+    def __init__(self, ignore: Iterable[int] = ()):
+        self.ignore = frozenset(ignore)
+        self.storages: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[Saved]:
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda kept: kept):
+            yield self
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.ignore:
+            self.storages[storage._cdata] = storage.nbytes()
+        return tensor
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Bytes by storage of some tensors, shared ones once."""
+    return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _moved_bytes(tensor: Tensor) -> int:
+    """Bytes a kernel touches of a tensor: an expanded one is read where it lies."""
+    spans = [n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    n = tensor.element_size()
+    for size in spans:
+        n *= size
+    return n if tensor.numel() else 0
+
+
+_FREE_VIEWS = frozenset({torch.ops.aten.detach.default, torch.ops.aten._unsafe_view.default})
+"""Views that are not declared as such."""
+
+_FREE = frozenset(
+    {
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.empty_like.default,
+    }
+)
+"""Ops that allocate and move no data."""

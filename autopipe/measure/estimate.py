@@ -1,0 +1,123 @@
+"""Estimates what ops cost from the kernels they run and a description of the device: no data, no device.
+
+Counting the kernels is left to ``survey`` on the meta device, learning a device's efficiency from
+measurements to ``efficiency``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..costs import CostTable, OpCost
+from ..graph import Op, OpGraph
+from ..hardware import Device
+from ..units import size_at
+from .account import Kernels
+from .efficiency import Efficiency, seconds
+from .replay import Replay, stand_ins
+from .survey import Account, Survey, survey
+
+if TYPE_CHECKING:
+    from ..tracing import Capture
+
+__all__ = ["accounts", "estimate", "op_cost"]
+
+
+def estimate(
+    capture: Capture | OpGraph,
+    device: Device,
+    *,
+    dims: Mapping[str, int] | None = None,
+    efficiency: Efficiency | None = None,
+    autocast: torch.dtype | None = None,
+    dtype: torch.dtype | None = None,
+    training: bool = True,
+) -> CostTable:
+    """Costs of every op for one microbatch on a described device. Works for models on the meta device.
+
+    FLOPs, bytes, saved bytes and workspace come from running each distinct op, forward and backward, on
+    meta tensors; seconds from a roofline (:func:`efficiency.seconds`). ``spread`` is the relative
+    half-width of the estimate's interval: two thirds of ops should cost within it.
+
+    A bare :class:`OpGraph` has no code to run; there an op is taken for one matrix product of its input
+    with its parameters, and its interval is three times as wide.
+    """
+    efficiency = efficiency or Efficiency()
+    if isinstance(capture, OpGraph):
+        graph = capture
+        notes: tuple[str, ...] = ()
+        at = {**graph.example_dims, **(dims or {})}
+        found: dict[str, Account] = {}
+    else:
+        graph = capture.ops
+        at = {**graph.example_dims, **(dims or {})}
+        surveyed = accounts(capture, dims=at, autocast=autocast, dtype=dtype, training=training)
+        found = dict(surveyed.accounts)
+        notes = tuple(f"{name}: {why}; taken for a matrix product" for name, why in surveyed.failures.items())
+    costs = {}
+    for op in graph.compute:
+        if op.is_size:
+            continue
+        known = op.name in found
+        account = found[op.name] if known else _as_product(op, graph, at)
+        costs[op.name] = op_cost(account, device, efficiency, 1.0 if known else 3.0)
+    return CostTable(
+        costs=costs,
+        dims=at,
+        device=device.name,
+        source="estimated",
+        optimizer_s_per_byte=efficiency.optimizer_s_per_byte(device),
+        versions={"torch": torch.__version__},
+        notes=notes,
+    )
+
+
+def accounts(capture: Capture, *, dims: Mapping[str, int] | None = None, **options: Any) -> Survey:
+    """The survey of every op at some dims, on the meta device; ops not run have their stand-in's account.
+
+    ``options`` are ``autocast``, ``dtype`` and ``training``.
+    """
+    autocast, training = options.get("autocast"), options.get("training", True)
+    replay = Replay(capture, dims=dims, device="meta", dtype=options.get("dtype"), training=training)
+    with stand_ins(replay, training=training):
+        surveyed = survey(replay, autocast)
+    every = {
+        op.name: surveyed.accounts[replay.ran(op.name)]
+        for op in capture.ops.compute
+        if replay.ran(op.name) in surveyed.accounts and replay.ran(op.name) not in surveyed.failures
+    }
+    return Survey(every, surveyed.failures, surveyed.notes)
+
+
+def op_cost(account: Account, device: Device, efficiency: Efficiency, doubt: float = 1.0) -> OpCost:
+    """The estimated cost of an op from its account; ``doubt`` widens the interval."""
+    backward = seconds(account.backward, device, efficiency)
+    inputs = backward / 2 if account.backward.flops else backward
+    return OpCost(
+        forward_s=seconds(account.forward, device, efficiency),
+        backward_s=backward,
+        backward_input_s=inputs,
+        backward_weight_s=backward - inputs,
+        saved_bytes=account.saved_bytes,
+        workspace_bytes=account.workspace_bytes,
+        backward_workspace_bytes=account.backward_workspace_bytes,
+        flops=account.forward.flops,
+        source="estimated",
+        spread=efficiency.spread * doubt,
+    )
+
+
+def _as_product(op: Op, graph: OpGraph, dims: Mapping[str, int]) -> Account:
+    """An op as a product of rows with its parameters: 2 FLOPs per parameter and row, twice that backward."""
+    weights = [graph.parameter[name] for name in op.parameters if name in graph.parameter]
+    rows = max((math.prod(size_at(n, dims) for n in t.shape[:-1]) for t in op.outputs), default=0)
+    flops = int(2 * rows * sum(p.numel for p in weights if len(p.shape) > 1))
+    n_bytes = 2 * op.bytes_at(dims) + sum(p.bytes for p in weights)
+    dtype = op.outputs[0].dtype if op.outputs else ""
+    forward = Kernels(1, flops, n_bytes, n_bytes if flops else 0, dtype)
+    backward = forward + forward if op.requires_grad else Kernels()
+    return Account(forward=forward, backward=backward, saved_bytes=op.bytes_at(dims))

@@ -1,0 +1,412 @@
+"""Runs a captured graph piece by piece on one microbatch, each piece under an autograd tape of its own.
+
+What is observed while a piece runs (seconds, bytes, kernels) is left to the caller.
+
+A piece is one heavy op, or a run of neighbouring light ones. Running pieces in program order, all tapes
+alive, and then their backwards in reverse, is the model's own forward and backward with cuts in between:
+each op sees the cache, the allocator and the inputs it sees in training, which an op replayed in a loop
+does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from ..errors import CostError, InputError
+from ..graph import Op, TensorSpec
+from ..units import size_at
+
+if TYPE_CHECKING:
+    from ..tracing import Capture
+
+__all__ = ["Piece", "Replay", "stand_ins"]
+
+INSTANCES = 4
+"""How many ops of one signature are run; later ones take the value of the last that ran."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """Neighbouring nodes that run under one tape, the values it takes and the values it gives."""
+
+    nodes: tuple[fx.Node, ...]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.nodes[0].name
+
+
+@dataclasses.dataclass(slots=True)
+class Tape:
+    """What a piece's forward leaves for its backward: its outputs, and the detached leaves others take."""
+
+    roots: dict[str, Any]
+    leaves: dict[str, Any]
+    feed: dict[str, Any]
+
+
+class Replay:
+    """One microbatch's walk through a capture.
+
+    Parameters
+    ----------
+    capture: the model's capture; its example gives the inputs, cut (or repeated) to ``dims``.
+    dims: input dims of the microbatch; those not named keep their example's value.
+    device: where to run; ``"meta"`` gives shapes without data.
+    training: which form of the graph.
+    compiled: run leaf modules through ``torch.compile``.
+
+    Use within :func:`stand_ins`, which puts parameters on the device.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        *,
+        dims: Mapping[str, int] | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        training: bool = True,
+        compiled: bool = False,
+    ):
+        self.capture, self.ops, self.model = capture, capture.ops, capture.model
+        self.device = torch.device(device)
+        self.graph: fx.Graph = capture.graphs[training]
+        self.dims = {**self.ops.example_dims, **(dims or {})}
+        unknown = sorted(set(self.dims) - set(self.ops.example_dims))
+        if unknown:
+            raise InputError(f"the graph has no dims {unknown}; it has {sorted(self.ops.example_dims)}")
+        self.compiled = compiled
+        self.dtype = dtype
+        self.skipped = self._skipped()
+        self.nodes = tuple(
+            n for n in self.graph.nodes if n.op.startswith("call") and n.name not in self.skipped
+        )
+        self.output = next(n for n in self.graph.nodes if n.op == "output")
+        self.failures: dict[str, str] = {}
+        self.made_up: dict[str, Any] = {}
+
+    def _skipped(self) -> dict[str, str]:
+        """Ops that need not run → the earlier op whose value stands in for theirs."""
+        seen: dict[tuple[Any, ...], list[str]] = {}
+        out: dict[str, str] = {}
+        bound = {name for group in self.ops.groups for name in group if len(group) > 1}
+        for node in self.graph.nodes:
+            op = self.ops.by_name.get(node.name)
+            if op is None or not self._may_skip(node, op, bound):
+                continue
+            alike = seen.setdefault((op.signature, self._shapes(op)), [])
+            if len(alike) >= INSTANCES:
+                out[node.name] = alike[-1]
+            else:
+                alike.append(node.name)
+        return out
+
+    def _may_skip(self, node: fx.Node, op: Op, bound: set[str]) -> bool:
+        """Whether another value of the same shape may take this one's place: floats, which index nothing."""
+        if not node.op.startswith("call") or not op.signature or op.is_size or not op.outputs:
+            return False
+        if op.kind != "module" and op.name in bound:
+            return False
+        return all(t.dtype.startswith(("float", "bfloat", "complex")) for t in op.outputs)
+
+    def _shapes(self, op: Op) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(size_at(n, self.dims) for n in t.shape) for t in op.outputs)
+
+    @functools.cached_property
+    def unfed(self) -> frozenset[str]:
+        """Values that an op which is not run would have used: their gradient has to be made up."""
+        return frozenset(
+            self.ran(p.name) for n in self.graph.nodes if n.name in self.skipped for p in n.all_input_nodes
+        )
+
+    def inputs(self) -> dict[str, Any]:
+        """The example's leaves at the microbatch's dims, on the device, by placeholder name."""
+        args, kwargs = self.capture.example
+        leaves = self.capture.bind(args, kwargs)
+        where = {at: self.dims[d.name] for d in self.ops.dims for at in d.where}
+        return {name: self._place(name, leaf, where) for name, leaf in leaves.items()}
+
+    def _place(self, name: str, leaf: Any, where: Mapping[tuple[str, int], int]) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        leaf = leaf.detach()
+        for (op, axis), size in where.items():
+            if op == name and leaf.shape[axis] != size:
+                leaf = leaf.index_select(axis, torch.arange(size, device=leaf.device) % leaf.shape[axis])
+        if self.dtype is not None and leaf.is_floating_point():
+            leaf = leaf.to(self.dtype)
+        spec = self.ops.by_name[name].outputs if name in self.ops.by_name else ()
+        leaf = leaf.to(self.device, copy=True)
+        return leaf.requires_grad_(bool(spec and spec[0].requires_grad))
+
+    def pieces(self, is_heavy: Callable[[str], bool]) -> tuple[Piece, ...]:
+        """The executed nodes cut into pieces: every heavy op alone, light neighbours together."""
+        bound = {name: i for i, g in enumerate(self.ops.groups) for name in g}
+        parts: list[list[fx.Node]] = []
+        alone = True
+        for node in self.nodes:
+            glued = bool(parts) and bound.get(node.name) == bound.get(parts[-1][-1].name, -1)
+            heavy = is_heavy(node.name)
+            if not parts or ((heavy or alone) and not glued):
+                parts.append([])
+            parts[-1].append(node)
+            alone = heavy and not glued
+        return tuple(self._piece(part) for part in parts)
+
+    def _piece(self, nodes: Sequence[fx.Node]) -> Piece:
+        inside = {n.name for n in nodes}
+        reads = (p for n in nodes for p in n.all_input_nodes if p.op != "get_attr")
+        takes = dict.fromkeys(self.ran(p.name) for p in reads if self.ran(p.name) not in inside)
+        stood_for = set(self.skipped.values())
+        gives = tuple(
+            n.name for n in nodes if n.name in stood_for or any(u.name not in inside for u in n.users)
+        )
+        return Piece(tuple(nodes), tuple(takes), gives)
+
+    def value(self, node: fx.Node, env: Mapping[str, Any]) -> Any:
+        """The value a node reads: computed, stood in for by a like op's, or an attribute of the model."""
+        if node.op == "get_attr":
+            return self._attribute(str(node.target))
+        return env[self.ran(node.name)]
+
+    def ran(self, name: str) -> str:
+        """The op whose value is used for this one's: itself, unless it is not run."""
+        return self.skipped.get(name, name)
+
+    def _attribute(self, target: str) -> Any:
+        if target in self.capture.constants:
+            constant = self.capture.constants[target]
+            return constant.to(self.device) if isinstance(constant, Tensor) else constant
+        return functools.reduce(getattr, target.split("."), self.model)
+
+    def call(self, node: fx.Node, env: Mapping[str, Any]) -> Any:
+        """Runs one node on the values in ``env``."""
+        read = functools.partial(self.value, env=env)
+        args, kwargs = fx.node.map_arg(node.args, read), fx.node.map_arg(node.kwargs, read)
+        args, kwargs = self._on_device(args), self._on_device(kwargs)
+        if node.op == "call_module":
+            return self._module(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _on_device(self, tree: Any) -> Any:
+        """Device literals follow the device that the replay runs on."""
+        return fx.node.map_aggregate(tree, lambda a: self.device if isinstance(a, torch.device) else a)
+
+    @functools.cached_property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The modules whose own parameters and buffers the executed nodes read."""
+        found: dict[int, nn.Module] = {}
+        for node in self.nodes:
+            for read in node.all_input_nodes:
+                owner = str(read.target).rpartition(".")[0]
+                if read.op == "get_attr" and str(read.target) not in self.capture.constants:
+                    module = self.model.get_submodule(owner)
+                    found[id(module)] = module
+            if node.op == "call_module":
+                found.update((id(m), m) for m in self.model.get_submodule(str(node.target)).modules())
+        return tuple(found.values())
+
+    @functools.cached_property
+    def _by_name(self) -> Mapping[str, fx.Node]:
+        return {n.name: n for n in self.graph.nodes}
+
+    def node(self, name: str) -> fx.Node:
+        """The node of an op."""
+        return self._by_name[name]
+
+    def has(self, name: str) -> bool:
+        """Whether this form of the graph has an op."""
+        return name in self._by_name
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The parameters in use now, each once: stand-ins within :func:`stand_ins`."""
+        own = (p for m in self.modules for p in m._parameters.values() if p is not None)
+        return tuple({id(p): p for p in own if p.requires_grad}.values())
+
+    def autocast(self, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+        """Autocast to ``dtype`` on the replay's device; nothing for None."""
+        if dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype)
+
+    @contextlib.contextmanager
+    def attempt(self, piece: Piece, env: dict[str, Any]) -> Iterator[None]:
+        """Within it an error of the piece is noted, the piece is taken out, and its value made up."""
+        missing = [name for name in piece.takes if name not in env]
+        try:
+            if missing:
+                raise CostError(f"takes the value of {', '.join(missing)}, which could not be run")
+            yield
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+            names = {n.name for n in piece.nodes}
+            self.failures.update(dict.fromkeys(sorted(names), reason))
+            self.nodes = tuple(n for n in self.nodes if n.name not in names)
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+            for node in piece.nodes:
+                if node.name not in env:
+                    self._make_up(node, env)
+                else:
+                    self.made_up[node.name] = env[node.name]
+
+    def _make_up(self, node: fx.Node, env: dict[str, Any]) -> None:
+        """Zeros in the shape of a value, where its structure is known."""
+        specs = self.ops.by_name[node.name].outputs
+        zeros = [self._zeros(spec) for spec in specs]
+        leaves, tree = pytree.tree_flatten(node.meta.get("val"))
+        if [isinstance(leaf, Tensor) for leaf in leaves] == [True] * len(zeros) and zeros:
+            env[node.name] = pytree.tree_unflatten(zeros, tree)
+        elif len(zeros) == 1:
+            env[node.name] = zeros[0]
+        else:
+            return
+        self.made_up[node.name] = env[node.name]
+
+    def _zeros(self, spec: TensorSpec) -> Tensor:
+        shape = [int(size_at(n, self.dims)) for n in spec.shape]
+        zeros = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=self.device)
+        return zeros.requires_grad_(spec.requires_grad)
+
+    @functools.cache  # noqa: B019 - a replay lives as long as one profile
+    def _module(self, path: str) -> Callable[..., Any]:
+        module = self.model.get_submodule(path)
+        return torch.compile(module) if self.compiled else module
+
+    def forward(self, piece: Piece, env: dict[str, Any], around: Around) -> Tape:
+        """Runs a piece on ``env`` inside ``around`` and adds the values it gives, detached, to ``env``."""
+        local = {name: self._feed(env, name) for name in piece.takes}
+        feed = dict(local)
+        with around:
+            for node in piece.nodes:
+                local[node.name] = self.call(node, local)
+        roots = {name: local[name] for name in piece.gives}
+        leaves = {name: pytree.tree_map_only(Tensor, _leaf, value) for name, value in roots.items()}
+        env.update(leaves)
+        return Tape(roots, leaves, feed)
+
+    def _feed(self, env: Mapping[str, Any], name: str) -> Any:
+        if name in self._mutable:
+            return pytree.tree_map_only(Tensor, torch.clone, env[name])
+        return env[name]
+
+    @functools.cached_property
+    def _mutable(self) -> frozenset[str]:
+        """Values whose memory an op writes: autograd forbids that on leaves, so they are copied first."""
+        writers = {n.name for n in self.graph.nodes if _writes(n)}
+        return frozenset(name for group in self.ops.groups if writers & set(group) for name in group)
+
+    def gradients(self, tape: Tape) -> tuple[list[Tensor], list[Tensor]]:
+        """The roots a piece's backward starts from, and the gradient that reached each."""
+        roots: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for name, value in tape.roots.items():
+            pairs = zip(pytree.tree_leaves(value), pytree.tree_leaves(tape.leaves[name]), strict=True)
+            for root, leaf in pairs:
+                if not isinstance(root, Tensor) or not root.requires_grad:
+                    continue
+                if leaf.grad is None and name in self.unfed:
+                    leaf.grad = torch.ones_like(leaf)
+                if leaf.grad is not None:
+                    roots.append(root)
+                    gradients.append(leaf.grad)
+        return roots, gradients
+
+    def seed(self, env: Mapping[str, Any]) -> list[Tensor]:
+        """Gives the model's outputs their gradient, and returns the tensors that have one.
+
+        A model that returns its loss gets gradients from there alone, as in training; any other from every
+        output that can carry one.
+        """
+        outputs = [self.value(n, env) for n in self.output.all_input_nodes]
+        tensors = [t for t in pytree.tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
+        losses = [t for t in tensors if t.dim() == 0]
+        seeds = list({id(t): t for t in losses or tensors}.values())
+        for tensor in seeds:
+            if tensor.is_leaf:
+                tensor.grad = torch.ones_like(tensor)
+        return seeds
+
+
+Around = contextlib.AbstractContextManager[Any]
+
+
+def _writes(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name in ("setitem", "__setitem__") or bool(node.kwargs.get("inplace"))
+
+
+def _leaf(value: Tensor) -> Tensor:
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+@contextlib.contextmanager
+def stand_ins(
+    replay: Replay,
+    *,
+    training: bool = True,
+) -> Iterator[None]:
+    """Puts fresh leaves in the place of the parameters and buffers a replay uses, and takes them out again.
+
+    A stand-in shares memory with the original where device and dtype agree; buffers are copied, so running
+    statistics stay what they were. Gradients, hooks on parameters, training flags and the random state are
+    the user's again afterwards.
+
+    Raises :class:`CostError` when a parameter has no data and ``device`` is not meta.
+    """
+    device, dtype = replay.device, replay.dtype
+    flags = [(m, m.training) for m in replay.model.modules()]
+    swapped: list[tuple[nn.Module, str, Tensor]] = []
+    made: dict[int, Tensor] = {}
+    try:
+        for module in replay.modules:
+            tensors = [*module._parameters.items(), *module._buffers.items()]
+            for name, tensor in tensors:
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    made[id(tensor)] = _stand_in(tensor, device, dtype)
+                swapped.append((module, name, tensor))
+                setattr(module, name, made[id(tensor)])
+        for module, _ in flags:
+            module.training = training
+        with torch.random.fork_rng(devices=_rng_devices(device)):
+            yield
+    finally:
+        for module, name, tensor in swapped:
+            setattr(module, name, tensor)
+        for module, flag in flags:
+            module.training = flag
+
+
+def _stand_in(tensor: Tensor, device: torch.device | str, dtype: torch.dtype | None) -> Tensor:
+    if tensor.is_meta and torch.device(device).type != "meta":
+        raise CostError(
+            "the model is on the meta device, so there is nothing to measure; "
+            "use costs='estimated' with a device description, or load its weights first"
+        )
+    to = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    fresh = tensor.detach().to(device, to)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fresh, requires_grad=tensor.requires_grad)
+    return fresh.clone()
+
+
+def _rng_devices(device: torch.device | str) -> list[torch.device]:
+    device = torch.device(device)
+    return [device] if device.type == "cuda" else []

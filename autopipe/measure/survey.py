@@ -1,0 +1,196 @@
+"""Walks a replay once and notes what each op asks for: kernels, saved bytes, workspace, and what fails.
+
+Seconds are left to ``profiler`` (measured) and ``estimate`` (from the kernels noted here).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .account import NOTHING, Counter, Kernels, Saved
+from .replay import Piece, Replay, Tape
+
+__all__ = ["Account", "Survey", "survey"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Account:
+    """What one op asks for in one microbatch.
+
+    Attributes
+    ----------
+    forward, backward: the kernels it runs.
+    saved_bytes: storages it is the first to keep for backward, parameters left out.
+    saved_inputs: which of its inputs (by position) are among the storages it keeps, counted or not.
+    saves_output: whether it keeps its own value.
+    workspace_bytes, backward_workspace_bytes: peaks above what the pass keeps and returns.
+    """
+
+    forward: Kernels = NOTHING
+    backward: Kernels = NOTHING
+    saved_bytes: int = 0
+    saved_inputs: tuple[int, ...] = ()
+    saves_output: bool = False
+    workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Survey:
+    """Accounts by op name, for the ops that ran; failures by op name; anything else worth telling."""
+
+    accounts: Mapping[str, Account]
+    failures: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+class _Walk:
+    def __init__(self, replay: Replay):
+        self.replay = replay
+        self.kept: set[int] = set()
+        self.accounts: dict[str, Account] = {}
+        self.notes: list[str] = []
+        self.bad: set[str] = set()
+        self.ignore = {
+            t.untyped_storage()._cdata
+            for m in replay.modules
+            for t in (*m._parameters.values(), *m._buffers.values())
+            if t is not None
+        }
+
+    def forward(self, piece: Piece, env: dict[str, Any], counter: Counter) -> Tape:
+        saved = Saved(self.ignore)
+        kernels, _ = counter.kernels, counter.reset_peak()
+        with _allocator(self.replay.device) as allocated:
+            tape = self.replay.forward(piece, env, saved())
+        workspace = allocated.workspace if allocated else counter.peak_bytes - counter.live_bytes
+        new = {key: n for key, n in saved.storages.items() if key not in self.kept}
+        self.kept |= set(new)
+        inputs = piece.nodes[0].all_input_nodes
+        account = Account(
+            forward=counter.kernels - kernels,
+            saved_bytes=sum(new.values()),
+            saved_inputs=tuple(
+                i for i, n in enumerate(inputs) if _keeps(saved, tape.feed.get(self.replay.ran(n.name)))
+            ),
+            saves_output=any(_keeps(saved, value) for value in tape.roots.values()),
+            workspace_bytes=max(0, workspace),
+        )
+        self._share(piece, account)
+        self._check(piece, tape)
+        return tape
+
+    def backward(self, piece: Piece, tape: Tape, counter: Counter) -> None:
+        roots, gradients = self.replay.gradients(tape)
+        if not roots:
+            return
+        kernels, before = counter.kernels, counter.reset_peak()
+        fresh = [t for t in _tensors(tape.feed) if t.requires_grad and t.is_leaf and t.grad is None]
+        with _allocator(self.replay.device) as allocated:
+            torch.autograd.backward(roots, gradients)
+        returned = sum(t.grad.untyped_storage().nbytes() for t in fresh if t.grad is not None)
+        peak = allocated.peak if allocated else counter.peak_bytes - before
+        for node in piece.nodes:
+            account = self.accounts[node.name]
+            self.accounts[node.name] = dataclasses.replace(
+                account,
+                backward=_part(counter.kernels - kernels, len(piece.nodes)),
+                backward_workspace_bytes=max(0, peak - returned),
+            )
+
+    def _share(self, piece: Piece, account: Account) -> None:
+        """Ops that memory binds into one piece share its account; the first keeps the bytes."""
+        n = len(piece.nodes)
+        rest = dataclasses.replace(
+            account, forward=_part(account.forward, n), saved_bytes=0, saved_inputs=(), saves_output=False
+        )
+        for i, node in enumerate(piece.nodes):
+            self.accounts[node.name] = dataclasses.replace(account, forward=rest.forward) if i == 0 else rest
+
+    def _check(self, piece: Piece, tape: Tape) -> None:
+        """Notes the first op on a path whose value holds NaN although what it took did not."""
+        if self.replay.device.type == "meta" or not any(_has_nan(t) for t in _tensors(tape.roots)):
+            return
+        if not self.bad & set(piece.takes):
+            self.notes.append(f"{describe(self.replay, piece.name)}: its value holds NaN")
+        self.bad |= set(piece.gives)
+
+
+def survey(replay: Replay, autocast: torch.dtype | None = None) -> Survey:
+    """One forward and backward of every op that the replay runs, under a :class:`Counter`.
+
+    An op that fails is taken out of the replay, and so are those that need its value where none can be
+    made up; the rest goes on.
+    """
+    walk = _Walk(replay)
+    env = {**replay.inputs(), **replay.made_up}
+    walk.notes += [f"input {k!r} holds NaN" for k, v in env.items() if _has_nan(v)]
+    walk.bad |= {k for k, v in env.items() if _has_nan(v)}
+    tapes: list[tuple[Piece, Tape]] = []
+    with Counter() as counter, replay.autocast(autocast):
+        counter.track(_tensors(env))
+        for piece in replay.pieces(lambda name: True):
+            with replay.attempt(piece, env):
+                tapes.append((piece, walk.forward(piece, env, counter)))
+        replay.seed(env)
+        for parameter in replay.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        while tapes:
+            piece, tape = tapes.pop()
+            with replay.attempt(piece, env):
+                walk.backward(piece, tape, counter)
+    return Survey(walk.accounts, dict(replay.failures), tuple(walk.notes))
+
+
+@dataclasses.dataclass(slots=True)
+class _Allocated:
+    peak: int = 0
+    workspace: int = 0
+
+
+@contextlib.contextmanager
+def _allocator(device: torch.device) -> Any:
+    """CUDA's own figures, where there are any: the peak above the start, and above the end."""
+    if device.type != "cuda":
+        yield None
+        return
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    figures = _Allocated()
+    yield figures
+    most = torch.cuda.max_memory_allocated(device)
+    figures.peak = most - before
+    figures.workspace = most - torch.cuda.memory_allocated(device)
+
+
+def describe(replay: Replay, name: str) -> str:
+    """An op for a person: its name, what it calls, and where."""
+    op = replay.ops.by_name[name]
+    place = f" ({op.source})" if op.source else ""
+    return f"{name} [{op.target}]{place}"
+
+
+def _part(kernels: Kernels, n: int) -> Kernels:
+    if n == 1:
+        return kernels
+    counts = {f: getattr(kernels, f) // n for f in ("n", "flops", "bytes", "matrix_bytes")}
+    return dataclasses.replace(kernels, **counts)
+
+
+def _keeps(saved: Saved, value: Any) -> bool:
+    return any(t.untyped_storage()._cdata in saved.storages for t in _tensors(value))
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _has_nan(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and bool(value.isnan().any())
