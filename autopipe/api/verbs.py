@@ -20,9 +20,8 @@ from .. import measure
 from ..costs import CostTable
 from ..errors import InputError, StoreError
 from ..graph import Op
-from ..hardware import Cluster, Device
+from ..hardware import Cluster, Device, Link
 from ..plans import Plan
-from ..schedule import stages_per_rank
 from ..simulator import Timeline
 from ..simulator import simulate as _simulate
 from ..solve import solve
@@ -33,6 +32,9 @@ from .pipe import Pipe
 from .refine import Planned, refine
 
 __all__ = ["capture", "plan", "profile", "simulate", "split"]
+
+SEVERAL_PER_RANK = ("interleaved", "looped-bfs", "zbv", "dualpipev")
+"""Schedules whose ranks hold two stages each unless told otherwise."""
 
 MICROBATCHES_PER_STAGE = 4
 """Default microbatches per stage: a uniform 1F1B then idles at most a fifth of the time."""
@@ -112,7 +114,8 @@ def split(
     costs: ``"measured"`` on the model's device, ``"estimated"`` from FLOPs and bytes, or a
         :class:`CostTable` or the path of one saved.
     cluster: a :class:`Cluster` or the path of a cluster file; by default equal devices on one host.
-    device: where to measure, or a :class:`Device` to estimate for; by default the model's own.
+    device: where to measure; or, to estimate, a :class:`Device`, the name of a described one (``"H200"``)
+        or a JSON file; by default the model's own.
     memory_limit: per rank, such as ``"70GB"``.
     ties: tied parameters: ``"sync"`` (a copy per stage, gradients summed), ``"colocate"``, or ``"auto"``.
     pin: module path → stage, such as ``{"lm_head": 3}``.
@@ -181,7 +184,7 @@ def _plan(
     check_same("the captured graph", captured.ops.digest)
 
     def decide() -> tuple[Plan, CostTable, tuple[str, ...]]:
-        ranks = _cluster(cluster, n_ranks, n_stages, schedule, device)
+        ranks = _cluster(captured, cluster, n_ranks, n_stages, schedule, device)
         pieces = _n_microbatches(captured, n_microbatches, n_stages)
         planned = refine(
             captured,
@@ -228,6 +231,7 @@ def _n_microbatches(captured: Capture, asked: int | str | None, n_stages: int) -
 
 
 def _cluster(
+    captured: Capture,
     given: Cluster | str | pathlib.Path | None,
     n_ranks: int | None,
     n_stages: int,
@@ -240,13 +244,39 @@ def _cluster(
             raise InputError(f"n_ranks is {n_ranks} but the cluster has {cluster.n_ranks} ranks; give one")
         return cluster
     if n_ranks is None:
-        n_ranks = dist.get_world_size() if in_group() else max(1, n_stages // stages_per_rank(schedule))
+        per_rank = 2 if schedule in SEVERAL_PER_RANK else 1
+        n_ranks = dist.get_world_size() if in_group() else max(1, n_stages // per_rank)
     if not 1 <= n_ranks <= n_stages:
         raise InputError(
             f"{n_ranks} ranks cannot share {n_stages} stages: each rank holds at least one; "
             f"set n_stages to {n_ranks} or more, or n_ranks to {n_stages} or fewer"
         )
-    return Cluster.uniform(n_ranks, device if isinstance(device, Device) else None)
+    described, link = _hardware(captured, device)
+    return Cluster.uniform(n_ranks, described, link)
+
+
+def _hardware(captured: Capture, device: str | torch.device | Device | None) -> tuple[Device, Link]:
+    """The description of a device, and of the link that ranks of one host most often have with it."""
+    if isinstance(device, str) and not _is_torch_device(device):
+        device = measure.device(device)
+    if not isinstance(device, Device):
+        where = torch.device(device) if device is not None else _device_of(captured.model)
+        device = measure.described(measure.device_name(where))
+        if where.type == "cpu":
+            return dataclasses.replace(device, memory_bytes=None), measure.link("loopback")
+    return device, measure.link("NVLink4" if "NVIDIA H" in device.name else "PCIe4")
+
+
+def _is_torch_device(text: str) -> bool:
+    try:
+        torch.device(text)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _costs(
@@ -258,7 +288,11 @@ def _costs(
     if isinstance(costs, CostTable):
         return costs
     if costs == "estimated":
-        return measure.estimate(captured, device, dims=dims)
+        if device is None and _device_of(captured.model).type == "meta":
+            raise InputError(
+                "the model is on the meta device; name the device to estimate for, such as device='H200'"
+            )
+        return measure.estimate(captured, _hardware(captured, device)[0], dims=dims)
     if costs != "measured":
         return CostTable.from_dict(_read_json(costs))
     if any(p.is_meta for p in captured.model.parameters()):
@@ -266,9 +300,9 @@ def _costs(
             "the model is on the meta device, which cannot be measured; pass costs='estimated' and the "
             "device to estimate for, or a saved cost table"
         )
-    if isinstance(device, Device):
+    if isinstance(device, Device) or (isinstance(device, str) and not _is_torch_device(device)):
         raise InputError(
-            f"costs='measured' runs on this machine, but device describes {device.name}; pass "
+            f"costs='measured' runs on this machine, but device describes another, {device}; pass "
             "costs='estimated', or a torch device"
         )
     return measure.profile(captured, device=device, dims=dims)

@@ -5,8 +5,9 @@ The cost types are plain data in ``costs``; what costs imply for a plan is left 
 
 from __future__ import annotations
 
-from .devices import DEVICES, LINKS, device, link
+from .clock import device_name
+from .devices import DEVICES, LINKS, described, device, link
 from .estimate import estimate
 from .profiler import profile
 
-__all__ = ["DEVICES", "LINKS", "device", "estimate", "link", "profile"]
+__all__ = ["DEVICES", "LINKS", "described", "device", "device_name", "estimate", "link", "profile"]
