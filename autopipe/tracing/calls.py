@@ -1,0 +1,149 @@
+"""What a recording is made of: one ``Call`` per node, and which of its sources a value depends on.
+
+Making calls is left to ``recorder``; turning them into fx graphs and ops to ``emit`` and ``opgraph``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .regions import Region
+from .structure import Spec
+
+__all__ = ["Call", "Depends", "Guard", "Recording", "calls_in", "map_calls"]
+
+
+class Depends(enum.IntFlag):
+    """What a value can change with. Without INPUT, RANDOM, STATE and DATA it is safe to read in Python."""
+
+    NOTHING = 0
+    INPUT = 1
+    """the data of the model's inputs"""
+    RANDOM = 2
+    """random draws"""
+    STATE = 4
+    """parameters and buffers"""
+    SHAPE = 8
+    """the sizes of the model's inputs"""
+    DATA = 16
+    """its very shape depends on data"""
+
+
+UNSAFE = Depends.INPUT | Depends.RANDOM | Depends.STATE | Depends.DATA
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Call:
+    """One recorded node. ``args`` and ``kwargs`` nest other calls and plain constants.
+
+    Attributes
+    ----------
+    op, target, args, kwargs: as in :class:`torch.fx.Node`.
+    hint: what to build the node's name from.
+    path: the module whose forward makes the call (for a leaf, the leaf itself).
+    source: ``file:line`` in the model's code.
+    region: grad mode and autocast, where they differ from those around the model.
+    value: its example value with tensors on the meta device.
+    accessor: it only takes a piece or a size of an earlier value.
+    is_size: its value is a Python number.
+    storages: ids of the memory its value lies in; ``reads`` and ``writes`` those of its arguments it touches.
+    mutated: names of buffers it writes.
+    """
+
+    op: str
+    target: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    hint: str = ""
+    path: str = ""
+    source: str = ""
+    region: Region | None = None
+    value: Any = None
+    depends: Depends = Depends.NOTHING
+    accessor: bool = False
+    is_size: bool = False
+    is_random: bool = False
+    storages: frozenset[int] = frozenset()
+    reads: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+    mutated: tuple[str, ...] = ()
+    name: str = ""
+
+    @property
+    def inputs(self) -> list[Call]:
+        """The calls whose values this one takes, each once, in order."""
+        return list(dict.fromkeys([*calls_in(self.args), *calls_in(self.kwargs)]))
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the call may be dropped when nothing uses its value."""
+        return self.op != "call_module" and not (self.is_random or self.writes or self.mutated)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Guard:
+    """A number made from sizes that the model's Python turned into a plain value.
+
+    ``size`` is the call that computes it, ``outcome`` what it was, ``source`` where.
+    """
+
+    size: Call
+    outcome: Any
+    path: str
+    source: str
+
+
+@dataclasses.dataclass(slots=True)
+class Recording:
+    """One run of the model: its calls in program order, inputs first; the output call last."""
+
+    training: bool
+    calls: list[Call]
+    output: Spec
+    guards: list[Guard]
+    constants: dict[str, Any]
+
+
+def calls_in(value: Any) -> Iterator[Call]:
+    """Every call nested in an argument."""
+    if isinstance(value, Call):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from calls_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from calls_in(item)
+    elif isinstance(value, slice):
+        yield from calls_in((value.start, value.stop, value.step))
+
+
+def map_calls(value: Any, function: Callable[[Call], Any]) -> Any:
+    """An argument with every call in it replaced."""
+    if isinstance(value, Call):
+        return function(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_calls(v, function) for v in value)
+    if isinstance(value, dict):
+        return {k: map_calls(v, function) for k, v in value.items()}
+    if isinstance(value, slice):
+        return slice(*(map_calls(v, function) for v in (value.start, value.stop, value.step)))
+    return value
+
+
+def meta(value: Any) -> Any:
+    """A tensor as a meta tensor of the same shape, strides, dtype and gradient flag; anything else as is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    try:
+        new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    except (RuntimeError, NotImplementedError):
+        new = torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if value.requires_grad and (value.dtype.is_floating_point or value.dtype.is_complex):
+        new.requires_grad_(True)
+    return new

@@ -1,0 +1,217 @@
+"""``capture``: from a model and example arguments to graphs that do what the model does.
+
+The parts are left to the other modules of this room; cutting the graphs into stages to ``stages``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import fx, nn
+
+from ..errors import CaptureError, InputError, ModelError
+from ..graph import OpGraph
+from . import emit, modes, opgraph, patches
+from .calls import Recording
+from .inputs import Inputs
+from .leaves import Policy
+from .recorder import Recorder, Restart
+from .state import preserved
+from .structure import Spec, flatten, unflatten
+
+__all__ = ["Capture", "capture"]
+
+_logger = logging.getLogger("autopipe")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Capture:
+    """A model as graphs that compute what it computes, in training and in evaluation.
+
+    Attributes
+    ----------
+    model: the model itself, untouched.
+    example: the (args, kwargs) it was captured with.
+    ops: the op graph, the union of both forms.
+    graphs: the fx graph of each form by training flag; one object twice where one serves both.
+    constants: values glue code brought itself, by ``get_attr`` target.
+    inputs: the structure of the arguments; ``outputs`` that of the result, by training flag.
+    device: where the model was when captured; ``get_attr`` target ``_device`` stands for it.
+    policy: which modules are leaves.
+    """
+
+    model: nn.Module
+    example: tuple[tuple[Any, ...], dict[str, Any]]
+    ops: OpGraph
+    graphs: dict[bool, fx.Graph]
+    constants: dict[str, Any]
+    inputs: Inputs
+    outputs: dict[bool, Spec]
+    device: torch.device
+    policy: Policy
+    dynamic: Any = "auto"
+
+    @functools.cached_property
+    def modules(self) -> dict[bool, fx.GraphModule]:
+        """A graph module of each form, holding the model's own submodules."""
+        train = emit.module(self.model, self.graphs[True], self.constants, self.device)
+        if self.graphs[True] is self.graphs[False]:
+            return {True: train, False: train}
+        return {True: train, False: emit.module(self.model, self.graphs[False], self.constants, self.device)}
+
+    @property
+    def module(self) -> fx.GraphModule:
+        """The training form as a linted graph module from flat tensor inputs to flat outputs."""
+        return self.modules[True]
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Placeholder name → tensor for a call's arguments.
+
+        Raises :class:`InputError` naming the argument that differs from what was captured.
+        """
+        args, kwargs = _without_cache(self.model, args, kwargs or {})
+        return self.inputs.bind(self.model, args, kwargs)
+
+    def assemble(self, leaves: Sequence[Any], training: bool | None = None) -> Any:
+        """The model's output structure from the flat tuple that the output node returns."""
+        return unflatten(self.outputs[self.model.training if training is None else training], leaves)
+
+    def open(self, *paths: str) -> Capture:
+        """The same capture with the leaves at ``paths`` opened."""
+        policy = self.policy.with_opened(paths)
+        return _capture(self.model, *self.example, policy, self.dynamic)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the captured graph as the model would run."""
+        values = self.bind(args, kwargs)
+        training = self.model.training
+        module = self.modules[training]
+        self._sync(module)
+        return self.assemble(module(*values.values()), training)
+
+    def _sync(self, module: fx.GraphModule) -> None:
+        """Let the flags that generated code reads be the model's."""
+        for node in module.graph.nodes:
+            if node.op == "get_attr" and node.target.split(".")[-1] == "training":
+                path = node.target.rpartition(".")[0]
+                module.get_submodule(path).training = self.model.get_submodule(path).training
+
+
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    open: Iterable[str] = (),
+    closed: Iterable[str] = (),
+    dynamic: Literal["auto"] | bool = "auto",
+) -> Capture:
+    """Record ``model`` by running it on example arguments, once in training and once in evaluation mode.
+
+    Parameters
+    ----------
+    args, kwargs: what the model is called with; inferred where the model tells (see ``examples``).
+    open, closed: dotted paths of modules to record the inside of, or to keep whole.
+    dynamic: ``"auto"`` lets every input size vary that the model lets vary; False fixes them all.
+
+    Raises :class:`ModelError` when the model itself fails on the arguments, :class:`CaptureError` when it
+    cannot be recorded, :class:`InputError` for arguments or paths that do not fit. The model is left as it
+    was in every case.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is {type(model).__name__}; capture takes a torch.nn.Module")
+    policy = Policy(model, pinned=frozenset(closed)).with_opened(open)
+    return _capture(model, tuple(args), dict(kwargs or {}), policy, dynamic)
+
+
+def _capture(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, dynamic: Any
+) -> Capture:
+    args, kwargs = _without_cache(model, args, kwargs)
+    inputs, tensors = Inputs.of(model, args, kwargs)
+    with preserved(model):
+        forms, policy = _forms(model, args, kwargs, policy)
+    merged = modes.merge(modes.prune(forms[True]), modes.prune(forms[False]))
+    graphs = {True: emit.graph(merged[True])}
+    graphs[False] = graphs[True] if merged[False] is merged[True] else emit.graph(merged[False])
+    ops = opgraph.build(model, merged, lambda name, i, t: tuple(t.shape))
+    return Capture(
+        model=model,
+        example=(args, kwargs),
+        ops=ops,
+        graphs=graphs,
+        constants=merged[False].constants | merged[True].constants,
+        inputs=inputs,
+        outputs={flag: form.output for flag, form in merged.items()},
+        device=device_of(model, tensors),
+        policy=policy,
+        dynamic=dynamic,
+    )
+
+
+def device_of(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.device:
+    """Where the model is: its first parameter or buffer, else the first input."""
+    held = next(model.parameters(), None)
+    held = next(model.buffers(), None) if held is None else held
+    held = next(iter(tensors.values()), None) if held is None else held
+    return torch.device("cpu") if held is None else held.device
+
+
+def _forms(
+    model: nn.Module, args: Any, kwargs: Any, policy: Policy
+) -> tuple[dict[bool, Recording], Policy]:
+    """A recording in each mode under one policy; what must stay whole is found by trying."""
+    forms: dict[bool, Recording] = {}
+    while len(forms) < 2:
+        training = not forms
+        was = model.training
+        model.train(training) if was != training else model
+        try:
+            forms[training] = _record(model, args, kwargs, policy, training)
+        except Restart as restart:
+            policy, forms = policy.with_closed([restart.path]), {}
+            if not restart.path:
+                raise CaptureError(f"{type(model).__name__} cannot be captured: {restart.why}") from None
+    return forms, policy
+
+
+def _record(model: nn.Module, args: Any, kwargs: Any, policy: Policy, training: bool) -> Recording:
+    args, kwargs = _fresh((args, kwargs))
+    _, tensors = Inputs.of(model, args, kwargs)
+    names = {id(t): n for n, t in reversed([*model.named_parameters(), *model.named_buffers()])}
+    paths = {id(m): n for n, m in model.named_modules()}
+    recorder = Recorder(names, paths, policy.is_leaf, device_of(model, tensors), training)
+    with patches.applied(recorder):
+        return recorder.run(model, args, kwargs, tensors)
+
+
+def _fresh(value: Any) -> Any:
+    """The same structure with each tensor in it a copy of its own: a tensor given twice becomes two."""
+    leaves, spec = flatten(value)
+    return unflatten(spec, [_copy(v) if isinstance(v, torch.Tensor) else v for v in leaves])
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _without_cache(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Ask a transformers model for no key-value cache where its config asks for one."""
+    if not getattr(getattr(model, "config", None), "use_cache", False) or "use_cache" in kwargs:
+        return args, kwargs
+    if "use_cache" not in inspect.signature(model.forward).parameters:
+        return args, kwargs
+    _say_once(f"{type(model).__name__} is captured without its key-value cache (use_cache=False)")
+    return args, {**kwargs, "use_cache": False}
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    _logger.info(message)
+

@@ -1,0 +1,263 @@
+"""What the recorder must know of torch's functions: their kind, how to name them in code, what they touch.
+
+Deciding what follows from it is left to ``recorder``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import functools
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from .calls import UNSAFE, Call, Depends
+from .structure import Spec, unflatten
+
+__all__ = [
+    "Named",
+    "Rebuild",
+    "Reflected",
+    "Versions",
+    "as_call",
+    "classify",
+    "generator_state",
+    "is_settled",
+    "selects_by_mask",
+    "storages",
+    "tensors",
+]
+
+Kind = Literal["state", "metadata", "read", "shape only", "data shaped", "op"]
+
+_STATE = {"_set_grad_enabled", "set_grad_enabled", "__set__", "__delete__", "requires_grad_", "register_hook"}
+_METADATA = {
+    "shape", "size", "numel", "nelement", "__len__", "stride", "dim", "ndim", "ndimension", "dtype", "device",
+    "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_mps", "is_xpu", "is_mkldnn",
+    "is_nested", "is_leaf", "requires_grad", "grad_fn", "names", "itemsize", "nbytes", "element_size",
+    "is_floating_point", "is_complex", "is_contiguous", "is_tensor", "get_device", "data_ptr", "type_as_name",
+    "storage_offset", "untyped_storage", "_version", "is_inference", "is_conj", "is_neg", "is_signed",
+    "is_pinned", "output_nr", "_is_view", "_base", "result_type", "can_cast", "__hash__", "__repr__",
+    "__format__", "__str__", "__dir__", "has_names", "is_same_size", "retain_grad", "retains_grad", "name",
+    "is_sparse_csr", "is_vulkan", "is_ipu", "is_maia", "is_mtia", "is_distributed", "is_autocast_enabled",
+    "broadcast_shapes", "_dispatch_keys", "__deepcopy__", "grad", "sym_size", "is_xla", "is_ort",
+    "_backward_hooks", "is_shared", "_grad_fn", "storage", "storage_type", "__reduce_ex__", "get_default_dtype",
+    "_has_symbolic_sizes_strides", "__getstate__", "__cuda_array_interface__", "typename",
+}  # fmt: skip
+_READS = {
+    "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__nonzero__",
+    "__long__", "numpy", "__array__", "__contains__", "equal", "allclose", "is_nonzero", "__dlpack__",
+    "_local_scalar_dense", "cpu_numpy",
+}  # fmt: skip
+_SHAPE_ONLY = {
+    "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full",
+    "new_tensor",
+}  # fmt: skip
+_DATA_SHAPED = {"nonzero", "unique", "unique_consecutive", "masked_select", "argwhere", "bincount"}
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    f"__{name}__": getattr(operator, name)
+    for name in "add sub mul truediv floordiv mod pow matmul neg invert eq ne lt le gt ge getitem setitem".split()
+} | {"__and__": operator.and_, "__or__": operator.or_, "__xor__": operator.xor}
+_REFLECTED = {
+    f"__r{name}__": getattr(operator, name)
+    for name in "add sub mul truediv floordiv mod pow matmul".split()
+} | {"__rdiv__": operator.truediv}
+
+
+def classify(func: Callable[..., Any]) -> tuple[Kind, str]:
+    """What kind of function it is, and its plain name (a property's own name for its getter)."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", name)
+    return _kind(name), name
+
+
+@functools.cache
+def _kind(name: str) -> Kind:
+    sets: tuple[tuple[Kind, set[str]], ...] = (
+        ("state", _STATE),
+        ("metadata", _METADATA),
+        ("read", _READS),
+        ("shape only", _SHAPE_ONLY),
+        ("data shaped", _DATA_SHAPED),
+    )
+    return next((kind for kind, names in sets if name in names), "op")
+
+
+def as_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """A torch function with encoded arguments as the call that generated code should make."""
+    name = getattr(func, "__name__", type(func).__name__)
+    if name == "__get__":
+        name = func.__self__.__name__  # type: ignore[attr-defined]
+        return Call("call_function", getattr, (args[0], name), hint=name)
+    if name in _OPERATORS and not kwargs:
+        return Call("call_function", _OPERATORS[name], args, hint=name.strip("_"))
+    if name in _REFLECTED and len(args) == 2:
+        return Call("call_function", _REFLECTED[name], (args[1], args[0]), hint=name.strip("_"))
+    if _is_method(func, name) and isinstance(args[0] if args else None, Call):
+        return Call("call_method", name, args, kwargs, hint=name)
+    return Call("call_function", nameable(func), args, kwargs, hint=name)
+
+
+def _is_method(func: Any, name: str) -> bool:
+    return name.isidentifier() and not name.startswith("__") and getattr(torch.Tensor, name, None) is func
+
+
+def nameable(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself where generated code can find it by name, else wrapped so that it can."""
+    return func if _resolves(func) else Named(func)
+
+
+def qualified_name(func: Callable[..., Any]) -> str:
+    """The dotted name of a function, for people."""
+    if isinstance(func, Named):
+        return func.shown
+    try:
+        return torch.fx.node._get_qualified_name(func)
+    except (RuntimeError, AttributeError):
+        return getattr(func, "__qualname__", repr(func))
+
+
+def _resolves(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    if getattr(builtins, name, None) is func or (getattr(func, "__module__", None) == "_operator"):
+        return True
+    if isinstance(func, torch._ops.OpOverload):
+        return True
+    root, *rest = qualified_name(func).split(".")
+    found: Any = sys.modules.get(root)
+    for atom in rest:
+        found = getattr(found, atom, None)
+    return found is func
+
+
+class Named:
+    """A callable under a name that generated code can hold."""
+
+    __module__ = "autopipe.tracing.functions"
+
+    def __init__(self, function: Callable[..., Any], name: str = "", shown: str = "") -> None:
+        self.function = function
+        plain = name or getattr(function, "__name__", type(function).__name__)
+        self.__name__ = "".join(c if c.isalnum() else "_" for c in plain).strip("_") or "function"
+        self.__qualname__ = self.__name__
+        module = getattr(function, "__module__", None) or ""
+        self.shown = shown or f"{module}.{getattr(function, '__qualname__', plain)}".lstrip(".")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and self.function == other.function
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+
+class Rebuild(Named):
+    """Puts leaves back into a structure that fx cannot write down, such as a dataclass."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(lambda *leaves: unflatten(spec, leaves), spec.type.__name__, spec.type.__qualname__)
+        self.spec = spec
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rebuild) and self.spec == other.spec
+
+    def __hash__(self) -> int:
+        return hash((self.spec.kind, self.spec.type))
+
+
+def selects_by_mask(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether the result's shape depends on data: indexing with a boolean tensor, one-argument ``where``."""
+    if name == "where":
+        return len(args) == 1
+    if name != "__getitem__":
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in index)
+
+
+def is_settled(call: Call) -> bool:
+    """Whether a tainted read can come out one way only: a uniform draw in [0, 1) below zero or less."""
+    if len(call.args) != 1 or not isinstance(call.args[0], Call) or call.depends & ~(Depends.RANDOM) & UNSAFE:
+        return False
+    test = call.args[0]
+    name = test.target if isinstance(test.target, str) else getattr(test.target, "__name__", "")
+    if name not in ("lt", "__lt__", "less") or len(test.args) != 2 or not isinstance(test.args[0], Call):
+        return False
+    draw, bound = test.args
+    drawn = getattr(draw.target, "__name__", draw.target) in ("rand", "rand_like")
+    return drawn and isinstance(bound, (int, float)) and bound <= 0
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor nested in tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+
+
+def storages(value: Any) -> frozenset[int]:
+    """The id of the memory a tensor lies in; empty for other values and tensors without storage."""
+    if not isinstance(value, torch.Tensor):
+        return frozenset()
+    try:
+        return frozenset({value.untyped_storage()._cdata})
+    except (NotImplementedError, RuntimeError):
+        return frozenset()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Versions:
+    """Tensors and how often each had been written to at some moment."""
+
+    entries: tuple[tuple[Any, torch.Tensor, int], ...]
+
+    @classmethod
+    def of(cls, named: dict[Any, torch.Tensor]) -> Versions:
+        return cls(tuple((n, t, _version(t)) for n, t in named.items()))
+
+    @property
+    def storages(self) -> frozenset[int]:
+        return frozenset().union(*(storages(t) for _, t, _ in self.entries))
+
+    def written(self) -> list[torch.Tensor]:
+        """Those written to since."""
+        return [t for _, t, version in self.entries if _version(t) != version]
+
+    def changed(self, module: nn.Module, path: str, training: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        """Buffers of ``module`` written to or replaced since, and those that its normalisation layers update.
+
+        Batch norm's own kernels write its statistics without counting it.
+        """
+        now = dict(module.named_buffers(prefix=path))
+        for name, tensor, version in self.entries:
+            owner = module.get_submodule(name[len(path) + 1 :].rpartition(".")[0])
+            tracks = training and owner.training and getattr(owner, "track_running_stats", False)
+            if now.get(name) is not tensor or _version(tensor) != version or tracks:
+                yield name, tensor
+
+
+def generator_state(device: torch.device) -> bytes | None:
+    """What tells whether random numbers were drawn since; None where nothing is drawn (meta)."""
+    if device.type == "cpu":
+        return torch.default_generator.get_state().numpy().tobytes()
+    if device.type == "cuda":
+        cuda = torch.cuda.get_rng_state(device).numpy().tobytes()
+        return cuda + torch.default_generator.get_state().numpy().tobytes()
+    return None

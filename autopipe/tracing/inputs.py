@@ -1,0 +1,167 @@
+"""A call's arguments: named after the model's signature, flattened, checked against those captured.
+
+Which sizes may change is left to ``dims``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import InputError
+from .structure import Spec, flatten, paths, unflatten
+
+__all__ = ["Inputs", "arguments"]
+
+
+def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by parameter name of ``model.forward``, those equal to their default left out.
+
+    Raises :class:`InputError` where they do not fit the signature.
+    """
+    try:
+        signature = inspect.signature(model.forward)
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(f"{type(model).__name__}.forward does not take these arguments: {error}") from error
+    out: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        parameter = signature.parameters[name]
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            out.update(value)
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            out.update({f"{name}_{i}": v for i, v in enumerate(value)})
+        elif value is not parameter.default:
+            out[name] = value
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The structure of the arguments a model was captured with.
+
+    Attributes
+    ----------
+    names: per leaf, the placeholder name of a tensor, or None for a constant.
+    shown: per leaf, how a person would write it (``batch["mask"]``).
+    spec: of the dict of arguments by name.
+    constants: leaf index → the value it had.
+    dtypes: leaf index → dtype of a tensor.
+    shapes: leaf index → shape of a tensor at capture.
+    """
+
+    model: str
+    names: tuple[str | None, ...]
+    shown: tuple[str, ...]
+    spec: Spec
+    constants: dict[int, Any]
+    dtypes: dict[int, torch.dtype]
+    shapes: dict[int, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
+        """The structure of a call's arguments, and its tensors by placeholder name."""
+        leaves, spec = flatten(arguments(model, args, kwargs))
+        trails = paths(spec)
+        taken: dict[str, int] = {}
+        names = tuple(
+            _unique("_".join(str(key) for _, key in trail), taken) if isinstance(leaf, torch.Tensor) else None
+            for trail, leaf in zip(trails, leaves, strict=True)
+        )
+        tensors = {i: v for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)}
+        inputs = cls(
+            model=type(model).__name__,
+            names=names,
+            shown=tuple(_shown(trail) for trail in trails),
+            spec=spec,
+            constants={i: v for i, v in enumerate(leaves) if i not in tensors},
+            dtypes={i: t.dtype for i, t in tensors.items()},
+            shapes={i: tuple(t.shape) for i, t in tensors.items()},
+        )
+        return inputs, {n: v for n, v in zip(names, leaves, strict=True) if n is not None}
+
+    def bind(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The tensors of a call's arguments by placeholder name.
+
+        Raises :class:`InputError` naming every argument that differs from what was captured in structure,
+        constant value, dtype or number of dims.
+        """
+        given = arguments(model, args, kwargs)
+        leaves, spec = flatten(given)
+        if spec != self.spec:
+            raise InputError(self._structure_message(given))
+        faults = [f for i, leaf in enumerate(leaves) for f in self._faults(i, leaf)]
+        if faults:
+            raise InputError(f"{self.model}: " + "; ".join(faults))
+        return {n: v for n, v in zip(self.names, leaves, strict=True) if n is not None}
+
+    def _faults(self, i: int, leaf: Any) -> list[str]:
+        shown = self.shown[i]
+        if i in self.constants:
+            return [] if _same(leaf, self.constants[i]) else [
+                f"argument {shown} was {_short(self.constants[i])} when captured and is {_short(leaf)} now; "
+                f"capture again with it"
+            ]
+        if not isinstance(leaf, torch.Tensor):
+            return [f"argument {shown} was a tensor when captured and is {_short(leaf)} now; capture again with it"]
+        if leaf.dtype != self.dtypes[i]:
+            return [f"argument {shown} is {leaf.dtype}, captured with {self.dtypes[i]}; convert it with "
+                    f".to({self.dtypes[i]})"]
+        if leaf.dim() != len(self.shapes[i]):
+            return [f"argument {shown} has shape {list(leaf.shape)}, captured with {len(self.shapes[i])} dims "
+                    f"({list(self.shapes[i])})"]
+        return []
+
+    def _structure_message(self, given: dict[str, Any]) -> str:
+        captured = set(self.spec.keys)
+        missing, extra = sorted(captured - set(given)), sorted(set(given) - captured)
+        said = [f"missing {', '.join(missing)}"] * bool(missing)
+        said += [f"not captured with {', '.join(extra)}"] * bool(extra)
+        if not said:
+            nested = [
+                name
+                for name, child in zip(self.spec.keys, self.spec.children, strict=True)
+                if flatten(given[name])[1] != child
+            ]
+            said = [f"argument {n} has another structure than when captured" for n in nested] or ["another order"]
+        return (
+            f"{self.model} was captured with arguments ({', '.join(self.spec.keys)}), this call differs: "
+            f"{'; '.join(said)}; capture again with the arguments you will call it with"
+        )
+
+    def rebuild(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """The arguments by name with other tensors in the captured structure."""
+        leaves = [self.constants[i] if n is None else tensors[n] for i, n in enumerate(self.names)]
+        return unflatten(self.spec, leaves)
+
+
+def _unique(name: str, taken: dict[str, int]) -> str:
+    name = re.sub(r"\W", "_", name)
+    taken[name] = taken.get(name, -1) + 1
+    return name if not taken[name] else f"{name}_{taken[name]}"
+
+
+def _shown(trail: Any) -> str:
+    (_, first), *rest = trail
+    return str(first) + "".join(f"[{k!r}]" if kind == "item" else f".{k}" for kind, k in rest)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except (RuntimeError, ValueError, TypeError):
+        return False
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"

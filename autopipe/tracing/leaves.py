@@ -1,0 +1,104 @@
+"""Which modules stay whole: blocks and plain layers are leaves, what merely holds them is opened.
+
+Opening more because a plan needs it, or fewer because Python branches on data, is left to ``capture``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from ..errors import InputError
+
+__all__ = ["Policy"]
+
+_LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_ATOMIC_PREFIX = "torch.nn."
+_COMPOSITE_PREFIX = "torch.nn.modules.transformer"
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Decides by path which modules are recorded whole.
+
+    A module is opened when it is the root, a plain container, or *holds a stack*: somewhere below it, two
+    or more siblings of one class that have layers of their own, which are not already inside a block.
+    Everything else is a leaf: the blocks, plain ``torch.nn`` layers, embeddings, heads. ``opened`` and
+    ``closed`` override by path (``closed`` wins; opening a path opens what it lies in).
+    """
+
+    model: nn.Module
+    opened: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
+    pinned: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        modules = dict(self.model.named_modules(remove_duplicate=False))
+        unknown = sorted((self.opened | self.closed | self.pinned) - set(modules))
+        if unknown:
+            raise InputError(
+                f"{type(self.model).__name__} has no module {', '.join(map(repr, unknown))}; "
+                f"open and closed take dotted paths such as {next((p for p in modules if p), '')!r}"
+            )
+        object.__setattr__(self, "_default", frozenset(self._wrappers()))
+
+    def is_leaf(self, path: str) -> bool:
+        """Whether the module at ``path`` stays whole."""
+        if path in self.closed or path in self.pinned:
+            return True
+        if path in self.opened:
+            return False
+        return path not in self._default  # type: ignore[attr-defined]
+
+    def is_openable(self, path: str) -> bool:
+        """Whether opening the module at ``path`` shows anything inside."""
+        module = self.model.get_submodule(path)
+        return path not in self.closed | self.pinned and not is_atomic(module)
+
+    def with_opened(self, paths: Iterable[str]) -> Policy:
+        """The same policy with more modules open, and those they lie in."""
+        more = {".".join(p.split(".")[: i + 1]) for p in paths for i in range(len(p.split(".")))} | {""}
+        return dataclasses.replace(self, opened=self.opened | more, closed=self.closed - more)
+
+    def with_closed(self, paths: Iterable[str]) -> Policy:
+        """The same policy with more modules kept whole."""
+        return dataclasses.replace(self, closed=self.closed | set(paths))
+
+    def _wrappers(self) -> Iterable[str]:
+        """Paths of the modules that are opened by default, from the root down to the blocks."""
+        queue = [("", self.model)]
+        while queue:
+            path, module = queue.pop()
+            yield path
+            children = [(f"{path}.{n}" if path else n, c) for n, c in module.named_children()]
+            queue += [(p, c) for p, c in children if _is_wrapper(c)]
+
+
+def is_atomic(module: nn.Module) -> bool:
+    """Whether a module has no inside to record: one of torch's own layers, or compiled code."""
+    name = type(module).__module__
+    own = name.startswith(_ATOMIC_PREFIX) and not name.startswith(_COMPOSITE_PREFIX)
+    return (own and type(module) not in _LISTS) or is_compiled(module)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is scripted or wrapped by ``torch.compile``."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    types = (torch.jit.ScriptModule, *([dynamo.OptimizedModule] if dynamo else []))
+    return isinstance(module, types)
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    return not is_atomic(module) and (_is_stack(module) or any(_is_wrapper(c) for c in module.children()))
+
+
+def _is_stack(module: nn.Module) -> bool:
+    """Two or more children of one class with layers of their own, all in a plain container."""
+    if not isinstance(module, _LISTS):
+        return False
+    inner = [type(c) for c in module.children() if not is_atomic(c) and any(True for _ in c.children())]
+    return any(inner.count(t) >= 2 for t in inner)

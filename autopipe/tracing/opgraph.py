@@ -1,0 +1,258 @@
+"""The op graph of a capture: ops, edges, what must keep order or stay together, parameters.
+
+Recording is left to ``recorder``; the sizes that may vary and symbolic shapes to ``dims``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..graph import Dim, Op, OpGraph, ParameterSpec, TensorSpec
+from ..units import Size
+from .calls import Call, Depends, Recording
+from .functions import qualified_name, tensors
+
+__all__ = ["build", "parameter_specs"]
+
+Shape = Callable[[str, int, torch.Tensor], tuple[Size, ...]]
+"""(op name, index among its outputs, example) → the output's symbolic shape."""
+
+
+def build(
+    model: nn.Module,
+    forms: Mapping[bool, Recording],
+    shape: Shape,
+    dims: Sequence[Dim] = (),
+) -> OpGraph:
+    """The union of both forms as an op graph."""
+    calls, modes = _union(forms)
+    specs = parameter_specs(model)
+    first = {n: p.name for p in specs for n in p.names}
+    is_buffer = {p.name for p in specs if p.is_buffer}
+    owned = _Owned(model, first, is_buffer)
+    names = {c.name for c in calls}
+    ops = tuple(_op(c, modes[c.name], owned, shape, model) for c in calls)
+    edges = _edges(forms, names)
+    order, groups = _constraints(forms, {op.name: op for op in ops})
+    position = {c.name: i for i, c in enumerate(calls)}
+    return OpGraph(
+        model=type(model).__name__,
+        ops=ops,
+        edges=tuple(sorted(edges, key=lambda e: (position[e[0]], position[e[1]]))),
+        order_edges=tuple(
+            sorted(order - edges, key=lambda e: (position[e[0]], position[e[1]]))
+        ),
+        groups=tuple(tuple(sorted(g, key=position.__getitem__)) for g in groups),
+        parameters=specs,
+        dims=tuple(dims),
+    )
+
+
+def parameter_specs(model: nn.Module) -> tuple[ParameterSpec, ...]:
+    """Every parameter and buffer once, under all its names."""
+    found: dict[int, tuple[torch.Tensor, list[str], bool]] = {}
+    for is_buffer, named in (
+        (False, model.named_parameters(remove_duplicate=False)),
+        (True, model.named_buffers(remove_duplicate=False)),
+    ):
+        for name, tensor in named:
+            found.setdefault(id(tensor), (tensor, [], is_buffer))[1].append(name)
+    return tuple(
+        ParameterSpec(names[0], tuple(names), tuple(t.shape), dtype_name(t.dtype), t.requires_grad, is_buffer)
+        for t, names, is_buffer in found.values()
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name of a dtype, such as ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _union(forms: Mapping[bool, Recording]) -> tuple[list[Call], dict[str, Any]]:
+    """The calls of both forms in one program order, and the mode each belongs to."""
+    if forms[True] is forms[False]:
+        calls = [c for c in forms[True].calls if c.op != "get_attr"]
+        return calls, dict.fromkeys((c.name for c in calls), "both")
+    train, evaluation = ([c for c in forms[f].calls if c.op != "get_attr"] for f in (True, False))
+    common = {c.name for c in train} & {c.name for c in evaluation}
+    out: list[Call] = []
+    modes: dict[str, Any] = {}
+    rest = iter(evaluation)
+    for call in train:
+        if call.name in common:
+            for other in rest:
+                if other.name == call.name:
+                    break
+                out.append(other)
+                modes[other.name] = "eval"
+        out.append(call)
+        modes[call.name] = "both" if call.name in common else "train"
+    return out, modes
+
+
+class _Owned:
+    """Which parameters and buffers a call uses, by first name."""
+
+    def __init__(self, model: nn.Module, first: Mapping[str, str], is_buffer: set[str]) -> None:
+        self.model, self.first, self.is_buffer = model, first, is_buffer
+        self.inside: dict[str, tuple[str, ...]] = {}
+
+    def names(self, call: Call) -> tuple[str, ...]:
+        used = [self.first[c.target] for c in call.inputs if c.op == "get_attr" and c.target in self.first]
+        if call.op == "call_module":
+            used += self.module(call.target)
+        return tuple(dict.fromkeys(used))
+
+    def module(self, path: str) -> tuple[str, ...]:
+        if path not in self.inside:
+            module = self.model.get_submodule(path)
+            named = [*module.named_parameters(prefix=path), *module.named_buffers(prefix=path)]
+            self.inside[path] = tuple(self.first[n] for n, _ in named)
+        return self.inside[path]
+
+
+_KINDS: dict[str, Any] = {
+    "placeholder": "input",
+    "output": "output",
+    "call_module": "module",
+    "call_function": "function",
+    "call_method": "method",
+}
+
+
+def _op(call: Call, mode: Any, owned: _Owned, shape: Shape, model: nn.Module) -> Op:
+    names = owned.names(call)
+    buffers = tuple(n for n in names if n in owned.is_buffer)
+    parameters = tuple(n for n in names if n not in owned.is_buffer)
+    mutated = tuple(dict.fromkeys(owned.first.get(n, n) for n in call.mutated))
+    outputs = tuple(
+        TensorSpec(shape(call.name, i, t), dtype_name(t.dtype), t.requires_grad)
+        for i, t in enumerate(tensors(call.value))
+    )
+    target = call.target if isinstance(call.target, str) else qualified_name(call.target)
+    op = Op(
+        name=call.name,
+        kind=_KINDS[call.op],
+        target=target if call.op != "call_method" else f"torch.Tensor.{target}",
+        module_path=call.path,
+        source=call.source,
+        outputs=outputs,
+        is_size=call.is_size,
+        parameters=parameters,
+        buffers=tuple(dict.fromkeys((*buffers, *mutated))),
+        mutated_buffers=mutated,
+        is_random=call.is_random,
+        is_tainted=bool(call.depends & Depends.INPUT),
+        is_movable=_is_movable(call, outputs, parameters),
+        mode=mode,
+    )
+    return dataclasses.replace(op, signature=_signature(call, op, model))
+
+
+def _is_movable(call: Call, outputs: Sequence[TensorSpec], parameters: Sequence[str]) -> bool:
+    if call.op not in ("call_function", "call_method", "call_module") or parameters:
+        return False
+    if call.is_random or call.writes or call.mutated or any(t.requires_grad for t in outputs):
+        return False
+    return call.is_size or not call.depends & Depends.STATE
+
+
+def _signature(call: Call, op: Op, model: nn.Module) -> str:
+    """A hash of what decides an op's cost."""
+    given = [_describe(a) for a in (*call.args, *call.kwargs.items())]
+    parts = [op.kind, op.target, str(given), str(call.region)]
+    if call.op == "call_module":
+        module = model.get_submodule(call.target)
+        parts[1] = _configuration(module, call.target)
+        parts.append(str([(tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()]))
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
+
+
+def _describe(value: Any) -> Any:
+    if isinstance(value, Call):
+        return [(tuple(t.shape), dtype_name(t.dtype), t.requires_grad) for t in tensors(value.value)] or value.value
+    if isinstance(value, (tuple, list)):
+        return [_describe(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _describe(v) for k, v in value.items()}
+    return value
+
+
+def _configuration(module: nn.Module, path: str) -> str:
+    """Class and plain attributes of a module and everything below it; a layer's own number left out."""
+    numbers = {int(p) for p in path.split(".") if p.isdigit()}
+    parts = []
+    for name, inner in module.named_modules():
+        plain = {
+            k: v
+            for k, v in vars(inner).items()
+            if isinstance(v, (int, float, str, tuple)) and not k.startswith("_") and k != "training"
+            and not (type(v) is int and v in numbers and "id" in k)
+        }
+        parts.append(f"{name}:{type(inner).__module__}.{type(inner).__qualname__}{sorted(plain.items())}")
+    return ";".join(parts)
+
+
+def _edges(forms: Mapping[bool, Recording], names: set[str]) -> set[tuple[str, str]]:
+    return {
+        (given.name, call.name)
+        for recording in forms.values()
+        for call in recording.calls
+        if call.name in names
+        for given in call.inputs
+        if given.op != "get_attr"
+    }
+
+
+def _constraints(
+    forms: Mapping[bool, Recording], ops: Mapping[str, Op]
+) -> tuple[set[tuple[str, str]], list[set[str]]]:
+    """Order edges between random draws and around writes, and groups of ops that must share a stage."""
+    order: set[tuple[str, str]] = set()
+    groups: list[set[str]] = []
+    for recording in {id(r): r for r in forms.values()}.values():
+        calls = [c for c in recording.calls if c.op != "get_attr"]
+        draws = [c.name for c in calls if c.is_random]
+        order |= set(zip(draws, draws[1:], strict=False))
+        groups += [{c.name, *(g.name for g in c.inputs)} for c in calls if c.accessor and not c.is_size
+                   and all(g.op not in ("get_attr", "placeholder") for g in c.inputs)]
+        groups += _aliases(recording, order)
+        mutated = {n for c in calls for n in c.mutated}
+        groups += [{c.name for c in calls if name in ops[c.name].buffers} for name in mutated]
+    return order, _joined([g for g in groups if len(g) > 1])
+
+
+def _aliases(recording: Recording, order: set[tuple[str, str]]) -> list[set[str]]:
+    """Per memory that is written: its users up to the last write, kept in order and together."""
+    out = []
+    calls = [c for c in recording.calls if c.op != "output"]
+    held = frozenset().union(*(c.storages for c in calls if c.op in ("placeholder", "get_attr")))
+    for storage in frozenset().union(*(c.writes for c in calls)):
+        users = [c for c in recording.calls if storage in c.storages | c.reads or storage in c.writes]
+        last = max(i for i, c in enumerate(users) if storage in c.writes)
+        together = users if storage in held else users[: last + 1]
+        together = [c for c in together if c.op not in ("placeholder", "get_attr", "output")]
+        out.append({c.name for c in together})
+        writes = [c for c in users if storage in c.writes]
+        order.update(
+            (a.name, b.name)
+            for i, a in enumerate(users)
+            for b in users[i + 1 :]
+            if (a in writes or b in writes) and a.op not in ("placeholder", "get_attr")
+        )
+    return out
+
+
+def _joined(groups: list[set[str]]) -> list[set[str]]:
+    """Groups that share a member as one."""
+    out: list[set[str]] = []
+    for group in groups:
+        touching = [g for g in out if g & group]
+        out = [g for g in out if not g & group] + [group.union(*touching)]
+    return out

@@ -1,0 +1,106 @@
+"""Grad mode and autocast at each recorded call, relative to the surroundings, and code that restores them.
+
+Noticing the state of a call is left to ``recorder``; ``insert`` serves every graph that code is made from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["Ambient", "Region", "enter", "insert", "leave"]
+
+_DEVICES = ("cpu", "cuda")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Region:
+    """How a call's grad mode and autocast differ from those around the model.
+
+    ``autocast`` is a (device type, enabled, dtype, weight cache) tuple per device type that differs.
+    """
+
+    grad: bool | None = None
+    autocast: tuple[tuple[str, bool, torch.dtype, bool], ...] = ()
+
+    def __str__(self) -> str:
+        grad = [] if self.grad is None else [f"grad={self.grad}"]
+        cast = [f"autocast({d}, {e}, {t})" for d, e, t, _ in self.autocast]
+        return ", ".join(grad + cast)
+
+
+Ambient = tuple[bool, tuple[tuple[str, bool, torch.dtype, bool], ...]]
+
+
+def ambient() -> Ambient:
+    """The grad mode and autocast state in force now."""
+    cache = torch.is_autocast_cache_enabled()
+    casts = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), cache) for d in _DEVICES)
+    return torch.is_grad_enabled(), casts
+
+
+def difference(base: Ambient, now: Ambient) -> Region | None:
+    """The region that leads from ``base`` to ``now``; None where they are equal."""
+    if base == now:
+        return None
+    return Region(
+        None if base[0] == now[0] else now[0],
+        tuple(n for b, n in zip(base[1], now[1], strict=True) if b != n),
+    )
+
+
+def enter(region: Region) -> list[Any]:
+    """Put a region's grad mode and autocast in force; returns what :func:`leave` needs."""
+    contexts: list[Any] = []
+    if region.grad is not None:
+        contexts.append(torch.set_grad_enabled(region.grad))
+    for device, enabled, dtype, cache in region.autocast:
+        cast = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
+        cast.__enter__()
+        contexts.append(cast)
+    return contexts
+
+
+def leave(contexts: list[Any]) -> None:
+    """Undo :func:`enter`."""
+    for context in reversed(contexts):
+        context.__exit__(None, None, None)
+
+
+def insert(graph: fx.Graph) -> fx.Graph:
+    """Put calls of :func:`enter` and :func:`leave` around each run of nodes whose ``meta["region"]`` is set.
+
+    To be called once on a graph that code is to be made from; a graph without regions is left as it is.
+    """
+    current: Region | None = None
+    token: fx.Node | None = None
+    for node in list(graph.nodes):
+        if node.op in ("placeholder", "get_attr"):
+            continue
+        region = node.meta.get("region") if node.op != "output" else None
+        if region == current:
+            continue
+        with graph.inserting_before(node):
+            if token is not None:
+                graph.call_function(leave, (token,))
+            token = None if region is None else graph.call_function(_Enter(region))
+        current = region
+    return graph
+
+
+class _Enter:
+    """A region's :func:`enter` as a function of no arguments, so that generated code can name it."""
+
+    __module__ = "autopipe.tracing.regions"
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        grad = {None: [], True: ["grad"], False: ["no_grad"]}[region.grad]
+        self.__name__ = "_".join(["enter", *grad, *(["autocast"] if region.autocast else [])])
+        self.__qualname__ = self.__name__
+
+    def __call__(self) -> list[Any]:
+        return enter(self.region)

@@ -1,0 +1,184 @@
+"""Numbers that remember how they were made from tensor sizes, so that a capture stays right at others.
+
+Turning their expressions into nodes, and comparisons into run-time checks, is left to ``recorder``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, Protocol
+
+__all__ = ["Expression", "Sink", "TrackedFloat", "TrackedInt", "plain", "track"]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Expression:
+    """A number as ``function(*operands)``; operands are expressions, plain numbers or whatever a leaf holds.
+
+    ``ref`` is the value's place in the recording: set for a size read from a tensor, and for the others
+    once a recorded call has used them.
+    """
+
+    function: Callable[..., Any] | None
+    operands: tuple[Any, ...]
+    value: Any
+    ref: Any = None
+
+
+class Sink(Protocol):
+    """What tracked numbers report to while a model is being recorded."""
+
+    @property
+    def recording(self) -> bool:
+        """Whether arithmetic is to be tracked now."""
+
+    def guard(self, expression: Expression, outcome: Any) -> None:
+        """A tracked number was turned into the plain ``outcome``: remember to check it."""
+
+
+def track(value: Any, expression: Expression, sink: Sink) -> Any:
+    """``value`` as a tracked number; bools and what is no number stay plain and are guarded."""
+    if isinstance(value, bool):
+        sink.guard(expression, value)
+        return value
+    if isinstance(value, int):
+        return TrackedInt.make(value, expression, sink)
+    if isinstance(value, float):
+        return TrackedFloat.make(value, expression, sink)
+    return value
+
+
+def plain(value: Any) -> Any:
+    """A tracked number as an ordinary one; anything else as it is."""
+    if isinstance(value, TrackedInt):
+        return int.__int__(value)
+    if isinstance(value, TrackedFloat):
+        return float.__float__(value)
+    return value
+
+
+def _apply(function: Callable[..., Any], *operands: Any) -> Any:
+    """The function on tracked or plain operands, tracked in turn while recording."""
+    result = function(*map(plain, operands))
+    sink = next(o.sink for o in operands if isinstance(o, _Tracked))
+    if result is NotImplemented or not sink.recording:
+        return result
+    inner = tuple(o.expression if isinstance(o, _Tracked) else o for o in operands)
+    return track(result, Expression(function, inner, result), sink)
+
+
+def _binary(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        return _apply(function, self, other) if isinstance(other, (int, float)) else NotImplemented
+
+    return method
+
+
+def _reflected(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        return _apply(function, other, self) if isinstance(other, (int, float)) else NotImplemented
+
+    return method
+
+
+def _unary(function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, *rest: Any) -> Any:
+        return _apply(function, self, *rest)
+
+    return method
+
+
+class _Tracked:
+    """What tracked ints and floats share: arithmetic that stays tracked, conversions that are guarded."""
+
+    expression: Expression
+    sink: Sink
+
+    __add__ = _binary(operator.add)
+    __radd__ = _reflected(operator.add)
+    __sub__ = _binary(operator.sub)
+    __rsub__ = _reflected(operator.sub)
+    __mul__ = _binary(operator.mul)
+    __floordiv__ = _binary(operator.floordiv)
+    __rfloordiv__ = _reflected(operator.floordiv)
+    __truediv__ = _binary(operator.truediv)
+    __rtruediv__ = _reflected(operator.truediv)
+    __mod__ = _binary(operator.mod)
+    __rmod__ = _reflected(operator.mod)
+    __pow__ = _binary(operator.pow)
+    __rpow__ = _reflected(operator.pow)
+    __neg__ = _unary(operator.neg)
+    __pos__ = _unary(operator.pos)
+    __abs__ = _unary(operator.abs)
+    __ceil__ = _unary(math.ceil)
+    __floor__ = _unary(math.floor)
+    __trunc__ = _unary(math.trunc)
+    __round__ = _unary(round)
+    __eq__ = _binary(operator.eq)
+    __ne__ = _binary(operator.ne)
+    __lt__ = _binary(operator.lt)
+    __le__ = _binary(operator.le)
+    __gt__ = _binary(operator.gt)
+    __ge__ = _binary(operator.ge)
+
+    def __rmul__(self, other: Any) -> Any:
+        if isinstance(other, (int, float)):
+            return _apply(operator.mul, other, self)
+        return operator.mul(other, self.settle())
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __int__(self) -> int:
+        return int(self.settle())
+
+    def __float__(self) -> float:
+        return float(self.settle())
+
+    def __hash__(self) -> int:
+        return hash(plain(self))
+
+    def __reduce__(self) -> Any:
+        return type(plain(self)), (plain(self),)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def settle(self) -> Any:
+        """The plain number, guarded while recording: the caller bakes it in."""
+        if self.sink.recording:
+            self.sink.guard(self.expression, plain(self))
+        return plain(self)
+
+
+class TrackedInt(_Tracked, int):
+    """An ``int`` made from sizes of tensors that depend on the inputs.
+
+    Notes: what reads an int's value in C without asking its type (``range``, sequence indexing) sees the
+    plain number.
+    """
+
+    @classmethod
+    def make(cls, value: int, expression: Expression, sink: Sink) -> TrackedInt:
+        new = int.__new__(cls, value)
+        new.expression, new.sink = expression, sink
+        return new
+
+
+class TrackedFloat(_Tracked, float):
+    """A ``float`` made from sizes of tensors that depend on the inputs."""
+
+    @classmethod
+    def make(cls, value: float, expression: Expression, sink: Sink) -> TrackedFloat:
+        new = float.__new__(cls, value)
+        new.expression, new.sink = expression, sink
+        return new

@@ -1,0 +1,177 @@
+"""Nested values as flat leaves and back: containers, mappings, dataclasses and objects that carry tensors.
+
+What the leaves mean is left to ``recorder`` (values while recording) and ``inputs`` (arguments of a call).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+
+__all__ = ["LEAF", "Spec", "Step", "carries_tensors", "flatten", "paths", "unflatten"]
+
+Step = tuple[Literal["item", "attr"], Any]
+"""One step from a structure to a piece of it: ``("item", key)`` or ``("attr", name)``."""
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.Tensor, torch.Size, torch.nn.Module)
+_MAX_DEPTH = 6
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spec:
+    """The shape of a nested value: what kind of container each level is, its keys and its children.
+
+    ``kind`` is ``leaf``, ``sequence``, ``fields`` (a namedtuple or dataclass), ``mapping``, ``record`` (a
+    mapping that is a dataclass too, such as a transformers ``ModelOutput``) or ``object``.
+    """
+
+    kind: Literal["leaf", "sequence", "fields", "mapping", "record", "object"]
+    type: Any = None
+    keys: tuple[Any, ...] = ()
+    children: tuple[Spec, ...] = ()
+
+    @property
+    def n_leaves(self) -> int:
+        return 1 if self.kind == "leaf" else sum(c.n_leaves for c in self.children)
+
+
+LEAF = Spec("leaf")
+
+
+def flatten(value: Any) -> tuple[list[Any], Spec]:
+    """The leaves of ``value`` in order, and the spec that :func:`unflatten` needs to put them back.
+
+    >>> leaves, spec = flatten({"a": (1, None), "b": [2]})
+    >>> leaves, unflatten(spec, leaves)
+    ([1, None, 2], {'a': (1, None), 'b': [2]})
+    """
+    leaves: list[Any] = []
+    return leaves, _flatten(value, leaves, 0)
+
+
+def _flatten(value: Any, leaves: list[Any], depth: int) -> Spec:
+    parts = None if isinstance(value, torch.Tensor) else _parts(value, depth)
+    if parts is None:
+        leaves.append(value)
+        return LEAF
+    kind, keys, items = parts
+    return Spec(kind, type(value), keys, tuple(_flatten(v, leaves, depth + 1) for v in items))
+
+
+def _parts(value: Any, depth: int) -> tuple[Any, tuple[Any, ...], list[Any]] | None:
+    """(kind, keys, children) of a container; None for a leaf."""
+    cls = type(value)
+    if cls in (tuple, list):
+        return "sequence", tuple(range(len(value))), list(value)
+    if cls in _LEAF_TYPES or isinstance(value, (type, torch.Size)):
+        return None
+    if isinstance(value, Mapping) and isinstance(value, dict):
+        kind = "record" if dataclasses.is_dataclass(value) else "mapping"
+        return kind, tuple(value), list(value.values())
+    if isinstance(value, tuple):
+        if not hasattr(value, "_fields") and not hasattr(cls, "n_sequence_fields"):
+            return None
+        return "fields", tuple(range(len(value))), list(value)
+    if dataclasses.is_dataclass(value):
+        names = tuple(f.name for f in dataclasses.fields(value) if hasattr(value, f.name))
+        return "fields", names, [getattr(value, n) for n in names]
+    if depth < _MAX_DEPTH and carries_tensors(value, _MAX_DEPTH - depth):
+        return "object", tuple(vars(value)), list(vars(value).values())
+    return None
+
+
+_LEAF_TYPES = frozenset({*_PLAIN, torch.dtype, torch.device, slice, range, torch.nn.Parameter})
+
+
+def carries_tensors(value: Any, depth: int = _MAX_DEPTH) -> bool:
+    """Whether an object of no known container type holds tensors in its attributes."""
+    if isinstance(value, _PLAIN) or isinstance(value, type) or callable(value) or depth <= 0:
+        return False
+    try:
+        attributes = vars(value)
+    except TypeError:
+        return False
+    return any(_holds_tensor(v, depth - 1) for v in attributes.values())
+
+
+def _holds_tensor(value: Any, depth: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, (tuple, list)):
+        return depth > 0 and any(_holds_tensor(v, depth - 1) for v in value)
+    if isinstance(value, dict):
+        return depth > 0 and any(_holds_tensor(v, depth - 1) for v in value.values())
+    return carries_tensors(value, depth)
+
+
+def unflatten(spec: Spec, leaves: Any) -> Any:
+    """The structure of ``spec`` with ``leaves`` (an iterable, in order) in its places."""
+    iterator = iter(leaves)
+    return _unflatten(spec, iterator)
+
+
+def _unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
+    if spec.kind == "leaf":
+        return next(leaves)
+    values = [_unflatten(child, leaves) for child in spec.children]
+    return _BUILDERS[spec.kind](spec, values)
+
+
+def _sequence(spec: Spec, values: list[Any]) -> Any:
+    return values if spec.type is list else tuple(values)
+
+
+def _mapping(spec: Spec, values: list[Any]) -> Any:
+    if spec.type is dict:
+        return dict(zip(spec.keys, values, strict=True))
+    new = spec.type.__new__(spec.type)
+    for key, value in zip(spec.keys, values, strict=True):
+        new[key] = value
+    return new
+
+
+def _record(spec: Spec, values: list[Any]) -> Any:
+    return spec.type(**dict(zip(spec.keys, values, strict=True)))
+
+
+def _fields(spec: Spec, values: list[Any]) -> Any:
+    if issubclass(spec.type, tuple):
+        return spec.type._make(values) if hasattr(spec.type, "_make") else spec.type(values)
+    return _object(spec, values)
+
+
+def _object(spec: Spec, values: list[Any]) -> Any:
+    new = spec.type.__new__(spec.type)
+    for key, value in zip(spec.keys, values, strict=True):
+        object.__setattr__(new, key, value)
+    return new
+
+
+_BUILDERS: dict[str, Callable[[Spec, list[Any]], Any]] = {
+    "sequence": _sequence,
+    "mapping": _mapping,
+    "record": _record,
+    "fields": _fields,
+    "object": _object,
+}
+
+
+def paths(spec: Spec) -> list[tuple[Step, ...]]:
+    """For each leaf, the steps that lead to it.
+
+    >>> paths(flatten((1, {"k": 2}))[1])
+    [(('item', 0),), (('item', 1), ('item', 'k'))]
+    """
+    if spec.kind == "leaf":
+        return [()]
+    step: Literal["item", "attr"] = "attr"
+    if spec.kind in ("sequence", "mapping", "record") or issubclass(spec.type, tuple):
+        step = "item"
+    return [
+        ((step, key), *rest)
+        for key, child in zip(spec.keys, spec.children, strict=True)
+        for rest in paths(child)
+    ]
