@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from .errors import StoreError
+from .shown import Shown
 
 __all__ = ["CostTable", "OpCost"]
 
@@ -61,7 +62,7 @@ class OpCost:
 
 
 @dataclasses.dataclass(frozen=True)
-class CostTable:
+class CostTable(Shown):
     """The cost of every op of a graph at given input dims on one kind of device.
 
     Attributes
@@ -93,11 +94,9 @@ class CostTable:
         items = [self[op] for op in ops]
         sums = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s", "saved_bytes", "flops")
         peaks = ("workspace_bytes", "backward_workspace_bytes")
-        return OpCost(
-            **{f: sum(getattr(c, f) for c in items) for f in sums},
-            **{f: max((getattr(c, f) for c in items), default=0) for f in peaks},
-            source=self.source,
-        )
+        totals: dict[str, Any] = {f: sum(getattr(c, f) for c in items) for f in sums}
+        totals |= {f: max((getattr(c, f) for c in items), default=0) for f in peaks}
+        return OpCost(**totals, source=self.source)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and numbers, for JSON."""

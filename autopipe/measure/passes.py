@@ -1,0 +1,199 @@
+"""Times the ops of a replay in passes: piece by piece for what each costs, whole for what the sum should be.
+
+Choosing what to run and when to stop is left to ``profiler``.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..costs import OpCost
+from .account import Kernels
+from .clock import Stopwatch, spread
+from .replay import Piece, Replay, Tape
+from .samples import Samples
+from .survey import Account, Survey
+
+__all__ = ["Passes", "optimizer_seconds"]
+
+_HEAVY_S = {"cpu": 1e-4, "cuda": 2e-5}
+_GUESS = {"cpu": (5e10, 1e10), "cuda": (3e14, 2e12)}
+"""FLOP/s and bytes/s by which ops are told light from heavy before any is timed; only that hangs on them."""
+
+
+class Passes:
+    """Repeated passes over one replay, and the costs that follow from them."""
+
+    def __init__(self, replay: Replay, surveyed: Survey, samples: Samples, autocast: torch.dtype | None):
+        self.replay, self.surveyed, self.samples, self.autocast = replay, surveyed, samples, autocast
+        self.watch = Stopwatch(replay.device)
+        self.pieces = replay.pieces(self._is_heavy)
+
+    def _guess_s(self, kernels: Kernels) -> float:
+        flops_s, bytes_s = _GUESS.get(self.replay.device.type, _GUESS["cpu"])
+        return kernels.flops / flops_s + kernels.bytes / bytes_s
+
+    def _is_heavy(self, name: str) -> bool:
+        account = self.surveyed.accounts.get(name, Account())
+        limit = _HEAVY_S.get(self.replay.device.type, _HEAVY_S["cpu"])
+        return self._guess_s(account.forward) > limit
+
+    def by_ops(self, part: str) -> None:
+        """One pass, piece by piece: forward, and then the full (``B``) or the input (``I``) backward."""
+        env = {**self.replay.inputs(), **self.replay.made_up}
+        tapes: list[tuple[Piece, Tape]] = []
+        with _steady(), self.replay.autocast(self.autocast):
+            for piece in self.pieces:
+                tapes.append((piece, self.replay.forward(piece, env, self.watch((piece, "F")))))
+            self.replay.seed(env)
+            while tapes:
+                piece, tape = tapes.pop()
+                self._backward(piece, tape, part)
+        self._keep(self.watch.read(), part)
+
+    def _backward(self, piece: Piece, tape: Tape, part: str) -> None:
+        roots, gradients = self.replay.gradients(tape)
+        if not roots:
+            return
+        if part == "B":
+            with self.watch((piece, "B")):
+                torch.autograd.backward(roots, gradients)
+            return
+        takes = [t for t in pytree.tree_leaves(tape.feed) if isinstance(t, Tensor) and t.requires_grad]
+        if not takes:
+            return
+        with self.watch((piece, "I")):
+            found = torch.autograd.grad(roots, takes, gradients, allow_unused=True)
+        for tensor, gradient in zip(takes, found, strict=True):
+            if gradient is not None and tensor.is_leaf:
+                tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+
+    def _keep(self, seconds: Mapping[Any, float], part: str) -> None:
+        for (piece, what), value in seconds.items():
+            for name, share in self._shares(piece, what).items():
+                self.samples.add(self.key(name), what, value * share)
+        if part == "B":
+            for what in "FB":
+                self.samples.add("", f"sum {what}", sum(v for (_, w), v in seconds.items() if w == what))
+
+    def _shares(self, piece: Piece, part: str) -> dict[str, float]:
+        """How the ops of a piece share its time: as the kernels they run would take."""
+        weights = {}
+        for node in piece.nodes:
+            account = self.surveyed.accounts.get(node.name, Account())
+            kernels = account.forward if part == "F" else account.backward
+            weights[node.name] = kernels.n * 2e-6 + self._guess_s(kernels)
+        total = sum(weights.values())
+        if not total:
+            return dict.fromkeys(weights, 1 / len(weights))
+        return {name: w / total for name, w in weights.items() if w}
+
+    def whole(self, keep: bool = True) -> None:
+        """One forward and backward of the same ops under a single tape, as training runs them."""
+        env = {**self.replay.inputs(), **self.replay.made_up}
+        with _steady(), self.replay.autocast(self.autocast):
+            with self.watch("F"):
+                for node in self.replay.nodes:
+                    env[node.name] = self.replay.call(node, env)
+            seeds = self.replay.seed(env)
+            with self.watch("B"):
+                if seeds:
+                    torch.autograd.backward(seeds, [torch.ones_like(t) for t in seeds])
+        for part, value in self.watch.read().items():
+            if keep:
+                self.samples.add("", str(part), value)
+
+    def key(self, name: str) -> str:
+        return self.replay.ops.by_name[name].signature or name
+
+    def factor(self, part: str) -> float:
+        """Whole-model seconds over the sum of the pieces'; 1 where there is no telling."""
+        pieces, whole = self.samples.median("", f"sum {part}"), self.samples.median("", part)
+        return whole / pieces if whole and pieces else 1.0
+
+    @property
+    def residual(self) -> float | None:
+        """How much longer the whole took than the sum of the pieces, relative; None if it was not run."""
+        pieces, whole = (sum(self.samples.median("", f"{kind}{p}") for p in "FB") for kind in ("sum ", ""))
+        return whole / pieces - 1 if whole and pieces else None
+
+    @property
+    def done(self) -> int:
+        """Whole passes measured so far, by this run and earlier ones, of every op."""
+        keys = {self.key(n.name) for n in self.replay.nodes if not self.replay.ops.by_name[n.name].is_size}
+        return min([len(self.samples.of("", "B")), *(len(self.samples.of(k, "F")) for k in keys)])
+
+    def saved_values(self, name: str, account: Account) -> tuple[str, ...]:
+        """The graph's values that an op keeps: those of its inputs that it does, and its own if so."""
+        takes = [p.name for p in self.replay.node(name).all_input_nodes]
+        kept = [takes[i] for i in account.saved_inputs if i < len(takes)]
+        return tuple(n for n in kept if n in self.replay.ops.by_name) + (name,) * account.saves_output
+
+    def cost(self, name: str) -> OpCost:
+        """The cost of an op that ran, or that one of its signature stands for."""
+        ran = self.replay.ran(name)
+        account = self.surveyed.accounts.get(ran, Account())
+        key = self.key(name)
+        forward, backward = self.samples.median(key, "F"), self.samples.median(key, "B")
+        inputs = min(self.samples.median(key, "I"), backward)
+        factor = self.factor("B")
+        return OpCost(
+            forward_s=forward * self.factor("F"),
+            backward_s=backward * factor,
+            backward_input_s=inputs * factor,
+            backward_weight_s=(backward - inputs) * factor,
+            saved_bytes=account.saved_bytes,
+            workspace_bytes=account.workspace_bytes,
+            backward_workspace_bytes=account.backward_workspace_bytes,
+            flops=account.forward.flops,
+            source="measured",
+            spread=max(spread(self.samples.of(key, "F")), spread(self.samples.of(key, "B"))),
+            saved_values=self.saved_values(name, account),
+        )
+
+
+class _steady:
+    """Keeps the garbage collector out of what is being timed."""
+
+    def __enter__(self) -> None:
+        self.was_on = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self.was_on:
+            gc.enable()
+
+
+def optimizer_seconds(
+    optimizer: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], device: torch.device
+) -> float:
+    """Seconds of one optimizer step per byte of parameter, on parameters of the model's own shapes."""
+    chosen: list[nn.Parameter] = []
+    total = 0
+    for p in {p.shape: p for p in parameters}.values():
+        if total and total + p.nbytes > _SAMPLE_BYTES:
+            continue
+        chosen.append(nn.Parameter(torch.empty_like(p, device=device).normal_()))
+        total += p.nbytes
+    if not chosen:
+        return 0.0
+    for p in chosen:
+        p.grad = torch.ones_like(p)
+    step = optimizer(chosen, lr=1e-3).step  # type: ignore[call-arg]
+    watch = Stopwatch(device)
+    seconds = []
+    for _ in range(4):
+        with watch("step"):
+            step()
+        seconds.append(watch.read()["step"])
+    return statistics.median(seconds[1:]) / total
+
+
+_SAMPLE_BYTES = 2**28

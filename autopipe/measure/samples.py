@@ -1,0 +1,71 @@
+"""Seconds measured so far, by op signature, and their keeping in a store between runs.
+
+Taking the measurements is left to ``passes``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import StoreError
+from .store import Store
+
+__all__ = ["Samples"]
+
+_MOST = 100
+"""Samples kept per op and part; older ones make way."""
+
+
+class Samples:
+    """``F`` (forward), ``B`` (backward) and ``I`` (its input part) seconds, one figure per op and pass.
+
+    Keys are op signatures, so equal ops share their figures, in one model or in several. ``""`` is the
+    model itself: its ``F`` and ``B`` are of whole passes, ``sum F`` and ``sum B`` of the pieces of the pass
+    beside it.
+
+    Parameters
+    ----------
+    context: what else the seconds depend on: dims, device, dtype, versions. Part of every store key.
+    model: the graph's digest, part of the key of the model's own figures.
+    """
+
+    def __init__(self, context: Mapping[str, Any], model: str, store: Store | None = None):
+        self.context, self.model, self.store = dict(context), model, store
+        self.by_key: dict[str, dict[str, list[float]]] = {}
+        self.notes: list[str] = []
+
+    def add(self, key: str, part: str, seconds: float) -> None:
+        self.by_key.setdefault(key, {}).setdefault(part, []).append(seconds)
+
+    def of(self, key: str, part: str) -> list[float]:
+        return self.by_key.get(key, {}).get(part, [])
+
+    def median(self, key: str, part: str) -> float:
+        """The median; 0 for what was not measured."""
+        found = self.of(key, part)
+        return statistics.median(found) if found else 0.0
+
+    def load(self, keys: Iterable[str]) -> None:
+        """Takes up what earlier runs left in the store; what it refuses is noted and measured again."""
+        if self.store is None:
+            return
+        for key in dict.fromkeys(keys):
+            try:
+                found = self.store.get("op", self._key(key))
+            except StoreError as error:
+                self.notes.append(str(error))
+                continue
+            if found:
+                self.by_key[key] = {part: list(seconds) for part, seconds in found.items()}
+
+    def save(self) -> None:
+        """Leaves everything measured so far in the store."""
+        if self.store is None:
+            return
+        for key, parts in self.by_key.items():
+            self.store.put("op", self._key(key), {part: seconds[-_MOST:] for part, seconds in parts.items()})
+
+    def _key(self, key: str) -> dict[str, Any]:
+        return {**self.context, "signature": key} if key else {**self.context, "model": self.model}
