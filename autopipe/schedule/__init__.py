@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from ..errors import InputError
 from .actions import Action, Schedule, StageTimes, Transfer, parse_action
+from .drawing import draw
+from .interchange import from_csv, to_csv
 from .templates import NAMES, SPLIT, placement, template
 from .validate import check, in_flight
 from .wire import Compute, Message, Recv, Send, Wire, wire_order
@@ -28,9 +30,12 @@ __all__ = [
     "Wire",
     "build",
     "check",
+    "draw",
+    "from_csv",
     "in_flight",
     "parse_action",
     "placement",
+    "to_csv",
     "wire_order",
 ]
 

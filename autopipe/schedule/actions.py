@@ -39,7 +39,10 @@ class Action:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds of one stage's actions on one microbatch; B may differ from I + W."""
+    """Seconds of one stage's actions on one microbatch; B may differ from I + W.
+
+    Where neither part is known (both 0), each counts as half of B.
+    """
 
     forward_s: float = 1.0
     backward_s: float = 2.0
@@ -49,7 +52,10 @@ class StageTimes:
     @property
     def by_code(self) -> tuple[float, float, float, float]:
         """In the order of the action codes F, B, I, W."""
-        return self.forward_s, self.backward_s, self.backward_input_s, self.backward_weight_s
+        i, w = self.backward_input_s, self.backward_weight_s
+        if not i and not w:
+            i = w = self.backward_s / 2
+        return self.forward_s, self.backward_s, i, w
 
     def seconds(self, kind: Kind) -> float:
         """Of one action of the kind."""
@@ -134,6 +140,14 @@ class Schedule:
                 elif a.kind != "I":
                     alive[a.stage] -= 1
         return tuple(peak) if self.has_backward else (0,) * self.n_stages
+
+    def phases(self, rank: int) -> tuple[int, int, int]:
+        """How many of a rank's actions are warmup (before its first backward), steady, and cooldown (after
+        its last forward)."""
+        kinds = [a.kind for a in self.actions[rank]]
+        warmup = next((i for i, kind in enumerate(kinds) if kind != "F"), len(kinds))
+        last = max((i + 1 for i, kind in enumerate(kinds) if kind == "F"), default=0)
+        return warmup, max(0, last - warmup), len(kinds) - max(last, warmup)
 
     def __str__(self) -> str:
         return "\n".join(f"rank {r}: " + " ".join(map(str, row)) for r, row in enumerate(self.actions))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..hardware import Cluster
 from .actions import F, Schedule, StageTimes, Transfer
 
-__all__ = ["Clock", "Edges", "run"]
+__all__ = ["Clock", "Edges", "run", "wiring"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def run(
     schedule: Schedule, times: Sequence[StageTimes], edges: Edges, cluster: Cluster | None = None
 ) -> Clock:
     """Every action as early as its rank and its inputs allow. O(actions + messages)."""
-    ins, outs, n_links = _wiring(schedule, edges, cluster)
+    ins, outs, n_links = wiring(schedule, edges, cluster)
     seconds = [t for stage in times for t in stage.by_code]
     free = [0.0] * schedule.n_ranks
     link_free = [0.0] * n_links
@@ -92,10 +92,13 @@ def run(
     return Clock(schedule, starts, ends, sent)
 
 
-def _wiring(
-    schedule: Schedule, edges: Edges, cluster: Cluster | None
+def wiring(
+    schedule: Schedule, edges: Edges, cluster: Cluster | None, *, unknown: float = 0.0
 ) -> tuple[list[list[list[float]]], list[list[_Out]], int]:
-    """Per action code, the arrival arrays it waits for and the messages it sends."""
+    """Per action code, the arrival arrays it waits for and the messages it sends; and the number of links.
+
+    The arrays have a time per microbatch, ``unknown`` until the message's sender has run.
+    """
     n = schedule.n_stages
     ins: list[list[list[float]]] = [[] for _ in range(4 * n)]
     outs: list[list[_Out]] = [[] for _ in range(4 * n)]
@@ -104,7 +107,7 @@ def _wiring(
         for a, row in enumerate(rows):
             for b, n_bytes in row.items():
                 here, there = schedule.placement[a], schedule.placement[b]
-                arrivals = [0.0] * schedule.n_microbatches
+                arrivals = [unknown] * schedule.n_microbatches
                 link, busy, latency = -1, 0.0, 0.0
                 if here != there:
                     link = links.setdefault((here, there), len(links))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import InputError
 from .actions import Action, Kind, Schedule
-from .listing import list_schedule
+from .listing import Rules, list_schedule
 
 __all__ = ["NAMES", "SPLIT", "placement", "template"]
 
@@ -62,11 +62,8 @@ def template(name: str, placed: tuple[int, ...], n_ranks: int, n_microbatches: i
     slots = _slots(name, placed, n_ranks)
     if name in ("forward-only", "gpipe", "looped-bfs"):
         return _assemble(name, placed, n_microbatches, slots, _breadth_first(slots, name, n_microbatches))
-    if name in ("zb-h1", "zb-h2") or not _fits(name, slots, n_ranks):
-        active, held = _limits(name, placed, slots)
-        return list_schedule(
-            name, placed, n_ranks, n_microbatches, split=name in SPLIT, active=active, held=held
-        )
+    if name == "zb-h2" or not _fits(name, slots, n_ranks):
+        return list_schedule(name, placed, n_ranks, n_microbatches, _rules(name, placed, slots))
     per_rank = 2 if name in V_SHAPED else -(-len(slots) // n_ranks)
     pattern = _PATTERNS[name]
     cells = {slots[p][0]: list(pattern(p, n_ranks, per_rank, n_microbatches)) for p in range(n_ranks)}
@@ -104,19 +101,16 @@ def _fits(name: str, slots: list[tuple[int, list[int]]], n_ranks: int) -> bool:
     return len(ranks) == n_ranks
 
 
-def _limits(
-    name: str, placed: Sequence[int], slots: list[tuple[int, list[int]]]
-) -> tuple[list[int], list[int]]:
-    """Per stage, how many microbatches may wait for their I or B, and for their W.
+def _rules(name: str, placed: Sequence[int], slots: list[tuple[int, list[int]]]) -> Rules:
+    """The memory of 1F1B's first rank everywhere; for ZB-H2 twice that, to fill the warm-up as well.
 
-    The rules of 1F1B and of Qi et al., "Zero Bubble Pipeline Parallelism" (2024): ZB-H1 keeps the memory
-    of 1F1B's first rank on every rank; ZB-H2 doubles it to fill the warm-up as well.
+    ZB-H2 is from Qi et al., "Zero Bubble Pipeline Parallelism" (2024).
     """
     slot_of = {s: i for i, (_, stages) in enumerate(slots) for s in stages}
     to_end = [len(slots) - slot_of[s] for s in range(len(placed))]
     if name == "zb-h2":
-        return [2 * n - 1 for n in to_end], [2 * len(slots) - 1] * len(placed)
-    return to_end, [len(slots)] * len(placed)
+        return Rules(True, tuple(2 * n - 1 for n in to_end), (2 * len(slots) - 1,) * len(placed))
+    return Rules(name in SPLIT, tuple(to_end), (len(slots),) * len(placed))
 
 
 def _assemble(
@@ -169,6 +163,23 @@ def _one_f_one_b(p: int, n_ranks: int, per_rank: int, n: int) -> Iterator[Cell]:
         yield cell(warmup + i, "F")
         yield cell(i, "B")
     yield from (cell(i, "B") for i in range(total - warmup, total))
+
+
+def _zb_h1(p: int, n_ranks: int, per_rank: int, n: int) -> Iterator[Cell]:
+    """ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism" (2024): 1F1B's peak, a third of its bubble.
+
+    1F1B with B cut to I; rank p runs each W p microbatches late, so that W fills what would be idle.
+    """
+    warmup, done = min(n, n_ranks - p), 0
+    yield from ((p, "F", m) for m in range(warmup))
+    for m in range(n):
+        yield p, "I", m
+        if m >= p:
+            yield p, "W", done
+            done += 1
+        if warmup + m < n:
+            yield p, "F", warmup + m
+    yield from ((p, "W", m) for m in range(done, n))
 
 
 class _Counter:
@@ -250,6 +261,7 @@ def _dualpipev(p: int, n_ranks: int, per_rank: int, n: int) -> Iterator[Cell]:
 _PATTERNS: dict[str, Pattern] = {
     "1f1b": _one_f_one_b,
     "interleaved": _one_f_one_b,
+    "zb-h1": _zb_h1,
     "zbv": _zbv,
     "dualpipev": _dualpipev,
 }

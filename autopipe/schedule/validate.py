@@ -9,6 +9,7 @@ import collections
 
 from ..errors import ScheduleError
 from .actions import Action, Schedule, ordered
+from .drawing import draw_faults
 
 __all__ = ["check", "in_flight"]
 
@@ -35,11 +36,7 @@ def check(schedule: Schedule) -> None:
         return
     shown = "\n".join(f"  {text}" for text, _, _ in faults[:20])
     more = f"\n  and {len(faults) - 20} more" if len(faults) > 20 else ""
-    marked = {(rank, i) for _, rank, i in faults}
-    grid = "\n".join(
-        f"rank {r}: " + " ".join(f">{a}<" if (r, i) in marked else str(a) for i, a in enumerate(row))
-        for r, row in enumerate(schedule.actions)
-    )
+    grid = draw_faults(schedule, [(rank, i) for _, rank, i in faults])
     count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
     raise ScheduleError(f"schedule {schedule.name!r} has {count}:\n{shown}{more}\n{grid}")
 

@@ -1,0 +1,71 @@
+"""Schedules in the CSV format of torch.distributed.pipelining: a row per rank, a cell per action.
+
+Which schedules torch itself can run is left to torch: it wants whole stages on ranks and adds its own sends.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import pathlib
+import re
+
+from ..errors import ScheduleError
+from .actions import Action, Schedule, parse_action
+from .validate import check
+
+__all__ = ["from_csv", "to_csv"]
+
+_COMMUNICATION = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)\d*")
+_OVERLAP = re.compile(r"\((.*)\)OVERLAP_F_B")
+
+
+def to_csv(schedule: Schedule) -> str:
+    """Text that torch's ``_PipelineScheduleRuntime._load_csv`` reads as ``compute_only``.
+
+    >>> from autopipe.schedule import build
+    >>> print(to_csv(build("zb-h1", 2, 2, 2)), end="")
+    0F0,0F1,0I0,0W0,0I1,0W1
+    1F0,1I0,1F1,1I1,1W0,1W1
+    """
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([map(str, row) for row in schedule.actions])
+    return out.getvalue()
+
+
+def from_csv(source: str | os.PathLike[str], *, name: str = "csv") -> Schedule:
+    """A checked schedule from CSV text, or from the file at a path object.
+
+    Empty cells (idle), sends, receives, and FSDP's unshards, reshards and reductions are left out: they
+    follow from the rest. Overlapped pairs such as ``(0F1;3B2)OVERLAP_F_B`` become their parts in order.
+    Raises :class:`ScheduleError` for a cell that is none of these, and for an unsound schedule.
+    """
+    text = source if isinstance(source, str) else pathlib.Path(source).read_text()
+    rows = [
+        tuple(a for i, cell in enumerate(row) for a in _parse(cell.strip(), f"row {r + 1}, cell {i + 1}"))
+        for r, row in enumerate(csv.reader(io.StringIO(text)))
+    ]
+    if not any(rows):
+        raise ScheduleError("the schedule has no actions; a row per rank is written like 0F0,0F1,0B0,0B1")
+    rank_of = {a.stage: r for r, row in reversed(list(enumerate(rows))) for a in row}
+    n_microbatches = max(a.microbatch + 1 for row in rows for a in row)
+    missing = sorted(set(range(max(rank_of) + 1)) - set(rank_of))
+    if missing:
+        raise ScheduleError(f"no rank of the schedule runs stage {missing[0]}; stages are numbered from 0")
+    placement = tuple(rank_of[s] for s in range(len(rank_of)))
+    schedule = Schedule(name, placement, n_microbatches, tuple(rows))
+    check(schedule)
+    return schedule
+
+
+def _parse(cell: str, where: str) -> list[Action]:
+    overlap = _OVERLAP.fullmatch(cell)
+    if overlap:
+        return [a for part in overlap[1].split(";") for a in _parse(part.strip(), where)]
+    if not cell or _COMMUNICATION.fullmatch(cell):
+        return []
+    action = parse_action(cell)
+    if action is None:
+        raise ScheduleError(f"{where}: cannot read {cell!r}; an action is written like 2F0, 0I3, 1W2 or 3B1")
+    return [action]
