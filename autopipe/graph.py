@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import StoreError
+from .shown import Shown
 from .units import Size, dtype_bytes, parse_size, size_at
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Op:
 
 
 @dataclasses.dataclass(frozen=True)
-class OpGraph:
+class OpGraph(Shown):
     """Ops in program order (a topological order), the values that flow between them, and what binds them.
 
     Attributes

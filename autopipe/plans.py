@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from .errors import StoreError
 from .hardware import Cluster
+from .shown import Shown
 
 __all__ = ["Boundary", "Bounds", "Candidate", "Plan", "StagePlan", "Tie"]
 
@@ -129,7 +130,7 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(Shown):
     """A pipeline's plan. Times are seconds per microbatch unless named ``step_s``.
 
     Attributes

@@ -90,7 +90,9 @@ def _header(plan: Plan, predicted: Timeline, measured: Timeline | None) -> str:
 
 
 def _figures(plan: Plan, predicted: Timeline, measured: Timeline | None) -> Sequence[tuple[str, str, str]]:
-    out = [("step, predicted", seconds(predicted.step_s), f"bound {seconds(plan.bounds.step_lower_s)}")]
+    out = [
+        ("step, predicted", seconds(predicted.step_s), f"no less than {seconds(plan.bounds.step_lower_s)}")
+    ]
     if measured is not None:
         ratio = measured.step_s / predicted.step_s if predicted.step_s else float("nan")
         out.append(("step, measured", seconds(measured.step_s), f"{ratio:.2f}× predicted"))
@@ -101,7 +103,7 @@ def _figures(plan: Plan, predicted: Timeline, measured: Timeline | None) -> Sequ
     out.append(("fullest rank", nbytes(_rank_memory(plan, predicted, fullest)), room))
     sent = sum(b.n_bytes * len(b.destinations) * (1 + b.differentiable) for b in plan.boundaries)
     ties = sum(t.mode == "sync" for t in plan.ties)
-    note = f"{len(plan.boundaries)} values" + (f", {ties} tied parameters summed" if ties else "")
+    note = f"{len(plan.boundaries)} values" + (f", {ties} tied summed" if ties else "")
     out.append(("sent per step", nbytes(sent * plan.n_microbatches), note))
     gap = "0%" if plan.bounds.proved else percent(plan.bounds.gap)
     out.append(("gap to optimum", gap, certificate(plan)))
@@ -249,9 +251,7 @@ def _asset(name: str) -> str:
 
 def _page(title: str, header: str, sections: Sequence[Section], blocks: Mapping[str, Any]) -> str:
     links = "".join(f'<a href="#{i}">{html.escape(t)}</a>' for i, t, _ in sections)
-    main = "".join(
-        f'<section id="{i}"><h2>{html.escape(t)}</h2>{body}</section>' for i, t, body in sections
-    )
+    main = "".join(f'<section id="{i}"><h2>{html.escape(t)}</h2>{body}</section>' for i, t, body in sections)
     # "<" is escaped so that no name in the data can end the script element
     stored = "".join(
         f'<script type="application/json" id="{i}">'

@@ -94,12 +94,16 @@ def memory(timeline: Timeline, limits: Sequence[int | None] = ()) -> str:
             y = floor - limit / top * (height - 10)
             line = f'<line x1="{GUTTER}" x2="{WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}"'
             parts.append(line + ' stroke="#c0392b" stroke-dasharray="5 3"/>')
-        parts.append(f'<text x="{GUTTER + 4}" y="{floor - height + 18}" font-size="10">{nbytes(peaks[rank])}</text>')
+        parts.append(
+            f'<text x="{GUTTER + 4}" y="{floor - height + 18}" font-size="10">{nbytes(peaks[rank])}</text>'
+        )
     label = f"memory per rank over time, fullest {nbytes(max(peaks, default=0))}"
     return _frame(label, n, timeline.schedule.n_ranks, height, end, "".join(parts))
 
 
-def _curve(curve: Sequence[tuple[float, float]], floor: float, tall: float, top: float, end: float, rank: int) -> str:
+def _curve(
+    curve: Sequence[tuple[float, float]], floor: float, tall: float, top: float, end: float, rank: int
+) -> str:
     scale = (WIDTH - GUTTER - 8) / end
     points = [f"M{GUTTER},{floor:.1f}"]
     for t, b in curve:
@@ -122,7 +126,11 @@ def _frame(label: str, n: int, n_all: int, height: float, end: float, body: str)
         f'<text x="2" y="{AXIS + (r + 0.5) * height + 3:.0f}" font-size="11" opacity=".7">rank {r}</text>'
         for r in range(0, n, every)
     )
-    more = f'<text x="2" y="{tall - 3:.0f}" font-size="11">… and {n_all - n} more ranks</text>' if n < n_all else ""
+    more = (
+        f'<text x="2" y="{tall - 3:.0f}" font-size="11">… and {n_all - n} more ranks</text>'
+        if n < n_all
+        else ""
+    )
     name = html.escape(label)
     return (
         f'<svg role="img" aria-label="{name}" viewBox="0 0 {WIDTH} {tall:.0f}" width="100%" '

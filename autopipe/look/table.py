@@ -16,7 +16,7 @@ from ..units import format_bytes, format_seconds
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Column", "Table", "count", "nbytes", "percent", "seconds", "word"]
+__all__ = ["Column", "Table", "count", "nbytes", "percent", "runs", "seconds", "word"]
 
 
 def count(n: float) -> str:
@@ -39,7 +39,7 @@ def percent(x: float | None) -> str:
 
 def seconds(s: float | None) -> str:
     """Seconds for people; a dash where nothing was timed."""
-    return "–" if s is None else format_seconds(s).replace(" us", " µs")
+    return "–" if s is None else format_seconds(s).replace(" us", " µs") if s else "0 s"
 
 
 def nbytes(n: float | None) -> str:
@@ -52,6 +52,21 @@ def word(value: Any) -> str:
     if value is None or value == "" or value == ():
         return "–"
     return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def runs(numbers: Sequence[int]) -> str:
+    """Numbers with runs of three or more joined.
+
+    >>> runs((0, 2, 3, 4, 5, 8, 9))
+    '0, 2–5, 8, 9'
+    """
+    found: list[list[int]] = []
+    for n in numbers:
+        if found and n == found[-1][-1] + 1:
+            found[-1].append(n)
+        else:
+            found.append([n])
+    return ", ".join(f"{r[0]}–{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +83,7 @@ class Column:
 
     @property
     def is_number(self) -> bool:
-        return self.format is not word
+        return self.format not in (word, runs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +117,7 @@ class Table:
     def html(self, max_rows: int = 2000, caption: bool = True) -> str:
         """An HTML table; numbers are right-aligned by class ``n``. Long tables lose their middle."""
         head, tail, hidden = _ends(self.rows, max_rows)
-        titles = "".join(
-            f'<th scope="col"{_number(c)}>{html.escape(c.title)}</th>' for c in self.columns
-        )
+        titles = "".join(f'<th scope="col"{_number(c)}>{html.escape(c.title)}</th>' for c in self.columns)
         gap = f'<tr><td colspan="{len(self.columns)}">… {hidden:,} more …</td></tr>' if hidden else ""
         body = self._rows(head) + gap + self._rows(tail)
         title = f"<caption>{html.escape(self.title)}</caption>" if caption and self.title else ""

@@ -6,7 +6,6 @@ How a table prints is left to ``table``; pictures to ``svg``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from ..costs import CostTable
@@ -15,7 +14,7 @@ from ..plans import Plan, StagePlan
 from ..schedule import Schedule
 from ..simulator import Timeline
 from .colours import bar, swatch
-from .table import Column, Table, count, nbytes, percent, seconds, word
+from .table import Column, Table, count, nbytes, percent, runs, seconds, word
 
 __all__ = ["boundary_table", "candidate_table", "headline", "stage_table", "tables", "tie_table"]
 
@@ -90,7 +89,7 @@ def boundary_table(plan: Plan) -> Table:
     columns = (
         Column("value", "value"),
         Column("source", "from stage"),
-        Column("destinations", "to stages", _stages),
+        Column("destinations", "to stages", runs),
         Column("n_bytes", "size", nbytes),
         Column("way", "way"),
     )
@@ -108,7 +107,7 @@ def tie_table(plan: Plan) -> Table:
     columns = (
         Column("parameter", "parameter"),
         Column("names", "names"),
-        Column("stages", "stages", _stages),
+        Column("stages", "stages", runs),
         Column("n_bytes", "size", nbytes),
         Column("mode", "mode"),
         Column("seconds", "per step", seconds),
@@ -295,7 +294,7 @@ def rank_table(timeline: Timeline) -> Table:
     causes = ("warmup", "drain", "imbalance", "communication")
     columns = (
         Column("rank", "rank", count),
-        Column("stages", "stages", _stages),
+        Column("stages", "stages", runs),
         Column("busy_s", "busy", seconds),
         Column("idle", "idle", percent),
         *(Column(f"{cause}_s", cause, seconds) for cause in causes),
@@ -313,17 +312,6 @@ def rank_table(timeline: Timeline) -> Table:
 
 def _dims(dims: Any) -> str:
     return ", ".join(f"{k}={v}" for k, v in dims.items())
-
-
-def _stages(stages: Sequence[int]) -> str:
-    """Stage numbers with runs of three or more joined: ``0, 2–5``."""
-    runs: list[list[int]] = []
-    for s in stages:
-        if runs and s == runs[-1][-1] + 1:
-            runs[-1].append(s)
-        else:
-            runs.append([s])
-    return ", ".join(f"{r[0]}–{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
 
 
 def _n(n: int, one: str, many: str = "") -> str:

@@ -99,7 +99,9 @@ def _cell(title: str, parts: Iterable[str]) -> str:
 
 
 def _document(title: str, body: str) -> str:
-    style = "<style>:root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:2rem}</style>"
+    style = (
+        "<style>:root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:2rem}</style>"
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width, initial-scale=1">'

@@ -24,27 +24,49 @@ def graph(n_blocks: int = 12) -> OpGraph:
         edges.extend((p, name) for p in takes)
         return name
 
-    add("embed", "module", "model.embed", ["input_ids"], "model.embed", outputs=hidden, parameters=("model.embed.weight",))
+    add(
+        "embed",
+        "module",
+        "model.embed",
+        ["input_ids"],
+        "model.embed",
+        outputs=hidden,
+        parameters=("model.embed.weight",),
+    )
     add("mask", "function", "torch.tril", ["input_ids"], "model", outputs=mask, is_movable=True)
     add("rotary", "module", "model.rotary", ["input_ids"], "model.rotary", outputs=table, is_movable=True)
     h = "embed"
-    parameters = [ParameterSpec("model.embed.weight", ("model.embed.weight", "head.weight"), (8000, 256), "float32")]
+    parameters = [
+        ParameterSpec("model.embed.weight", ("model.embed.weight", "head.weight"), (8000, 256), "float32")
+    ]
     for i in range(n_blocks):
         where = f"model.layers.{i}"
         for part in ("attention", "mlp"):
-            spec = ParameterSpec(f"{where}.{part}.weight", (f"{where}.{part}.weight",), (256, 1024), "float32")
+            spec = ParameterSpec(
+                f"{where}.{part}.weight", (f"{where}.{part}.weight",), (256, 1024), "float32"
+            )
             parameters.append(spec)
             takes = [h, "mask", "rotary"] if part == "attention" else [h]
             out = add(
                 f"layers_{i}_{part}", "module", f"{where}.{part}", takes, f"{where}.{part}",
                 outputs=hidden, parameters=(spec.name,), is_random=True, signature=part,
             )  # fmt: skip
-            h = add(f"add_{2 * i + (part == 'mlp')}", "function", "operator.add", [h, out], where, outputs=hidden)
+            h = add(
+                f"add_{2 * i + (part == 'mlp')}", "function", "operator.add", [h, out], where, outputs=hidden
+            )
     logits = (TensorSpec((batch, 64, 8000), "float32", True),)
     add("head", "module", "head", [h], "head", outputs=logits, parameters=("model.embed.weight",))
     add("output", "output", "output", ["head"])
     edges.sort(key=lambda e: [op.name for op in ops].index(e[0]) if n_blocks < 50 else 0)
-    return OpGraph("LanguageModel", tuple(ops), tuple(edges), (), (), tuple(parameters), (Dim("batch", 8, (("input_ids", 0),)),))
+    return OpGraph(
+        "LanguageModel",
+        tuple(ops),
+        tuple(edges),
+        (),
+        (),
+        tuple(parameters),
+        (Dim("batch", 8, (("input_ids", 0),)),),
+    )
 
 
 def costs(graph: OpGraph) -> CostTable:
@@ -54,12 +76,30 @@ def costs(graph: OpGraph) -> CostTable:
     for op in graph.compute:
         forward = times.get(op.signature, 5e-5 if op.kind == "function" else 4e-3)
         backward = 2 * forward if op.requires_grad else 0.0
-        table[op.name] = OpCost(forward, backward, backward / 2, backward / 2, op.bytes_at({"batch": 2}), 0, 0, 10**9, "measured", 0.03)
+        table[op.name] = OpCost(
+            forward,
+            backward,
+            backward / 2,
+            backward / 2,
+            op.bytes_at({"batch": 2}),
+            0,
+            0,
+            10**9,
+            "measured",
+            0.03,
+        )
     versions = {"torch": "2.13.0"}
     return CostTable(table, {"batch": 2}, "CPU, 2 cores", "measured", 0.021, 1e-10, versions)
 
 
-def plan(graph: OpGraph, costs: CostTable, n_stages: int = 4, n_microbatches: int = 8, schedule: str = "1f1b", memory_limit: str | None = "80MB") -> Plan:
+def plan(
+    graph: OpGraph,
+    costs: CostTable,
+    n_stages: int = 4,
+    n_microbatches: int = 8,
+    schedule: str = "1f1b",
+    memory_limit: str | None = "80MB",
+) -> Plan:
     """Equal counts of ops per stage, with the mask computed again in each."""
     ops = [op.name for op in graph.compute if op.name not in ("mask", "rotary")]
     cuts = [round(i * len(ops) / n_stages) for i in range(n_stages + 1)]
@@ -90,7 +130,12 @@ def plan(graph: OpGraph, costs: CostTable, n_stages: int = 4, n_microbatches: in
         Candidate("by parameters", schedule, n_stages, n_microbatches, 1.34 * step, 93 * 2**20, False),
     )
     cluster = Cluster.uniform(n_stages, device, Link(5e-6, 1e11))
-    settings = {"balance": "cost", "ties": "auto", "memory_limit": memory_limit, "optimizer_bytes_per_parameter_byte": 2.0}
+    settings = {
+        "balance": "cost",
+        "ties": "auto",
+        "memory_limit": memory_limit,
+        "optimizer_bytes_per_parameter_byte": 2.0,
+    }
     bounds = Bounds(slowest, slowest * 0.97, step * 0.93, False)
     return Plan(graph.model, graph.digest if len(graph.ops) < 5000 else "0123456789abcdef", tuple(stages), tuple(boundaries), (tie,),
                 schedule, n_microbatches, step, bounds, cluster, candidates, settings)  # fmt: skip

@@ -4,7 +4,7 @@ const parsed = {};
 const data = (id) => (parsed[id] ??= JSON.parse($("#" + id)?.textContent ?? "null"));
 
 const seconds = (s) =>
-  s >= 1 ? s.toFixed(2) + " s" : s >= 1e-3 ? (s * 1e3).toFixed(s < 0.01 ? 2 : 1) + " ms" : (s * 1e6).toFixed(1) + " µs";
+  !s ? "0 s" : s >= 1 ? s.toFixed(2) + " s" : s >= 1e-3 ? (s * 1e3).toFixed(s < 0.01 ? 2 : 1) + " ms" : (s * 1e6).toFixed(1) + " µs";
 
 function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

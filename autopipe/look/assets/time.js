@@ -291,7 +291,7 @@ function buildMemory() {
       }
       if (h >= 18) {
         c.fillStyle = own !== null && peaks[r] > own ? theme.bad : theme.fg;
-        c.fillText("peak " + bytes(peaks[r]), GUTTER + 6, y + 10);
+        c.fillText("peak " + bytes(peaks[r]), GUTTER + 6, floor - 8);
       }
     },
     hit(rank, time) {

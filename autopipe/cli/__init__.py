@@ -1,0 +1,24 @@
+"""The ``autopipe`` command: starts it, or says what it needs.
+
+The verbs are left to ``app`` and the modules beside it.
+"""
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; exits with the codes ``output`` lists."""
+    try:
+        import rich  # noqa: F401 - typer shows help through it
+        import typer  # noqa: F401
+    except ImportError as error:
+        print(
+            f'autopipe: the command line needs {error.name}: pip install "autopipe-torch[cli]"',
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
+    from .app import run
+
+    run()

@@ -1,0 +1,224 @@
+"""From the name of a model on the command line to the model and example inputs.
+
+::
+
+    package.module:factory   a class or function without arguments; returns a model, (model, args)
+                             or (model, args, kwargs)
+    path/to/file.py:factory  the same, from a file
+    hf:CONFIG                a transformers config.json or a directory that holds one; random weights
+    timm:NAME                a timm model without pretrained weights
+    torchvision:NAME         a torchvision model without pretrained weights
+
+Nothing is downloaded. Capturing the model is left to ``tracing``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import re
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import InputError, ModelError
+
+__all__ = ["Loaded", "Sizes", "load"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the command line says about inputs: batch and sequence length, shapes given outright, dtype."""
+
+    batch: int = 8
+    seq: int = 128
+    inputs: tuple[str, ...] = ()
+    dtype: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model and the inputs to capture it with; empty inputs are inferred."""
+
+    model: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def load(name: str, *, meta: bool = False, device: str | None = None, sizes: Sizes | None = None) -> Loaded:
+    """The model that ``name`` means, in training mode; on the meta device with ``meta``.
+
+    Raises :class:`InputError` when the name cannot be understood or found, :class:`ModelError` when making
+    the model fails.
+    """
+    sizes = sizes or Sizes()
+    kind, _, rest = name.partition(":")
+    if not rest:
+        raise InputError(
+            f"cannot read {name!r} as a model; write package.module:factory, file.py:factory, "
+            "hf:CONFIG.json, timm:NAME or torchvision:NAME"
+        )
+    where = torch.device("meta" if meta else device or "cpu")
+    special = {"hf": _transformers, "timm": _timm, "torchvision": _torchvision}
+    with _dtype(sizes.dtype), where:
+        if kind in special:
+            loaded = special[kind](rest, sizes)
+        else:
+            loaded = _factory(name, sizes)
+        if sizes.inputs:
+            loaded = Loaded(loaded.model, tuple(map(_tensor, sizes.inputs)))
+    return dataclasses.replace(loaded, model=loaded.model.train())
+
+
+@contextlib.contextmanager
+def _dtype(name: str | None) -> Any:
+    """Floating-point tensors are made in this dtype."""
+    if name is None:
+        yield
+        return
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InputError(f"{name!r} is no floating-point dtype; write float32, bfloat16, float16 or float64")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _tensor(text: str) -> torch.Tensor:
+    """``8x3x224x224`` or ``8x128:int64`` as an example tensor."""
+    match = re.fullmatch(r"(\d+(?:[x,]\d+)*)(?::(\w+))?", text)
+    dtype = getattr(torch, match.group(2) or "float32", None) if match else None
+    if match is None or not isinstance(dtype, torch.dtype):
+        raise InputError(f"cannot read input {text!r}; write its sizes and dtype like 8x3x224x224 or 8x128:int64")
+    shape = tuple(int(n) for n in re.split("[x,]", match.group(1)))
+    return torch.randn(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+
+
+def _factory(name: str, sizes: Sizes) -> Loaded:
+    path, _, attribute = name.rpartition(":")
+    module = _from_file(pathlib.Path(path)) if path.endswith(".py") else _from_package(path)
+    try:
+        factory = getattr(module, attribute)
+    except AttributeError:
+        known = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        offer = f"; it has {', '.join(known[:8])}" if known else ""
+        raise InputError(f"{path} has no {attribute!r}{offer}") from None
+    made = _make(factory, name) if not isinstance(factory, nn.Module) else factory
+    model, *rest = made if isinstance(made, tuple) else (made,)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{name} made a {type(model).__name__}, not an nn.Module")
+    args = rest[0] if rest else ()
+    return Loaded(model, tuple(args) if isinstance(args, (tuple, list)) else (args,), *rest[1:2])
+
+
+def _make(factory: Any, name: str) -> Any:
+    required = [
+        p.name
+        for p in inspect.signature(factory).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    if required:
+        raise InputError(
+            f"{name} needs {', '.join(required)}; name a function without required arguments that returns "
+            "the model, or (model, args)"
+        )
+    try:
+        return factory()
+    except Exception as error:
+        raise ModelError(f"{name} failed while making the model") from error
+
+
+def _from_package(path: str) -> Any:
+    sys.path.insert(0, "")
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        raise InputError(f"cannot import {path!r}: {error}; install it, or name a file as path/to/file.py:factory") from None
+    finally:
+        sys.path.remove("")
+
+
+def _from_file(path: pathlib.Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise InputError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ModelError(f"{path} failed while it was imported") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def _transformers(where: str, sizes: Sizes) -> Loaded:
+    transformers = _library("transformers", "transformers")
+    path = pathlib.Path(where)
+    if not (path.is_file() or (path / "config.json").is_file()):
+        raise InputError(f"hf:{where}: no such config.json or directory that holds one; nothing is downloaded")
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(path))
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+        names = getattr(config, "architectures", None) or ()
+        cls = next((getattr(transformers, n) for n in names if hasattr(transformers, n)), None)
+        model = cls(config) if cls is not None else transformers.AutoModel.from_config(config)
+    except Exception as error:
+        raise ModelError(f"hf:{where}: transformers cannot make this model") from error
+    return Loaded(model, (), _text_inputs(model, config, sizes))
+
+
+def _text_inputs(model: nn.Module, config: Any, sizes: Sizes) -> dict[str, Any]:
+    """Token ids, and labels where the model computes its loss from as many; empty for other models."""
+    takes = inspect.signature(model.forward).parameters
+    if "input_ids" not in takes or getattr(model, "main_input_name", "input_ids") != "input_ids":
+        return {}
+    top = getattr(config, "vocab_size", None) or 2
+    ids = torch.randint(0, top, (sizes.batch, sizes.seq))
+    is_seq2seq = getattr(config, "is_encoder_decoder", False)
+    out = {"input_ids": ids}
+    if is_seq2seq and "decoder_input_ids" in takes:
+        out["decoder_input_ids"] = ids.clone()
+    name = type(model).__name__
+    if "labels" in takes and ("LMHead" in name or "CausalLM" in name or "ConditionalGeneration" in name):
+        out["labels"] = ids.clone()
+    return out
+
+
+def _timm(name: str, sizes: Sizes) -> Loaded:
+    timm = _library("timm", "timm")
+    try:
+        model = timm.create_model(name)
+    except Exception as error:
+        raise InputError(f"timm has no model {name!r}: {error}") from None
+    channels, height, width = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
+    return Loaded(model, (torch.randn(sizes.batch, channels, height, width),))
+
+
+def _torchvision(name: str, sizes: Sizes) -> Loaded:
+    torchvision = _library("torchvision", "torchvision")
+    try:
+        model = torchvision.models.get_model(name, weights=None)
+    except ValueError as error:
+        raise InputError(f"torchvision has no model {name!r}: {error}") from None
+    side = 299 if name == "inception_v3" else 224
+    return Loaded(model, (torch.randn(sizes.batch, 3, side, side),))
+
+
+def _library(name: str, package: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise InputError(f"{name}: models need {name}: pip install {package}") from None

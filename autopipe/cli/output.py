@@ -1,0 +1,115 @@
+"""How verbs speak: results to stdout as text or JSON, progress to a terminal's stderr, errors in two lines.
+
+What is said is left to the verbs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import (
+    AutopipeError,
+    CaptureError,
+    CostError,
+    InputError,
+    ModelError,
+    PlanError,
+    ScheduleError,
+)
+
+__all__ = ["EXIT_CODES", "Verdict", "emit", "exit_code", "guard", "note", "step", "table"]
+
+OK, NO, USAGE, INFEASIBLE, MODEL, OTHER = range(6)
+EXIT_CODES = {
+    OK: "done",
+    NO: "done, and the answer is no (diff: worse; doctor: a check failed)",
+    USAGE: "wrong usage: an option, a name or a file that does not fit",
+    INFEASIBLE: "no plan meets the limits, or a plan or schedule does not fit",
+    MODEL: "the model cannot be loaded, captured, costed or run",
+    OTHER: "any other failure of autopipe",
+}
+
+
+class Verdict(Exception):
+    """The verb is done and its answer is no: exit code 1."""
+
+
+def emit(result: Any, text: str, as_json: bool) -> None:
+    """Print ``result`` as JSON, or ``text``."""
+    print(json.dumps(result, indent=1, default=str) if as_json else text, flush=True)
+
+
+def note(message: str) -> None:
+    """A line for people, on stderr, on terminals only."""
+    if sys.stderr.isatty():
+        print(message, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def step(message: str) -> Iterator[None]:
+    """A spinner with what is being done, on a terminal; nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(message):
+        yield
+
+
+def table(rows: Any) -> str:
+    """A :class:`autopipe.look.Table` as text: with rules on a terminal, plain in a pipe."""
+    if not sys.stdout.isatty():
+        return str(rows.text())
+    from io import StringIO
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    out = Table(title=rows.title, title_justify="left", title_style="bold", box=box.SIMPLE, padding=(0, 1))
+    for column in rows.columns:
+        out.add_column(column.title, justify="right" if column.is_number else "left", overflow="ellipsis")
+    for cells in rows.cells(rows.rows):
+        out.add_row(*cells)
+    console = Console(file=StringIO(), force_terminal=True, width=Console().width)
+    console.print(out)
+    return str(console.file.getvalue()).rstrip() + (f"\n{rows.note}" if rows.note else "")  # type: ignore[attr-defined]
+
+
+def exit_code(error: BaseException) -> int:
+    """The documented exit code of an error."""
+    kinds: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
+        ((Verdict,), NO),
+        ((InputError,), USAGE),
+        ((PlanError, ScheduleError), INFEASIBLE),
+        ((ModelError, CaptureError, CostError), MODEL),
+    )
+    return next((code for types, code in kinds if isinstance(error, types)), OTHER)
+
+
+@contextlib.contextmanager
+def guard(debug: bool) -> Iterator[None]:
+    """Turn our errors into one or two lines and an exit code; ``debug`` lets the traceback through."""
+    import typer
+
+    try:
+        yield
+    except Verdict as verdict:
+        if str(verdict):
+            print(verdict, file=sys.stderr)
+        raise typer.Exit(NO) from None
+    except AutopipeError as error:
+        if debug:
+            raise
+        cause = f"\n  because {type(error.__cause__).__name__}: {_first(error.__cause__)}" if error.__cause__ else ""
+        print(f"autopipe: {error}{cause}", file=sys.stderr)
+        raise typer.Exit(exit_code(error)) from None
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
