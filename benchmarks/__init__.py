@@ -1,0 +1,1 @@
+"""Measurements behind the claims of the README, one runnable folder for each."""

@@ -1,0 +1,80 @@
+"""Lines and percentages of a walk, from the results that its processes reported."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["environment", "line", "summary"]
+
+_SIGN = {True: "yes", False: "NO", None: "-"}
+
+COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool | None]], ...] = (
+    ("captured", lambda r: r.get("captured", False)),
+    ("cut", lambda r: r.get("is_cut", False)),
+    ("parity", lambda r: r.get("parity", False)),
+    ("batch", lambda r: r.get("batch", False)),
+    ("length", lambda r: r.get("length", False)),
+)
+"""What is asked of each half; None where the model itself does not run at that size."""
+
+
+def line(name: str, result: Mapping[str, Any]) -> str:
+    """One model in a row of text."""
+    if not result.get("eager"):
+        return f"{name:72} does not run eagerly: {(result.get('died') or result.get('why', ''))[:60]!r}"
+    parts = [f"{name:72}"]
+    for half in ("autopipe", "export"):
+        found = result.get(half)
+        if found is None:
+            continue
+        signs = " ".join(f"{_SIGN[rule(found)]:3}" for _, rule in COLUMNS)
+        parts.append(f"{half} {signs} {found.get('seconds', 0.0):6.2f} s {found.get('nodes', 0):5} nodes")
+    problem = _problem(result)
+    return " | ".join(parts) + (f"\n     {problem}" if problem else "")
+
+
+def _problem(result: Mapping[str, Any]) -> str:
+    found = result.get("autopipe", {})
+    words = [found.get("error"), *(found.get(f"{k}_problem") for k in ("parity", "batch", "length"))]
+    return next((w.splitlines()[0][:220] for w in words if w), result.get("died", ""))
+
+
+def summary(models: Mapping[str, Mapping[str, Any]]) -> str:
+    """Percentages over the models that run eagerly, and the ratio of capture times."""
+    eager = [r for r in models.values() if r.get("eager")]
+    rows = [f"{len(models)} models, {len(eager)} run eagerly"]
+    for half in ("autopipe", "export"):
+        found = [r[half] for r in eager if half in r]
+        if found:
+            rows.append(f"{half:9}" + "".join(f"  {n} {_share(found, rule)}" for n, rule in COLUMNS))
+    both = [r for r in eager if all("seconds" in r.get(h, {}) for h in ("autopipe", "export"))]
+    if both:
+        ours = statistics.median(r["autopipe"]["seconds"] for r in both)
+        theirs = statistics.median(r["export"]["seconds"] for r in both)
+        ratio = statistics.median(r["autopipe"]["seconds"] / r["export"]["seconds"] for r in both)
+        rows.append(
+            f"median capture {ours:.3f} s, torch.export {theirs:.3f} s, median ratio {ratio:.3f} "
+            f"over the {len(both)} models that both capture"
+        )
+    return "\n".join(rows)
+
+
+def _share(found: list[Mapping[str, Any]], rule: Callable[[Mapping[str, Any]], bool | None]) -> str:
+    asked = [answer for answer in map(rule, found) if answer is not None]
+    return f"{sum(asked)}/{len(asked)} ({100 * sum(asked) / max(1, len(asked)):.1f}%)"
+
+
+def environment() -> dict[str, str]:
+    """What the figures depend on."""
+    import torch
+    import transformers
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": platform.machine(),
+    }

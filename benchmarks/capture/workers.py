@@ -1,0 +1,75 @@
+"""One forked process per model, with a time limit: nothing that a model does can hurt the walk.
+
+What a process does is left to ``trial``.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+__all__ = ["run"]
+
+
+def run(
+    work: Callable[[Any, Callable[[dict[str, Any]], None]], None],
+    items: Sequence[Any],
+    *,
+    n_jobs: int,
+    limit_s: float,
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yields (item, what ``work(item, report)`` reported) as items finish, in any order.
+
+    ``work`` may report several times; the dicts are merged, so what was reported before a crash or the time
+    limit is kept. An exception, a crash or the limit adds ``died``.
+    """
+    context = multiprocessing.get_context("fork")
+    waiting = list(reversed(items))
+    active: dict[Connection, tuple[Any, Any, float, dict[str, Any]]] = {}
+    gc.collect()
+    gc.freeze()
+    while waiting or active:
+        while waiting and len(active) < n_jobs:
+            item = waiting.pop()
+            receive, send = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(work, item, send), daemon=True)
+            process.start()
+            send.close()
+            active[receive] = (item, process, time.monotonic() + limit_s, {})
+        ready = wait(list(active), timeout=1.0)
+        for receive in list(active):
+            item, process, deadline, result = active[receive]
+            is_over = False
+            if receive in ready:
+                try:
+                    result.update(receive.recv())
+                except EOFError:
+                    is_over = True
+            elif time.monotonic() > deadline:
+                process.kill()
+                result["died"] = f"over the limit of {limit_s:g} s"
+                is_over = True
+            if is_over:
+                process.join()
+                if process.exitcode and "died" not in result:
+                    result["died"] = f"exit code {process.exitcode}"
+                del active[receive]
+                receive.close()
+                yield item, result
+
+
+def _child(work: Callable[..., None], item: Any, send: Connection) -> None:
+    try:
+        work(item, send.send)
+    except BaseException as error:
+        lines = traceback.format_exception(error)
+        send.send(
+            {"died": f"{type(error).__name__}: {str(error)[:300]}", "traceback": "".join(lines)[-3000:]}
+        )
+    finally:
+        send.close()
