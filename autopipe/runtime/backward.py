@@ -1,0 +1,159 @@
+"""A backward in two parts, exactly: input gradients at once (I), weight gradients later (W).
+
+When each part runs is left to the schedule.
+
+The autograd nodes a stage's inputs can be reached from are its spine. I runs the backward for the inputs
+alone and notes the gradient that arrives at each spine node with a parameter hanging off it; W starts
+again from those nodes towards their parameters. That is exact for a parameter that hangs off one spine
+node only: a path from there along the spine meets it nowhere else. Parameters used at several nodes (tied
+or called twice), and those below a custom ``autograd.Function``, whose backward must not run twice, get
+their whole gradient in I.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+__all__ = ["WeightWork", "backward_input"]
+
+
+@dataclasses.dataclass
+class WeightWork:
+    """What W has to do: from each node, with the gradients that arrived there, to its parameters.
+
+    ``whole`` instead holds roots and their gradients where nothing was done in I.
+    """
+
+    parts: list[tuple[Node, _Note, list[Tensor]]]
+    whole: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None
+
+    def run(self) -> None:
+        """Accumulate the weight gradients, later nodes first as a whole backward would."""
+        if self.whole is not None:
+            torch.autograd.backward(*self.whole)
+        for node, note, parameters in self.parts:
+            edges = [GradientEdge(node, i) for i, g in enumerate(note.grads) if g is not None]
+            if edges:
+                grads = [g for g in note.grads if g is not None]
+                torch.autograd.backward(edges, grads, inputs=parameters)
+        self.parts, self.whole = [], None
+
+
+def backward_input(
+    roots: Sequence[Tensor], grads: Sequence[Tensor], leaves: Sequence[Tensor]
+) -> WeightWork:
+    """Accumulate gradients into ``leaves``; return the work that completes those of the parameters.
+
+    ``leaves`` are the stage's inputs that require a gradient. Without any, all the work is left to W; where
+    a parameter has a hook on its accumulation, none is.
+    """
+    if not leaves:
+        return WeightWork([], (roots, grads))
+    parts, early = _Spine(roots, leaves).split()
+    late = [p for _, _, ps in parts for p in ps]
+    if not late or any(p._post_accumulate_grad_hooks for p in (*early, *late)):
+        torch.autograd.backward(roots, grads)
+        return WeightWork([])
+    for node, note, _ in parts:
+        node.register_prehook(note)
+    torch.autograd.backward(roots, grads, inputs=[*leaves, *early], retain_graph=True)
+    return WeightWork(parts)
+
+
+class _Note:
+    """Keeps the gradients that arrive at a node in I, and hands the same to it in W.
+
+    Handing them back matters where the node's output has a hook: the engine calls it in both parts, and
+    its effect must come once.
+    """
+
+    def __init__(self) -> None:
+        self.grads: tuple[Any, ...] = ()
+
+    def __call__(self, grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if self.grads:
+            return self.grads
+        self.grads = tuple(grads)
+        return None
+
+
+class _Spine:
+    """The autograd graph of one microbatch in one stage, sorted into spine and what hangs off it."""
+
+    def __init__(self, roots: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+        inputs = {get_gradient_edge(leaf).node for leaf in leaves}
+        self._roots = {get_gradient_edge(root).node for root in roots}
+        self._order = _topological(self._roots)
+        self._on_spine: set[Node] = set()
+        for node in self._order:
+            if node in inputs or any(c in self._on_spine for c, _ in node.next_functions):
+                self._on_spine.add(node)
+
+    def split(self) -> tuple[list[tuple[Node, _Note, list[Tensor]]], list[Tensor]]:
+        """(node, room for its gradients, its own parameters) latest first; and those to do in I."""
+        below = self._parameters_below()
+        users: dict[Tensor, list[Node]] = {}
+        for node in reversed(self._order):
+            if node in self._on_spine or node in self._roots:
+                for parameter in self._hanging(node, below):
+                    users.setdefault(parameter, []).append(node)
+        by_node: dict[Node, list[Tensor]] = {}
+        early = []
+        for parameter, nodes in users.items():
+            if len(nodes) == 1 and self._can_wait(nodes[0]):
+                by_node.setdefault(nodes[0], []).append(parameter)
+            else:
+                early.append(parameter)
+        return [(node, _Note(), parameters) for node, parameters in by_node.items()], early
+
+    def _can_wait(self, node: Node) -> bool:
+        # a root off the spine gets no gradient in I that could be noted
+        return node in self._on_spine and not isinstance(node, BackwardCFunction)
+
+    def _hanging(self, node: Node, below: dict[Node, dict[Tensor, None]]) -> dict[Tensor, None]:
+        """The parameters reached from ``node`` without going along the spine."""
+        if node not in self._on_spine:
+            return below[node]
+        found: dict[Tensor, None] = {}
+        for child, _ in node.next_functions:
+            if child is not None and child not in self._on_spine:
+                found.update(below[child])
+        return found
+
+    def _parameters_below(self) -> dict[Node, dict[Tensor, None]]:
+        """For each node off the spine, the leaves that gather a gradient which it leads to."""
+        below: dict[Node, dict[Tensor, None]] = {}
+        for node in self._order:
+            if node in self._on_spine:
+                continue
+            variable = getattr(node, "variable", None)
+            found = {} if variable is None else {variable: None}
+            for child, _ in node.next_functions:
+                if child is not None:
+                    found.update(below[child])
+            below[node] = found
+        return below
+
+
+def _topological(roots: Iterable[Node]) -> list[Node]:
+    """Every node below the roots, each after all it leads to."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    for root in roots:
+        stack: list[tuple[Node, bool]] = [(root, False)]
+        while stack:
+            node, done = stack.pop()
+            if done:
+                order.append(node)
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                stack.extend((c, False) for c, _ in node.next_functions if c is not None and c not in seen)
+    return order

@@ -1,0 +1,118 @@
+"""Values that cross between stages as flat tensors, and the edges that carry them and their gradients.
+
+Moving them between ranks is left to ``channel``; when, to ``program``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..stages import Stage
+
+__all__ = ["Edge", "Frame", "edges_between", "flatten"]
+
+
+class _Slot:
+    """Marks a tensor's place in a :class:`Frame`."""
+
+    def __repr__(self) -> str:
+        return "*"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Slot)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frame:
+    """What remains of values when their tensors are taken out: structure, sizes, None and the like."""
+
+    structure: pytree.TreeSpec
+    leaves: tuple[Any, ...]
+
+    def fill(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """The values again, with these tensors in place."""
+        rest = iter(tensors)
+        return pytree.tree_unflatten(
+            [next(rest) if isinstance(leaf, _Slot) else leaf for leaf in self.leaves], self.structure
+        )
+
+
+def flatten(values: Sequence[Any]) -> tuple[list[Tensor], Frame | None]:
+    """The tensors of some values in order, and their frame; None when every value is a tensor."""
+    for value in values:
+        if not isinstance(value, Tensor):
+            break
+    else:
+        return list(values), None
+    leaves, structure = pytree.tree_flatten(list(values))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return tensors, Frame(structure, tuple(_Slot() if isinstance(x, Tensor) else x for x in leaves))
+
+
+class Edge:
+    """All values one stage hands another, and the gradients that come back, per microbatch.
+
+    Attributes
+    ----------
+    source, destination: the stages. outputs, inputs: the values' places in their outputs and inputs.
+    outbox: what the source gave and has not been sent yet, when the destination is on another rank.
+    roots: where gradients enter the source's graph: its own outputs that require a gradient.
+    leaves: what the destination's graph grows from: the same values, detached.
+    grads: the gradients of ``leaves`` that require one, on their way back.
+    """
+
+    def __init__(self, source: Stage, destination: Stage, names: Sequence[str]) -> None:
+        self.source, self.destination = source.index, destination.index
+        self.names = tuple(names)
+        self.outputs = tuple(source.outputs.index(n) for n in names)
+        self.inputs = tuple(destination.inputs.index(n) for n in names)
+        self.begin(0)
+
+    def begin(self, n_microbatches: int) -> None:
+        """Forget what the last step left."""
+        self.outbox: list[tuple[list[Tensor], Frame | None, tuple[bool, ...]] | None] = [None] * n_microbatches
+        self.roots: list[list[Tensor] | None] = [None] * n_microbatches
+        self.leaves: list[list[Tensor] | None] = [None] * n_microbatches
+        self.grads: list[Sequence[Tensor | None] | None] = [None] * n_microbatches
+
+    def grow(self, m: int, tensors: Sequence[Tensor], flags: Sequence[bool]) -> list[Tensor]:
+        """The destination's tensors: detached, and requiring a gradient where flagged."""
+        grown = [t.detach() for t in tensors]
+        self.leaves[m] = [t.requires_grad_() for t, flag in zip(grown, flags, strict=True) if flag]
+        return grown
+
+    def harvest(self, m: int) -> None:
+        """Take the gradients of microbatch ``m`` off its leaves, once its backward is through."""
+        leaves = self.leaves[m]
+        if leaves is not None:
+            self.grads[m] = [leaf.grad for leaf in leaves]
+            self.leaves[m] = None
+
+    def take(self, m: int, roots: list[Tensor], grads: list[Tensor]) -> None:
+        """Append the roots of microbatch ``m`` that a gradient came back for, and those gradients."""
+        for root, grad in zip(self.roots[m] or (), self.grads[m] or (), strict=True):
+            if grad is not None:
+                roots.append(root)
+                grads.append(grad)
+        self.roots[m] = self.grads[m] = None
+
+
+def edges_between(stages: Sequence[Stage]) -> tuple[Edge, ...]:
+    """One edge for each pair of stages with a value of one in the inputs of the other."""
+    producer = {name: stage for stage in stages for name in stage.outputs}
+    names: dict[tuple[int, int], list[str]] = {}
+    for stage in stages:
+        for name in stage.inputs:
+            if name in producer:
+                names.setdefault((producer[name].index, stage.index), []).append(name)
+    return tuple(Edge(stages[a], stages[b], found) for (a, b), found in names.items())
+
+

@@ -1,0 +1,188 @@
+"""One cause for every rank: errors published in the store, and a watch that ends ranks that would wait forever.
+
+What a rank does when it fails is left to ``executor``.
+
+gloo and NCCL waits block with the interpreter released, so a thread can watch: twice a second it looks for
+an error published by another rank and whether this rank still makes progress. When it must end a wait it
+breaks the pipeline's own communicator, and the waiting call raises at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.distributed import Store
+
+from ..errors import StepError
+
+__all__ = ["Position", "Watch"]
+
+POLL_S = 0.5
+"""How often the watch looks; a failure elsewhere is noticed within two polls."""
+QUIET_S = 2.0
+"""How long a rank makes no progress before it publishes where it is."""
+SIGN_OF_LIFE_S = 10 * POLL_S
+"""A rank that published nothing for this long, while others wait, counts as dead or frozen."""
+
+
+@dataclasses.dataclass
+class Position:
+    """Where a rank is: the step number, the index in its program, and what that is in words.
+
+    ``waits_for`` is the rank it waits for, or -1 while it computes or is in the user's own code.
+    """
+
+    step: int = 0
+    index: int = -1
+    words: object = "before its first step"
+    waits_for: int = -1
+
+
+class Watch:
+    """Publishes this rank's failure, learns of others', and judges stalls.
+
+    ``describe`` says in words where this rank is; ``abort`` breaks the communicator so that a blocked call
+    returns. ``limit_s()`` is how long a rank may go without progress.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        n_ranks: int,
+        *,
+        position: Callable[[], Position],
+        abort: Callable[[], None],
+        limit_s: Callable[[], float],
+    ) -> None:
+        self._main, self._store = store, store.clone()
+        self._rank, self._n_ranks = rank, n_ranks
+        self._position, self._abort, self._limit_s = position, abort, limit_s
+        self.failure: str | None = None
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="autopipe-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+
+    def publish(self, message: str) -> str:
+        """Make ``message`` the cause every rank reports, unless one is there already; the cause that stands."""
+        try:
+            with self._lock:
+                stands = self._main.compare_set("error", "", message).decode()
+        except RuntimeError:
+            stands = message  # the store's host is gone: peers learn from broken connections
+        self.failure = self.failure or stands
+        return self.failure
+
+    def cause(self, wait_s: float = 1.0) -> str | None:
+        """The published cause, waiting a moment for it to arrive."""
+        deadline = time.monotonic() + wait_s
+        while self.failure is None:
+            with self._lock:
+                found = self._look(self._main)
+            if found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.02)
+        return self.failure
+
+    def raise_if_failed(self) -> None:
+        if self.failure is not None:
+            raise StepError(self.failure)
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        seen, since, told = (-1, -2), time.monotonic(), 0.0
+        while not self._stop.wait(POLL_S):
+            position = self._position()
+            now = time.monotonic()
+            if (position.step, position.index) != seen:
+                seen, since = (position.step, position.index), now
+            if self.failure is None:
+                self.failure = self._look(self._store)
+            if self.failure is not None:
+                self._abort()
+                return
+            quiet_s = now - since
+            if quiet_s > QUIET_S and now - told > QUIET_S:
+                told = now
+                self._tell(position, quiet_s)
+            if position.waits_for >= 0 and quiet_s > self._limit_s():
+                self.failure = self._judge(position, quiet_s)
+
+    def _look(self, store: Store) -> str | None:
+        try:
+            return store.get("error").decode() if store.check(["error"]) else None
+        except RuntimeError:
+            return "the process that hosts the store is gone (rank 0 of the job, or its launcher)"
+
+    def _tell(self, position: Position, quiet_s: float) -> None:
+        report = {"step": position.step, "words": str(position.words), "waits_for": position.waits_for}
+        report |= {"quiet_s": quiet_s, "at": time.time()}
+        try:
+            self._store.set(f"position/{self._rank}", json.dumps(report))
+        except RuntimeError:
+            self.failure = "the process that hosts the store is gone (rank 0 of the job, or its launcher)"
+
+    def _judge(self, position: Position, quiet_s: float) -> str:
+        """Follow who waits for whom to the rank that holds everybody up, and publish it."""
+        rank, seen, report = position.waits_for, {self._rank}, dict[str, Any]()
+        while rank not in seen:
+            seen.add(rank)
+            report = self._read(rank)
+            if not report or report["waits_for"] < 0:
+                break
+            rank = report["waits_for"]
+        if not report or time.time() - report["at"] > SIGN_OF_LIFE_S:
+            what = f"rank {rank} shows no sign of life"
+        elif report["waits_for"] < 0:
+            what = f"rank {rank} is stuck in {report['words']} for {report['quiet_s']:.1f} s"
+        else:
+            what = f"ranks {sorted(seen)} wait for one another"
+        message = (
+            f"{what}; rank {self._rank} waited {quiet_s:.1f} s at {position.words}, the limit is "
+            f"{self._limit_s():.1f} s (stall_limit_s)"
+        )
+        stands: str = self._store.compare_set("error", "", message).decode()
+        return stands
+
+    def _read(self, rank: int) -> dict[str, Any]:
+        key = f"position/{rank}"
+        return json.loads(self._store.get(key)) if self._store.check([key]) else {}
+
+
+def roll_call(
+    store: Store, rank: int, n_ranks: int, card: str, limit_s: float
+) -> tuple[str, ...]:
+    """Every rank's ``card``, once all have shown theirs.
+
+    Raises :class:`StepError` naming the ranks that did not come within ``limit_s``.
+    """
+    store.set(f"card/{rank}", card)
+    deadline = time.monotonic() + limit_s
+    missing = list(range(n_ranks))
+    while missing:
+        missing = [r for r in missing if not store.check([f"card/{r}"])]
+        if missing and time.monotonic() > deadline:
+            names = ", ".join(map(str, missing))
+            raise StepError(
+                f"rank {names} never started: no sign of it within {limit_s:.0f} s of rank {rank} making its "
+                f"runtime; look at its log, and make the runtime on every rank"
+            )
+        if missing:
+            time.sleep(0.01)
+    return tuple(store.get(f"card/{r}").decode() for r in range(n_ranks))
+
+
+def first_difference(cards: Sequence[str]) -> int | None:
+    """The first rank whose card is not rank 0's."""
+    return next((r for r, card in enumerate(cards) if card != cards[0]), None)

@@ -1,0 +1,141 @@
+"""Splits a batch into microbatches: which leaves have a batch axis, and how many rows each piece gets.
+
+How much each microbatch weighs in the loss is left to ``weights``, running them to ``worker``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..tracing import Capture
+
+__all__ = ["Batch", "Splitter"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A batch cut into microbatches.
+
+    Attributes
+    ----------
+    rows: how many rows each microbatch has.
+    leaves: input name → its value in each microbatch; a value without a batch axis is the same in all.
+    targets: the target of each microbatch; None throughout when there is none.
+    batched: the names of ``leaves`` that were split.
+    whole: input name → its value in the whole batch.
+    """
+
+    rows: tuple[int, ...]
+    leaves: Mapping[str, Sequence[Any]]
+    targets: Sequence[Any]
+    batched: frozenset[str]
+    whole: Mapping[str, Any]
+
+    @property
+    def n_microbatches(self) -> int:
+        return len(self.rows)
+
+    def signature(self, m: int) -> tuple[Any, ...]:
+        """What decides every shape microbatch ``m`` leads to: its leaves' shapes, dtypes, or plain values."""
+        return tuple(
+            (v.shape, v.dtype) if isinstance(v, Tensor) else v for v in (c[m] for c in self.leaves.values())
+        )
+
+
+class Splitter:
+    """Knows which of a model's inputs have a batch axis.
+
+    The capture's dims say it where sizes were found to vary together. Elsewhere a tensor whose leading
+    size equals that of the first tensor argument is taken as batched; anything else (0-d, another leading
+    size, not a tensor) goes to every microbatch whole. ``batch_dims`` overrules both: input name → axis,
+    or None for whole; the name ``target`` speaks of every tensor in the target.
+    """
+
+    def __init__(self, capture: Capture, batch_dims: Mapping[str, int | None] | None = None) -> None:
+        self._given = dict(batch_dims or {})
+        self._known = _batch_axes(capture)
+        names = {op.name for op in capture.ops.inputs}
+        unknown = sorted(set(self._given) - names - {"target"})
+        if unknown:
+            raise InputError(
+                f"batch_dims names {', '.join(unknown)}, but the model's inputs are "
+                f"{', '.join(sorted(names))} (and 'target')"
+            )
+
+    def split(self, leaves: Mapping[str, Any], target: Any, n_microbatches: int) -> Batch:
+        """Cut into at most ``n_microbatches`` pieces whose rows differ by at most one, larger ones first.
+
+        A batch with fewer rows than ``n_microbatches`` makes fewer microbatches. Raises
+        :class:`InputError` when inputs disagree on the number of rows, or there are none.
+        """
+        if n_microbatches < 1:
+            raise InputError(f"n_microbatches is {n_microbatches}; a step has at least 1")
+        axes = self._axes(leaves)
+        n_rows = self._n_rows(leaves, axes)
+        if n_rows == 0:
+            raise InputError("the batch is empty; give step() at least one row")
+        sizes = _sizes(n_rows, n_microbatches) if axes else (1,)
+        columns = {
+            name: value.split(sizes, axes[name]) if name in axes else (value,) * len(sizes)
+            for name, value in leaves.items()
+        }
+        return Batch(sizes, columns, self._split_target(target, n_rows, sizes), frozenset(axes), leaves)
+
+    def _axes(self, leaves: Mapping[str, Any]) -> dict[str, int]:
+        """The batch axis of every input that has one."""
+        tensors = {n: v for n, v in leaves.items() if isinstance(v, Tensor) and v.ndim > 0}
+        known = {n: a for n, a in self._known.items() if n in tensors}
+        if not known:
+            free = [v for n, v in tensors.items() if n not in self._given]
+            known = {n: 0 for n, v in tensors.items() if free and v.shape[0] == free[0].shape[0]}
+        chosen = {**known, **{n: a for n, a in self._given.items() if n in tensors}}
+        return {n: a for n, a in chosen.items() if a is not None}
+
+    def _n_rows(self, leaves: Mapping[str, Any], axes: Mapping[str, int]) -> int:
+        found = {n: leaves[n].shape[a] for n, a in axes.items()}
+        if len(set(found.values())) > 1:
+            sizes = ", ".join(f"{n} has {size}" for n, size in found.items())
+            raise InputError(f"inputs disagree on the number of rows: {sizes}; see batch_dims")
+        return next(iter(found.values()), 1)
+
+    def _split_target(self, target: Any, n_rows: int, sizes: tuple[int, ...]) -> list[Any]:
+        if len(sizes) == 1:
+            return [target]
+        leaves, spec = pytree.tree_flatten(target)
+        columns = [self._split_target_leaf(leaf, n_rows, sizes) for leaf in leaves]
+        return [pytree.tree_unflatten([c[m] for c in columns], spec) for m in range(len(sizes))]
+
+    def _split_target_leaf(self, leaf: Any, n_rows: int, sizes: tuple[int, ...]) -> Sequence[Any]:
+        axis = self._given.get("target", 0)
+        if not isinstance(leaf, Tensor) or axis is None or leaf.ndim <= axis or leaf.shape[axis] != n_rows:
+            return (leaf,) * len(sizes)
+        return leaf.split(sizes, axis)
+
+
+def _sizes(n_rows: int, n_microbatches: int) -> tuple[int, ...]:
+    n = min(n_rows, n_microbatches)
+    small, extra = divmod(n_rows, n)
+    return (small + 1,) * extra + (small,) * (n - extra)
+
+
+def _batch_axes(capture: Capture) -> dict[str, int]:
+    """Input name → axis of the dim called ``batch``, else of the first dim some input leads with."""
+    dims = capture.ops.dims
+    named = [d for d in dims if d.name == "batch"] or [d for d in dims if any(a == 0 for _, a in d.where)]
+    return dict(named[0].where) if named else {}
+
+
+def move(leaves: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The same leaves with every tensor on ``device``."""
+    return {
+        n: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for n, v in leaves.items()
+    }

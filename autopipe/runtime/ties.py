@@ -1,0 +1,103 @@
+"""Parameters that several ranks hold: their gradients are summed once per step.
+
+Which parameters are tied is read off the stages; when the sum is due is left to ``runtime``.
+
+After a sum every holder has the same gradient. Before the next step adds to it, all holders but the first
+drop theirs: so the next sum counts what was there once, with ``zero_grad`` between steps or without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from ..stages import Stage
+
+__all__ = ["Tie", "TieSum", "find_ties"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tie:
+    """A parameter of several ranks: its names in the stages, the ranks that hold it in order."""
+
+    name: str
+    parameter: nn.Parameter
+    ranks: tuple[int, ...]
+
+
+def find_ties(stages: Sequence[Stage]) -> tuple[Tie, ...]:
+    """The parameters that stages of more than one rank hold."""
+    holders: dict[int, tuple[str, nn.Parameter, set[int]]] = {}
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            holders.setdefault(id(parameter), (name, parameter, set()))[2].add(stage.rank)
+    return tuple(Tie(name, p, tuple(sorted(ranks))) for name, p, ranks in holders.values() if len(ranks) > 1)
+
+
+class TieSum:
+    """Sums the gradients of one rank's ties over the ranks that share them."""
+
+    def __init__(
+        self, ties: Sequence[Tie], rank: int, new_group: Callable[[tuple[int, ...]], ProcessGroup]
+    ) -> None:
+        self._rank = rank
+        self._groups: dict[tuple[int, ...], tuple[ProcessGroup, list[nn.Parameter]]] = {}
+        for ranks in sorted({t.ranks for t in ties if rank in t.ranks}):
+            members = [t.parameter for t in ties if t.ranks == ranks]
+            self._groups[ranks] = (new_group(ranks), members)
+        self._is_summed = False
+
+    def before_step(self) -> None:
+        """Make the gradients of the last sum count once in the next."""
+        if not self._is_summed:
+            return
+        for ranks, (_, parameters) in self._groups.items():
+            if ranks[0] != self._rank:
+                for parameter in parameters:
+                    parameter.grad = None
+        self._is_summed = False
+
+    def after_step(self) -> None:
+        """Sum over the holders; a parameter that got no gradient anywhere keeps none."""
+        for group, parameters in self._groups.values():
+            self._sum([p for p in parameters if p.requires_grad], group)
+        self._is_summed = True
+
+    def _sum(self, parameters: Sequence[nn.Parameter], group: ProcessGroup) -> None:
+        by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            by_dtype.setdefault(parameter.dtype, []).append(parameter)
+        for dtype, same in by_dtype.items():
+            device = same[0].device
+            has = torch.tensor([p.grad is not None for p in same], dtype=dtype, device=device)
+            parts = [_local(p.grad if p.grad is not None else torch.zeros_like(p)) for p in same]
+            flat = torch.cat([has, *(part.reshape(-1) for part in parts)])
+            dist.all_reduce(flat, group=group)
+            missing = any(p.grad is None for p in same)
+            anywhere = (flat[: len(same)] > 0).tolist() if missing else [True] * len(same)
+            pieces = flat[len(same) :].split([part.numel() for part in parts])
+            for parameter, part, piece, some in zip(same, parts, pieces, anywhere, strict=True):
+                if some:
+                    part.copy_(piece.view_as(part))
+                    if parameter.grad is None or parameter.grad.layout is not torch.strided:
+                        parameter.grad = _like(parameter, part)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a DTensor; any other tensor itself, dense."""
+    if hasattr(tensor, "to_local"):
+        return tensor.to_local()
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def _like(parameter: Tensor, local: Tensor) -> Tensor:
+    if not hasattr(parameter, "to_local"):
+        return local
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, run_check=False)  # type: ignore[attr-defined]

@@ -1,0 +1,235 @@
+"""Runs the actions of one stage: forward, whole backward, or its input and weight parts.
+
+Splitting the backward is left to ``backward``, the order of actions to ``program``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..stages import Stage, rng
+from .backward import WeightWork, backward_input
+from .boundary import Edge, flatten
+from .microbatch import Batch
+
+__all__ = ["StepInputs", "Worker"]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepInputs:
+    """What every worker needs to know of the step under way.
+
+    ``seeds`` are the gradients the loss of each microbatch starts backward with: its weight, times the
+    gradient scale. ``seed`` fixes the random numbers of the step; None leaves the generators alone.
+    """
+
+    batch: Batch
+    weights: Sequence[float]
+    seeds: Callable[[int, Tensor], Tensor]
+    seed: int | None
+    grad: bool
+    want_loss: bool
+    want_outputs: bool
+
+
+class Worker:
+    """One stage at work on microbatches.
+
+    Attributes
+    ----------
+    stage: the plan's stage. module: what is called: the stage, or a data-parallel wrapper of it.
+    loss: computes (loss, flat output leaves) of a microbatch from the last stage's outputs.
+    losses, outputs: of the step under way, detached; on the last stage only.
+    receivers: the workers of later stages in this process, by stage.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        edges: Sequence[Edge],
+        *,
+        loss: Callable[[tuple[Any, ...], Any], Tensor],
+        forward_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        recompute: bool = False,
+        mutated: Sequence[Tensor] = (),
+        is_random: bool = True,
+    ) -> None:
+        self.stage = stage
+        self.module: nn.Module = stage
+        self.edges_in = tuple(e for e in edges if e.destination == stage.index)
+        self.edges_out = tuple(e for e in edges if e.source == stage.index)
+        received = {name for e in self.edges_in for name in e.names}
+        self._own = tuple((i, n) for i, n in enumerate(stage.inputs) if n not in received)
+        self._loss, self._forward_context = loss, forward_context
+        self._recompute, self._mutated, self._is_random = recompute, tuple(mutated), is_random
+        self._flags: dict[Any, tuple[tuple[bool, ...], ...]] = {}
+        self.splits_backward = True
+        self.receivers: dict[int, Worker] = {}
+
+    def begin(self, step: StepInputs) -> None:
+        """Forget the last step and take up the next."""
+        n = step.batch.n_microbatches
+        self._step = step
+        self._columns = [(i, step.batch.leaves[name]) for i, name in self._own]
+        self._values: list[list[Any]] = [[None] * len(self.stage.inputs) for _ in range(n)]
+        self._roots: list[Tensor | None] = [None] * n
+        self._weight_work: list[WeightWork | None] = [None] * n
+        self.losses: list[Tensor | None] = [None] * n
+        self.outputs: list[list[Any] | None] = [None] * n
+
+    def end(self) -> None:
+        """Drop everything that belongs to a step, so that nothing holds a graph."""
+        del self._step, self._columns
+        self._values, self._roots, self._weight_work = [], [], []
+        self.losses, self.outputs = [], []
+
+    def accept(self, edge: Edge, m: int, values: Sequence[Any]) -> None:
+        """Put what an edge brought in its places among the inputs of microbatch ``m``."""
+        mine = self._values[m]
+        for i, value in zip(edge.inputs, values, strict=True):
+            mine[i] = value
+
+    def wrap(self, module: nn.Module) -> None:
+        """Call ``module`` instead of the stage."""
+        self.module = module
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The stage's parameters under the model's names."""
+        return self.stage.named_parameters()
+
+    def reduce(self) -> None:
+        """Reduce gradients over data-parallel replicas, where the wrapper has not."""
+
+    # -- forward ------------------------------------------------------------------------------------
+
+    def forward(self, m: int) -> None:
+        """Run microbatch ``m`` through the stage and hand its values to stages in this process."""
+        values = self._values[m]
+        for i, column in self._columns:
+            values[i] = column[m]
+        key = self._step.batch.signature(m) if self._recompute and self._step.grad else None
+        known = self._flags.get(key) if key is not None else None
+        with torch.no_grad() if known is not None else contextlib.nullcontext():
+            outputs = self._call(values, m)
+            self._keep_results(outputs, m)
+        if key is not None and known is None:
+            known = self._flags[key] = self._learn_flags(outputs)
+        for i, edge in enumerate(self.edges_out):
+            self._emit(edge, m, [outputs[o] for o in edge.outputs], known[i] if known else None)
+        if not self._step.grad:
+            self._values[m] = []
+        elif self._recompute:
+            self._forget_graph(m)
+
+    def _call(self, values: Sequence[Any], m: int) -> tuple[Any, ...]:
+        step = self._step
+        if step.seed is None or not self._is_random:
+            with self._forward_context():
+                return self.module(*values)
+        with rng.scope(step.seed, m), self._forward_context():
+            return self.module(*values)
+
+    def _keep_results(self, outputs: tuple[Any, ...], m: int) -> None:
+        if not self.stage.is_last:
+            return
+        step = self._step
+        if step.want_outputs:
+            self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
+        if step.want_loss:
+            with self._forward_context():
+                loss = self._loss(outputs, step.batch.targets[m])
+            self.losses[m] = loss.detach()
+            self._roots[m] = loss if loss.requires_grad else None
+
+    def _learn_flags(self, outputs: tuple[Any, ...]) -> tuple[tuple[bool, ...], ...]:
+        """Which tensors of each edge require a gradient: a forward without grad mode cannot tell."""
+        return tuple(
+            tuple(t.requires_grad for t in flatten([outputs[o] for o in edge.outputs])[0])
+            for edge in self.edges_out
+        )
+
+    def _emit(self, edge: Edge, m: int, values: list[Any], flags: Sequence[bool] | None) -> None:
+        tensors, frame = flatten(values)
+        if flags is None:
+            flags = [t.requires_grad for t in tensors] if self._step.grad else (False,) * len(tensors)
+        edge.roots[m] = [t for t, flag in zip(tensors, flags, strict=True) if flag]
+        receiver = self.receivers.get(edge.destination)
+        if receiver is None:
+            edge.outbox[m] = ([t.detach() for t in tensors], frame, tuple(flags))
+        else:
+            grown = edge.grow(m, tensors, flags)
+            receiver.accept(edge, m, grown if frame is None else frame.fill(grown))
+
+    def _forget_graph(self, m: int) -> None:
+        for edge in self.edges_out:
+            edge.roots[m] = None
+        self._roots[m] = None
+
+    # -- backward -----------------------------------------------------------------------------------
+
+    def backward(self, m: int) -> None:
+        """The whole backward of microbatch ``m``: gradients of parameters and of what arrived."""
+        roots, grads = self._collect(m)
+        if roots:
+            torch.autograd.backward(roots, grads)
+        self._finish(m)
+
+    def backward_input(self, m: int) -> None:
+        """Only the gradients that earlier stages wait for; the rest stays for :meth:`backward_weight`."""
+        roots, grads = self._collect(m)
+        leaves = [leaf for edge in self.edges_in for leaf in edge.leaves[m] or ()]
+        if roots and self.splits_backward:
+            self._weight_work[m] = backward_input(roots, grads, leaves)
+        elif roots:
+            torch.autograd.backward(roots, grads)
+        self._finish(m)
+
+    def backward_weight(self, m: int) -> None:
+        """What :meth:`backward_input` left of microbatch ``m``."""
+        work, self._weight_work[m] = self._weight_work[m], None
+        if work is not None:
+            work.run()
+
+    def _collect(self, m: int) -> tuple[list[Tensor], list[Tensor]]:
+        if self._recompute:
+            self._run_again(m)
+        roots: list[Tensor] = []
+        grads: list[Tensor] = []
+        loss, self._roots[m] = self._roots[m], None
+        if loss is not None:
+            roots.append(loss)
+            grads.append(self._step.seeds(m, loss))
+        for edge in self.edges_out:
+            edge.take(m, roots, grads)
+        return roots, grads
+
+    def _run_again(self, m: int) -> None:
+        """Forward once more, with grad and the same random numbers; buffers stay as they are."""
+        with _unchanged(self._mutated):
+            outputs = self._call(self._values[m], m)
+            self._keep_results(outputs, m)
+        for edge in self.edges_out:
+            tensors, _ = flatten([outputs[o] for o in edge.outputs])
+            edge.roots[m] = [t for t in tensors if t.requires_grad]
+
+    def _finish(self, m: int) -> None:
+        for edge in self.edges_in:
+            edge.harvest(m)
+        self._values[m] = []
+
+
+@contextlib.contextmanager
+def _unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
+    copies = [t.clone() for t in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.copy_(copy)
