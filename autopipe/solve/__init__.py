@@ -1,0 +1,10 @@
+"""The solver: which stage computes what, exactly, with a certificate of how far from optimal it can be.
+
+Capturing the graph and measuring its costs are left to ``tracing`` and ``measure``; building the stages of a
+plan to ``stages``.
+"""
+
+from .problem import Item, Net, Problem, Share, Stage
+from .search import solve
+
+__all__ = ["Item", "Net", "Problem", "Share", "Stage", "solve"]

@@ -1,0 +1,258 @@
+"""Merges items that some optimal answer keeps together, so that solvers see fewer of them.
+
+What must stay together for other reasons (groups, pins) is said by the caller; prices stay those of
+``problem``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from .problem import Item, Net, Problem, Share
+
+__all__ = ["Contraction", "contract", "merge"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contraction:
+    """A smaller problem, and which of its items each item of the original one became part of."""
+
+    problem: Problem
+    part_of: tuple[int, ...]
+
+    def expand(self, stage_of: Sequence[int]) -> tuple[int, ...]:
+        """An assignment of the smaller problem as one of the original."""
+        return tuple(stage_of[p] for p in self.part_of)
+
+    def then(self, other: Contraction) -> Contraction:
+        """This contraction followed by one of its smaller problem."""
+        return Contraction(other.problem, tuple(other.part_of[p] for p in self.part_of))
+
+
+def merge(problem: Problem, together: Iterable[Sequence[int]]) -> Contraction:
+    """The problem with each of the given sets of items, and every cycle that makes, as one item.
+
+    O(items + edges). The result's items are in a topological order, ties broken by the first member.
+    """
+    leader = _union(len(problem.items), together)
+    part_of = _number(problem, leader)
+    members: list[list[int]] = [[] for _ in range(max(part_of, default=-1) + 1)]
+    for v, p in enumerate(part_of):
+        members[p].append(v)
+    edges = sorted({(part_of[a], part_of[b]) for a, b in problem.edges if part_of[a] != part_of[b]})
+    items = [_joined(problem, m) for m in members]
+    kept, nets = [], []
+    for n, net in enumerate(problem.nets):
+        consumers = sorted({part_of[v] for v in net.consumers} - {part_of[net.producer]})
+        if consumers:
+            kept.append(n)
+            nets.append(dataclasses.replace(net, producer=part_of[net.producer], consumers=tuple(consumers)))
+    shares = [
+        dataclasses.replace(s, items=tuple(sorted({part_of[v] for v in s.items}))) for s in problem.shares
+    ]
+    pairs = problem.pair_ns and {k: tuple(row[n] for n in kept) for k, row in problem.pair_ns.items()}
+    items, shares, nets, pairs = _settle(items, shares, nets, pairs)
+    smaller = dataclasses.replace(
+        problem, items=tuple(items), edges=tuple(edges), nets=tuple(nets), shares=tuple(shares), pair_ns=pairs
+    )
+    return Contraction(smaller, part_of)
+
+
+def contract(problem: Problem) -> Contraction:
+    """The problem without items that cost nothing and may follow a neighbour at no loss.
+
+    An item without work and memory joins the maker of the one value it takes, where it is that value's only
+    taker and passes on no dearer a value, or passes on nothing that costs; it joins its only taker where
+    its own value is at least as dear as all it takes. Repeated until nothing changes.
+    """
+    whole = merge(problem, ())
+    while True:
+        pairs = _free_pairs(whole.problem)
+        if not pairs:
+            return whole
+        whole = whole.then(merge(whole.problem, pairs))
+
+
+def _free_pairs(problem: Problem) -> list[tuple[int, int]]:
+    made: list[list[Net]] = [[] for _ in problem.items]
+    taken: list[list[Net]] = [[] for _ in problem.items]
+    for net in problem.nets:
+        made[net.producer].append(net)
+        for v in net.consumers:
+            taken[v].append(net)
+    pairs, moved = [], set()
+    for v, item in enumerate(problem.items):
+        if not _is_free(problem, v, item):
+            continue
+        partner = _follows(problem, v, made[v], taken[v])
+        if partner is not None and partner not in moved and v not in moved:
+            pairs.append((v, partner))
+            moved |= {v, partner}
+    return pairs
+
+
+def _is_free(problem: Problem, v: int, item: Item) -> bool:
+    spent = item.work_ns or item.static_bytes or item.saved_bytes or item.workspace_bytes
+    pinned = item.first > 0 or item.last >= 0
+    return not (spent or pinned or problem.shares_of[v]) and (problem.allow_empty or not item.ops)
+
+
+def _follows(problem: Problem, v: int, made: list[Net], taken: list[Net]) -> int | None:
+    """The neighbour that a free item may join without loss, if any."""
+    before, after = set(problem.before[v]), set(problem.after[v])
+    send, receive = sum(n.send_ns for n in made), sum(n.receive_ns for n in made)
+    free = not (send or receive or any(n.n_bytes for n in made))
+    if len(before) == 1:
+        (u,) = before
+        only = len(taken) == 1 and taken[0].producer == u and taken[0].consumers == (v,)
+        if free or (only and send <= taken[0].send_ns and receive <= taken[0].receive_ns):
+            return u
+    if len(after) == 1 and len(made) == 1 and made[0].consumers == tuple(after):
+        comes = sum(n.receive_ns for n in taken), sum(n.send_ns for n in taken)
+        if comes[0] <= receive and comes[1] <= receive and comes[0] <= send and comes[1] <= send:
+            return made[0].consumers[0]
+    if not before and len(after) == 1 and free:
+        return next(iter(after))
+    return None
+
+
+def _union(n: int, together: Iterable[Sequence[int]]) -> list[int]:
+    leader = list(range(n))
+
+    def find(v: int) -> int:
+        while leader[v] != v:
+            leader[v] = leader[leader[v]]
+            v = leader[v]
+        return v
+
+    for group in together:
+        for v in group:
+            a, b = find(group[0]), find(v)
+            leader[max(a, b)] = min(a, b)
+    return [find(v) for v in range(n)]
+
+
+def _number(problem: Problem, leader: Sequence[int]) -> tuple[int, ...]:
+    """Components of the merged graph, numbered in a topological order close to the items' own."""
+    import heapq
+
+    component = _components(problem, leader)
+    first: dict[int, int] = {}
+    for v, c in enumerate(component):
+        first.setdefault(c, v)
+    waiting: dict[int, int] = dict.fromkeys(first, 0)
+    out: dict[int, set[int]] = {c: set() for c in first}
+    for a, b in problem.edges:
+        ca, cb = component[a], component[b]
+        if ca != cb and cb not in out[ca]:
+            out[ca].add(cb)
+            waiting[cb] += 1
+    ready = [(first[c], c) for c, n in waiting.items() if n == 0]
+    heapq.heapify(ready)
+    number: dict[int, int] = {}
+    while ready:
+        _, c = heapq.heappop(ready)
+        number[c] = len(number)
+        for d in out[c]:
+            waiting[d] -= 1
+            if waiting[d] == 0:
+                heapq.heappush(ready, (first[d], d))
+    return tuple(number[c] for c in component)
+
+
+def _components(problem: Problem, leader: Sequence[int]) -> list[int]:
+    """Strongly connected components of the items with each set's members tied to its leader (Tarjan)."""
+    out: list[list[int]] = [[] for _ in leader]
+    for a, b in problem.edges:
+        out[leader[a]].append(leader[b])
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    component: dict[int, int] = {}
+    stack: list[int] = []
+    for root in sorted(set(leader)):
+        if root in index:
+            continue
+        work = [(root, iter(out[root]))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        while work:
+            v, successors = work[-1]
+            advanced = False
+            for w in successors:
+                if w not in index:
+                    index[w] = low[w] = len(index)
+                    stack.append(w)
+                    work.append((w, iter(out[w])))
+                    advanced = True
+                    break
+                if w not in component:
+                    low[v] = min(low[v], index[w])
+            if advanced:
+                continue
+            work.pop()
+            if work:
+                low[work[-1][0]] = min(low[work[-1][0]], low[v])
+            if low[v] == index[v]:
+                while True:
+                    w = stack.pop()
+                    component[w] = v
+                    if w == v:
+                        break
+    return [component[v] for v in leader]
+
+
+def _joined(problem: Problem, members: Sequence[int]) -> Item:
+    items = [problem.items[v] for v in members]
+    if len(items) == 1:
+        return items[0]
+    lasts = [i.last for i in items if i.last >= 0]
+    return Item(
+        tuple(op for i in items for op in i.ops),
+        sum(i.forward_ns for i in items),
+        sum(i.backward_ns for i in items),
+        sum(i.static_bytes for i in items),
+        sum(i.saved_bytes for i in items),
+        max(i.workspace_bytes for i in items),
+        max(i.first for i in items),
+        min(lasts, default=-1),
+    )
+
+
+def _settle(items, shares, nets, pairs):  # type: ignore[no-untyped-def]
+    """Shares of one item become part of it; equal nets become one (unless their prices differ by pair)."""
+    left: list[Share] = []
+    items = list(items)
+    for share in shares:
+        if len(share.items) > 1:
+            left.append(share)
+            continue
+        for v in share.items:
+            it = items[v]
+            items[v] = dataclasses.replace(
+                it,
+                forward_ns=it.forward_ns + share.forward_ns,
+                backward_ns=it.backward_ns + share.backward_ns,
+                static_bytes=it.static_bytes + share.static_bytes,
+                saved_bytes=it.saved_bytes + share.saved_bytes,
+                workspace_bytes=max(it.workspace_bytes, share.workspace_bytes),
+            )
+    if pairs is not None:
+        return items, left, nets, pairs
+    merged: dict[tuple[int, tuple[int, ...]], Net] = {}
+    for net in nets:
+        key = (net.producer, net.consumers)
+        old = merged.get(key)
+        merged[key] = (
+            net
+            if old is None
+            else Net(
+                net.producer,
+                net.consumers,
+                old.send_ns + net.send_ns,
+                old.receive_ns + net.receive_ns,
+                old.value,
+                old.n_bytes + net.n_bytes,
+            )
+        )
+    return items, left, [n for n in merged.values() if n.send_ns or n.receive_ns or n.n_bytes], None

@@ -1,0 +1,320 @@
+"""From an op graph, its costs and a cluster to the integer problem the solvers work on.
+
+Merging what is free is left to ``contract``; solving to ``intervals`` and ``exact``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..costs import CostTable
+from ..errors import InputError, PlanError
+from ..graph import Op, OpGraph
+from ..hardware import Cluster
+from .contract import merge
+from .problem import HUGE, Item, Net, Problem, Share, Stage
+
+__all__ = ["Settings", "clones_of", "formulate"]
+
+_INT_BYTES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a problem is to be read from a graph; the keyword arguments of ``solve`` of the same names."""
+
+    ties: str = "auto"
+    pin: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    together: tuple[tuple[str, ...], ...] = ()
+    uncut: tuple[str, ...] = ()
+    recompute: str = "never"
+    memory_limit: tuple[int | None, ...] = ()
+    optimizer_bytes_per_parameter_byte: float = 2.0
+    send_factor: float = 1.0
+    receive_factor: float = 1.0
+    sender_pays: str = "once"
+    overlap: bool = False
+    clone: str = "auto"
+    training: bool = True
+
+
+def formulate(
+    graph: OpGraph,
+    costs: CostTable,
+    cluster: Cluster,
+    placement: Sequence[int],
+    in_flight: Sequence[int],
+    n_microbatches: int,
+    settings: Settings,
+) -> Problem:
+    """The problem of cutting ``graph`` into ``len(placement)`` stages on the cluster's ranks.
+
+    Every compute op that is not computed again where needed is an item; the model's output is one more, kept
+    in the last stage. Raises :class:`PlanError` where pins or groups name nothing or contradict each other.
+    """
+    maker = _Maker(graph, costs, cluster, n_microbatches, settings)
+    problem = maker.problem(placement, in_flight)
+    merged = merge(problem, maker.together(problem)).problem
+    _check_windows(merged)
+    return merged
+
+
+def clones_of(graph: OpGraph, costs: CostTable, cluster: Cluster, choice: str = "auto") -> frozenset[str]:
+    """The ops to compute again in each stage that needs them, rather than send.
+
+    A movable op is cloned where its forward, with all that must be cloned or sent to feed it, is no dearer
+    than receiving its value over the cluster's slowest link. Numbers made from input shapes always are.
+    ``choice`` ``never`` leaves the rest to be sent, ``always`` clones all that can be.
+    """
+    link = slowest_link(cluster)
+    inputs: dict[str, list[str]] = {op.name: [] for op in graph.ops}
+    for producer, consumer in graph.edges:
+        inputs[consumer].append(producer)
+    grouped = {name for group in graph.groups for name in group}
+    ordered = {name for edge in graph.order_edges for name in edge}
+    price = {op.name: 0.0 for op in graph.inputs}
+    again: set[str] = set()
+    for op in graph.ops:
+        if op.kind in ("input", "output"):
+            continue
+        ship = link.seconds(value_bytes(op, costs))
+        price[op.name] = ship
+        if not _may_clone(op) or op.name in grouped or op.name in ordered:
+            continue
+        redo = costs[op.name].forward_s + sum(price[u] for u in set(inputs[op.name]))
+        is_number = op.is_size and redo == costs[op.name].forward_s
+        if is_number or choice == "always" or (choice == "auto" and redo <= ship):
+            price[op.name] = redo
+            again.add(op.name)
+    return frozenset(again)
+
+
+def _may_clone(op: Op) -> bool:
+    exact = not (op.parameters or op.mutated_buffers or op.is_random or op.requires_grad)
+    return (op.is_size or op.is_movable) and exact
+
+
+def value_bytes(op: Op, costs: CostTable) -> int:
+    """Bytes of an op's value for one microbatch; a number counts as eight."""
+    return op.bytes_at(costs.dims) or _INT_BYTES
+
+
+def slowest_link(cluster: Cluster) -> Any:
+    """The link over which a megabyte takes longest."""
+    n = cluster.n_ranks
+    links = [cluster.link(a, b) for a in range(n) for b in range(n) if a != b] or [cluster.local]
+    return max(links, key=lambda link: link.seconds(1 << 20))
+
+
+def ns(seconds: float) -> int:
+    """Whole nanoseconds."""
+    return round(seconds * 1e9)
+
+
+class _Maker:
+    """Builds items, nets and shares of one graph."""
+
+    def __init__(
+        self, graph: OpGraph, costs: CostTable, cluster: Cluster, n_microbatches: int, settings: Settings
+    ) -> None:
+        self.graph, self.costs, self.cluster, self.settings = graph, costs, cluster, settings
+        self.n_microbatches = n_microbatches
+        self.clones = clones_of(graph, costs, cluster, settings.clone)
+        self.placed = [op for op in graph.compute if op.name not in self.clones]
+        self.index = {op.name: v for v, op in enumerate(self.placed)}
+        self.users = self._users()
+
+    def _users(self) -> dict[str, set[int]]:
+        """The items that need each op's value, through clones; the output is the item after the last."""
+        users: dict[str, set[int]] = {op.name: set() for op in self.graph.ops}
+        consumers = self.graph.consumers
+        for op in reversed(self.graph.ops):
+            for name in consumers[op.name]:
+                if name in self.clones:
+                    users[op.name] |= users[name]
+                elif name in self.index:
+                    users[op.name].add(self.index[name])
+                else:
+                    users[op.name].add(len(self.placed))
+        return users
+
+    def problem(self, placement: Sequence[int], in_flight: Sequence[int]) -> Problem:
+        k, link = len(placement), cheapest_link(self.cluster, placement)
+        items = [self._item(op, k) for op in self.placed] + [Item(first=k - 1)]
+        nets = tuple(self._net(op, link) for op in self.placed if self.users[op.name] - {self.index[op.name]})
+        edges = {(n.producer, v) for n in nets for v in n.consumers}
+        edges |= {
+            (self.index[a], self.index[b])
+            for a, b in self.graph.order_edges
+            if a in self.index and b in self.index
+        }
+        shares = (*self._parameters(), *self._recomputed())
+        problem = Problem(
+            items=tuple(items),
+            edges=tuple(sorted(edges)),
+            nets=nets,
+            shares=shares,
+            stages=self._stages(placement, in_flight),
+            pair_ns=self._pairs(nets, placement),
+            sender_pays=self.settings.sender_pays,
+            overlap=self.settings.overlap,
+            recompute=self.settings.recompute,
+        )
+        return self._pinned(problem)
+
+    def _item(self, op: Op, k: int) -> Item:
+        c = self.costs[op.name]
+        training = self.settings.training
+        return Item(
+            (op.name,),
+            ns(c.forward_s),
+            ns(c.backward_s) if training else 0,
+            saved_bytes=c.saved_bytes if training else 0,
+            workspace_bytes=max(c.workspace_bytes, c.backward_workspace_bytes if training else 0),
+        )
+
+    def _price(self, op: Op, link: Any) -> tuple[int, int]:
+        """Sending and receiving a value, its gradient included, over one link."""
+        seconds = link.seconds(value_bytes(op, self.costs))
+        if op.requires_grad and self.settings.training:
+            seconds *= 2
+        return ns(seconds * self.settings.send_factor), ns(seconds * self.settings.receive_factor)
+
+    def _net(self, op: Op, link: Any) -> Net:
+        v = self.index[op.name]
+        send, receive = self._price(op, link)
+        users = tuple(sorted(self.users[op.name] - {v}))
+        return Net(v, users, send, receive, op.name, value_bytes(op, self.costs))
+
+    def _pairs(
+        self, nets: Sequence[Net], placement: Sequence[int]
+    ) -> dict[tuple[int, int], tuple[tuple[int, int], ...]] | None:
+        ranks = sorted(set(placement))
+        pairs = [(a, b) for a in ranks for b in ranks if a != b]
+        if len({_speed(self.cluster.link(a, b)) for a, b in pairs}) <= 1:
+            return None
+        by_name = self.graph.by_name
+        return {
+            (a, b): tuple(self._price(by_name[n.value], self.cluster.link(a, b)) for n in nets)
+            for a, b in pairs
+        }
+
+    def _parameters(self) -> Iterable[Share]:
+        """Every parameter and buffer as a share; one that a single item uses becomes part of it later."""
+        users: dict[str, set[int]] = {}
+        for op in self.graph.compute:
+            places = {self.index[op.name]} if op.name in self.index else self.users[op.name]
+            for name in (*op.parameters, *op.buffers):
+                users.setdefault(self.graph.parameter[name].name, set()).update(places)
+        slow = slowest_link(self.cluster)
+        for name, places in users.items():
+            p = self.graph.parameter[name]
+            trained = p.requires_grad and self.settings.training
+            ratio = 2 + self.settings.optimizer_bytes_per_parameter_byte if trained else 1
+            sync = ns(slow.seconds(p.bytes) / self.n_microbatches) if trained else 0
+            yield Share(tuple(sorted(places)), name, static_bytes=round(p.bytes * ratio), sync_ns=sync)
+
+    def _recomputed(self) -> Iterable[Share]:
+        """Cloned ops: every stage that needs one computes it."""
+        for name in sorted(self.clones, key=self.graph.position.__getitem__):
+            c = self.costs[name]
+            if self.users[name]:
+                yield Share(
+                    tuple(sorted(self.users[name])),
+                    name,
+                    ns(c.forward_s),
+                    saved_bytes=c.saved_bytes if self.settings.training else 0,
+                    workspace_bytes=c.workspace_bytes,
+                )
+
+    def _stages(self, placement: Sequence[int], in_flight: Sequence[int]) -> tuple[Stage, ...]:
+        out = []
+        for rank, alive in zip(placement, in_flight, strict=True):
+            device = self.cluster.devices[rank]
+            limits = [device.memory_bytes]
+            if self.settings.memory_limit:
+                limits.append(self.settings.memory_limit[min(rank, len(self.settings.memory_limit) - 1)])
+            known = [b for b in limits if b is not None]
+            out.append(Stage(rank, device.speed, min(known, default=HUGE), alive))
+        return tuple(out)
+
+    def _pinned(self, problem: Problem) -> Problem:
+        items = list(problem.items)
+        k = problem.n_stages
+        for prefix, stage in self.settings.pin.items():
+            if not -k <= stage < k:
+                raise InputError(f"pin {prefix!r} names stage {stage}; the plan has stages 0 to {k - 1}")
+            for v in self._matching(prefix, "pin"):
+                items[v] = dataclasses.replace(items[v], first=stage % k, last=stage % k)
+        return dataclasses.replace(problem, items=tuple(items))
+
+    def _matching(self, prefix: str, what: str) -> list[int]:
+        def under(path: str) -> bool:
+            return path == prefix or path.startswith(prefix + ".")
+
+        found = [
+            v
+            for v, op in enumerate(self.placed)
+            if op.name == prefix or under(op.module_path) or (op.kind == "module" and under(op.target))
+        ]
+        if not found:
+            raise PlanError(
+                f"{what} {prefix!r} matches no op; give the path of a module that the graph calls, "
+                f"such as {_some_path(self.placed)!r}, or an op's name"
+            )
+        return found
+
+    def together(self, problem: Problem) -> list[list[int]]:
+        """Sets of items that must share a stage: graph groups, the caller's, uncut values, tied users."""
+        sets = [[self.index[name] for name in group if name in self.index] for group in self.graph.groups]
+        for group in self.settings.together:
+            sets.append([v for prefix in group for v in self._matching(prefix, "together")])
+        for value in self.settings.uncut:
+            if value not in self.index:
+                raise PlanError(f"uncut value {value!r} is no op of the graph that a stage computes")
+            sets.append([self.index[value], *sorted(self.users[value] - {len(self.placed)})])
+        if self.settings.ties == "colocate" and problem.one_stage_per_rank:
+            sets += [list(s.items) for s in problem.shares if s.sync_ns]
+        return [s for s in sets if len(s) > 1]
+
+
+def _speed(link: Any) -> tuple[float, float]:
+    return link.latency_s, link.bandwidth_bytes_s
+
+
+def cheapest_link(cluster: Cluster, placement: Sequence[int]) -> Any:
+    """A link at least as fast as any between the placement's ranks, for prices that bound the true ones."""
+    ranks = sorted(set(placement))
+    links = [cluster.link(a, b) for a in ranks for b in ranks if a != b] or [cluster.local]
+    return dataclasses.replace(
+        links[0],
+        latency_s=min(link.latency_s for link in links),
+        bandwidth_bytes_s=max(link.bandwidth_bytes_s for link in links),
+    )
+
+
+def _some_path(ops: Sequence[Op]) -> str:
+    return next((op.module_path for op in ops if op.module_path), ops[0].name if ops else "")
+
+
+def _check_windows(problem: Problem) -> None:
+    for item in problem.items:
+        if 0 <= item.last < item.first:
+            names = ", ".join(item.ops[:3])
+            raise PlanError(
+                f"pins put ops that must share a stage in different ones: {names} in stages {item.first} and "
+                f"{item.last}; drop one of the pins"
+            )
+
+
+def largest_cut(problem: Problem) -> int:
+    """The most stages the problem's items can be cut into: how many of them hold an op."""
+    return sum(1 for i in problem.items if i.ops)
+
+
+def seconds_of(loads_ns: int) -> float:
+    """Nanoseconds as seconds."""
+    return loads_ns / 1e9 if loads_ns < HUGE else math.inf

@@ -1,0 +1,206 @@
+"""The best chain whose stages are intervals of one topological order, exactly, with numpy.
+
+An upper bound for the whole problem, usually equal to its optimum. Which orders to try is left to
+``orders``; proofs are left to ``exact``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .problem import HUGE, Problem, memory_bytes, peak_bytes, scaled
+
+__all__ = ["Rows", "best_chain", "lightest_chain"]
+
+Array = npt.NDArray[np.int64]
+
+
+class Rows:
+    """Loads of every interval that starts at ``i``, for ``i`` from the last item down to the first.
+
+    Each quantity that depends on which nets and shares an interval touches is a difference array over the
+    interval's end, changed at the touched positions as ``i`` moves: O(net sizes) in all, plus one cumulative
+    sum per start.
+    """
+
+    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
+        self.problem, self.order, self.n = problem, order, len(order)
+        self.speeds = sorted({s.speed for s in problem.stages})
+        self.has_memory = problem.recompute != "never" or any(s.limit_bytes < HUGE for s in problem.stages)
+        items = [problem.items[v] for v in order]
+        self.forward = {f: _prefix([scaled(i.forward_ns, f) for i in items]) for f in self.speeds}
+        self.backward = {f: _prefix([scaled(i.backward_ns, f) for i in items]) for f in self.speeds}
+        self.real = _prefix([1 if i.ops else 0 for i in items])
+        self.static = _prefix([i.static_bytes for i in items])
+        self.saved = _prefix([i.saved_bytes for i in items])
+        self.workspace = np.array([peak_bytes(problem, v) for v in order], dtype=np.int64)
+        self.first = np.array([i.first for i in items], dtype=np.int64)
+        self.last = np.array([problem.last_of(v) for v in order], dtype=np.int64)
+        self.pinned = bool(self.first.any() or (self.last < problem.n_stages - 1).any())
+        position = {v: x for x, v in enumerate(order)}
+        self.nets = [sorted({position[v] for v in (n.producer, *n.consumers)}) for n in problem.nets]
+        self.shares = [sorted({position[v] for v in s.items}) for s in problem.shares]
+        self.at: list[list[tuple[bool, int, int]]] = [[] for _ in order]
+        for is_net, rows in ((True, self.nets), (False, self.shares)):
+            for r, places in enumerate(rows):
+                for k, x in enumerate(places):
+                    self.at[x].append((is_net, r, k))
+        names = ("transfers", "received", "static", "saved")
+        self.d = {name: np.zeros(self.n + 1, dtype=np.int64) for name in names}
+        self.d_forward = {f: np.zeros(self.n + 1, dtype=np.int64) for f in self.speeds}
+        self.d_backward = {f: np.zeros(self.n + 1, dtype=np.int64) for f in self.speeds}
+        self.share_work = any(s.forward_ns or s.backward_ns for s in problem.shares)
+        self.least = self.forward[self.speeds[-1]] + self.backward[self.speeds[-1]]
+
+    def descend(self, limit: int) -> Iterator[tuple[int, int, Array]]:
+        """(i, end, loads) for each start, last first; ``loads[s, j - i - 1]`` is stage s holding [i, j).
+
+        Only ends whose work alone is at most ``limit`` are given; impossible stages cost :data:`HUGE`.
+        """
+        for i in range(self.n - 1, -1, -1):
+            for is_net, r, k in self.at[i]:
+                (self._enter_net if is_net else self._enter_share)(r, k)
+            end = int(np.searchsorted(self.least, self.least[i] + limit, side="right")) - 1
+            if self.least[i] + limit >= self.least[-1]:
+                end = self.n
+            yield i, max(end, i + 1), self._loads(i, max(end, i + 1))
+
+    def _enter_net(self, r: int, k: int) -> None:
+        net, places = self.problem.nets[r], self.nets[r]
+        x, d = places[k], self.d["transfers"]
+        if k == 0:
+            d[places[1]] -= net.receive_ns
+            self.d["received"][places[1]] -= net.n_bytes
+            d[x] += net.send_ns
+            d[places[-1]] -= net.send_ns
+            return
+        d[x] += net.receive_ns
+        self.d["received"][x] += net.n_bytes
+        if k + 1 < len(places):
+            d[places[k + 1]] -= net.receive_ns
+            self.d["received"][places[k + 1]] -= net.n_bytes
+
+    def _enter_share(self, r: int, k: int) -> None:
+        share, places = self.problem.shares[r], self.shares[r]
+        x = places[k]
+        self._touch(share, x, 1)
+        if k + 1 < len(places):
+            self._touch(share, places[k + 1], -1)
+        if k == 0:
+            self.d["transfers"][places[-1]] -= share.sync_ns
+
+    def _touch(self, share, x: int, sign: int) -> None:  # type: ignore[no-untyped-def]
+        self.d["transfers"][x] += sign * share.sync_ns
+        self.d["static"][x] += sign * share.static_bytes
+        self.d["saved"][x] += sign * share.saved_bytes
+        for f in self.speeds:
+            self.d_forward[f][x] += sign * scaled(share.forward_ns, f)
+            self.d_backward[f][x] += sign * scaled(share.backward_ns, f)
+
+    def _loads(self, i: int, end: int) -> Array:
+        p = self.problem
+        transfers = np.cumsum(self.d["transfers"][i:end])
+        work = {f: self._work(f, i, end) for f in self.speeds}
+        out = np.empty((p.n_stages, end - i), dtype=np.int64)
+        memory = self._memory(i, end) if self.has_memory else None
+        for s, stage in enumerate(p.stages):
+            forward, total = work[stage.speed]
+            if memory is not None:
+                kept, again = memory_bytes(stage, *memory)  # type: ignore[arg-type]
+                fits, fits_again = kept <= stage.limit_bytes, again <= stage.limit_bytes
+                if p.recompute == "always":
+                    total, fits = total + forward, fits_again
+                elif p.recompute == "auto":
+                    total, fits = np.where(fits, total, total + forward), fits | fits_again
+            row = np.maximum(total, transfers) if p.overlap else total + transfers
+            out[s] = row if memory is None else np.where(fits, row, HUGE)
+        if not p.allow_empty:
+            out[:, self.real[i + 1 : end + 1] == self.real[i]] = HUGE
+        if self.pinned:
+            first = np.maximum.accumulate(self.first[i:end])
+            last = np.minimum.accumulate(self.last[i:end])
+            stages = np.arange(p.n_stages)[:, None]
+            out[(stages < first) | (stages > last)] = HUGE
+        return out
+
+    def _work(self, f: float, i: int, end: int) -> tuple[Array, Array]:
+        forward = self.forward[f][i + 1 : end + 1] - self.forward[f][i]
+        backward = self.backward[f][i + 1 : end + 1] - self.backward[f][i]
+        if self.share_work:
+            forward = forward + np.cumsum(self.d_forward[f][i:end])
+            backward = backward + np.cumsum(self.d_backward[f][i:end])
+        return forward, forward + backward
+
+    def _memory(self, i: int, end: int) -> tuple[Array, Array, Array, Array]:
+        static = self.static[i + 1 : end + 1] - self.static[i] + np.cumsum(self.d["static"][i:end])
+        saved = self.saved[i + 1 : end + 1] - self.saved[i] + np.cumsum(self.d["saved"][i:end])
+        return (
+            static,
+            saved,
+            np.maximum.accumulate(self.workspace[i:end]),
+            np.cumsum(self.d["received"][i:end]),
+        )
+
+
+def best_chain(
+    problem: Problem, order: Sequence[int], limit: int = HUGE
+) -> tuple[int, tuple[int, ...]] | None:
+    """The least bottleneck over intervals of ``order``, and the stage of each item; None if over ``limit``.
+
+    Only chains whose every load is at most ``limit`` are looked at. O(n · w · stages) for w the longest
+    interval whose work is within the limit.
+    """
+    return _chain(problem, order, limit, additive=False)
+
+
+def lightest_chain(problem: Problem, order: Sequence[int], limit: int) -> tuple[int, ...] | None:
+    """Among chains with every load at most ``limit``, the one with the least sum of loads."""
+    found = _chain(problem, order, limit, additive=True)
+    return found[1] if found else None
+
+
+def _chain(
+    problem: Problem, order: Sequence[int], limit: int, additive: bool
+) -> tuple[int, tuple[int, ...]] | None:
+    n, k = len(order), problem.n_stages
+    rest = np.full((k + 1, n + 1), HUGE, dtype=np.int64)
+    rest[k, n] = 0
+    if problem.allow_empty:
+        rest[:, n] = 0
+    choice = np.zeros((k, n + 1), dtype=np.int64)
+    span = np.arange(k)
+    for i, end, loads in Rows(problem, order).descend(limit):
+        after = rest[1:, i + 1 : end + 1]
+        if additive:
+            totals = np.where(loads <= limit, np.minimum(loads + after, HUGE), HUGE)
+        else:
+            totals = np.maximum(loads, after)
+        best = np.argmin(totals, axis=1)
+        rest[:k, i] = totals[span, best]
+        choice[:, i] = i + 1 + best
+        if problem.allow_empty:
+            _skip(rest, choice, i)
+    if rest[0, 0] >= HUGE or (not additive and rest[0, 0] > limit):
+        return None
+    stage_of = [0] * n
+    at = 0
+    for s in range(k):
+        stop = int(choice[s, at]) if at < n else n
+        for x in range(at, stop):
+            stage_of[order[x]] = s
+        at = stop
+    return int(rest[0, 0]), tuple(stage_of)
+
+
+def _skip(rest: Array, choice: Array, i: int) -> None:
+    """A stage may stay empty."""
+    for s in range(choice.shape[0] - 1, -1, -1):
+        if rest[s + 1, i] < rest[s, i]:
+            rest[s, i], choice[s, i] = rest[s + 1, i], i
+
+
+def _prefix(values: Sequence[int]) -> Array:
+    return np.concatenate([[0], np.cumsum(np.array(values, dtype=np.int64))])
