@@ -9,6 +9,7 @@ from typing import Any
 
 __all__ = ["environment", "line", "summary"]
 
+SIZES = ("parity", "batch", "length")
 _SIGN = {True: "yes", False: "NO", None: "-"}
 
 COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool | None]], ...] = (
@@ -38,7 +39,9 @@ def line(name: str, result: Mapping[str, Any]) -> str:
 
 def _problem(result: Mapping[str, Any]) -> str:
     found = result.get("autopipe", {})
-    words = [found.get("error"), *(found.get(f"{k}_problem") for k in ("parity", "batch", "length"))]
+    graph = found.get("graph", {})
+    words = [f"graph, {k}: {graph[f'{k}_problem']}" for k in SIZES if f"{k}_problem" in graph]
+    words += [found.get("error"), *(found.get(f"{k}_problem") for k in SIZES)]
     return next((w.splitlines()[0][:220] for w in words if w), result.get("died", ""))
 
 

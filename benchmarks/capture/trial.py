@@ -123,6 +123,7 @@ def try_autopipe(subject: Subject, report: Report) -> None:
     report({"captured": True, "seconds": seconds, "nodes": len(captured.ops.ops), "leaves": n_leaves})
     report({"changed": ", ".join(changed)})
     captured.module.graph.lint()
+    report({"graph": compare(subject, lambda args, kwargs: captured(*args, **kwargs))})
     stages = build_stages(captured, uniform_plan(captured.ops, N_STAGES, Cluster.uniform(N_STAGES)))
     report({"n_stages": len(stages), "is_cut": len(stages) >= min(N_STAGES, n_blocks(model))})
 
@@ -138,9 +139,12 @@ def n_blocks(model: nn.Module) -> int:
 
 
 def compare(
-    subject: Subject, run: Callable[..., Any], modes: tuple[bool, ...] = (False, True)
+    subject: Subject, run: Callable[..., Any], modes: tuple[bool, ...] = (False, True), *, is_flat: bool = False
 ) -> dict[str, Any]:
-    """Parity of ``run(args, kwargs)`` with the model: at the example, another batch, another length."""
+    """Parity of ``run(args, kwargs)`` with the model: at the example, another batch, another length.
+
+    ``is_flat``: outputs come without their structure and are compared in order.
+    """
     out: dict[str, Any] = {}
     for name, sizes in (("parity", EXAMPLE), ("batch", OTHER_BATCH), ("length", OTHER_LENGTH)):
         problems = [
