@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from ..errors import PlanError
 from ..plans import Plan
@@ -126,6 +126,7 @@ def _stage(capture: Capture, plan: Plan, flow: _Flow, index: int) -> Stage:
     stage = Stage(
         capture.model,
         forms,
+        device=capture.device,
         index=index,
         rank=plan.stages[index].rank,
         is_last=is_last,
@@ -134,7 +135,11 @@ def _stage(capture: Capture, plan: Plan, flow: _Flow, index: int) -> Stage:
     )
     constants = {t for t in targets if t in capture.constants}
     for name in sorted(constants):
-        stage.register_buffer(name, capture.constants[name], persistent=False)
+        value = capture.constants[name]
+        if isinstance(value, Tensor):
+            stage.register_buffer(name, value, persistent=False)
+        else:
+            setattr(stage, name, value)
     attach(stage, capture.model, targets - constants)
     return stage
 

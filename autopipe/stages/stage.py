@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 __all__ = ["Scope", "Stage", "StageForm"]
 
@@ -91,11 +91,14 @@ class Stage(Scope):
         output leaves instead (``is_last``), and its ``outputs`` are empty.
     """
 
+    _anchor: Tensor
+
     def __init__(
         self,
         model: nn.Module,
         forms: Mapping[bool, StageForm],
         *,
+        device: torch.device,
         index: int,
         rank: int,
         is_last: bool,
@@ -106,6 +109,12 @@ class Stage(Scope):
         self.index, self.rank, self.is_last = index, rank, is_last
         self.inputs, self.outputs = inputs, outputs
         self._forms = dict(forms)
+        self.register_buffer("_anchor", torch.empty(0, device=device), persistent=False)
+
+    @property
+    def _device(self) -> torch.device:
+        """What generated code names where the model's own code named its device."""
+        return self._anchor.device
 
     def forward(self, *values: Any) -> tuple[Any, ...]:
         """The stage's values in the order of ``outputs`` (or the model's flat output leaves)."""
@@ -153,9 +162,9 @@ def _attach_one(scope: Scope, twin: nn.Module, name: str) -> None:
         scope.register_parameter(name, twin._parameters[name])
     elif name in twin._buffers:
         scope.register_buffer(name, twin._buffers[name], name not in twin._non_persistent_buffers_set)
-    elif name != "training":
+    elif name not in ("training", "_device"):
         value = getattr(twin, name)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             object.__setattr__(scope, name, value)
         else:
             setattr(scope, name, value)

@@ -83,17 +83,12 @@ def verify(
     Raises :class:`VerificationError` naming the first op that differs.
     """
     model = capture.model
+    args, kwargs = capture.arguments(args, kwargs)
     with _undisturbed(model):
-        with _undisturbed(model):
-            expected = _observe(model, lambda: model(*args, **kwargs), seed, "the model")
-        with _undisturbed(model):
-            got = _observe(
-                model,
-                lambda: capture.assemble(run_stages(capture, stages, args, kwargs)),
-                seed,
-                "the pipeline",
-            )
-        return _compare(expected, got, rtol, lambda: _first_difference(capture, args, kwargs, seed))
+        expected = _observe(model, lambda: model(*args, **kwargs), seed)
+    with _undisturbed(model):
+        got = _observe(model, lambda: capture.assemble(run_stages(capture, stages, args, kwargs)), seed)
+    return _compare(expected, got, rtol, lambda: _first_difference(capture, args, kwargs, seed))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -75,8 +75,11 @@ class Capture:
 
         Raises :class:`InputError` naming the argument that differs from what was captured.
         """
-        args, kwargs = _without_cache(self.model, args, kwargs or {})
-        return self.inputs.bind(self.model, args, kwargs)
+        return self.inputs.bind(self.model, *self.arguments(args, kwargs or {}))
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """A call's arguments as the captured model gets them: a transformers model without its cache."""
+        return _without_cache(self.model, args, kwargs)
 
     def assemble(self, leaves: Sequence[Any], training: bool | None = None) -> Any:
         """The model's output structure from the flat tuple that the output node returns."""
