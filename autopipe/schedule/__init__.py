@@ -9,10 +9,12 @@ import functools
 from collections.abc import Sequence
 
 from ..errors import InputError
+from ..hardware import Cluster
 from .actions import Action, Schedule, StageTimes, Transfer, parse_action
+from .costaware import cost_aware
 from .drawing import draw
 from .interchange import from_csv, to_csv
-from .templates import NAMES, SPLIT, placement, template
+from .templates import COST_AWARE, NAMES, SPLIT, placement, template
 from .validate import check, in_flight
 from .wire import Compute, Message, Recv, Send, Wire, wire_order
 
@@ -30,6 +32,7 @@ __all__ = [
     "Wire",
     "build",
     "check",
+    "cost_aware",
     "draw",
     "from_csv",
     "in_flight",
@@ -48,18 +51,25 @@ def build(
     n_stages: int,
     n_microbatches: int,
     *,
-    times: Sequence[StageTimes] | None = None,
     placement: Sequence[int] | None = None,
+    times: Sequence[StageTimes] | None = None,
+    transfers: Sequence[Transfer] = (),
+    cluster: Cluster | None = None,
+    saved_bytes: Sequence[int] = (),
+    budget_bytes: Sequence[float] = (),
 ) -> Schedule:
-    """The named schedule, for any ``n_microbatches`` ≥ 1; equal arguments give the same object.
+    """The named schedule, for any ``n_microbatches`` ≥ 1.
 
-    ``placement`` is the rank of each stage, by default the template's own. Raises :class:`InputError` for
-    an unknown name, no microbatch, or a rank without a stage.
+    ``placement`` is the rank of each stage, by default the template's own. What follows it matters to
+    ``"cost-aware"`` alone, see :func:`cost_aware`; a template with equal arguments is the same object.
+    Raises :class:`InputError` for an unknown name, no microbatch, or a rank without a stage.
 
     >>> print(build("1f1b", 2, 2, 3))
     rank 0: 0F0 0F1 0B0 0F2 0B1 0B2
     rank 1: 1F0 1B0 1F1 1B1 1F2 1B2
     """
+    if name not in NAMES:
+        raise InputError(f"unknown schedule {name!r}; known are {', '.join(NAMES)}")
     if n_microbatches < 1:
         raise InputError(f"n_microbatches is {n_microbatches}; a step has at least 1")
     placed = _default_placement(name, n_ranks, n_stages) if placement is None else tuple(placement)
@@ -68,11 +78,18 @@ def build(
             f"placement {placed} does not give each of {n_stages} stages a rank and each of {n_ranks} "
             f"ranks a stage"
         )
-    return _build(name, placed, n_ranks, n_microbatches)
+    if name == COST_AWARE:
+        return cost_aware(
+            placed,
+            n_ranks,
+            n_microbatches,
+            times=times,
+            transfers=transfers,
+            cluster=cluster,
+            saved_bytes=saved_bytes,
+            budget_bytes=budget_bytes,
+        )
+    return _template(name, placed, n_ranks, n_microbatches)
 
 
-@functools.lru_cache(maxsize=512)
-def _build(name: str, placed: tuple[int, ...], n_ranks: int, n_microbatches: int) -> Schedule:
-    if name not in NAMES:
-        raise InputError(f"unknown schedule {name!r}; known are {', '.join(NAMES)}")
-    return template(name, placed, n_ranks, n_microbatches)
+_template = functools.lru_cache(maxsize=512)(template)

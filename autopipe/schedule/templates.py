@@ -16,14 +16,27 @@ from ..errors import InputError
 from .actions import Action, Kind, Schedule
 from .listing import Rules, list_schedule
 
-__all__ = ["NAMES", "SPLIT", "placement", "template"]
+__all__ = ["COST_AWARE", "NAMES", "SPLIT", "TEMPLATES", "placement", "template"]
 
 Cell = tuple[int, Kind, int]
 """(slot, kind, microbatch) of a pattern."""
 Pattern = Callable[[int, int, int, int], Iterator[Cell]]
 """(position of the rank in the chain, n_ranks, slots per rank, n_microbatches) → its cells in order."""
 
-NAMES = ("forward-only", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zbv", "dualpipev")
+TEMPLATES = (
+    "forward-only",
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "looped-bfs",
+    "zb-h1",
+    "zb-h2",
+    "zbv",
+    "dualpipev",
+)
+COST_AWARE = "cost-aware"
+NAMES = (*TEMPLATES, COST_AWARE)
+"""Every name ``build`` knows."""
 SPLIT = frozenset({"zb-h1", "zb-h2", "zbv", "dualpipev"})
 """The names that split backward into I and W."""
 LOOPED = frozenset({"interleaved", "looped-bfs", "forward-only"})
@@ -32,7 +45,8 @@ V_SHAPED = frozenset({"zbv", "dualpipev"})
 
 @functools.lru_cache(maxsize=4096)
 def placement(name: str, n_ranks: int, n_stages: int) -> tuple[int, ...]:
-    """The rank of each stage: looped for interleaved and looped-bfs, a V for zbv and dualpipev, else blocks.
+    """The rank of each stage: looped for interleaved, looped-bfs and forward-only, a V for zbv and dualpipev,
+    else blocks. Cost-aware takes the V where there are two stages per rank, else loops.
 
     Raises :class:`InputError` for an unknown name or more ranks than stages.
 
@@ -46,9 +60,9 @@ def placement(name: str, n_ranks: int, n_stages: int) -> tuple[int, ...]:
             f"{n_stages} stages on {n_ranks} ranks leave a rank without one; use 1 to {n_stages} ranks, "
             f"or at least {n_ranks} stages"
         )
-    if name in LOOPED:
+    if name in LOOPED or (name == COST_AWARE and n_stages != 2 * n_ranks):
         return tuple(s % n_ranks for s in range(n_stages))
-    n_slots = 2 * n_ranks if name in V_SHAPED else n_ranks
+    n_slots = 2 * n_ranks if name in V_SHAPED or name == COST_AWARE else n_ranks
     slots = [s * n_slots // n_stages if n_stages > n_slots else s for s in range(n_stages)]
     return tuple(slot if slot < n_ranks else 2 * n_ranks - 1 - slot for slot in slots)
 

@@ -5,7 +5,7 @@ Generating schedules is left to ``schedule``, choosing among them to ``solve``, 
 
 from ..schedule.actions import StageTimes, Transfer
 from .bubbles import Bubble
-from .simulate import simulate, simulate_schedule
+from .simulate import plan_memory, plan_schedule, plan_transfers, simulate, simulate_schedule, stage_times
 from .timeline import Event, Sent, Timeline
 from .trace import chrome_trace
 
@@ -17,6 +17,10 @@ __all__ = [
     "Timeline",
     "Transfer",
     "chrome_trace",
+    "plan_memory",
+    "plan_schedule",
+    "plan_transfers",
     "simulate",
     "simulate_schedule",
+    "stage_times",
 ]

@@ -9,17 +9,18 @@ in the times or nowhere.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 from ..errors import InputError
 from ..hardware import Cluster
-from ..memory import ADAM, StageMemory, stage_memory, tied_bytes
+from ..memory import ADAM, StageMemory, rank_memory, stage_memory, tied_bytes
 from ..plans import Plan
 from ..schedule import Action, Schedule, StageTimes, Transfer, build, wire_order
 from ..schedule.clock import Clock, Edges, run
 from .timeline import Event, Timeline
 
-__all__ = ["simulate", "simulate_schedule"]
+__all__ = ["plan_memory", "plan_schedule", "plan_transfers", "simulate", "simulate_schedule", "stage_times"]
 
 
 def simulate_schedule(
@@ -88,12 +89,8 @@ def simulate(
     batch. Optimizer state and time come from the plan's settings (``optimizer_bytes_per_parameter_byte``,
     ``optimizer_s_per_byte``) where they are there.
     """
-    n = n_microbatches or plan.n_microbatches
     if not isinstance(schedule, Schedule):
-        name = schedule or plan.schedule
-        schedule = build(name, plan.n_ranks, plan.n_stages, n, placement=plan.placement)
-    ratio = float(plan.settings.get("optimizer_bytes_per_parameter_byte", ADAM))
-    shared = tied_bytes(plan, ratio)
+        schedule = plan_schedule(plan, schedule, n_microbatches)
     tie_s, trainable = [0.0] * plan.n_ranks, [0] * plan.n_ranks
     for stage in plan.stages:
         trainable[stage.rank] += stage.gradient_bytes
@@ -109,20 +106,61 @@ def simulate(
         plan.cluster,
         tie_s=tie_s if schedule.has_backward else 0.0,
         optimizer_s=[per_byte * b for b in trainable],
-        memory=[
-            stage_memory(
-                parameter_bytes=s.parameter_bytes,
-                gradient_bytes=s.gradient_bytes,
-                saved_bytes=s.saved_bytes,
-                workspace_bytes=s.workspace_bytes,
-                in_flight=schedule.in_flight[s.index],
-                optimizer_bytes_per_parameter_byte=ratio,
-            )
-            for s in plan.stages
-        ],
-        shared_bytes=shared,
+        memory=plan_memory(plan, schedule.in_flight),
+        shared_bytes=tied_bytes(plan, _optimizer_ratio(plan)),
         overlap=overlap,
     )
+
+
+def plan_schedule(plan: Plan, name: str | None = None, n_microbatches: int | None = None) -> Schedule:
+    """The schedule of a plan, or another for its stages where they are placed.
+
+    A cost-aware one is made from the plan's times, transfers and links, within the memory limit of its
+    settings or, without one, of its devices.
+    """
+    static = rank_memory(_nothing(plan), plan_memory(plan), tied_bytes(plan, _optimizer_ratio(plan)))
+    limit = plan.settings.get("memory_limit")
+    budget = []
+    for rank, device in enumerate(plan.cluster.devices):
+        own = [s for s in plan.stages if s.rank == rank]
+        allowed = limit if isinstance(limit, (int, float)) else device.memory_bytes
+        room = math.inf if allowed is None else allowed - static[rank].total_bytes
+        budget.append(room - max((s.workspace_bytes for s in own), default=0))
+    return build(
+        name or plan.schedule,
+        plan.n_ranks,
+        plan.n_stages,
+        n_microbatches or plan.n_microbatches,
+        placement=plan.placement,
+        times=stage_times(plan),
+        transfers=plan_transfers(plan),
+        cluster=plan.cluster,
+        saved_bytes=[s.saved_bytes for s in plan.stages],
+        budget_bytes=budget,
+    )
+
+
+def plan_memory(plan: Plan, in_flight: Sequence[int] = ()) -> tuple[StageMemory, ...]:
+    """The bytes of a plan's stages, as its optimizer setting has them."""
+    return tuple(
+        stage_memory(
+            parameter_bytes=s.parameter_bytes,
+            gradient_bytes=s.gradient_bytes,
+            saved_bytes=s.saved_bytes,
+            workspace_bytes=s.workspace_bytes,
+            in_flight=in_flight[s.index] if in_flight else s.in_flight,
+            optimizer_bytes_per_parameter_byte=_optimizer_ratio(plan),
+        )
+        for s in plan.stages
+    )
+
+
+def _optimizer_ratio(plan: Plan) -> float:
+    return float(plan.settings.get("optimizer_bytes_per_parameter_byte", ADAM))
+
+
+def _nothing(plan: Plan) -> Schedule:
+    return Schedule("", plan.placement, 1, ((),) * plan.n_ranks)
 
 
 def stage_times(plan: Plan) -> tuple[StageTimes, ...]:

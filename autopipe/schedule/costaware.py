@@ -1,0 +1,165 @@
+"""The cost-aware schedule: the best of the templates and of many list schedules.
+
+Everything is judged in simulation with the plan's own times, transfers and memory budget, so the result is
+at least as good there as the best template. The same arguments give the same schedule on every rank. How
+the times come about is left to ``measure`` and ``solve``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from ..hardware import Cluster
+from .actions import Action, Schedule, StageTimes, Transfer
+from .clock import Edges, run
+from .listing import Rules, list_schedule
+from .templates import COST_AWARE, SPLIT, TEMPLATES, template
+
+__all__ = ["cost_aware", "saved_peaks"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """What schedules are judged by."""
+
+    placed: tuple[int, ...]
+    n_ranks: int
+    n_microbatches: int
+    times: tuple[StageTimes, ...]
+    transfers: tuple[Transfer, ...]
+    cluster: Cluster | None
+    saved_bytes: tuple[int, ...]
+    budget_bytes: tuple[float, ...]
+
+    def step_s(self, schedule: Schedule) -> float:
+        clock = run(schedule, self.times, Edges.of(schedule, self.transfers), self.cluster)
+        return max(row[-1] for row in clock.ends_s)
+
+    def excess(self, schedule: Schedule) -> float:
+        """Saved bytes over budget, summed over ranks."""
+        peaks = saved_peaks(schedule, self.saved_bytes) if self.budget_bytes else ()
+        return sum(max(0.0, p - b) for p, b in zip(peaks, self.budget_bytes, strict=True))
+
+    def score(self, schedule: Schedule) -> tuple[float, float]:
+        """Less is better: first whatever is over budget, then the step."""
+        return self.excess(schedule), self.step_s(schedule)
+
+
+def cost_aware(
+    placed: Sequence[int],
+    n_ranks: int,
+    n_microbatches: int,
+    *,
+    times: Sequence[StageTimes] | None = None,
+    transfers: Sequence[Transfer] = (),
+    cluster: Cluster | None = None,
+    saved_bytes: Sequence[int] = (),
+    budget_bytes: Sequence[float] = (),
+) -> Schedule:
+    """A schedule of the placed stages that simulates no slower than any template within the budget.
+
+    ``saved_bytes`` is what a microbatch saves in each stage, ``budget_bytes`` what all may save on each
+    rank; without them memory is not limited. Where nothing fits the budget, what exceeds it least is taken.
+    I and W are used only where their times are known (``backward_input_s`` or ``backward_weight_s``).
+
+    Complexity: some dozens of list schedules and simulations of the schedule's size.
+    """
+    problem = _Problem(
+        tuple(placed),
+        n_ranks,
+        n_microbatches,
+        tuple(times or (StageTimes(),) * len(placed)),
+        tuple(transfers),
+        cluster,
+        tuple(saved_bytes),
+        tuple(budget_bytes) if saved_bytes else (),
+    )
+    best = min(_candidates(problem), key=problem.score)
+    return dataclasses.replace(_merged(problem, best), name=COST_AWARE)
+
+
+def saved_peaks(schedule: Schedule, saved_bytes: Sequence[int]) -> tuple[int, ...]:
+    """Per rank, the most bytes its stages save at once. Linear in the actions."""
+    peaks = []
+    for row in schedule.actions:
+        alive = peak = 0
+        for a in row:
+            if a.kind == "F":
+                alive += saved_bytes[a.stage]
+                peak = max(peak, alive)
+            elif a.kind != "I":
+                alive -= saved_bytes[a.stage]
+        peaks.append(peak)
+    return tuple(peaks)
+
+
+def _candidates(problem: _Problem) -> Iterator[Schedule]:
+    can_split = all(t.backward_input_s or t.backward_weight_s or not t.backward_s for t in problem.times)
+    for name in TEMPLATES:
+        if name != "forward-only" and (can_split or name not in SPLIT):
+            yield template(name, problem.placed, problem.n_ranks, problem.n_microbatches)
+    depths = _depths(problem)
+    n = problem.n_microbatches
+    for split, scale, patience in itertools.product((False, True), (1, 1.5, 2, math.inf), (0.0, 1.0)):
+        if (split and not can_split) or (patience and not split):
+            continue
+        active = tuple(min(n, math.ceil(d * scale)) if scale < math.inf else n for d in depths)
+        for held in {max(active), min(n, 2 * max(active)), n}:
+            rules = Rules(
+                split, active, (held,) * len(active), patience, problem.saved_bytes, problem.budget_bytes
+            )
+            yield list_schedule(
+                COST_AWARE,
+                problem.placed,
+                problem.n_ranks,
+                n,
+                rules,
+                times=problem.times,
+                transfers=problem.transfers,
+                cluster=problem.cluster,
+            )
+
+
+def _depths(problem: _Problem) -> tuple[int, ...]:
+    """Per stage, how many microbatches cover the way from its F to its B at the pace of the busiest rank."""
+    load = [0.0] * problem.n_ranks
+    for stage, rank in enumerate(problem.placed):
+        load[rank] += problem.times[stage].forward_s + problem.times[stage].backward_s
+    pace = max(load)
+    depths, way = [], 0.0
+    for stage in reversed(range(len(problem.placed))):
+        t = problem.times[stage]
+        way += t.forward_s + t.backward_s
+        depths.append(max(1, math.ceil(way / pace)) if pace else 1)
+        if stage and problem.cluster is not None:
+            link = problem.cluster.link(problem.placed[stage - 1], problem.placed[stage])
+            n_bytes = sum(x.n_bytes for x in problem.transfers if x.destination == stage)
+            way += 2 * link.seconds(n_bytes)
+    return tuple(reversed(depths))
+
+
+def _merged(problem: _Problem, schedule: Schedule) -> Schedule:
+    """I with its W right behind becomes B again, rank by rank where that is no slower: B may be cheaper."""
+    if not schedule.splits_backward:
+        return schedule
+    best, step_s = schedule, problem.step_s(schedule)
+    for rank in range(schedule.n_ranks):
+        rows = list(best.actions)
+        rows[rank] = _merge(rows[rank])
+        trial = dataclasses.replace(best, actions=tuple(rows))
+        if rows[rank] != best.actions[rank] and problem.step_s(trial) <= step_s:
+            best, step_s = trial, problem.step_s(trial)
+    return best
+
+
+def _merge(row: tuple[Action, ...]) -> tuple[Action, ...]:
+    out: list[Action] = []
+    for a in row:
+        if a.kind == "W" and out and out[-1] == Action(a.stage, "I", a.microbatch):
+            out[-1] = Action(a.stage, "B", a.microbatch)
+        else:
+            out.append(a)
+    return tuple(out)
