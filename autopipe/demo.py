@@ -101,6 +101,8 @@ def main() -> None:
     for _ in range(TIMED_STEPS + 1):
         for name, runtime in (("measured cost", ours), ("uniform", theirs)):
             measured[name].append(_timed_step(runtime, ids))
+            for parameter in runtime.parameters():
+                parameter.grad = None
     times = {name: statistics.median(values[1:]) for name, values in measured.items()}
     say(f"{'split':<14} {'predicted':>10} {'measured':>10} {'error':>7} {'bubble':>7}")
     for name, plan in (("measured cost", pipe.plan), ("uniform", uniform.plan)):
@@ -110,7 +112,6 @@ def main() -> None:
     say(f"uniform / measured cost: {times['uniform'] / times['measured cost']:.2f}x\n")
     del uniform, theirs, other
 
-    ours.zero_grad()
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.05, momentum=0.9)
     history, seen = [], []
     bar = tqdm(range(STEPS), desc="training", disable=None if lead else True)
@@ -119,7 +120,7 @@ def main() -> None:
         seen.append(batch)
         history.append(float(ours.step(input_ids=batch, labels=batch).loss))
         optimizer.step()
-        ours.zero_grad()
+        optimizer.zero_grad()
         bar.set_postfix(loss=f"{history[-1]:.3f}")
         if step + 1 == PARITY_STEPS:
             merged = {k: v.clone() for k, v in pipe.merge().state_dict().items()}
@@ -136,7 +137,6 @@ def main() -> None:
 
 
 def _timed_step(runtime: autopipe.runtime.Runtime, ids: Tensor) -> float:
-    runtime.zero_grad()
     dist.barrier()
     started = time.perf_counter()
     runtime.step(input_ids=ids, labels=ids)

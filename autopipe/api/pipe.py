@@ -80,7 +80,7 @@ class Pipe(nn.Module):
         """
         return self.graph.assemble(run_stages(self.graph, self.stages, args, kwargs))
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """``model.state_dict()``."""
         return self.model.state_dict(*args, **kwargs)
 
@@ -115,14 +115,12 @@ class Pipe(nn.Module):
         return self.model
 
     def _gather(self) -> None:
-        own_names = dict(self.model.named_parameters(remove_duplicate=False))
-        own_names |= dict(self.model.named_buffers(remove_duplicate=False))
-        done: set[str] = set()
+        wanted = self.graph.ops.parameter
+        done: set[int] = set()
         for stage in self.stages:
-            held = [*stage.named_parameters(remove_duplicate=False), *stage.named_buffers()]
-            for name, tensor in held:
-                if name not in done and name in own_names:
-                    done.add(name)
+            for name, tensor in [*stage.named_parameters(), *stage.named_buffers()]:
+                if name in wanted and id(wanted[name]) not in done:
+                    done.add(id(wanted[name]))
                     dist.broadcast(tensor.detach(), src=stage.rank)
 
     def runtime(self, loss_fn: Callable[..., torch.Tensor] | None = None, **options: Any) -> Runtime:

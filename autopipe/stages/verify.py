@@ -69,8 +69,8 @@ def run_stages(capture: Capture, stages: Sequence[Stage], args: Any, kwargs: Any
 def verify(
     capture: Capture,
     stages: Sequence[Stage],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
     *,
     rtol: float | None = None,
     seed: int = 0,
@@ -193,7 +193,7 @@ def _tolerance(a: Tensor | None) -> float:
     return 1e-5 if a.dtype in (torch.float32, torch.complex64) else 2e-2
 
 
-def _first_difference(capture: Capture, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> str:
+def _first_difference(capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int) -> str:
     """The first leaf module whose output differs between the model and its captured graph."""
     model = capture.model
     names = {id(m): n for n, m in model.named_modules()}

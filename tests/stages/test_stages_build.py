@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-import autopipe
 from autopipe.errors import PlanError, VerificationError
 from autopipe.hardware import Cluster
 from autopipe.plans import Bounds, Plan, StagePlan
 from autopipe.stages import build, find_loss, verify
+from autopipe.tracing import capture
 
 
 class Skips(nn.Module):
@@ -69,7 +69,7 @@ def model():
 
 @pytest.fixture
 def captured(model):
-    return autopipe.capture(model, (torch.randint(0, 11, (4, 5)),), {"scale": torch.rand(())})
+    return capture(model, (torch.randint(0, 11, (4, 5)),), {"scale": torch.rand(())})
 
 
 def thirds(captured):
