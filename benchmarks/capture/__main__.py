@@ -12,6 +12,7 @@ import pathlib
 import re
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -73,10 +74,9 @@ def _prepare() -> None:
 
 def _trial(with_export: bool) -> Callable[[Entry, Callable[[dict[str, Any]], None]], None]:
     """What a process does with one entry: build, autopipe, torch.export; each half reports under its name."""
+    from . import export, trial
 
     def work(entry: Entry, report: Callable[[dict[str, Any]], None]) -> None:
-        from . import export, trial
-
         with pathlib.Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stderr.fileno())
         try:
@@ -107,8 +107,6 @@ def _guard(
     try:
         half(subject, add)
     except Exception as error:
-        import traceback
-
         frames = traceback.extract_tb(error.__traceback__)[-4:]
         where = "; ".join(f"{pathlib.Path(f.filename).name}:{f.lineno} {f.name}" for f in frames)
         add({"error": f"{type(error).__name__}: {str(error)[:500]}", "where": where})

@@ -1,6 +1,6 @@
 """The same trial for torch.export with torch.distributed.pipelining.
 
-What is compared, and how, is left to ``trial`` and ``observe``.
+What is compared, and how, is left to ``trial``.
 """
 
 from __future__ import annotations

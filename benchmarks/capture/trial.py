@@ -15,10 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopipe.hardware import Cluster
+from autopipe.stages import build as build_stages
+from autopipe.stages.verify import run_stages
+from autopipe.tracing import capture
+from tests.zoo.cut import uniform_plan
+from tests.zoo.observe import difference, fingerprint, flat, observe, seed
+
 from .configs import RUNGS, Rung, shrink, walk
-from .cut import uniform_plan
 from .inputs import EXAMPLE, OTHER_BATCH, OTHER_LENGTH, Recipe, Sizes, make, recipes
-from .observe import difference, fingerprint, flat, observe, seed
 from .zoo import Entry, config_of, own_case
 
 __all__ = ["N_STAGES", "NoSubject", "Subject", "build", "try_autopipe"]
@@ -106,11 +111,6 @@ def _recipe(model: nn.Module, task: str, problems: list[str], rung: str) -> Reci
 
 def try_autopipe(subject: Subject, report: Report) -> None:
     """Captures, cuts in 4, compares with the model in both modes and at other sizes; reports as it goes."""
-    from autopipe.hardware import Cluster
-    from autopipe.stages import build as build_stages
-    from autopipe.stages.verify import run_stages
-    from autopipe.tracing import capture
-
     model = subject.model
     args, kwargs = subject.inputs(EXAMPLE)
     before = fingerprint(model)
@@ -139,7 +139,11 @@ def n_blocks(model: nn.Module) -> int:
 
 
 def compare(
-    subject: Subject, run: Callable[..., Any], modes: tuple[bool, ...] = (False, True), *, is_flat: bool = False
+    subject: Subject,
+    run: Callable[..., Any],
+    modes: tuple[bool, ...] = (False, True),
+    *,
+    is_flat: bool = False,
 ) -> dict[str, Any]:
     """Parity of ``run(args, kwargs)`` with the model: at the example, another batch, another length.
 
