@@ -98,7 +98,9 @@ def _tensor(text: str) -> torch.Tensor:
     match = re.fullmatch(r"(\d+(?:[x,]\d+)*)(?::(\w+))?", text)
     dtype = getattr(torch, match.group(2) or "float32", None) if match else None
     if match is None or not isinstance(dtype, torch.dtype):
-        raise InputError(f"cannot read input {text!r}; write its sizes and dtype like 8x3x224x224 or 8x128:int64")
+        raise InputError(
+            f"cannot read input {text!r}; write its sizes and dtype like 8x3x224x224 or 8x128:int64"
+        )
     shape = tuple(int(n) for n in re.split("[x,]", match.group(1)))
     return torch.randn(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 
@@ -109,7 +111,11 @@ def _factory(name: str, sizes: Sizes) -> Loaded:
     try:
         factory = getattr(module, attribute)
     except AttributeError:
-        known = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        known = [
+            k
+            for k, v in vars(module).items()
+            if callable(v) and getattr(v, "__module__", "") == module.__name__
+        ]
         offer = f"; it has {', '.join(known[:8])}" if known else ""
         raise InputError(f"{path} has no {attribute!r}{offer}") from None
     made = _make(factory, name) if not isinstance(factory, nn.Module) else factory
@@ -142,7 +148,9 @@ def _from_package(path: str) -> Any:
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:
-        raise InputError(f"cannot import {path!r}: {error}; install it, or name a file as path/to/file.py:factory") from None
+        raise InputError(
+            f"cannot import {path!r}: {error}; install it, or name a file as path/to/file.py:factory"
+        ) from None
     finally:
         sys.path.remove("")
 
@@ -167,7 +175,9 @@ def _transformers(where: str, sizes: Sizes) -> Loaded:
     transformers = _library("transformers", "transformers")
     path = pathlib.Path(where)
     if not (path.is_file() or (path / "config.json").is_file()):
-        raise InputError(f"hf:{where}: no such config.json or directory that holds one; nothing is downloaded")
+        raise InputError(
+            f"hf:{where}: no such config.json or directory that holds one; nothing is downloaded"
+        )
     try:
         config = transformers.AutoConfig.from_pretrained(str(path))
         if hasattr(config, "use_cache"):

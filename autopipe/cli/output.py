@@ -106,7 +106,11 @@ def guard(debug: bool) -> Iterator[None]:
     except AutopipeError as error:
         if debug:
             raise
-        cause = f"\n  because {type(error.__cause__).__name__}: {_first(error.__cause__)}" if error.__cause__ else ""
+        cause = (
+            f"\n  because {type(error.__cause__).__name__}: {_first(error.__cause__)}"
+            if error.__cause__
+            else ""
+        )
         print(f"autopipe: {error}{cause}", file=sys.stderr)
         raise typer.Exit(exit_code(error)) from None
 

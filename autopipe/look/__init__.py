@@ -6,12 +6,15 @@ What is shown is left to the rooms before; the command line to ``cli``.
 from .report import report
 from .svg import gantt, memory
 from .table import Column, Table
-from .tables import headline, tables
+from .tables import certificate, headline, tables
 from .views import frame, html, page, plan_memory, text
+from .why import cut_reasons
 
 __all__ = [
     "Column",
     "Table",
+    "certificate",
+    "cut_reasons",
     "frame",
     "gantt",
     "headline",

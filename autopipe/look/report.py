@@ -22,7 +22,7 @@ from ..units import parse_bytes
 from .payload import graph_payload, time_payload, tree_payload
 from .table import Table, count, nbytes, percent, seconds, word
 from .tables import boundary_table, candidate_table, certificate, stage_table, tie_table
-from .why import why
+from .why import cut_reasons
 
 __all__ = ["memory_limits", "report"]
 
@@ -199,7 +199,7 @@ def _reasons(plan: Plan, graph: OpGraph | None, costs: CostTable | None) -> Sect
         "no step can beat": seconds(b.step_lower_s),
         "this step": f"{seconds(plan.step_s)} predicted",
     }
-    text = html.escape(why(plan, graph, costs))
+    text = html.escape("\n".join(cut_reasons(plan, graph, costs)) or "One stage: there is no cut.")
     body = _facts(facts) + f'<h3>Cut by cut</h3><pre class="why" tabindex="0">{text}</pre>'
     return "why", "Why this cut", body + _titled(candidate_table(plan))
 

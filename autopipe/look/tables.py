@@ -16,7 +16,15 @@ from ..simulator import Timeline
 from .colours import bar, swatch
 from .table import Column, Table, count, nbytes, percent, runs, seconds, word
 
-__all__ = ["boundary_table", "candidate_table", "headline", "stage_table", "tables", "tie_table"]
+__all__ = [
+    "boundary_table",
+    "candidate_table",
+    "certificate",
+    "headline",
+    "stage_table",
+    "tables",
+    "tie_table",
+]
 
 
 @functools.singledispatch

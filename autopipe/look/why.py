@@ -10,13 +10,12 @@ from ..graph import OpGraph
 from ..plans import Plan
 from .table import nbytes, seconds
 
-__all__ = ["why"]
+__all__ = ["cut_reasons"]
 
 
-def why(plan: Plan, graph: OpGraph | None = None, costs: CostTable | None = None) -> str:
-    """Each cut with the loads on both sides and what crosses it."""
-    lines = [_cut(plan, s) for s in range(plan.n_stages - 1)]
-    return "\n".join(lines) or "One stage: there is no cut."
+def cut_reasons(plan: Plan, graph: OpGraph | None = None, costs: CostTable | None = None) -> tuple[str, ...]:
+    """A line per cut: the loads on both sides and what crosses it."""
+    return tuple(_cut(plan, s) for s in range(plan.n_stages - 1))
 
 
 def _cut(plan: Plan, s: int) -> str:

@@ -1,0 +1,210 @@
+"""The verbs that touch machines: probe, run, doctor.
+
+Measuring links is left to ``measure``, training to ``runtime``; the other verbs are in ``app``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from . import options as o
+from .output import Verdict, emit, guard, note, step, table
+
+__all__ = ["register"]
+
+RUN_TIMEOUT_S = 300
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.command()(probe)
+    app.command()(run)
+    app.command()(doctor)
+
+
+def probe(
+    ranks: Annotated[int, typer.Option(help="Processes to measure between, on this machine.", min=1)] = 2,
+    out: o.Out = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Measure the devices here and the links between ranks; writes a cluster file for other verbs.
+
+    Under torchrun it measures between the job's own ranks.
+    """
+    with guard(debug), step("measuring devices and links"):
+        from ..look import Column, Table
+        from ..look.table import count, seconds, word
+        from ..measure import probe as measure_cluster
+
+        cluster = measure_cluster(ranks)
+        text = json.dumps(cluster.to_dict())
+        if out is not None:
+            out.write_text(text)
+        columns = (
+            Column("source", "from", count),
+            Column("destination", "to", count),
+            Column("latency_s", "latency", seconds),
+            Column("bandwidth", "bandwidth"),
+            Column("origin", "source"),
+        )
+        pairs = [(a, b) for a in range(cluster.n_ranks) for b in range(cluster.n_ranks) if a != b]
+        links = [(a, b, cluster.link(a, b)) for a, b in pairs]
+        rows = tuple(
+            (a, b, x.latency_s, f"{x.bandwidth_bytes_s / 1e9:.2f} GB/s", word(x.source)) for a, b, x in links
+        )
+    names = ", ".join(dict.fromkeys(d.name for d in cluster.devices))
+    emit(
+        cluster.to_dict(),
+        f"{cluster.n_ranks} ranks on {names}\n\n{table(Table('Links', columns, rows))}",
+        as_json,
+    )
+
+
+def run(
+    model: o.Model,
+    stages: o.Stages = 2,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1, rich_help_panel=o.RUN)] = 3,
+    microbatches: o.Microbatches = None,
+    schedule: o.Schedule = "1f1b",
+    lr: Annotated[float, typer.Option(help="Learning rate of SGD.", rich_help_panel=o.RUN)] = 1e-3,
+    memory: o.Memory = None,
+    device: o.Device = None,
+    costs: o.Costs = None,
+    batch: o.Batch = 8,
+    seq: o.Seq = 128,
+    inputs: o.Input = None,
+    dtype: o.Dtype = None,
+    out: o.Out = None,
+    as_json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Split a model, check it against the original, train it some steps; predicted and measured side by side.
+
+    All stages run in this process; under torchrun each rank runs its own. A model that computes no loss of
+    its own is trained on the mean square of its outputs.
+    """
+    with guard(debug), step("splitting and training"):
+        from .planning import Request
+        from .training import train
+
+        request = Request(model, False, batch, seq, tuple(inputs or ()), dtype, device, costs)
+        pipe = request.split(stages, n_microbatches=microbatches, schedule=schedule, memory_limit=memory)
+        result = train(pipe, steps, lr)
+        if out is not None and result.timeline is not None:
+            out.write_text(json.dumps(result.timeline))
+    if os.environ.get("RANK", "0") == "0":
+        emit(result.to_dict(), str(result), as_json)
+
+
+def doctor(as_json: o.Json = False, debug: o.Debug = False) -> None:
+    """Check what is installed and that a small model splits, trains and agrees with itself; 1 if not."""
+    with guard(debug):
+        from ..look import Column, Table
+
+        with step("looking around"):
+            checks = [(name, *_checked(check)) for name, check in CHECKS.items()]
+        columns = (Column("what", "what"), Column("ok", "ok"), Column("found", "found"))
+        rows = tuple(
+            (name, "yes" if ok else "NO" if ok is False else "–", found) for name, ok, found in checks
+        )
+        emit(
+            [{"what": n, "ok": ok, "found": found} for n, ok, found in checks],
+            table(Table("This machine", columns, rows, "– means optional and absent.")),
+            as_json,
+        )
+        bad = [name for name, ok, _ in checks if ok is False]
+        if bad:
+            raise Verdict(f"not well: {', '.join(bad)}")
+
+
+def _checked(check: Callable[[], tuple[bool | None, str]]) -> tuple[bool | None, str]:
+    try:
+        return check()
+    except Exception as error:
+        return False, f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _python() -> tuple[bool, str]:
+    return sys.version_info >= (
+        3,
+        11,
+    ), f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+
+
+def _torch() -> tuple[bool, str]:
+    import torch
+
+    wanted = tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2])
+    return wanted >= (2, 11), torch.__version__
+
+
+def _devices() -> tuple[bool, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return True, f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads; no GPU"
+    return True, ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def _distributed() -> tuple[bool, str]:
+    import torch.distributed as dist
+
+    kinds = [k for k in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{k}_available")()]
+    return bool(kinds), ", ".join(kinds) or "no backend"
+
+
+def _extra(*packages: str) -> Callable[[], tuple[bool | None, str]]:
+    def check() -> tuple[bool | None, str]:
+        found = []
+        for package in packages:
+            try:
+                found.append(f"{package} {importlib.metadata.version(package)}")
+            except importlib.metadata.PackageNotFoundError:
+                found.append(f"no {package}")
+        return (None if any(f.startswith("no ") for f in found) else True), ", ".join(found)
+
+    return check
+
+
+def _browser() -> tuple[bool | None, str]:
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    return (True, found) if found else (None, "none found; only the report's tests need one")
+
+
+def _end_to_end() -> tuple[bool, str]:
+    """A small model through ``run`` in a process of its own, so that a crash there is only a finding here."""
+    here = pathlib.Path(__file__).parent / "sample.py"
+    command = [sys.executable, "-m", "autopipe.cli", "run", f"{here}:small", "--steps", "2", "--json"]
+    start = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
+    if done.returncode:
+        note(done.stderr)
+        return False, (done.stderr.strip().splitlines() or ["no message"])[-1]
+    result: dict[str, Any] = json.loads(done.stdout)
+    worst = result["worst_relative_difference"]
+    return True, f"splits, trains, agrees to {worst:.0e}; {time.perf_counter() - start:.1f} s"
+
+
+CHECKS: dict[str, Callable[[], tuple[bool | None, str]]] = {
+    "python": _python,
+    "torch": _torch,
+    "devices": _devices,
+    "distributed": _distributed,
+    "transformers": _extra("transformers"),
+    "notebooks": _extra("ipykernel", "ipywidgets", "pandas"),
+    "browser": _browser,
+    "end to end": _end_to_end,
+}

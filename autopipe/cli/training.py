@@ -1,0 +1,99 @@
+"""A few training steps of a pipe on its own example batch: the work of ``run`` and ``doctor``.
+
+Splitting is left to ``api``; the steps themselves to ``runtime``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.utils import _pytree as pytree
+
+from ..look.table import seconds
+
+if TYPE_CHECKING:
+    from ..api import Pipe
+
+__all__ = ["Trained", "train"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What some steps did: losses, parity before them, seconds predicted and measured."""
+
+    n_stages: int
+    n_ranks: int
+    losses: tuple[float, ...]
+    worst_relative_difference: float
+    predicted_s: float
+    measured_s: float
+    timeline: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; the timeline is left to ``--out``."""
+        out = dataclasses.asdict(self)
+        del out["timeline"]
+        return {**out, "ratio": self.ratio}
+
+    @property
+    def ratio(self) -> float:
+        return self.measured_s / self.predicted_s if self.predicted_s else float("nan")
+
+    def __str__(self) -> str:
+        where = "in this process, one after another" if self.n_ranks == 1 else f"on {self.n_ranks} ranks"
+        return (
+            f"{self.n_stages} stages {where}; equal to the model within {self.worst_relative_difference:.1e}\n"
+            f"loss {' '.join(f'{x:.4f}' for x in self.losses)}\n"
+            f"step predicted {seconds(self.predicted_s)}, measured {seconds(self.measured_s)}, ratio {self.ratio:.2f}"
+        )
+
+
+def train(pipe: Pipe, steps: int, lr: float) -> Trained:
+    """Check parity, then take ``steps`` steps of SGD; the median of the steps after the first is measured."""
+    if dist.is_torchelastic_launched() and not dist.is_initialized():
+        dist.init_process_group()
+    args, kwargs = pipe.graph.example
+    parity = pipe.verify()
+    has_loss = _has_loss(pipe, args, kwargs)
+    runtime = pipe.runtime(loss_fn=None if has_loss else _mean_square)
+    optimizer = torch.optim.SGD(runtime.parameters(), lr=lr)
+    losses, times = [], []
+    for _ in range(steps):
+        start = time.perf_counter()
+        result = runtime.step(*args, **kwargs)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(result.loss))
+        times.append(time.perf_counter() - start)
+    n_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    plan = pipe.plan
+    in_turn = plan.n_microbatches * sum(s.seconds for s in plan.stages)
+    worst = max(parity.max_output_error, parity.max_loss_error, parity.max_gradient_error)
+    predicted = plan.step_s if n_ranks > 1 else in_turn
+    measured = statistics.median(times[1:] or times)
+    return Trained(plan.n_stages, n_ranks, tuple(losses), worst, predicted, measured, _timeline(runtime))
+
+
+def _timeline(runtime: Any) -> dict[str, Any] | None:
+    """The last step's timeline where the runtime keeps one."""
+    report = runtime.report() if hasattr(runtime, "report") else None
+    timeline = getattr(report, "timeline", None)
+    return timeline.to_dict() if timeline is not None else None
+
+
+def _has_loss(pipe: Pipe, args: Any, kwargs: Any) -> bool:
+    from ..stages.verify import find_loss
+
+    with torch.no_grad():
+        return find_loss(pipe(*args, **kwargs)) is not None
+
+
+def _mean_square(output: Any, target: Any) -> torch.Tensor:
+    """A stand-in loss of every floating-point output."""
+    leaves = [x for x in pytree.tree_leaves(output) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    return torch.stack([x.square().mean() for x in leaves]).sum()
