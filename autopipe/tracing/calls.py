@@ -89,10 +89,11 @@ class Call:
 class Guard:
     """A number made from sizes that the model's Python turned into a plain value.
 
-    ``size`` is the call that computes it, ``outcome`` what it was, ``source`` where.
+    ``function(*operands)`` gave ``outcome``; operands are the calls that compute them, or plain numbers.
     """
 
-    size: Call
+    function: Callable[..., Any]
+    operands: tuple[Any, ...]
     outcome: Any
     path: str
     source: str

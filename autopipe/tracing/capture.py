@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import inspect
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,7 @@ from .leaves import Policy
 from .recorder import Recorder, Restart
 from .state import preserved
 from .structure import Spec, flatten, unflatten
+from .vary import Variation, explore
 
 __all__ = ["Capture", "capture"]
 
@@ -44,6 +45,7 @@ class Capture:
     inputs: the structure of the arguments; ``outputs`` that of the result, by training flag.
     device: where the model was when captured; ``get_attr`` target ``_device`` stands for it.
     policy: which modules are leaves.
+    variation: the input sizes that may vary, those that may not, and why.
     """
 
     model: nn.Module
@@ -55,6 +57,7 @@ class Capture:
     outputs: dict[bool, Spec]
     device: torch.device
     policy: Policy
+    variation: Variation
     dynamic: Any = "auto"
 
     @functools.cached_property
@@ -138,12 +141,18 @@ def _capture(
 ) -> Capture:
     args, kwargs = _without_cache(model, args, kwargs)
     inputs, tensors = Inputs.of(model, args, kwargs)
+    device = device_of(model, tensors)
     with preserved(model):
         forms, policy = _forms(model, args, kwargs, policy)
-    merged = modes.merge(modes.prune(forms[True]), modes.prune(forms[False]))
+        merged = modes.merge(modes.prune(forms[True]), modes.prune(forms[False]))
+        distinct = list({id(f): f for f in merged.values()}.values())
+        variation = _vary(model, distinct, inputs, tensors, device) if dynamic else Variation()
     graphs = {True: emit.graph(merged[True])}
     graphs[False] = graphs[True] if merged[False] is merged[True] else emit.graph(merged[False])
-    ops = opgraph.build(model, merged, lambda name, i, t: tuple(t.shape))
+    shapes = variation.shapes
+    ops = opgraph.build(
+        model, merged, lambda c, i, t: shapes[id(c)][i] if id(c) in shapes else tuple(t.shape), variation.dims
+    )
     return Capture(
         model=model,
         example=(args, kwargs),
@@ -152,10 +161,25 @@ def _capture(
         constants=merged[False].constants | merged[True].constants,
         inputs=inputs,
         outputs={flag: form.output for flag, form in merged.items()},
-        device=device_of(model, tensors),
+        device=device,
         policy=policy,
+        variation=variation,
         dynamic=dynamic,
     )
+
+
+def _vary(
+    model: nn.Module,
+    forms: Sequence[Recording],
+    inputs: Inputs,
+    tensors: dict[str, torch.Tensor],
+    device: torch.device,
+) -> Variation:
+    def call(given: Mapping[str, torch.Tensor]) -> Any:
+        args, kwargs = inputs.rebuild(model, given)
+        return model(*args, **kwargs)
+
+    return explore(model, forms, inputs, call, tensors, device)
 
 
 def device_of(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.device:

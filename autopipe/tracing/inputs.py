@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -134,10 +136,20 @@ class Inputs:
             f"{'; '.join(said)}; capture again with the arguments you will call it with"
         )
 
-    def rebuild(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """The arguments by name with other tensors in the captured structure."""
+    def rebuild(
+        self, model: nn.Module, tensors: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) with other tensors in the captured structure."""
         leaves = [self.constants[i] if n is None else tensors[n] for i, n in enumerate(self.names)]
-        return unflatten(self.spec, leaves)
+        given = unflatten(self.spec, leaves)
+        parameters = inspect.signature(model.forward).parameters.values()
+        variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        if variadic is None:
+            only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in given]
+            return tuple(given.pop(n) for n in only), given
+        before = list(itertools.takewhile(lambda p: p.name != variadic, parameters))
+        rest = [n for n in given if re.fullmatch(rf"{variadic}_\d+", n)]
+        return tuple(given.pop(n) for n in [*(p.name for p in before if p.name in given), *rest]), given
 
 
 def _unique(name: str, taken: dict[str, int]) -> str:

@@ -40,12 +40,12 @@ def prune(recording: Recording) -> Recording:
 
 def _hoist(calls: list[Call]) -> list[Call]:
     """Accessors right behind the latest of their inputs, the rest in order."""
-    position = {id(c): i for i, c in enumerate(calls)}
     rank: dict[int, tuple[int, ...]] = {}
     for i, call in enumerate(calls):
-        rank[id(call)] = (i,)
+        rank[id(call)] = (-2, i) if call.op == "placeholder" else (i,)
         if call.accessor and call.inputs:
-            rank[id(call)] = (*max(rank[id(c)] for c in call.inputs), position[id(call)])
+            behind = max(rank[id(c)] for c in call.inputs)
+            rank[id(call)] = ((-1,) if behind[0] == -2 else behind) + (i,)
     return sorted(calls, key=lambda c: rank[id(c)])
 
 

@@ -20,8 +20,8 @@ from .functions import qualified_name, tensors
 
 __all__ = ["build", "parameter_specs"]
 
-Shape = Callable[[str, int, torch.Tensor], tuple[Size, ...]]
-"""(op name, index among its outputs, example) → the output's symbolic shape."""
+Shape = Callable[[Call, int, torch.Tensor], tuple[Size, ...]]
+"""(call, index among its tensors, example) → the symbolic shape."""
 
 
 def build(
@@ -132,7 +132,7 @@ def _op(call: Call, mode: Any, owned: _Owned, shape: Shape, model: nn.Module) ->
     parameters = tuple(n for n in names if n not in owned.is_buffer)
     mutated = tuple(dict.fromkeys(owned.first.get(n, n) for n in call.mutated))
     outputs = tuple(
-        TensorSpec(shape(call.name, i, t), dtype_name(t.dtype), t.requires_grad)
+        TensorSpec(shape(call, i, t), dtype_name(t.dtype), t.requires_grad)
         for i, t in enumerate(tensors(call.value))
     )
     target = call.target if isinstance(call.target, str) else qualified_name(call.target)

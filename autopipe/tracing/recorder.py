@@ -63,6 +63,7 @@ class Piece:
 
 
 Ref = Call | Piece
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 
 
 class Recorder(TorchFunctionMode):
@@ -85,7 +86,7 @@ class Recorder(TorchFunctionMode):
         self.names, self.modules, self.is_leaf, self.device = names, modules, is_leaf, device
         self.training = training
         self.calls: list[Call] = []
-        self.guards: dict[tuple[int, str], Guard] = {}
+        self.guards: dict[tuple[Any, ...], Guard] = {}
         self.constants: dict[str, Any] = {}
         self.refs: dict[int, tuple[Any, Ref]] = {}
         self.attributes: dict[str, Call] = {}
@@ -353,12 +354,17 @@ class Recorder(TorchFunctionMode):
         return self.materialise(expression.ref)
 
     def guard(self, expression: Expression, outcome: Any) -> None:
-        """A size became a plain value; remember to check that it still has it."""
-        size = self.number(expression)
-        if size.depends & Depends.DATA:
-            self.refuse(size, "a size")
+        """A size became a plain value; remember to check that it still does."""
+        compares = expression.function in _COMPARISONS and expression.ref is None
+        function = expression.function if compares else operator.pos
+        parts = expression.operands if compares else (expression,)
+        operands = tuple(self.number(p) for p in parts)
+        for operand in operands:
+            if isinstance(operand, Call) and operand.depends & Depends.DATA:
+                self.refuse(operand, "a size")
         source = self.source()
-        self.guards.setdefault((id(size), source), Guard(size, outcome, self.here, source))
+        key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
+        self.guards.setdefault(key, Guard(function, operands, outcome, self.here, source))
 
     # ---------------------------------------------------------------- arguments
 

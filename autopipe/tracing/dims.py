@@ -1,0 +1,161 @@
+"""Which input sizes may vary, and every tensor's shape as a formula of them, found by trying.
+
+Running the recording is left to ``replay``; refusing sizes that do not fit to ``inputs``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..graph import Dim
+from ..units import Size, symbol
+from .inputs import Inputs
+
+__all__ = ["Formulas", "candidates", "fit", "resize", "trial_sizes"]
+
+
+def candidates(inputs: Inputs) -> list[Dim]:
+    """The input sizes that may be free to vary: the batch, and other axes grouped by equal size.
+
+    Axes of one tensor are kept apart. An axis of size 0 is left alone.
+    """
+    shapes = {name: inputs.shapes[i] for i, name in enumerate(inputs.names) if name is not None}
+    floating = {n: inputs.dtypes[i].is_floating_point for i, n in enumerate(inputs.names) if n is not None}
+    groups: dict[tuple[Any, ...], list[tuple[str, int]]] = {}
+    for name, shape in shapes.items():
+        for axis, size in enumerate(shape):
+            if size:
+                groups.setdefault((axis > 0 and axis, size), []).append((name, axis))
+    out: list[Dim] = []
+    taken: set[str] = set()
+    for (_, size), where in groups.items():
+        (first, axis), n_dims = where[0], len(shapes[where[0][0]])
+        name = _name(first, axis, n_dims, floating[first], taken)
+        taken.add(name)
+        out.append(Dim(name, size, tuple(where)))
+    return out
+
+
+def _name(placeholder: str, axis: int, n_dims: int, floating: bool, taken: set[str]) -> str:
+    common = {1: "length" if floating else "seq"} if n_dims == 2 else {}
+    if n_dims == 3:
+        common = {1: "seq", 2: "features"}
+    if n_dims == 4 and floating:
+        common = {1: "channels", 2: "height", 3: "width"}
+    name = "batch" if axis == 0 else common.get(axis, f"{placeholder}_{axis}")
+    if name not in taken:
+        return name
+    return next(n for n in _alternatives(placeholder, name) if n not in taken)
+
+
+def _alternatives(placeholder: str, name: str) -> Any:
+    yield f"{placeholder.removesuffix('_ids')}_{name}"
+    yield from (f"{placeholder}_{name}_{i}" for i in itertools.count(2))
+
+
+def trial_sizes(dim: Dim) -> list[int]:
+    """Other sizes to try a dim at, likeliest to be allowed first."""
+    n = dim.example
+    if dim.name == "batch":
+        return [n + 1, 2 * n]
+    return list(dict.fromkeys(s for s in (n + n // 2, 2 * n, n // 2) if s not in (0, n)))
+
+
+def resize(tensors: Mapping[str, torch.Tensor], sizes: Mapping[Dim, int]) -> dict[str, torch.Tensor]:
+    """Inputs at other sizes, their rows repeated or cut."""
+    out = dict(tensors)
+    for dim, size in sizes.items():
+        for name, axis in dim.where:
+            rows = torch.arange(size, device=out[name].device) % dim.example
+            grad = out[name].requires_grad
+            out[name] = out[name].detach().index_select(axis, rows).requires_grad_(grad)
+    return out
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Formulas:
+    """Fits a number seen at several sizes as a formula of the dims.
+
+    ``points`` are the dims' values of each observation: the example first, then each dim changed alone, and
+    last all changed at once.
+    """
+
+    dims: tuple[Dim, ...]
+    points: tuple[Mapping[str, int], ...]
+    memo: dict[tuple[Any, ...], Size] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, values: Sequence[int | float]) -> Size:
+        """The formula that takes ``values`` at the points; the nearest product form where none is exact."""
+        key = tuple(values)
+        if key not in self.memo:
+            self.memo[key] = fit(self.dims, self.points, key)
+        return self.memo[key]
+
+
+def fit(dims: Sequence[Dim], points: Sequence[Mapping[str, int]], values: Sequence[Any]) -> Size:
+    """See :class:`Formulas`. Products and sums of one-dim affine, floor-division and square terms are tried."""
+    base = values[0]
+    if all(v == base for v in values) or not isinstance(base, int):
+        return base
+    moved = [(d, values[i + 1]) for i, d in enumerate(dims) if values[i + 1] != base]
+    if not moved:
+        return base
+    parts = [_single(d, points, values, moved_value) for d, moved_value in moved]
+    for combination in itertools.product(*parts):
+        for join in (_product, _sum):
+            formula = join(combination, base)
+            if all(_at(formula, p) == v for p, v in zip(points, values, strict=True)):
+                return formula
+    return _product([p[0] for p in parts], base)
+
+
+def _single(dim: Dim, points: Any, values: Any, moved: int) -> list[Any]:
+    """Formulas of one dim alone through its two points, simplest first."""
+    import sympy
+
+    d, n, base = symbol(dim.name), dim.example, values[0]
+    m = next(p[dim.name] for p, v in zip(points[1:], values[1:], strict=True) if p[dim.name] != n and v == moved)
+    slope = sympy.Rational(moved - base, m - n)
+    out = [base + slope * (d - n)] if slope.is_Integer or base == slope * n else []
+    if base * m * m == moved * n * n:
+        out.append(sympy.Rational(base, n * n) * d**2)
+    for factor in dict.fromkeys((math.gcd(base, moved), 1)):
+        out += _floored(d, [(n, base // factor), (m, moved // factor)], slope / factor, factor)
+    return out or [base + slope * (d - n)]
+
+
+def _floored(d: Any, seen: Sequence[tuple[int, int]], slope: Any, factor: int) -> list[Any]:
+    """``factor * floor((p*d + c) / q)`` with the constant nearest to zero that fits, if any does."""
+    import sympy
+
+    p, q = int(slope.p), int(slope.q)
+    if q == 1:
+        return []
+    low = max(f * q - p * n for n, f in seen)
+    high = min((f + 1) * q - 1 - p * n for n, f in seen)
+    if low > high:
+        return []
+    return [factor * sympy.floor((p * d + c) / sympy.Integer(q)) for c in dict.fromkeys((min(max(0, low), high), low, high))]
+
+
+def _product(parts: Sequence[Any], base: int) -> Any:
+    import sympy
+
+    return sympy.prod(parts) / sympy.Integer(base) ** (len(parts) - 1) if base else sum(parts)
+
+
+def _sum(parts: Sequence[Any], base: int) -> Any:
+    return sum(parts) - base * (len(parts) - 1)
+
+
+def _at(formula: Any, point: Mapping[str, int]) -> Any:
+    if isinstance(formula, (int, float)):
+        return formula
+    return formula.subs({symbol(k): v for k, v in point.items()})
+

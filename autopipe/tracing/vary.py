@@ -1,0 +1,289 @@
+"""Tries a recording at other input sizes: which may vary, which are fixed and why, what must hold of them.
+
+Proposing sizes and fitting formulas is left to ``dims``, running to ``replay``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import InputError
+from ..graph import Dim
+from ..units import Size, symbol
+from . import dims as sizing
+from .calls import Call, Guard, Recording
+from .functions import tensors
+from .inputs import Inputs
+from .replay import Observation, replay, with_guards
+from .structure import flatten
+
+__all__ = ["Check", "Fixed", "Variation", "explore"]
+
+_SIGNS = {
+    operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
+    operator.ge: ">=",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fixed:
+    """An input size that must stay as captured, and why."""
+
+    size: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What the model's Python asked about sizes when captured: ``function(*operands)`` was ``outcome``."""
+
+    function: Callable[..., Any]
+    operands: tuple[Size, ...]
+    outcome: Any
+    source: str
+
+    @functools.cached_property
+    def symbols(self) -> tuple[str, ...]:
+        return tuple(sorted({str(s) for o in self.operands for s in getattr(o, "free_symbols", ())}))
+
+    @functools.cached_property
+    def _compiled(self) -> tuple[Callable[..., Any], ...]:
+        import sympy
+
+        args = [symbol(s) for s in self.symbols]
+        return tuple(sympy.lambdify(args, o, "math") for o in self.operands)
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the answer is still the same at these sizes of the input dims."""
+        given = [sizes[s] for s in self.symbols]
+        return bool(self.function(*(f(*given) for f in self._compiled)) == self.outcome)
+
+    def __str__(self) -> str:
+        if self.function not in _SIGNS:
+            return f"{self.operands[0]} == {self.outcome}"
+        left, right = self.operands
+        text = f"{left} {_SIGNS[self.function]} {right}"
+        return text if self.outcome else f"not {text}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variation:
+    """The dims that may vary, the (placeholder, axis) places that may not, checks, and every shape.
+
+    ``shapes`` holds, by id of a call, formulas of its tensors' shapes.
+    """
+
+    dims: tuple[Dim, ...] = ()
+    fixed: Mapping[tuple[str, int], Fixed] = dataclasses.field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+    shapes: Mapping[int, tuple[tuple[Size, ...], ...]] = dataclasses.field(default_factory=dict)
+
+    def check(self, inputs: Inputs, values: Mapping[str, Any]) -> None:
+        """Raise :class:`InputError` where a size that is fixed has changed, or changes what the model does."""
+        shown = dict(zip(inputs.names, inputs.shown, strict=True))
+        faults = [
+            f"dim {axis} of {shown[name]} is fixed at {fixed.size} and is {values[name].shape[axis]} now "
+            f"({fixed.reason}); capture again at this size"
+            for (name, axis), fixed in self.fixed.items()
+            if values[name].shape[axis] != fixed.size
+        ]
+        sizes = {d.name: values[d.where[0][0]].shape[d.where[0][1]] for d in self.dims}
+        faults += [
+            f"captured where {check} held, which it does not at "
+            f"{', '.join(f'{s} = {sizes[s]}' for s in check.symbols)} ({check.source}); capture again at this size"
+            for check in self.checks
+            if not check.holds(sizes)
+        ]
+        if faults:
+            raise InputError(f"{inputs.model}: " + "; ".join(faults))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Trial:
+    sizes: Mapping[Dim, int]
+    seen: tuple[Observation, ...]
+
+
+class _Explorer:
+    """The runs of one search: the forms at other sizes, and the model itself to compare with."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forms: Sequence[Recording],
+        inputs: Inputs,
+        call: Callable[[Mapping[str, torch.Tensor]], Any],
+        given: Mapping[str, torch.Tensor],
+        device: torch.device,
+    ) -> None:
+        self.model, self.forms, self.inputs = model, forms, inputs
+        self.call, self.given, self.device = call, given, device
+
+    def run(self, sizes: Mapping[Dim, int]) -> _Trial:
+        """Replay every form; raises what the model raises, or :class:`_Changed` where a guard fails."""
+        given = sizing.resize(self.given, sizes)
+        seen = []
+        for form in self.forms:
+            self.model.train(form.training and len(self.forms) > 1)
+            torch.manual_seed(0)
+            with torch.no_grad():
+                seen.append(replay(self.model, form, given, self.device))
+            for guard in form.guards:
+                _require(guard, seen[-1])
+        return _Trial(sizes, tuple(seen))
+
+    def differs(self, trial: _Trial) -> str:
+        """How the last form's result differs from the model's own at the trial's sizes; "" if it does not."""
+        if self.device.type == "meta":
+            return ""
+        self.model.train(self.forms[-1].training and len(self.forms) > 1)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            expected, _ = flatten(self.call(sizing.resize(self.given, trial.sizes)))
+        found = trial.seen[-1].result
+        if len(expected) != len(found):
+            return f"the model returns {len(expected)} values there, the captured graph {len(found)}"
+        for a, b in zip(expected, found, strict=True):
+            if isinstance(a, torch.Tensor) and not _close(a, b):
+                return "the captured graph's outputs differ from the model's there"
+        return ""
+
+
+class _Changed(Exception):
+    """A guard came out differently."""
+
+
+def _require(guard: Guard, seen: Observation) -> None:
+    values = [seen.numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands]
+    if guard.function(*values) != guard.outcome:
+        shown = _SIGNS.get(guard.function)
+        text = f"{values[0]} {shown} {values[1]}" if shown else f"{values[0]} == {guard.outcome}"
+        raise _Changed(f"{guard.source} decides by it ({text})")
+
+
+def _close(a: torch.Tensor, b: Any) -> bool:
+    if not isinstance(b, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.dtype.is_floating_point:
+        return bool(torch.equal(a, b))
+    return torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def explore(
+    model: nn.Module,
+    forms: Sequence[Recording],
+    inputs: Inputs,
+    call: Callable[[Mapping[str, torch.Tensor]], Any],
+    given: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> Variation:
+    """Try each input size at another value, alone and then all together, and fit what is seen.
+
+    ``call`` runs the model itself on tensors by placeholder name. One run of the recording per dim, one more
+    and one of the model for all of them together.
+    """
+    explorer = _Explorer(model, forms, inputs, call, given, device)
+    fixed: dict[tuple[str, int], Fixed] = {}
+    trials: dict[Dim, _Trial] = {}
+    pending = sizing.candidates(inputs)
+    for dim in pending:
+        trial = _first(explorer, [{dim: s} for s in sizing.trial_sizes(dim)])
+        if isinstance(trial, _Trial):
+            trials[dim] = trial
+        else:
+            fixed.update(dict.fromkeys(dim.where, Fixed(dim.example, trial)))
+    for dim in _unions([d for d in pending if d not in trials]):
+        trial = _first(explorer, [{dim: s} for s in sizing.trial_sizes(dim)])
+        if isinstance(trial, _Trial):
+            trials[dim] = trial
+            for place in dim.where:
+                fixed.pop(place)
+    joint = _together(explorer, trials, fixed)
+    return _fitted(forms, trials, joint, fixed)
+
+
+def _first(explorer: _Explorer, choices: Sequence[Mapping[Dim, int]]) -> _Trial | str:
+    """The first choice of sizes that runs, else why the last one does not."""
+    reason = "nothing else to try"
+    for sizes in choices:
+        at = ", ".join(map(str, sizes.values()))
+        try:
+            return explorer.run(sizes)
+        except _Changed as error:
+            reason = f"at {at}, {error}"
+        except Exception as error:
+            reason = f"at {at} it fails: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    return reason
+
+
+def _unions(refused: Sequence[Dim]) -> list[Dim]:
+    """Dims of one tensor with equal sizes as one dim, for models that want them equal (square images)."""
+    out = []
+    for i, a in enumerate(refused):
+        for b in refused[i + 1 :]:
+            same = a.example == b.example and {p for p, _ in a.where} & {p for p, _ in b.where}
+            if same and a.name != "batch":
+                out.append(Dim("side" if "height" in a.name else a.name, a.example, a.where + b.where))
+    return out
+
+
+def _together(
+    explorer: _Explorer, trials: dict[Dim, _Trial], fixed: dict[tuple[str, int], Fixed]
+) -> _Trial | None:
+    """All dims changed at once, its result compared with the model's; dims that do not stand it are fixed."""
+    while trials:
+        other = {d: next((s for s in sizing.trial_sizes(d) if s not in (t.sizes[d],)), t.sizes[d]) for d, t in trials.items()}
+        joint = _first(explorer, [other, {d: t.sizes[d] for d, t in trials.items()}])
+        reason = explorer.differs(joint) if isinstance(joint, _Trial) else joint
+        if not reason:
+            assert isinstance(joint, _Trial)
+            return joint
+        culprits = {d: why for d, t in trials.items() if (why := explorer.differs(t))}
+        if not culprits:
+            culprits = {list(trials)[-1]: reason}
+        for dim, why in culprits.items():
+            said = f"at {trials.pop(dim).sizes[dim]}, {why}"
+            fixed.update(dict.fromkeys(dim.where, Fixed(dim.example, said)))
+    return None
+
+
+def _fitted(
+    forms: Sequence[Recording], trials: Mapping[Dim, _Trial], joint: _Trial | None, fixed: Mapping[Any, Fixed]
+) -> Variation:
+    dims = tuple(trials)
+    runs = [*trials.values(), *([joint] if joint else [])]
+    base = {d.name: d.example for d in dims}
+    points = (base, *(base | {d.name: s for d, s in run.sizes.items()} for run in runs))
+    formulas = sizing.Formulas(dims, points)
+    shapes: dict[int, tuple[tuple[Size, ...], ...]] = {}
+    checks: dict[Any, Check] = {}
+    for i, form in enumerate(forms):
+        seen = [run.seen[i] for run in runs]
+        numbers: dict[int, Size] = {}
+        for call in with_guards(form):
+            if call.op == "output":
+                continue
+            if isinstance(call.value, (int, float)):
+                numbers[id(call)] = formulas([call.value, *(s.numbers.get(id(call)) for s in seen)])
+            shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], formulas)
+        for guard in form.guards:
+            operands = tuple(numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands)
+            check = Check(guard.function, operands, guard.outcome, guard.source)
+            if check.symbols:
+                checks.setdefault((guard.function, operands, guard.outcome), check)
+    return Variation(dims, fixed, tuple(checks.values()), shapes)
+
+
+def _shapes(call: Call, seen: Sequence[Any], formulas: sizing.Formulas) -> tuple[tuple[Size, ...], ...]:
+    out = []
+    for i, tensor in enumerate(tensors(call.value)):
+        others = [s[i] if i < len(s) and len(s[i]) == tensor.dim() else tuple(tensor.shape) for s in seen]
+        out.append(tuple(formulas(values) for values in zip(tensor.shape, *others, strict=True)))
+    return tuple(out)
