@@ -46,9 +46,7 @@ class WeightWork:
         self.parts, self.whole = [], None
 
 
-def backward_input(
-    roots: Sequence[Tensor], grads: Sequence[Tensor], leaves: Sequence[Tensor]
-) -> WeightWork:
+def backward_input(roots: Sequence[Tensor], grads: Sequence[Tensor], leaves: Sequence[Tensor]) -> WeightWork:
     """Accumulate gradients into ``leaves``; return the work that completes those of the parameters.
 
     ``leaves`` are the stage's inputs that require a gradient. Without any, all the work is left to W; where

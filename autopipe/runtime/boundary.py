@@ -78,7 +78,9 @@ class Edge:
 
     def begin(self, n_microbatches: int) -> None:
         """Forget what the last step left."""
-        self.outbox: list[tuple[list[Tensor], Frame | None, tuple[bool, ...]] | None] = [None] * n_microbatches
+        self.outbox: list[tuple[list[Tensor], Frame | None, tuple[bool, ...]] | None] = [
+            None
+        ] * n_microbatches
         self.roots: list[list[Tensor] | None] = [None] * n_microbatches
         self.leaves: list[list[Tensor] | None] = [None] * n_microbatches
         self.grads: list[Sequence[Tensor | None] | None] = [None] * n_microbatches
@@ -114,5 +116,3 @@ def edges_between(stages: Sequence[Stage]) -> tuple[Edge, ...]:
             if name in producer:
                 names.setdefault((producer[name].index, stage.index), []).append(name)
     return tuple(Edge(stages[a], stages[b], found) for (a, b), found in names.items())
-
-

@@ -11,16 +11,15 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pickle
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup, Store
 
 from ..errors import StepError
 from .boundary import Edge, Frame
+from .peers import Peers
 
 __all__ = ["Announcement", "Channel"]
 
@@ -98,21 +97,17 @@ class Announcement:
 class Channel:
     """One rank's end of all its connections.
 
-    ``group`` carries tensors between pipeline ranks. ``signatures`` (set per step) are what shapes depend
-    on, one per microbatch. ``failed`` is asked while waiting for an announcement.
+    ``signatures`` (set per step) are what shapes depend on, one per microbatch.
     """
 
-    def __init__(
-        self, group: ProcessGroup, store: Store, device: torch.device, *, failed: Callable[[], str | None]
-    ) -> None:
-        self._group, self._store, self._device, self._failed = group, store, device, failed
+    def __init__(self, peers: Peers, device: torch.device) -> None:
+        self._peers, self._group, self._device = peers, peers.group, device
         self._known: dict[tuple[Any, ...], Announcement] = {}
         self._arriving: dict[tuple[str, Edge, int], tuple[Announcement, list[Tensor], list[Any]]] = {}
         self._leaving: dict[int, collections.deque[tuple[Any, Tensor]]] = collections.defaultdict(
             collections.deque
         )
         self.signatures: Sequence[int] = ()
-        self.step = 0
 
     # -- values -------------------------------------------------------------------------------------
 
@@ -186,7 +181,7 @@ class Channel:
         known = self._known.get(key)
         if known is None:
             self._known[key] = known = found
-            self._store.set(self._name(key), pickle.dumps(found))
+            self._peers.store.set(self._name(key), pickle.dumps(found))
         return known
 
     def _name(self, key: tuple[Any, ...]) -> str:
@@ -194,15 +189,9 @@ class Channel:
 
     def _learn(self, key: tuple[Any, ...]) -> Announcement:
         """Wait for the other side's announcement; the first message of a new signature only."""
-        name, pause_s = self._name(key), 1e-4
-        while not self._store.check([name]):
-            cause = self._failed()
-            if cause is not None:
-                raise StepError(cause)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 5e-3)
-        found: Announcement = pickle.loads(self._store.get(name))
-        self._store.delete_key(name)
+        name = self._name(key)
+        found: Announcement = pickle.loads(self._peers.fetch(name))
+        self._peers.store.delete_key(name)
         self._known[key] = found
         return found
 
@@ -210,7 +199,7 @@ class Channel:
         key = (kind, edge.source, edge.destination, self.signatures[m])
         announced = self._known.get(key) or self._learn(key)
         buffers = announced.buffers(self._device)
-        works = [self._group.recv([b], peer, 0) for b in buffers]
+        works = [self._group.recv(b, peer) for b in buffers]
         self._arriving[kind, edge, m] = (announced, buffers, works)
 
     def _wait(self, kind: str, edge: Edge, m: int) -> tuple[Announcement, list[Tensor]]:
@@ -222,7 +211,7 @@ class Channel:
     def _send(self, tensors: Sequence[Tensor], peer: int) -> None:
         leaving = self._leaving[peer]
         for tensor in tensors:
-            leaving.append((self._group.send([tensor], peer, 0), tensor))
+            leaving.append((self._group.send(tensor, peer), tensor))
         while len(leaving) > LAG:
             leaving.popleft()[0].wait()
 

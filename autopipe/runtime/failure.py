@@ -160,9 +160,7 @@ class Watch:
         return json.loads(self._store.get(key)) if self._store.check([key]) else {}
 
 
-def roll_call(
-    store: Store, rank: int, n_ranks: int, card: str, limit_s: float
-) -> tuple[str, ...]:
+def roll_call(store: Store, rank: int, n_ranks: int, card: str, limit_s: float) -> tuple[str, ...]:
     """Every rank's ``card``, once all have shown theirs.
 
     Raises :class:`StepError` naming the ranks that did not come within ``limit_s``.

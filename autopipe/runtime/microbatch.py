@@ -136,6 +136,4 @@ def _batch_axes(capture: Capture) -> dict[str, int]:
 
 def move(leaves: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """The same leaves with every tensor on ``device``."""
-    return {
-        n: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for n, v in leaves.items()
-    }
+    return {n: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for n, v in leaves.items()}

@@ -5,8 +5,9 @@ Moving tensors is left to ``channel``, judging stalls to ``failure``.
 
 from __future__ import annotations
 
-import datetime
 import json
+import pickle
+import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import DeviceMesh, PrefixStore, ProcessGroup, Store
+from torch.distributed import DeviceMesh, PrefixStore, Store
 
 from ..errors import InputError, PlanError, StepError
 from .failure import Position, Watch, first_difference, roll_call
+from .group import Group
 
 __all__ = ["Peers", "pipeline_ranks"]
-
-LONG = datetime.timedelta(hours=12)
-"""Timeout of our communicators: stalls are judged by the watch, which knows what is expected."""
 
 _made: dict[str, int] = {}
 
@@ -60,14 +59,14 @@ class Peers:
 
     Attributes
     ----------
-    rank, n_ranks: within the pipeline. group: carries tensors; its own communicator, so breaking it harms
-    nobody else. control: carries small collectives on the CPU. watch: see :class:`Watch`.
+    rank, n_ranks: within the pipeline. group: carries tensors. control: carries small CPU messages.
+    position: where this rank is, kept up to date by whoever works. watch: see :class:`Watch`.
     """
 
     def __init__(
         self, ranks: tuple[int, ...], device: torch.device, card: dict[str, Any], limit_s: Callable[[], float]
     ) -> None:
-        self.ranks, self.rank, self.n_ranks = ranks, ranks.index(dist.get_rank()), len(ranks)
+        self.rank, self.n_ranks = ranks.index(dist.get_rank()), len(ranks)
         self._device = device
         name = "-".join(map(str, ranks))
         _made[name] = _made.get(name, -1) + 1
@@ -75,13 +74,9 @@ class Peers:
         self.store: Store = PrefixStore(f"autopipe/{name}/{_made[name]}", default.clone())
         self.cards = self._compare(card, limit_s())
         self.group = self.new_group(tuple(range(self.n_ranks)))
-        # gloo groups serve as their own control plane
-        self.control = self.group
-        if device.type != "cpu":
-            self.control = dist.new_group(
-                list(ranks), LONG, "gloo", use_local_synchronization=True
-            )
-        self.position = Position()
+        everyone, cpu = tuple(range(self.n_ranks)), torch.device("cpu")
+        self.control = Group(self.store, "control", everyone, self.rank, cpu)
+        self.position, self._shared = Position(), 0
         self.watch = Watch(
             self.store,
             self.rank,
@@ -92,10 +87,9 @@ class Peers:
         )
 
     def _compare(self, card: dict[str, Any], limit_s: float) -> list[dict[str, Any]]:
-        shared = {k: v for k, v in card.items() if not k.startswith("own ")}
         cards = roll_call(self.store, self.rank, self.n_ranks, json.dumps(card), limit_s)
         read = [json.loads(c) for c in cards]
-        for key in shared:
+        for key in (k for k in card if not k.startswith("own ")):
             odd = first_difference([json.dumps(c[key]) for c in read])
             if odd is not None:
                 raise PlanError(
@@ -104,58 +98,66 @@ class Peers:
                 )
         return read
 
-    def new_group(self, ranks: tuple[int, ...]) -> ProcessGroup:
-        """A communicator of some of the pipeline's ranks; all of them must ask for it in the same order."""
-        return dist.new_group([self.ranks[r] for r in ranks], LONG, use_local_synchronization=True)
+    def new_group(self, ranks: tuple[int, ...]) -> Group:
+        """A communicator of some of the pipeline's ranks; only they need to ask for it, once each."""
+        name = "group/" + "-".join(map(str, ranks))
+        return Group(self.store, name, ranks, self.rank, self._device)
 
     def agree(self, step: int, words: str) -> None:
-        """Check that every rank begins the same step with the same kind of batch.
+        """Check that the rank before this one begins the same step with the same kind of batch.
 
-        ``words`` says all that must be equal. Raises :class:`StepError` on every rank when it is not.
+        ``words`` says all that must be equal. Where all neighbours on the ring agree, all ranks do; a rank
+        that differs from the one before raises :class:`StepError` and thereby ends all others.
         """
         self.watch.raise_if_failed()
-        self.position.waits_for = (self.rank + 1) % self.n_ranks
-        digest = torch.tensor([step, zlib.crc32(words.encode())])
-        found = [torch.empty_like(digest) for _ in self.ranks]
-        self.control.allgather([found], [digest]).wait()
-        if all(torch.equal(f, digest) for f in found):
+        before, after = (self.rank - 1) % self.n_ranks, (self.rank + 1) % self.n_ranks
+        self.position.waits_for = before
+        mine = torch.tensor([step, zlib.crc32(words.encode())])
+        theirs = torch.empty_like(mine)
+        arriving, leaving = self.control.recv(theirs, before), self.control.send(mine, after)
+        arriving.wait()
+        leaving.wait()
+        if torch.equal(mine, theirs):
             return
-        self.store.set(f"begins/{self.rank}", f"step {step}: {words}")
-        said = [self.store.get(f"begins/{r}").decode() for r in range(self.n_ranks)]
-        odd = first_difference(said) or 0
         message = (
-            f"ranks began different steps: rank 0 {said[0]}; rank {odd} {said[odd]}; "
-            "give every rank the same batches, in the same order and mode"
+            f"rank {self.rank} begins step {step} {words}; rank {before} begins step {int(theirs[0])} with "
+            "something else; give every rank the same batches, in the same order and mode"
         )
         raise StepError(self.watch.publish(message))
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """``tensor`` of pipeline rank ``source``, on every rank."""
         self.position.waits_for = source if source != self.rank else -1
-        dist.broadcast(tensor, src=self.ranks[source], group=self.group)
+        self.group.broadcast(tensor, source)
         return tensor
 
     def share(self, thing: Any, source: int) -> Any:
-        """A picklable object of pipeline rank ``source``, on every rank."""
-        box = [thing]
-        dist.broadcast_object_list(box, src=self.ranks[source], group=self.control)
-        return box[0]
-
-    def gather(self, thing: Any) -> list[Any]:
-        """Every rank's picklable object, on every rank."""
-        found: list[Any] = [None] * self.n_ranks
-        dist.all_gather_object(found, thing, group=self.control)
+        """A picklable object of pipeline rank ``source``, on every rank; through the store, so not for often."""
+        self._shared += 1
+        key = f"shared/{self._shared}"
+        if self.rank == source:
+            self.store.set(key, pickle.dumps(thing))
+            return thing
+        self.position.waits_for = source
+        found = pickle.loads(self.fetch(key))
+        if self.store.add(f"{key}/read", 1) == self.n_ranks - 1:
+            self.store.delete_key(key)
+            self.store.delete_key(f"{key}/read")
         return found
 
+    def gather(self, thing: Any) -> list[Any]:
+        """Every rank's picklable object, on every rank; through the store."""
+        return [self.share(thing, source) for source in range(self.n_ranks)]
+
+    def fetch(self, key: str) -> bytes:
+        """The value of a key another rank is going to set. Raises :class:`StepError` when a rank fails first."""
+        pause_s = 1e-4
+        while not self.store.check([key]):
+            self.watch.raise_if_failed()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 5e-3)
+        return self.store.get(key)
+
     def _abort(self) -> None:
-        """Break this pipeline's communicators; calls that wait on them raise."""
-        for group in {id(g): g for g in (self.group, self.control)}.values():
-            if "gloo" in group.name():
-                # gloo has no abort, but a timed-out wait closes every connection of its group
-                try:
-                    other = (self.rank + 1) % self.n_ranks
-                    group.recv([torch.empty(1)], other, 1 << 16).wait(datetime.timedelta(milliseconds=1))
-                except RuntimeError:
-                    continue
-            else:
-                group.abort()
+        self.group.abort()
+        self.control.abort()

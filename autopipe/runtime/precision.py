@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
+from torch.distributed import ReduceOp
 
 from ..errors import StepError
+from .group import Group
 
 __all__ = ["autocast_context", "clip_grad_norm", "spread_overflow"]
 
@@ -34,9 +34,7 @@ def autocast_context(
     return autocast
 
 
-def spread_overflow(
-    parameters: Iterable[nn.Parameter], group: ProcessGroup | None, device: torch.device
-) -> None:
+def spread_overflow(parameters: Iterable[nn.Parameter], group: Group | None, device: torch.device) -> None:
     """Where a gradient of any rank overflowed, make one of every rank's infinite.
 
     A ``GradScaler`` looks at its own rank only; this way all of them skip the same step and shrink their
@@ -49,7 +47,7 @@ def spread_overflow(
         flag = torch.maximum(flag, (~torch.isfinite(grad).all()).to(flag))
     if group is None:
         return
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=group)
+    group.all_reduce(flag, ReduceOp.MAX).wait()
     first = next((g for g in grads if g.numel()), None)
     if first is not None:
         view = first.view(-1)[:1] if first.is_contiguous() else first[(slice(0, 1),) * first.ndim]
@@ -63,7 +61,7 @@ def clip_grad_norm(
     *,
     norm_type: float,
     error_if_nonfinite: bool,
-    group: ProcessGroup | None,
+    group: Group | None,
     device: torch.device,
 ) -> Tensor:
     """Scale all gradients so that their norm over every rank is at most ``max_norm``; the norm before.
@@ -78,7 +76,7 @@ def clip_grad_norm(
     # fp64 on the wire: ranks may differ in their widest dtype
     total = (own.max() if infinite else (own**norm_type).sum()).double()
     if group is not None:
-        dist.all_reduce(total, op=dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=group)
+        group.all_reduce(total, ReduceOp.MAX if infinite else ReduceOp.SUM).wait()
     if not infinite:
         total = total ** (1.0 / norm_type)
     if error_if_nonfinite and not torch.isfinite(total):

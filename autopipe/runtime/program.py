@@ -11,7 +11,18 @@ from typing import Literal
 
 from ..errors import InputError
 from ..plans import Plan
-from ..schedule import Action, Compute, Message, Schedule, Send, StageTimes, Transfer, build, check, wire_order
+from ..schedule import (
+    Action,
+    Compute,
+    Message,
+    Schedule,
+    Send,
+    StageTimes,
+    Transfer,
+    build,
+    check,
+    wire_order,
+)
 from ..schedule.actions import KINDS
 from .boundary import Edge
 

@@ -413,10 +413,8 @@ class Runtime:
     def _make_executor(self) -> None:
         position, self._channel = Position(), None
         if self._peers is not None:
-            watch, position = self._peers.watch, self._peers.position
-            self._channel = Channel(
-                self._peers.group, self._peers.store, self.device, failed=lambda: watch.failure
-            )
+            position = self._peers.position
+            self._channel = Channel(self._peers, self.device)
         self._executor = Executor(
             self._workers, self._edges, self.plan.placement, self.rank, self._channel, position
         )

@@ -12,11 +12,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from ..stages import Stage
+from .group import Group
 
 __all__ = ["Tie", "TieSum", "find_ties"]
 
@@ -42,11 +41,9 @@ def find_ties(stages: Sequence[Stage]) -> tuple[Tie, ...]:
 class TieSum:
     """Sums the gradients of one rank's ties over the ranks that share them."""
 
-    def __init__(
-        self, ties: Sequence[Tie], rank: int, new_group: Callable[[tuple[int, ...]], ProcessGroup]
-    ) -> None:
+    def __init__(self, ties: Sequence[Tie], rank: int, new_group: Callable[[tuple[int, ...]], Group]) -> None:
         self._rank = rank
-        self._groups: dict[tuple[int, ...], tuple[ProcessGroup, list[nn.Parameter]]] = {}
+        self._groups: dict[tuple[int, ...], tuple[Group, list[nn.Parameter]]] = {}
         for ranks in sorted({t.ranks for t in ties if rank in t.ranks}):
             members = [t.parameter for t in ties if t.ranks == ranks]
             self._groups[ranks] = (new_group(ranks), members)
@@ -68,7 +65,7 @@ class TieSum:
             self._sum([p for p in parameters if p.requires_grad], group)
         self._is_summed = True
 
-    def _sum(self, parameters: Sequence[nn.Parameter], group: ProcessGroup) -> None:
+    def _sum(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
         by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in parameters:
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
@@ -77,7 +74,7 @@ class TieSum:
             has = torch.tensor([p.grad is not None for p in same], dtype=dtype, device=device)
             parts = [_local(p.grad if p.grad is not None else torch.zeros_like(p)) for p in same]
             flat = torch.cat([has, *(part.reshape(-1) for part in parts)])
-            dist.all_reduce(flat, group=group)
+            group.all_reduce(flat).wait()
             missing = any(p.grad is None for p in same)
             anywhere = (flat[: len(same)] > 0).tolist() if missing else [True] * len(same)
             pieces = flat[len(same) :].split([part.numel() for part in parts])

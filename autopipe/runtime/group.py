@@ -1,0 +1,78 @@
+"""A communicator of some ranks that is the pipeline's own: breaking it harms nobody else's.
+
+Made straight from a store, so that only its members need to ask for it. Who they are is left to ``peers``.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, ReduceOp, Store
+
+__all__ = ["Group"]
+
+FOREVER = datetime.timedelta(days=7)
+"""Timeout of every call: stalls are judged by the watch, which knows what is expected."""
+
+
+class Group:
+    """Point-to-point and collectives among ``ranks`` (numbers within the pipeline), for ``device``'s tensors."""
+
+    def __init__(
+        self, store: Store, name: str, ranks: Sequence[int], rank: int, device: torch.device
+    ) -> None:
+        self.ranks, self._me = tuple(ranks), tuple(ranks).index(rank)
+        place = PrefixStore(name, store)
+        self.is_nccl = device.type == "cuda"
+        if self.is_nccl:
+            self._backend: Any = dist.ProcessGroupNCCL(place, self._me, len(self.ranks), FOREVER)
+        else:
+            self._backend = dist.ProcessGroupGloo(place, self._me, len(self.ranks), FOREVER)
+        self.send_to, self.recv_from = self._backend.send, self._backend.recv
+
+    def send(self, tensor: Tensor, peer: int) -> Any:
+        """Start sending a contiguous tensor to rank ``peer``; ``wait()`` on what is returned."""
+        return self.send_to([tensor], self.ranks.index(peer), 0)
+
+    def recv(self, tensor: Tensor, peer: int) -> Any:
+        """Start receiving into a contiguous tensor from rank ``peer``."""
+        return self.recv_from([tensor], self.ranks.index(peer), 0)
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp.RedOpType = ReduceOp.SUM) -> Any:
+        """Start reducing a contiguous tensor over all members, in place."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return self._backend.allreduce([tensor], options)
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Give every member rank ``source``'s value of a contiguous tensor, in place."""
+        if self.is_nccl:
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = self.ranks.index(source), 0
+            self._backend.broadcast([tensor], options).wait()
+        elif self.ranks[self._me] != source:
+            self.recv(tensor, source).wait()
+        else:
+            # a message each beats gloo's broadcast many times over for what is small
+            for work in [self.send(tensor, r) for r in self.ranks if r != source]:
+                work.wait()
+
+    def abort(self) -> None:
+        """Break every connection: calls that wait, here and at the other members, raise at once."""
+        if self.is_nccl:
+            self._backend.abort()
+            return
+        try:
+            # gloo has no abort, but a wait that times out closes all connections of its communicator
+            other = (self._me + 1) % len(self.ranks)
+            self.recv_from([torch.empty(1)], other, _NOBODY_SENDS).wait(datetime.timedelta(milliseconds=1))
+        except RuntimeError:
+            return
+
+
+_NOBODY_SENDS = 1 << 16
