@@ -11,6 +11,7 @@ import re
 from typing import Literal, cast
 
 from ..errors import ScheduleError
+from ..shown import Shown
 
 __all__ = ["Action", "Kind", "Schedule", "StageTimes", "Transfer", "parse_action"]
 
@@ -78,7 +79,7 @@ class Transfer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class Schedule(Shown):
     """For each rank, its actions in order.
 
     Attributes

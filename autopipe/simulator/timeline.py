@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from ..errors import StoreError
 from ..memory import RankMemory, StageMemory, rank_memory
 from ..schedule import Action, Schedule, parse_action
+from ..shown import Shown
 from ..units import format_seconds
 from .bubbles import Bubble, bubbles_of
 from .text import gantt
@@ -53,7 +54,7 @@ class Sent(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Timeline:
+class Timeline(Shown):
     """One step of a schedule in time; times are seconds from its start.
 
     Attributes

@@ -1,0 +1,91 @@
+"""Every data type shows itself as text, in a notebook, as a page and as a frame."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import look_examples
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopipe.look import gantt, memory, plan_memory
+from autopipe.look.lanes import lanes
+from autopipe.schedule import build
+from autopipe.simulator import simulate
+
+GRAPH = look_examples.graph()
+COSTS = look_examples.costs(GRAPH)
+PLAN = look_examples.plan(GRAPH, COSTS)
+SHOWN = {
+    "graph": GRAPH,
+    "costs": COSTS,
+    "plan": PLAN,
+    "schedule": build("1f1b", 4, 4, 6),
+    "timeline": simulate(PLAN),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_type_shows_itself(name):
+    item = SHOWN[name]
+    assert len(str(item).splitlines()) > 1
+    assert item._repr_html_().startswith("<style>")
+    page = item.to_html()
+    assert page.startswith("<!doctype html>")
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert len(item.to_frame())
+
+
+def test_a_plan_as_text_has_each_stage_and_tie():
+    text = str(PLAN)
+    assert "4 stages on 4 ranks" in text
+    assert "cut within 3.1% of optimal" in text
+    assert "embed.weight, head.weight" in text.replace("model.", "")
+    assert sum(line.strip().startswith(("0 ", "1 ", "2 ", "3 ")) for line in text.splitlines()) >= 4
+
+
+def test_to_frame_sums_to_what_the_plan_says():
+    frame = PLAN.to_frame()
+    assert frame["forward_s"].sum() == pytest.approx(sum(s.forward_s for s in PLAN.stages))
+    assert list(frame["stage"]) == [0, 1, 2, 3]
+
+
+def test_gantt_draws_every_action_that_is_wide_enough_to_see():
+    timeline = SHOWN["timeline"]
+    root = ET.fromstring(gantt(timeline))
+    rects = root.findall("rect")
+    assert len(rects) >= sum(len(row) for row in timeline.schedule.actions)
+    right = max(float(r.get("x")) + float(r.get("width")) for r in rects)
+    assert right <= 900
+    both = ET.fromstring(gantt(timeline, timeline))
+    assert len(both.findall("rect")) == 2 * len(rects)
+
+
+def test_memory_draws_a_curve_and_a_limit_per_rank():
+    root = ET.fromstring(plan_memory(PLAN))
+    assert len(root.findall("path")) == 4
+    assert len(root.findall("line")) == 4
+    assert len(ET.fromstring(memory(SHOWN["timeline"])).findall("line")) == 0
+
+
+@settings(deadline=None)
+@given(st.integers(0, 30))
+def test_no_lane_holds_two_values_at_once(n_blocks):
+    graph = look_examples.graph(n_blocks)
+    lane = lanes(graph)
+    until: dict[int, int] = {}
+    for row, op in enumerate(graph.ops):
+        assert until.get(lane[row], -1) <= row
+        until[lane[row]] = max([row, *(graph.position[c] for c in graph.consumers[op.name])])
+
+
+def test_data_loads_no_view_until_looked_at():
+    code = (
+        "import sys, autopipe.plans, autopipe.graph, autopipe.costs; "
+        "print([m for m in sys.modules if m.startswith('autopipe.look')])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert out.stdout.strip() == "[]"
