@@ -127,7 +127,7 @@ class Passes:
     @property
     def done(self) -> int:
         """Whole passes measured so far, by this run and earlier ones, of every op."""
-        keys = {self.key(n.name) for n in self.replay.nodes if not self.replay.ops.by_name[n.name].is_size}
+        keys = {self.key(name) for piece in self.pieces for name in self._shares(piece, "F")}
         return min([len(self.samples.of("", "B")), *(len(self.samples.of(k, "F")) for k in keys)])
 
     def saved_values(self, name: str, account: Account) -> tuple[str, ...]:

@@ -138,20 +138,21 @@ def _estimated(
 
 
 def _run(passes: Passes, min_passes: int, max_passes: int, min_s: float, progress: bool) -> None:
-    if passes.done >= min_passes:
+    done = passes.done
+    if done >= min_passes:
         return
     passes.whole(keep=False)
     start = time.perf_counter()
     with tqdm(total=max_passes, desc="measuring", unit="pass", disable=None if progress else True) as bar:
-        bar.update(passes.done)
-        while passes.done < max_passes:
+        bar.update(done)
+        for i in range(done, max_passes):
             passes.by_ops("B")
             passes.whole()
             passes.by_ops("I")
             bar.update()
-            spent = time.perf_counter() - start
-            if passes.done >= min_passes and spent > min_s:
-                bar.total = bar.n
+            if i + 1 >= min_passes and time.perf_counter() - start > min_s:
+                bar.total = i + 1
+                break
 
 
 def _store(store: Store | str | os.PathLike[str] | None) -> Store | None:

@@ -185,6 +185,8 @@ class Replay:
         return self.skipped.get(name, name)
 
     def _attribute(self, target: str) -> Any:
+        if target == "_device":
+            return self.device
         if target in self.capture.constants:
             constant = self.capture.constants[target]
             return constant.to(self.device) if isinstance(constant, Tensor) else constant
@@ -212,7 +214,7 @@ class Replay:
         for node in self.nodes:
             for read in node.all_input_nodes:
                 owner = str(read.target).rpartition(".")[0]
-                if read.op == "get_attr" and str(read.target) not in self.capture.constants:
+                if read.op == "get_attr" and str(read.target) not in (*self.capture.constants, "_device"):
                     module = self.model.get_submodule(owner)
                     found[id(module)] = module
             if node.op == "call_module":

@@ -193,4 +193,5 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _has_nan(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and bool(value.isnan().any())
+    floating = isinstance(value, Tensor) and value.is_floating_point() and not value.is_meta
+    return floating and bool(value.isnan().any())
