@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ..errors import AutopipeError, PlanError
 
-__all__ = ["check_same", "decide_once", "in_group"]
+__all__ = ["decide_once", "in_group", "make_alike"]
 
 T = TypeVar("T")
 
@@ -22,18 +22,39 @@ def in_group() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def check_same(what: str, value: str) -> None:
-    """Raise :class:`PlanError` on every rank when ranks hold different values of ``what``."""
+def make_alike(what: str, make: Callable[[], T], digest: Callable[[T], str]) -> T:
+    """Run ``make`` on every rank and check that the results are alike.
+
+    Where one rank fails all raise: that rank its own error, the others one that names it. Raises
+    :class:`PlanError` on every rank when digests differ.
+    """
     if not in_group():
-        return
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    odd = [f"rank {rank} has {v}" for rank, v in enumerate(values) if v != values[0]]
+        return make()
+    made: T | None = None
+    failure: Exception | None = None
+    try:
+        made = make()
+        mine = ("made", digest(made))
+    except Exception as error:
+        # the peers wait in the gather below, so they hear of the failure before it is raised
+        failure = error
+        mine = ("failed", f"{type(error).__name__}: {error}")
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    if failure is not None:
+        raise failure
+    failed = [
+        f"rank {rank} failed: {text}" for rank, (state, text) in enumerate(everyone) if state == "failed"
+    ]
+    if failed:
+        raise PlanError("; ".join(failed))
+    odd = [f"rank {rank} has {text}" for rank, (_, text) in enumerate(everyone) if text != everyone[0][1]]
     if odd:
         raise PlanError(
-            f"ranks disagree on {what}: rank 0 has {values[0]}, {', '.join(odd)}; give every rank the same "
-            "model code, configuration and example shapes"
+            f"ranks disagree on {what}: rank 0 has {everyone[0][1]}, {', '.join(odd)}; give every rank the "
+            "same model code, configuration and example shapes"
         )
+    return made  # type: ignore[return-value]
 
 
 def decide_once(decide: Callable[[], T]) -> T:

@@ -1,0 +1,100 @@
+"""Bad input: the fact, the place and the remedy, on every rank, and nothing hangs."""
+
+import pathlib
+
+import pytest
+import torch
+from processes import run_ranks
+from torch import nn
+
+import autopipe
+from autopipe.errors import InfeasibleError, InputError, ModelError, StoreError
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("n_stages", [0, -1, 1.5, "2"])
+def test_n_stages_must_be_a_positive_whole_number(n_stages):
+    with pytest.raises(InputError, match=r"n_stages is .*at least 1"):
+        autopipe.split(mlp(), n_stages, (torch.randn(2, 4),))
+
+
+def test_more_stages_than_the_model_can_be_cut_into():
+    with pytest.raises(InfeasibleError, match="40"):
+        autopipe.split(mlp(), 40, (torch.randn(2, 4),), costs="estimated")
+
+
+def test_the_models_own_error_is_attributed_to_it():
+    with pytest.raises(ModelError, match="shapes cannot be multiplied") as caught:
+        autopipe.split(mlp(), 2, (torch.randn(2, 5),))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("n_microbatches", [0, -2, 1.5, "many"])
+def test_n_microbatches(n_microbatches):
+    with pytest.raises(InputError, match="n_microbatches is"):
+        autopipe.split(mlp(), 2, (torch.randn(2, 4),), n_microbatches=n_microbatches, costs="estimated")
+
+
+def test_unknown_choices_name_the_known_ones():
+    for option in ({"schedule": "2f2b"}, {"balance": "luck"}, {"ties": "knot"}):
+        with pytest.raises(autopipe.AutopipeError, match=next(iter(option.values()))):
+            autopipe.split(mlp(), 2, (torch.randn(2, 4),), costs="estimated", **option)
+
+
+def test_costs_that_cannot_be_read():
+    with pytest.raises(StoreError, match=r"nowhere\.json"):
+        autopipe.split(mlp(), 2, (torch.randn(2, 4),), costs="nowhere.json")
+
+
+def test_meta_models_cannot_be_measured():
+    with torch.device("meta"):
+        model = mlp()
+    with pytest.raises(InputError, match="costs='estimated'"):
+        autopipe.split(model, 2, (torch.randn(2, 4, device="meta"),))
+
+
+def test_loss_that_is_not_a_scalar():
+    runtime = autopipe.split(mlp(), 2, (torch.randn(2, 4),), costs="estimated").runtime(
+        loss_fn=lambda output, target: output - target
+    )
+    with pytest.raises(autopipe.AutopipeError, match="scalar"):
+        runtime.step(torch.randn(2, 4), target=torch.randn(2, 4))
+
+
+def test_batch_smaller_than_n_microbatches_uses_fewer():
+    model = mlp()
+    pipe = autopipe.split(model, 2, (torch.randn(8, 4),), n_microbatches=8, costs="estimated")
+    runtime = pipe.runtime(loss_fn=nn.functional.mse_loss)
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    expected = nn.functional.mse_loss(model(x), y)
+    assert torch.allclose(runtime.step(x, target=y).loss, expected.detach())
+
+
+def test_call_with_the_wrong_structure():
+    pipe = autopipe.split(mlp(), 2, (torch.randn(2, 4),), costs="estimated")
+    with pytest.raises(InputError):
+        pipe(torch.randn(2, 4), torch.randn(2, 4))
+    with pytest.raises(InputError):
+        pipe(torch.randn(2, 4).to(torch.int64))
+
+
+def test_every_rank_gets_the_error_and_the_group_lives_on():
+    script = pathlib.Path(__file__).with_name("bad_input_ranks.py")
+    outputs = [
+        dict(line.split(": ", 1) for line in output.splitlines() if ": " in line)
+        for output in run_ranks(script, 2, timeout_s=90)
+    ]
+    for said in outputs:
+        assert "ranks disagree on the captured graph" in said["other models"]
+        assert "shapes cannot be multiplied" in said["one rank's model fails"]
+        assert "InfeasibleError" in said["too many stages"]
+        assert "2 ranks cannot share 1 stages" in said["more ranks than stages"]
+        assert "nowhere.json" in said["missing cost file"]
+        assert "3" in said["world size"]
+        assert "Error" in said["world size"]
+        assert "ModelError" in said["refused by the model"]
+    assert "rank 1 failed" in outputs[0]["one rank's model fails"]
+    assert outputs[0]["afterwards"] == outputs[1]["afterwards"]
