@@ -52,8 +52,8 @@ def list_schedule(
     """Backward when it is ready, else a forward within the limits, else a weight gradient.
 
     Every stage takes microbatches in order, and the oldest unfinished one may always go on: under count
-    limits because nothing older is counted, under a budget because what it still has to save on a rank is
-    kept free. So no limit deadlocks; a budget too small for one microbatch is exceeded by it alone.
+    limits because nothing older is counted, under a budget because a rank keeps room for it to finish. So
+    no limit deadlocks; a budget too small for one microbatch is exceeded by it alone.
     ``times`` default to F = I = W = 1, B = 2.
 
     Complexity: O(actions × (log ranks + stages per rank)).
@@ -136,13 +136,21 @@ class _Listing:
         return out
 
     def _affordable(self, rank: int, s: int) -> bool:
-        """Whether the stage's next microbatch fits beside what the oldest unfinished one has yet to save."""
-        saved, own = self.rules.saved_bytes, self.stages[rank]
+        """Whether, with the stage's next microbatch let in, all on the rank can still finish oldest first.
+
+        Dijkstra's banker: each must find room for what it has yet to save beside what younger ones hold.
+        """
+        saved, own, budget = self.rules.saved_bytes, self.stages[rank], self.rules.budget_bytes[rank]
+        room = budget - self.used[rank] - saved[s]
         oldest = min(self.released[t] for t in own)
-        if self.forwards[s] == oldest:
+        if self.forwards[s] == oldest or room == math.inf:
             return True
-        reserve = sum(saved[t] for t in own if self.forwards[t] <= oldest)
-        return self.used[rank] + saved[s] + reserve <= self.rules.budget_bytes[rank]
+        done = {t: self.forwards[t] + (t == s) for t in own}
+        for m in range(oldest, max(done.values())):
+            if sum(saved[t] for t in own if done[t] <= m) > room:
+                return False
+            room += sum(saved[t] for t in own if self.released[t] <= m < done[t])
+        return room >= 0
 
     def _do(self, rank: int, code: int, m: int, now: float) -> None:
         s, kind = code >> 2, code & 3

@@ -261,8 +261,7 @@ def _dualpipev(p: int, n_ranks: int, per_rank: int, n: int) -> Iterator[Cell]:
     yield from take.phase(n - 2 * n_ranks + p + 1, (down, "F"), (up, "B"), (up, "F"), (down, "B"))
     yield from take.phase(ahead, (up, "B"), (up, "F"), (down, "B"))
     # From halfway through the drain on, weight gradients are put off to fill the bubbles at its end.
-    whole = p + 1 + (p + 1) % 2
-    kinds: list[Kind] = ["B" if i < whole else "I" for i in range(2 * (p + 1))]
+    kinds: list[Kind] = ["B" if i <= p else "I" for i in range(2 * (p + 1))]
     for i in range(p + 1):
         yield from take.phase(1, (up, kinds[2 * i]), (down, kinds[2 * i + 1]))
     for _ in range(ahead):
