@@ -74,7 +74,7 @@ class Watch:
         self._stop.set()
 
     def publish(self, message: str) -> str:
-        """Make ``message`` the cause every rank reports, unless one is there already; the cause that stands."""
+        """Make ``message`` the cause every rank reports unless there is one; the cause that stands."""
         try:
             with self._lock:
                 stands = self._main.compare_set("error", "", message).decode()

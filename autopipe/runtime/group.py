@@ -21,7 +21,7 @@ FOREVER = datetime.timedelta(days=7)
 
 
 class Group:
-    """Point-to-point and collectives among ``ranks`` (numbers within the pipeline), for ``device``'s tensors."""
+    """Messages among ``ranks`` (numbers within the pipeline), of tensors on ``device``."""
 
     def __init__(
         self, store: Store, name: str, ranks: Sequence[int], rank: int, device: torch.device

@@ -39,7 +39,7 @@ def _join_leaf(leaf: Sequence[Any], rows: Sequence[int], weights: Sequence[float
 
 
 def weighted(losses: Sequence[Tensor | None], weights: Sequence[float]) -> Tensor:
-    """Σ weight × loss in fp64; a microbatch of weight 0 adds nothing, even where its mean of nothing is NaN."""
+    """Σ weight × loss in fp64; a microbatch of weight 0 adds nothing, though its mean of nothing is NaN."""
     terms = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
     stacked = torch.stack([loss for loss, _ in terms]).double()
     return stacked @ torch.tensor([w for _, w in terms], dtype=torch.float64, device=stacked.device)

@@ -103,16 +103,17 @@ class Peers:
         name = "group/" + "-".join(map(str, ranks))
         return Group(self.store, name, ranks, self.rank, self._device)
 
-    def agree(self, step: int, words: str) -> None:
+    def agree(self, step: int, words: str, all_words: str) -> None:
         """Check that the rank before this one begins the same step with the same kind of batch.
 
-        ``words`` says all that must be equal. Where all neighbours on the ring agree, all ranks do; a rank
-        that differs from the one before raises :class:`StepError` and thereby ends all others.
+        ``all_words`` says all that must be equal, ``words`` what people need to see of it. Where all
+        neighbours on the ring agree, all ranks do; a rank that differs from the one before raises
+        :class:`StepError` and thereby ends all others.
         """
         self.watch.raise_if_failed()
         before, after = (self.rank - 1) % self.n_ranks, (self.rank + 1) % self.n_ranks
         self.position.waits_for = before
-        mine = torch.tensor([step, zlib.crc32(words.encode())])
+        mine = torch.tensor([step, zlib.crc32(all_words.encode())])
         theirs = torch.empty_like(mine)
         arriving, leaving = self.control.recv(theirs, before), self.control.send(mine, after)
         arriving.wait()
@@ -132,7 +133,7 @@ class Peers:
         return tensor
 
     def share(self, thing: Any, source: int) -> Any:
-        """A picklable object of pipeline rank ``source``, on every rank; through the store, so not for often."""
+        """A picklable object of pipeline rank ``source``, on every rank; through the store, so slow."""
         self._shared += 1
         key = f"shared/{self._shared}"
         if self.rank == source:
@@ -150,7 +151,7 @@ class Peers:
         return [self.share(thing, source) for source in range(self.n_ranks)]
 
     def fetch(self, key: str) -> bytes:
-        """The value of a key another rank is going to set. Raises :class:`StepError` when a rank fails first."""
+        """The value of a key another rank will set. Raises :class:`StepError` when a rank fails first."""
         pause_s = 1e-4
         while not self.store.check([key]):
             self.watch.raise_if_failed()

@@ -1,59 +1,37 @@
-"""The runtime: training steps of a pipeline, on this process's stages or all of them.
+"""The runtime as users see it: steps, evaluation, parameters, clipping, checkpoints, reports.
 
-Splitting and weighting batches, running actions, moving messages and everything else has a module of its
-own; this one puts them together.
+Running a batch is left to ``engine``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
-import math
-import os
+import json
+import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import DeviceMesh
-from torch.utils._pytree import tree_map
+from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import InputError, StepError
+from ..errors import InputError
 from ..plans import Plan
 from ..schedule import Schedule
-from ..stages import Stage, find_loss
-from .boundary import edges_between
-from .channel import Channel
-from .executor import Clock, Executor
-from .failure import Position
-from .microbatch import Batch, Splitter, move
-from .outputs import join, share, weighted
-from .peers import Peers, pipeline_ranks
-from .precision import Autocast, autocast_context, clip_grad_norm, spread_overflow
-from .program import Program, compile_program, forward_part, pick_schedule
-from .ties import TieSum, find_ties
-from .weights import LossWeight, Weigher
-from .worker import StepInputs, Worker
+from ..stages import Stage
+from ..units import parse_bytes
+from . import checkpoint
+from .engine import Engine, Options, StepResult, Where
+from .precision import Autocast, clip_grad_norm
+from .report import Report, make_report
+from .weights import LossWeight
 
 if TYPE_CHECKING:
     from ..tracing import Capture
 
 __all__ = ["Runtime", "StepResult"]
 
-Where = Literal["last", "all"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step gives back, free of any graph.
-
-    ``loss`` (0-d) is that of the full batch, on every rank; ``outputs`` the model's outputs for the full
-    batch in its own structure, where asked for.
-    """
-
-    loss: Tensor
-    outputs: Any = None
+STATE_FILE = "autopipe.json"
 
 
 class Runtime:
@@ -102,38 +80,39 @@ class Runtime:
         stall_limit_s: float | None = None,
         check_finite: bool = True,
     ) -> None:
-        self.capture, self.plan, self.all_stages = capture, plan, tuple(stages)
-        self._loss_fn, self._scaler = loss_fn, scaler
-        self._n_microbatches = n_microbatches or plan.n_microbatches
-        self._schedule = schedule
-        self._stall_limit_s = stall_limit_s
-        self._steps = self._forwards = 0
-        self._programs: dict[tuple[int, bool], Program] = {}
-        self._signatures: dict[tuple[Any, ...], int] = {}
-        self._syncs = True
-        self._loss_dtype: torch.dtype | None = None
-        self._loss_dtype_shared = False
-        self._check_finite = check_finite and scaler is None
-        pick_schedule(plan, schedule, self._n_microbatches)
-        ranks = pipeline_ranks(mesh, plan.n_ranks)
-        self.device = _device(device, stages, bool(ranks))
-        self._check_finite = self._check_finite and self.device.type == "cpu"
-        self._peers = Peers(ranks, self.device, self._card(), self._limit_s) if ranks else None
-        self.rank = self._peers.rank if self._peers else 0
-        self.stages = tuple(s for s in self.all_stages if self._peers is None or s.rank == self.rank)
-        for stage in self.stages:
-            stage.to(self.device)
-        self._splitter = Splitter(capture, batch_dims)
-        self._weigher = Weigher(capture, loss_reduction, loss_weight, loss_fn is None)
-        self._seed = torch.initial_seed() if self._peers is None else self._peers.cards[0]["own seed"]
-        self._edges = edges_between(self.all_stages)
-        self._workers = self._make_workers(autocast_context(autocast, self.device))
-        self._make_executor()
-        ties = find_ties(self.all_stages) if self._peers else ()
-        self._ties = TieSum(ties, self.rank, self._peers.new_group) if self._peers else None
-        self._counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
+        options = Options(
+            loss_fn,
+            plan.n_microbatches if n_microbatches is None else n_microbatches,
+            schedule,
+            device,
+            mesh,
+            autocast,
+            scaler,
+            loss_reduction,
+            loss_weight,
+            release,
+            batch_dims,
+            stall_limit_s,
+            check_finite,
+        )
+        self._engine = Engine(capture, plan, tuple(stages), options)
 
-    # -- training -----------------------------------------------------------------------------------
+    @property
+    def rank(self) -> int:
+        """This process's rank in the pipeline; 0 when it holds all stages."""
+        return self._engine.rank
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of this process."""
+        return self._engine.stages
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process's stages are."""
+        return self._engine.device
+
+    # -- batches ------------------------------------------------------------------------------------
 
     def step(
         self,
@@ -147,14 +126,13 @@ class Runtime:
 
         Every rank passes the same batch. Gradients add up over steps until they are zeroed, as in plain
         PyTorch. ``return_outputs``: ``"all"`` (or True) gives every rank the outputs, ``"last"`` the last.
-        The user's random generators are left as they were found.
+        The user's random generators are left as they were found: random ops draw from streams fixed by the
+        seed, the number of steps made, the microbatch and the op.
 
         Raises :class:`InputError` for inputs that do not fit, :class:`StepError` when anything fails on any
         rank.
         """
-        result = self._run(args, kwargs, target, n_microbatches, grad=True, outputs=return_outputs)
-        self._steps += 1
-        return result
+        return self._engine.run(args, kwargs, target, n_microbatches, grad=True, outputs=return_outputs)
 
     @torch.no_grad()
     def evaluate(
@@ -166,33 +144,33 @@ class Runtime:
         **kwargs: Any,
     ) -> StepResult:
         """The loss of one batch without gradients, in the model's present mode."""
-        self._forwards += 1
-        return self._run(args, kwargs, target, n_microbatches, grad=False, outputs=return_outputs)
+        return self._engine.run(args, kwargs, target, n_microbatches, grad=False, outputs=return_outputs)
 
     @torch.no_grad()
     def forward(
         self, *args: Any, n_microbatches: int | None = None, outputs_on: Where = "all", **kwargs: Any
     ) -> Any:
-        """The model's output for one batch, without gradients, in its own structure; None where not asked for."""
-        self._forwards += 1
-        run = self._run(args, kwargs, None, n_microbatches, grad=False, outputs=outputs_on, loss=False)
-        return run.outputs
+        """The model's output for one batch, without gradients; None on ranks that are not to have it."""
+        run = self._engine.run
+        return run(args, kwargs, None, n_microbatches, grad=False, outputs=outputs_on, loss=False).outputs
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it steps do not sum gradients over ranks (ties, data parallel); the next step does."""
-        outer, self._syncs = self._syncs, False
+        outer, self._engine.syncs = self._engine.syncs, False
         try:
             yield
         finally:
-            self._syncs = outer
+            self._engine.syncs = outer
+
+    # -- parameters ---------------------------------------------------------------------------------
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters once each, under the model's first name for them."""
+        first = self._engine.capture.ops.parameter
         seen: set[int] = set()
-        first = self.capture.ops.parameter
-        for worker in self._workers.values():
-            for name, parameter in worker.named_parameters():
+        for stage in self.stages:
+            for name, parameter in stage.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield (first[name].name if name in first else name), parameter
@@ -204,285 +182,112 @@ class Runtime:
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> Tensor:
-        """Clip the whole model's gradient norm, over all ranks, tied parameters counted once; every rank calls it.
+        """Clip the norm of the whole model's gradients, over all ranks, tied parameters counted once.
 
-        Returns the norm before clipping.
+        Every rank calls it. Returns the norm before clipping.
         """
-        parameters = list(self.parameters())
+        engine, parameters = self._engine, list(self.parameters())
         return clip_grad_norm(
             parameters,
-            [p for p in parameters if id(p) not in self._counted_elsewhere],
+            [p for p in parameters if id(p) not in engine.counted_elsewhere],
             max_norm,
             norm_type=norm_type,
             error_if_nonfinite=error_if_nonfinite,
-            group=self._peers.group if self._peers else None,
-            device=self.device,
+            group=engine.peers.group if engine.peers else None,
+            device=engine.device,
         )
 
     def wrap(self, wrapper: Callable[[Stage], nn.Module | None]) -> None:
-        """Wrap each of this rank's stages, in DDP or with ``fully_shard``; None keeps the stage itself."""
-        for worker in self._workers.values():
+        """Wrap each of this rank's stages: ``lambda s: DDP(s, process_group=…)``, or ``fully_shard``.
+
+        A wrapper that returns None has changed the stage in place. Gradients are reduced over the replicas
+        once per step, outside :meth:`no_sync`. Make the optimizer afterwards.
+        """
+        for worker in self._engine.workers.values():
             worker.wrap(wrapper(worker.stage) or worker.stage)
 
-    # -- one call -----------------------------------------------------------------------------------
+    # -- checkpoints and reports --------------------------------------------------------------------
 
-    def _run(
+    def save(
         self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        target: Any,
-        n_microbatches: int | None,
+        path: str | pathlib.Path,
         *,
-        grad: bool,
-        outputs: bool | Where,
-        loss: bool = True,
-    ) -> StepResult:
-        batch = self._splitter.split(
-            move(self.capture.bind(args, kwargs), self.device),
-            target if target is None else _to(target, self.device),
-            n_microbatches or self._n_microbatches,
-        )
-        weights = self._weigher.weigh(batch, args, kwargs) if loss else [1.0] * batch.n_microbatches
-        step = self._inputs(batch, weights, grad=grad, loss=loss, outputs=bool(outputs))
-        program = self._program(batch.n_microbatches, grad)
-        self._begin(step)
-        clock = Clock(self.device)
-        generators = _Generators(self.device) if step.seed is not None else None
-        try:
-            self._executor.run(program, clock)
-            if grad and self._syncs:
-                self._synchronise()
-            return self._result(step, weights, outputs)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        finally:
-            if generators is not None:
-                generators.restore()
-            for worker in self._workers.values():
-                worker.end()
-            for edge in self._edges:
-                edge.begin(0)
+        optimizer: torch.optim.Optimizer | None = None,
+        max_shard_bytes: str | int = "5GB",
+    ) -> None:
+        """Save the whole model under its own names; every rank calls it.
 
-    def _inputs(
-        self, batch: Batch, weights: Sequence[float], *, grad: bool, loss: bool, outputs: bool
-    ) -> StepInputs:
-        scaler = self._scaler if grad else None
-        if scaler is not None:
-            # every rank's scaler must know its scale before it can unscale
-            scale = scaler.scale(torch.ones((), device=self.device))
-
-        def seeds(m: int, loss_of_m: Tensor) -> Tensor:
-            seed = torch.full_like(loss_of_m, weights[m])
-            return seed if scaler is None else seed * scale.to(seed.dtype)
-
-        count = self._steps if grad else -1 - self._forwards
-        seed = _mix(self._seed, count) if any(op.is_random for op in self.capture.ops.compute) else None
-        return StepInputs(batch, weights, seeds, seed, grad, loss, outputs)
-
-    def _begin(self, step: StepInputs) -> None:
-        n = step.batch.n_microbatches
-        for edge in self._edges:
-            edge.begin(n)
-        for worker in self._workers.values():
-            worker.begin(step)
-        if self._peers is None:
-            return
-        peers, position = self._peers, self._peers.position
-        position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
-        model = self.capture.model
-        words = f"with {step.batch.rows} rows, inputs {step.batch.signature(0)}, training={model.training}, "
-        words += f"grad={step.grad}, sync={self._syncs}, loss={step.want_loss}, outputs={step.want_outputs}"
-        try:
-            peers.agree(position.step, words)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        assert self._channel is not None
-        mode = (step.grad, model.training)
-        keys = [(*mode, step.batch.signature(m)) for m in range(n)]
-        self._channel.signatures = [self._signatures.setdefault(k, len(self._signatures)) for k in keys]
-        if step.grad and self._ties is not None:
-            self._ties.before_step()
-
-    def _synchronise(self) -> None:
-        for worker in self._workers.values():
-            worker.reduce()
-        if self._peers is None:
-            return
-        assert self._ties is not None
-        self._peers.position.words = "the sum of tied gradients"
-        self._ties.after_step()
-        if self._scaler is not None:
-            spread_overflow(self.parameters(), self._peers.group, self.device)
-
-    def _result(self, step: StepInputs, weights: Sequence[float], outputs: bool | Where) -> StepResult:
-        last = self._workers.get(len(self.all_stages) - 1)
-        leaves = total = None
-        if last is not None and step.want_loss:
-            total = weighted(last.losses, weights)
-            self._loss_dtype = self._loss_dtype or next(x.dtype for x in last.losses if x is not None)
-        if last is not None and step.want_outputs:
-            leaves = join([o or [] for o in last.outputs], step.batch.rows, weights)
-        if self._peers is not None:
-            leaves, total = self._share(step, leaves, total, outputs)
-        joined = None if leaves is None else self.capture.assemble(leaves)
-        if total is None:
-            return StepResult(torch.full((), math.nan), joined)
-        if self._check_finite and not math.isfinite(total):
-            self._find_nonfinite(step, total)
-        return StepResult(total.to(self._loss_dtype), joined)
-
-    def _share(
-        self, step: StepInputs, leaves: list[Any] | None, total: Tensor | None, outputs: bool | Where
-    ) -> tuple[list[Any] | None, Tensor | None]:
-        """Outputs and loss on the ranks that are to have them."""
-        assert self._peers is not None
-        source = self.all_stages[-1].rank
-        self._peers.position.words = "sharing the loss"
-        if step.want_loss:
-            if total is None:
-                total = torch.zeros((), device=self.device, dtype=torch.float64)
-            total = self._peers.broadcast(total, source)
-            if not self._loss_dtype_shared:
-                self._loss_dtype = self._peers.share(self._loss_dtype, source)
-                self._loss_dtype_shared = True
-        if outputs in (True, "all"):
-            leaves = share(leaves, self._peers, source, self.device)
-        return leaves, total
-
-    def _loss(self, outputs: tuple[Any, ...], target: Any) -> Tensor:
-        output = self.capture.assemble(outputs)
-        loss = find_loss(output) if self._loss_fn is None else self._loss_fn(output, target)
-        if not isinstance(loss, Tensor) or loss.ndim != 0:
-            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
-            source = "the model's output holds none" if self._loss_fn is None else f"loss_fn returned {what}"
-            raise InputError(
-                f"a step needs a scalar loss, but {source}; pass loss_fn=lambda output, target: … to runtime()"
-                " that returns a 0-d tensor"
+        A ``path`` with a suffix (``model.pt``) gets one file that ``model.load_state_dict(torch.load(…))``
+        reads; any other becomes a directory of shards with an index, as Hugging Face writes them, each
+        rank writing its own. ``optimizer`` adds its state to the directory, keyed by parameter name, so
+        another cut or number of ranks can go on from it.
+        """
+        path, engine = pathlib.Path(path), self._engine
+        tensors = checkpoint.owned(engine.all_stages, engine.rank) if engine.peers else self._everything()
+        gather = engine.peers.gather if engine.peers else lambda thing: [thing]
+        if path.suffix:
+            if optimizer is not None:
+                raise InputError(
+                    f"{path} is one file; optimizer state is saved in a directory, each rank's own"
+                )
+            checkpoint.save_single(
+                path, tensors, rank=self.rank, writes=self._writes, gather=gather, names=self._names
             )
-        if torch.is_grad_enabled() and not loss.requires_grad:
-            raise InputError("the loss does not require a gradient: every parameter it depends on is frozen")
-        return loss
-
-    def _find_nonfinite(self, step: StepInputs, total: Tensor) -> None:
-        raise StepError(f"the loss is {total.item()}")
-
-    def _fail(self, error: BaseException) -> None:
-        """Tell the other ranks why this one ends, or say why they did."""
-        if self._peers is None:
             return
-        peers = self._peers
-        if isinstance(error, StepError) or not isinstance(error, Exception):
-            message = f"{type(error).__name__}: {error}" if not isinstance(error, StepError) else str(error)
-            raise StepError(peers.watch.publish(message)) from error
-        cause = peers.watch.cause()
-        if cause is None:
-            other = peers.position.waits_for
-            who = f"rank {other} or one it waits for" if other >= 0 else "another rank"
-            cause = peers.watch.publish(
-                f"{who} is gone without a word (killed, or it left); rank {peers.rank} lost its connection at "
-                f"{peers.position.words}: {error}"
-            )
-        raise StepError(cause) from error
-
-    # -- making it ----------------------------------------------------------------------------------
-
-    def _make_workers(
-        self, context: Callable[[], contextlib.AbstractContextManager[Any]]
-    ) -> dict[int, Worker]:
-        ops = self.capture.ops.by_name
-        workers = {}
-        for stage in self.stages:
-            planned = self.plan.stages[stage.index]
-            mine = [ops[name] for name in planned.ops if name in ops]
-            written = {name for op in mine for name in op.mutated_buffers}
-            workers[stage.index] = Worker(
-                stage,
-                self._edges,
-                loss=self._loss,
-                forward_context=context,
-                recompute=planned.recompute,
-                mutated=[b for name, b in stage.named_buffers() if name in written],
-                is_random=any(op.is_random for op in mine),
-            )
-        for worker in workers.values():
-            worker.receivers = workers
-        return workers
-
-    def _make_executor(self) -> None:
-        position, self._channel = Position(), None
-        if self._peers is not None:
-            position = self._peers.position
-            self._channel = Channel(self._peers, self.device)
-        self._executor = Executor(
-            self._workers, self._edges, self.plan.placement, self.rank, self._channel, position
+        if optimizer is not None and self._writes:
+            checkpoint.save_optimizer(path, optimizer, self.named_parameters(), self.rank)
+        if self.rank == 0 and self._writes:
+            path.mkdir(parents=True, exist_ok=True)
+            state = {"steps": engine.n_steps, "seed": engine.seed}
+            (path / STATE_FILE).write_text(json.dumps(state))
+        checkpoint.save_shards(
+            path,
+            tensors,
+            rank=self.rank,
+            writes=self._writes,
+            max_bytes=parse_bytes(max_shard_bytes),
+            gather=gather,
         )
 
-    def _program(self, n_microbatches: int, grad: bool) -> Program:
-        key = (n_microbatches, grad)
-        if key not in self._programs:
-            schedule = pick_schedule(self.plan, self._schedule, n_microbatches)
-            chosen = schedule if grad else forward_part(schedule)
-            rank = None if self._peers is None else self.rank
-            self._programs[key] = compile_program(chosen, self._edges, rank)
-        return self._programs[key]
+    def load(self, path: str | pathlib.Path, *, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Load what :meth:`save` wrote, or a checkpoint of the plain model in either layout.
 
-    def _card(self) -> dict[str, Any]:
-        """What every rank must have alike, and (``own``) what only it knows."""
-        plan = hashlib.sha256(self.plan.to_json().encode()).hexdigest()[:16]
-        code = hashlib.sha256("".join(s.code for s in self.all_stages).encode()).hexdigest()[:16]
-        return {
-            "the plan": plan,
-            "the model": self.capture.ops.digest,
-            "the stages' code": code,
-            "the schedule": str(self._schedule),
-            "own seed": torch.initial_seed(),
+        Each rank reads what it holds. A directory of ours also restores the step count, so that random
+        streams go on, and the state of ``optimizer``. Raises :class:`StoreError` when weights are missing
+        or have other shapes.
+        """
+        path, engine = pathlib.Path(path), self._engine
+        wanted = {
+            name: tensor for stage in self.stages for name, tensor in stage.state_dict(keep_vars=True).items()
         }
+        checkpoint.load_weights(path, wanted, self._names)
+        if (path / STATE_FILE).exists():
+            state = json.loads((path / STATE_FILE).read_text())
+            engine.n_steps, engine.seed = state["steps"], state["seed"]
+        if optimizer is not None:
+            checkpoint.load_optimizer(path, optimizer, self.named_parameters())
 
-    def _limit_s(self) -> float:
-        """Seconds without progress that count as a stall: far above the plan's times, longer at first."""
-        if self._stall_limit_s is not None:
-            return self._stall_limit_s
-        limit = max(MIN_STALL_S, STALL_STEPS * self.plan.step_s)
-        return limit if self._steps or self._forwards else FIRST_STEP_FACTOR * limit
+    def _everything(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for rank in range(self._engine.plan.n_ranks):
+            tensors |= checkpoint.owned(self._engine.all_stages, rank)
+        return tensors
 
+    def _names(self, name: str) -> tuple[str, ...]:
+        known = self._engine.capture.ops.parameter
+        return known[name].names if name in known else (name,)
 
-MIN_STALL_S = 60.0
-STALL_STEPS = 20.0
-FIRST_STEP_FACTOR = 5.0
-"""First steps compile kernels, load libraries and open connections."""
+    @property
+    def _writes(self) -> bool:
+        """False on all but the first replica of a mesh's other dims."""
+        mesh = self._engine.options.mesh
+        if mesh is None or mesh.ndim == 1:
+            return True
+        names = mesh.mesh_dim_names or ()
+        return all(mesh.get_local_rank(n) == 0 for n in names if n != "pp")
 
-
-class _Generators:
-    """The user's random generators, to be left as they were found."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def restore(self) -> None:
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
-
-
-def _mix(seed: int, count: int) -> int:
-    return (seed * 0x9E3779B97F4A7C15 + count * 0xBF58476D1CE4E5B9) & ((1 << 62) - 1)
-
-
-def _to(target: Any, device: torch.device) -> Any:
-    if device.type == "cpu":
-        return target
-    return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, target)
-
-
-def _device(wanted: torch.device | str | None, stages: Sequence[Stage], is_distributed: bool) -> torch.device:
-    if wanted is not None:
-        return torch.device(wanted)
-    if is_distributed and "nccl" in str(torch.distributed.get_backend()):
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
-    parameters = (p for stage in stages for p in stage.parameters())
-    first = next(parameters, None)
-    return torch.device("cpu") if first is None or first.device.type == "meta" else first.device
+    def report(self) -> Report:
+        """Predicted beside measured, and every action of the last step; every rank calls it."""
+        engine = self._engine
+        mine = {"steps": [(origin, length, clock.read()) for origin, length, clock in engine.records]}
+        return make_report(engine.plan, engine.peers.gather(mine) if engine.peers else [mine])

@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..stages import Stage
 from .group import Group
+from .parallel import sum_gradients
 
 __all__ = ["Tie", "TieSum", "find_ties"]
 
@@ -62,39 +62,7 @@ class TieSum:
     def after_step(self) -> None:
         """Sum over the holders; a parameter that got no gradient anywhere keeps none."""
         for group, parameters in self._groups.values():
-            self._sum([p for p in parameters if p.requires_grad], group)
+            sum_gradients(
+                [p for p in parameters if p.requires_grad], lambda t, g=group: g.all_reduce(t).wait()
+            )
         self._is_summed = True
-
-    def _sum(self, parameters: Sequence[nn.Parameter], group: Group) -> None:
-        by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
-        for parameter in parameters:
-            by_dtype.setdefault(parameter.dtype, []).append(parameter)
-        for dtype, same in by_dtype.items():
-            device = same[0].device
-            has = torch.tensor([p.grad is not None for p in same], dtype=dtype, device=device)
-            parts = [_local(p.grad if p.grad is not None else torch.zeros_like(p)) for p in same]
-            flat = torch.cat([has, *(part.reshape(-1) for part in parts)])
-            group.all_reduce(flat).wait()
-            missing = any(p.grad is None for p in same)
-            anywhere = (flat[: len(same)] > 0).tolist() if missing else [True] * len(same)
-            pieces = flat[len(same) :].split([part.numel() for part in parts])
-            for parameter, part, piece, some in zip(same, parts, pieces, anywhere, strict=True):
-                if some:
-                    part.copy_(piece.view_as(part))
-                    if parameter.grad is None or parameter.grad.layout is not torch.strided:
-                        parameter.grad = _like(parameter, part)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor; any other tensor itself, dense."""
-    if hasattr(tensor, "to_local"):
-        return tensor.to_local()
-    return tensor if tensor.layout is torch.strided else tensor.to_dense()
-
-
-def _like(parameter: Tensor, local: Tensor) -> Tensor:
-    if not hasattr(parameter, "to_local"):
-        return local
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, run_check=False)  # type: ignore[attr-defined]

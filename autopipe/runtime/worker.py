@@ -17,6 +17,7 @@ from ..stages import Stage, rng
 from .backward import WeightWork, backward_input
 from .boundary import Edge, flatten
 from .microbatch import Batch
+from .parallel import Replicas
 
 __all__ = ["StepInputs", "Worker"]
 
@@ -26,7 +27,8 @@ class StepInputs:
     """What every worker needs to know of the step under way.
 
     ``seeds`` are the gradients the loss of each microbatch starts backward with: its weight, times the
-    gradient scale. ``seed`` fixes the random numbers of the step; None leaves the generators alone.
+    gradient scale. ``syncs`` says that gradients are reduced over ranks at the end. ``seed`` fixes the
+    random numbers of the step; None leaves the generators alone.
     """
 
     batch: Batch
@@ -36,6 +38,7 @@ class StepInputs:
     grad: bool
     want_loss: bool
     want_outputs: bool
+    syncs: bool = True
 
 
 class Worker:
@@ -69,13 +72,14 @@ class Worker:
         self._loss, self._forward_context = loss, forward_context
         self._recompute, self._mutated, self._is_random = recompute, tuple(mutated), is_random
         self._flags: dict[Any, tuple[tuple[bool, ...], ...]] = {}
-        self.splits_backward = True
+        self._replicas = Replicas(stage)
+        self._probe: list[tuple[int, int, str]] | None = None
         self.receivers: dict[int, Worker] = {}
 
     def begin(self, step: StepInputs) -> None:
         """Forget the last step and take up the next."""
         n = step.batch.n_microbatches
-        self._step = step
+        self._step, self._n_backwards = step, 0
         self._columns = [(i, step.batch.leaves[name]) for i, name in self._own]
         self._values: list[list[Any]] = [[None] * len(self.stage.inputs) for _ in range(n)]
         self._roots: list[Tensor | None] = [None] * n
@@ -96,15 +100,24 @@ class Worker:
             mine[i] = value
 
     def wrap(self, module: nn.Module) -> None:
-        """Call ``module`` instead of the stage."""
-        self.module = module
+        """Call ``module``, a data-parallel wrapper, instead of the stage."""
+        self.module, self._replicas = module, Replicas(module)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The stage's parameters under the model's names."""
         return self.stage.named_parameters()
 
     def reduce(self) -> None:
-        """Reduce gradients over data-parallel replicas, where the wrapper has not."""
+        """Reduce gradients over data-parallel replicas, once all microbatches are through."""
+        self._replicas.after_step()
+
+    @contextlib.contextmanager
+    def probing(self, found: list[tuple[int, int, str]]) -> Iterator[None]:
+        """Within it every forward notes (microbatch, stage, what) of a value that is not finite."""
+        self._probe = found
+        with _unchanged(self._mutated):
+            yield
+        self._probe = None
 
     # -- forward ------------------------------------------------------------------------------------
 
@@ -118,6 +131,8 @@ class Worker:
         with torch.no_grad() if known is not None else contextlib.nullcontext():
             outputs = self._call(values, m)
             self._keep_results(outputs, m)
+        if self._probe is not None:
+            self._probe += [(m, self.stage.index, what) for what in self._not_finite(outputs, m)[:1]]
         if key is not None and known is None:
             known = self._flags[key] = self._learn_flags(outputs)
         for i, edge in enumerate(self.edges_out):
@@ -128,11 +143,13 @@ class Worker:
             self._forget_graph(m)
 
     def _call(self, values: Sequence[Any], m: int) -> tuple[Any, ...]:
-        step = self._step
-        if step.seed is None or not self._is_random:
-            with self._forward_context():
-                return self.module(*values)
-        with rng.scope(step.seed, m), self._forward_context():
+        seed = self._step.seed
+        with contextlib.ExitStack() as stack:
+            if seed is not None and self._is_random:
+                stack.enter_context(rng.scope(seed, m))
+            if not self._replicas.is_plain:
+                stack.enter_context(self._replicas.around_forward())
+            stack.enter_context(self._forward_context())
             return self.module(*values)
 
     def _keep_results(self, outputs: tuple[Any, ...], m: int) -> None:
@@ -146,6 +163,13 @@ class Worker:
                 loss = self._loss(outputs, step.batch.targets[m])
             self.losses[m] = loss.detach()
             self._roots[m] = loss if loss.requires_grad else None
+
+    def _not_finite(self, outputs: tuple[Any, ...], m: int) -> list[str]:
+        bad = [f"parameter {n}" for n, p in self.stage.named_parameters() if not _is_finite(p)]
+        names = self.stage.outputs or ("the model's output",) * len(outputs)
+        bad += [n for n, v in zip(names, outputs, strict=True) if not all(map(_is_finite, flatten([v])[0]))]
+        loss = self.losses[m]
+        return bad if loss is None or _is_finite(loss) else [*bad, "the loss"]
 
     def _learn_flags(self, outputs: tuple[Any, ...]) -> tuple[tuple[bool, ...], ...]:
         """Which tensors of each edge require a gradient: a forward without grad mode cannot tell."""
@@ -184,7 +208,7 @@ class Worker:
         """Only the gradients that earlier stages wait for; the rest stays for :meth:`backward_weight`."""
         roots, grads = self._collect(m)
         leaves = [leaf for edge in self.edges_in for leaf in edge.leaves[m] or ()]
-        if roots and self.splits_backward:
+        if roots and self._replicas.is_plain:
             self._weight_work[m] = backward_input(roots, grads, leaves)
         elif roots:
             torch.autograd.backward(roots, grads)
@@ -197,6 +221,9 @@ class Worker:
             work.run()
 
     def _collect(self, m: int) -> tuple[list[Tensor], list[Tensor]]:
+        self._n_backwards += 1
+        is_last = self._n_backwards == self._step.batch.n_microbatches
+        self._replicas.before_backward(is_last and self._step.syncs)
         if self._recompute:
             self._run_again(m)
         roots: list[Tensor] = []
@@ -233,3 +260,7 @@ def _unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for tensor, copy in zip(tensors, copies, strict=True):
                 tensor.copy_(copy)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())

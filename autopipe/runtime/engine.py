@@ -1,0 +1,400 @@
+"""One call of a pipeline, from a batch to its loss: split, weigh, agree, run, sum, share.
+
+Each of those has a module of its own; what users see of it is left to ``runtime``.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_map
+
+from ..errors import AutopipeError, InputError, StepError
+from ..plans import Plan
+from ..schedule import Schedule
+from ..stages import Stage, find_loss
+from .boundary import edges_between
+from .channel import Channel
+from .executor import Clock, Executor
+from .failure import Position
+from .microbatch import Batch, Splitter, move
+from .outputs import join, share, weighted
+from .peers import Peers, pipeline_ranks
+from .precision import Autocast, autocast_context, spread_overflow
+from .program import Program, compile_program, forward_part, pick_schedule
+from .setup import Generators, card, pick_device, place, written_buffers
+from .ties import TieSum, find_ties
+from .weights import LossWeight, Weigher
+from .worker import StepInputs, Worker
+
+if TYPE_CHECKING:
+    from ..tracing import Capture
+
+__all__ = ["Engine", "Options", "StepResult", "Where"]
+
+Where = Literal["last", "all"]
+
+MIN_STALL_S = 60.0
+STALL_STEPS = 20.0
+FIRST_STEP_FACTOR = 5.0
+"""First steps compile kernels, load libraries and open connections."""
+REMEMBERED_STEPS = 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gives back, free of any graph.
+
+    ``loss`` (0-d) is that of the full batch, on every rank; ``outputs`` the model's outputs for the full
+    batch in its own structure, where asked for.
+    """
+
+    loss: Tensor
+    outputs: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of :class:`Runtime`, which documents them."""
+
+    loss_fn: Callable[[Any, Any], Tensor] | None
+    n_microbatches: int
+    schedule: str | Schedule | None
+    device: torch.device | str | None
+    mesh: DeviceMesh | None
+    autocast: Autocast
+    scaler: Any
+    loss_reduction: Literal["mean", "sum"]
+    loss_weight: LossWeight | None
+    release: bool
+    batch_dims: Mapping[str, int | None] | None
+    stall_limit_s: float | None
+    check_finite: bool
+
+
+class Engine:
+    """The stages of this process at work, alone or with peers.
+
+    Attributes
+    ----------
+    rank: within the pipeline. stages, workers: those of this process. peers: None when it holds all stages.
+    records: (start, duration, clock) of recent training steps.
+    syncs: whether a step ends with gradients summed over ranks.
+    """
+
+    def __init__(self, capture: Capture, plan: Plan, stages: tuple[Stage, ...], options: Options) -> None:
+        self.capture, self.plan, self.all_stages, self.options = capture, plan, stages, options
+        self.n_steps = self.n_forwards = 0
+        self.syncs = True
+        self.records: collections.deque[tuple[float, float, Clock]] = collections.deque(
+            maxlen=REMEMBERED_STEPS
+        )
+        self._programs: dict[tuple[int, bool], Program] = {}
+        self._signatures: dict[tuple[Any, ...], int] = {}
+        self._loss_dtype: torch.dtype | None = None
+        self._is_dtype_shared = False
+        pick_schedule(plan, options.schedule, options.n_microbatches)
+        ranks = pipeline_ranks(options.mesh, plan.n_ranks)
+        self.device = pick_device(options.device, stages, bool(ranks))
+        self.peers: Peers | None = None
+        if ranks:
+            mine = card(capture, plan, stages, str(options.schedule))
+            self.peers = Peers(ranks, self.device, mine, self._limit_s)
+        self.rank = self.peers.rank if self.peers else 0
+        self.seed: int = self.peers.cards[0]["own seed"] if self.peers else torch.initial_seed()
+        self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
+        ties = find_ties(stages) if self.peers else ()
+        self._ties = TieSum(ties, self.rank, self.peers.new_group) if self.peers else None
+        self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
+        place(self.stages, stages, self.device, options.release and self.peers is not None)
+        self._flags = tuple(capture.model.parameters())
+        self._is_random = any(op.is_random for op in capture.ops.compute)
+        self._splitter = Splitter(capture, options.batch_dims)
+        self._weigher = Weigher(capture, options.loss_reduction, options.loss_weight, options.loss_fn is None)
+        self._edges = edges_between(stages)
+        self.workers = self._make_workers()
+        self._channel = None if self.peers is None else Channel(self.peers, self.device)
+        position = Position() if self.peers is None else self.peers.position
+        self._executor = Executor(
+            self.workers, self._edges, plan.placement, self.rank, self._channel, position
+        )
+
+    def _make_workers(self) -> dict[int, Worker]:
+        by_name = self.capture.ops.by_name
+        workers: dict[int, Worker] = {}
+        for stage in self.stages:
+            planned = self.plan.stages[stage.index]
+            ops = [by_name[name] for name in planned.ops if name in by_name]
+            workers[stage.index] = Worker(
+                stage,
+                self._edges,
+                loss=self._loss,
+                forward_context=autocast_context(self.options.autocast, self.device),
+                recompute=planned.recompute,
+                mutated=written_buffers(stage, ops),
+                is_random=any(op.is_random for op in ops),
+            )
+        for worker in workers.values():
+            worker.receivers = workers
+        return workers
+
+    # -- a call -------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        n_microbatches: int | None,
+        *,
+        grad: bool,
+        outputs: bool | Where,
+        loss: bool = True,
+    ) -> StepResult:
+        """One batch through the pipeline: forward, and backward when ``grad``."""
+        start_s = time.perf_counter()
+        try:
+            leaves = move(self.capture.bind(args, kwargs), self.device)
+            target = _to(target, self.device)
+            batch = self._splitter.split(leaves, target, n_microbatches or self.options.n_microbatches)
+            weights = self._weigher.weigh(batch, args, kwargs) if loss else [1.0] * batch.n_microbatches
+            step = self._inputs(batch, weights, grad=grad, loss=loss, outputs=bool(outputs))
+            program = self._program(batch.n_microbatches, grad)
+            generators = None if step.seed is None else Generators(self.device)
+        except Exception as error:
+            self._fail(error)
+        try:
+            self._begin(step)
+            clock = Clock(self.device)
+            self._executor.run(program, clock)
+            if grad and self.syncs:
+                self._synchronise()
+            result = self._result(step, weights, outputs)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            if generators is not None:
+                generators.restore()
+            self._end()
+        if grad:
+            self.n_steps += 1
+            self.records.append((clock.origin_s, time.perf_counter() - start_s, clock))
+        else:
+            self.n_forwards += 1
+        return result
+
+    def _inputs(
+        self, batch: Batch, weights: Sequence[float], *, grad: bool, loss: bool, outputs: bool
+    ) -> StepInputs:
+        scaler = self.options.scaler if grad else None
+        # every rank's scaler must know its scale before it can unscale
+        scale = None if scaler is None else scaler.scale(torch.ones((), device=self.device))
+
+        def seeds(m: int, loss_of_m: Tensor) -> Tensor:
+            seed = torch.full_like(loss_of_m, weights[m])
+            return seed if scale is None else seed * scale.to(seed.dtype)
+
+        count = self.n_steps if grad else -1 - self.n_forwards
+        seed = _mix(self.seed, count) if self._is_random else None
+        return StepInputs(batch, weights, seeds, seed, grad, loss, outputs, self.syncs)
+
+    def _begin(self, step: StepInputs) -> None:
+        batch = step.batch
+        for edge in self._edges:
+            edge.begin(batch.n_microbatches)
+        for worker in self.workers.values():
+            worker.begin(step)
+        if self.peers is None:
+            return
+        training = self.capture.model.training
+        position = self.peers.position
+        position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
+        words = (
+            f"with {sum(batch.rows)} rows in {batch.n_microbatches} microbatches of "
+            f"{_shapes(batch)}, training={training}, gradients={step.grad}, sync={step.syncs}, "
+            f"loss={step.want_loss}, outputs={step.want_outputs}"
+        )
+        flags = tuple(p.requires_grad for p in self._flags)
+        self.peers.agree(position.step, words, f"{words} {flags}")
+        self._sign(batch, (step.grad, training, flags))
+        if step.grad and self._ties is not None:
+            self._ties.before_step()
+
+    def _sign(self, batch: Batch, mode: tuple[Any, ...]) -> None:
+        """Number what decides the shapes on the wire: ranks meet the same in the same order."""
+        assert self._channel is not None
+        known: dict[int, int] = {}
+        for m, rows in enumerate(batch.rows):
+            if rows not in known:
+                key = (mode, batch.signature(m))
+                known[rows] = self._signatures.setdefault(key, len(self._signatures))
+        self._channel.signatures = [known[rows] for rows in batch.rows]
+
+    def _synchronise(self) -> None:
+        for worker in self.workers.values():
+            worker.reduce()
+        if self.peers is None:
+            return
+        assert self._ties is not None
+        self.peers.position.words = "the sum of tied gradients"
+        self._ties.after_step()
+        if self.options.scaler is not None:
+            parameters = (p for stage in self.stages for p in stage.parameters())
+            spread_overflow(parameters, self.peers.group, self.device)
+
+    def _end(self) -> None:
+        for worker in self.workers.values():
+            worker.end()
+        for edge in self._edges:
+            edge.begin(0)
+        if self.peers is not None:
+            position = self.peers.position
+            position.index, position.waits_for = -2, -1
+            position.words = f"the user's own code after step {position.step}"
+
+    # -- results ------------------------------------------------------------------------------------
+
+    def _result(self, step: StepInputs, weights: Sequence[float], outputs: bool | Where) -> StepResult:
+        last = self.workers.get(len(self.all_stages) - 1)
+        leaves = total = None
+        if last is not None and step.want_loss:
+            total = weighted(last.losses, weights)
+            self._loss_dtype = self._loss_dtype or next(x.dtype for x in last.losses if x is not None)
+        if last is not None and step.want_outputs:
+            leaves = join([o or [] for o in last.outputs], step.batch.rows, weights)
+        if self.peers is not None:
+            leaves, total = self._share(self.peers, step, leaves, total, outputs)
+        joined = None if leaves is None else self.capture.assemble(leaves)
+        if total is None:
+            return StepResult(torch.full((), math.nan), joined)
+        looks = self.options.check_finite and self.options.scaler is None and self.device.type == "cpu"
+        if looks and not math.isfinite(total):
+            self._explain_nonfinite(step, total.item())
+        return StepResult(total.to(self._loss_dtype), joined)
+
+    def _share(
+        self,
+        peers: Peers,
+        step: StepInputs,
+        leaves: list[Any] | None,
+        total: Tensor | None,
+        outputs: bool | Where,
+    ) -> tuple[list[Any] | None, Tensor | None]:
+        """Outputs and loss on the ranks that are to have them."""
+        source = self.all_stages[-1].rank
+        peers.position.words = "sharing the loss"
+        if step.want_loss:
+            if total is None:
+                total = torch.zeros((), device=self.device, dtype=torch.float64)
+            total = peers.broadcast(total, source)
+            if not self._is_dtype_shared:
+                self._loss_dtype, self._is_dtype_shared = peers.share(self._loss_dtype, source), True
+        if outputs in (True, "all"):
+            leaves = share(leaves, peers, source, self.device)
+        return leaves, total
+
+    def _loss(self, outputs: tuple[Any, ...], target: Any) -> Tensor:
+        output, loss_fn = self.capture.assemble(outputs), self.options.loss_fn
+        loss = find_loss(output) if loss_fn is None else loss_fn(output, target)
+        if not isinstance(loss, Tensor) or loss.ndim != 0:
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
+            source = "the model's output holds none" if loss_fn is None else f"loss_fn returned {what}"
+            raise InputError(
+                f"a step needs a scalar loss, but {source}; pass loss_fn=lambda output, target: … that "
+                "returns a 0-d tensor to runtime()"
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise InputError("the loss does not require a gradient: every parameter it depends on is frozen")
+        return loss
+
+    # -- failures -----------------------------------------------------------------------------------
+
+    def _explain_nonfinite(self, step: StepInputs, loss: float) -> NoReturn:
+        """Run the batch forward once more, looking at every value, and say where the first bad one is."""
+        probe = dataclasses.replace(step, grad=False, want_outputs=False)
+        found: list[tuple[int, int, str]] = []
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            for worker in self.workers.values():
+                stack.enter_context(worker.probing(found))
+            self._begin(probe)
+            self._executor.run(self._program(step.batch.n_microbatches, False), Clock(self.device))
+        everyone = [found] if self.peers is None else self.peers.gather(found)
+        first = min((f for part in everyone for f in part), default=None)
+        where = "no stage gave a value that is not finite, so only the backward's sum of losses did"
+        if first is not None:
+            m, stage, what = first
+            where = (
+                f"the first value that is not finite is {what}, in rank {self.all_stages[stage].rank}, stage "
+                f"{stage}, microbatch {m}, action {stage}F{m}"
+            )
+        raise StepError(f"the loss is {loss}: {where}; check_finite=False lets such steps pass")
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Raise ``error``, or the one cause all ranks report: this one's, or whatever came first."""
+        if self.peers is None:
+            raise error
+        watch, position = self.peers.watch, self.peers.position
+        if isinstance(error, AutopipeError):
+            cause = watch.publish(str(error))
+            if cause == str(error):
+                raise error
+        elif not isinstance(error, Exception):
+            watch.publish(f"rank {self.rank} was stopped by {type(error).__name__} in {position.words}")
+            raise error
+        else:
+            found = watch.cause()
+            cause = found if found is not None else watch.publish(self._lost(error))
+        raise StepError(cause) from error
+
+    def _lost(self, error: Exception) -> str:
+        assert self.peers is not None
+        position = self.peers.position
+        if position.waits_for < 0:
+            return f"rank {self.rank}, {position.words}: {type(error).__name__}: {error}"
+        return (
+            f"rank {position.waits_for} is gone without a word (killed, or it left early): rank {self.rank} "
+            f"lost its connection at {position.words} ({str(error).splitlines()[0]})"
+        )
+
+    def _limit_s(self) -> float:
+        """Seconds without progress that count as a stall: far above the plan's times, longer at first."""
+        if self.options.stall_limit_s is not None:
+            return self.options.stall_limit_s
+        limit = max(MIN_STALL_S, STALL_STEPS * self.plan.step_s)
+        return limit if self.n_steps or self.n_forwards else FIRST_STEP_FACTOR * limit
+
+    def _program(self, n_microbatches: int, grad: bool) -> Program:
+        key = (n_microbatches, grad)
+        if key not in self._programs:
+            schedule = pick_schedule(self.plan, self.options.schedule, n_microbatches)
+            chosen = schedule if grad else forward_part(schedule)
+            rank = None if self.peers is None else self.rank
+            self._programs[key] = compile_program(chosen, self._edges, rank)
+        return self._programs[key]
+
+
+def _mix(seed: int, count: int) -> int:
+    return (seed * 0x9E3779B97F4A7C15 + count * 0xBF58476D1CE4E5B9) & ((1 << 62) - 1)
+
+
+def _shapes(batch: Batch) -> str:
+    shapes = (
+        f"{name} {v.dtype}{list(v.shape)}" if isinstance(v, Tensor) else f"{name}={v!r}"
+        for name, v in ((name, column[0]) for name, column in batch.leaves.items())
+    )
+    return ", ".join(shapes)
+
+
+def _to(target: Any, device: torch.device) -> Any:
+    if device.type == "cpu":
+        return target
+    return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, target)
