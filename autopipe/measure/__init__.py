@@ -7,7 +7,31 @@ from __future__ import annotations
 
 from .clock import device_name
 from .devices import DEVICES, LINKS, described, device, link
+from .efficiency import Efficiency, fit
 from .estimate import estimate
+from .ledger import Entry, entries, recalibrate, record
+from .probe import probe
 from .profiler import profile
+from .store import Store
+from .symbolic import SymbolicCosts, fit_costs
 
-__all__ = ["DEVICES", "LINKS", "described", "device", "device_name", "estimate", "link", "profile"]
+__all__ = [
+    "DEVICES",
+    "LINKS",
+    "Efficiency",
+    "Entry",
+    "Store",
+    "SymbolicCosts",
+    "described",
+    "device",
+    "device_name",
+    "entries",
+    "estimate",
+    "fit",
+    "fit_costs",
+    "link",
+    "probe",
+    "profile",
+    "recalibrate",
+    "record",
+]

@@ -17,6 +17,9 @@ from ..graph import Op, OpGraph
 from ..hardware import Device
 from ..units import size_at
 from .account import Kernels
+from .clock import device_name
+from .devices import described
+from .devices import device as named
 from .efficiency import Efficiency, seconds
 from .replay import Replay, stand_ins
 from .survey import Account, Survey, survey
@@ -29,7 +32,7 @@ __all__ = ["accounts", "estimate", "op_cost"]
 
 def estimate(
     capture: Capture | OpGraph,
-    device: Device,
+    device: Device | str | None = None,
     *,
     dims: Mapping[str, int] | None = None,
     efficiency: Efficiency | None = None,
@@ -39,6 +42,8 @@ def estimate(
 ) -> CostTable:
     """Costs of every op for one microbatch on a described device. Works for models on the meta device.
 
+    ``device`` is a :class:`Device`, or the name or JSON file of one; by default what this machine has.
+
     FLOPs, bytes, saved bytes and workspace come from running each distinct op, forward and backward, on
     meta tensors; seconds from a roofline (:func:`efficiency.seconds`). ``spread`` is the relative
     half-width of the estimate's interval: two thirds of ops should cost within it.
@@ -46,6 +51,8 @@ def estimate(
     A bare :class:`OpGraph` has no code to run; there an op is taken for one matrix product of its input
     with its parameters, and its interval is three times as wide.
     """
+    if not isinstance(device, Device):
+        device = named(device) if device else described(device_name(_here()))
     efficiency = efficiency or Efficiency()
     if isinstance(capture, OpGraph):
         graph = capture
@@ -74,6 +81,10 @@ def estimate(
         versions={"torch": torch.__version__},
         notes=notes,
     )
+
+
+def _here() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def accounts(capture: Capture, *, dims: Mapping[str, int] | None = None, **options: Any) -> Survey:

@@ -179,14 +179,12 @@ def _formulas(
         "flops": through(lambda a: a.forward.flops),
     }
     for direction, fields in (("forward", _SECONDS[:1]), ("backward", _SECONDS[1:])):
-        work = _work(lambda read, d=direction: through(lambda a: read(getattr(a, d))))
+        kernels: list[Kernels] = [getattr(a, direction) for a in surveyed]
+        flops = basis.polynomial(grid, [k.flops for k in kernels])
+        n_bytes = basis.polynomial(grid, [k.bytes for k in kernels])
         for field in fields:
-            out[field] = _through_work(field, op, tables, work)
+            out[field] = _through_work(field, op, tables, (flops, n_bytes))
     return out
-
-
-def _work(through: Callable[[Callable[[Kernels], float]], Size]) -> tuple[Size, Size]:
-    return through(lambda k: k.flops), through(lambda k: k.bytes)
 
 
 def _through_work(field: str, op: str, tables: Sequence[CostTable], work: tuple[Size, Size]) -> Size:

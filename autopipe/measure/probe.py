@@ -1,0 +1,193 @@
+"""Measures the links between the ranks of a job and gives them as a cluster.
+
+Named descriptions of links are left to ``devices``; carrying a pipeline's messages to ``runtime``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import CostError
+from ..hardware import Cluster, Device, Link
+from .clock import device_name
+from .devices import described
+
+__all__ = ["probe"]
+
+_SMALL, _LARGE = 1 << 16, 1 << 24
+_ROUNDS = 7
+_LIMIT_S = 120.0
+
+
+def probe(n_ranks: int = 2) -> Cluster:
+    """The cluster of the job's ranks: their devices, the hosts they are on, the link of every pair.
+
+    In a job started by ``torchrun`` (or where a default process group is up) every rank calls it and gets
+    the same cluster; elsewhere it starts ``n_ranks`` processes on this machine and measures between them.
+
+    A link's latency is half the round trip of 4 bytes, its bandwidth the slope between 64 KiB and 16 MiB
+    (medians of 7 round trips, one pair at a time). Over NCCL where every rank has a GPU of its own, else
+    gloo. Takes under a second per pair.
+
+    Raises :class:`CostError` when the processes it starts fail.
+    """
+    if dist.is_initialized():
+        return _measure(_device())
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        with _group("env://", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])):
+            return _measure(_device())
+    return _local(n_ranks)
+
+
+def _local(n_ranks: int) -> Cluster:
+    """Starts ``n_ranks`` processes that measure among themselves; rank 0 leaves the result in a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "cluster.json"
+        command = [sys.executable, "-m", __name__, f"file://{folder}/store", str(n_ranks), str(out)]
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        processes = [
+            subprocess.Popen(
+                [*command, str(rank)], env={**os.environ, **threads}, stderr=subprocess.PIPE, text=True
+            )
+            for rank in range(n_ranks)
+        ]
+        try:
+            errors = [p.communicate(timeout=_LIMIT_S)[1] for p in processes]
+        except subprocess.TimeoutExpired as error:
+            raise CostError(f"probing {n_ranks} ranks took over {_LIMIT_S:.0f} s; try fewer") from error
+        finally:
+            for p in processes:
+                p.kill()
+                p.wait()
+        for rank, (p, text) in enumerate(zip(processes, errors, strict=True)):
+            if p.returncode:
+                last = text.strip().rpartition("\n")[2]
+                raise CostError(f"probing rank {rank} of {n_ranks} failed: {last}")
+        return Cluster.from_dict(json.loads(out.read_text()))
+
+
+@contextlib.contextmanager
+def _group(init_method: str, rank: int, n_ranks: int) -> Iterator[None]:
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", n_ranks))
+    on_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= local
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    backend = "nccl" if on_gpu else "gloo"
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=n_ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else _CPU
+
+
+_CPU = torch.device("cpu")
+
+
+def _measure(device: torch.device) -> Cluster:
+    n_ranks, me = dist.get_world_size(), dist.get_rank()
+    found: dict[tuple[int, int], Link] = {}
+    for a in range(n_ranks):
+        for b in range(a + 1, n_ranks):
+            dist.barrier()
+            if me in (a, b):
+                found[a, b] = _pair(a, b, me, device)
+    rows: list[Any] = [None] * n_ranks
+    name = device_name(device)
+    mine = {(a, b): link for (a, b), link in found.items() if a == me}
+    dist.all_gather_object(rows, (socket.gethostname(), name, _memory(device), mine))
+    names = list(dict.fromkeys(host for host, *_ in rows))
+    links: dict[tuple[int, int], Link] = {}
+    for *_, measured in rows:
+        for (a, b), link in measured.items():
+            links[a, b] = links[b, a] = link
+    hosts = tuple(names.index(host) for host, *_ in rows)
+    return Cluster(
+        devices=tuple(_described(name, memory) for _, name, memory, _ in rows),
+        hosts=hosts,
+        local=_typical(links, hosts, True),
+        remote=_typical(links, hosts, False),
+        links=links,
+    )
+
+
+def _pair(a: int, b: int, me: int, device: torch.device) -> Link:
+    """The link of two ranks, from round trips at three sizes; both ranks measure, ``a``'s figures count."""
+    peer = b if me == a else a
+    tiny, small, large = (_round_trip_s(n, me == a, peer, device) / 2 for n in (4, _SMALL, _LARGE))
+    bandwidth = (_LARGE - _SMALL) / max(large - small, 1e-9)
+    return Link(tiny, bandwidth, f"probed over {dist.get_backend()}")
+
+
+def _round_trip_s(n_bytes: int, leads: bool, peer: int, device: torch.device) -> float:
+    buffer = torch.zeros(n_bytes // 4, dtype=torch.float32, device=device)
+    seconds = []
+    for _ in range(_ROUNDS + 2):
+        start = time.perf_counter()
+        if leads:
+            dist.send(buffer, peer)
+            dist.recv(buffer, peer)
+        else:
+            dist.recv(buffer, peer)
+            dist.send(buffer, peer)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[2:])
+
+
+def _typical(links: Mapping[tuple[int, int], Link], hosts: tuple[int, ...], same: bool) -> Link:
+    """The median of the links within hosts, or across them, for pairs that a later job may add."""
+    chosen = [link for (a, b), link in links.items() if (hosts[a] == hosts[b]) is same]
+    if not chosen:
+        return Link()
+    return Link(
+        statistics.median(x.latency_s for x in chosen),
+        statistics.median(x.bandwidth_bytes_s for x in chosen),
+        f"median of {len(chosen)} probed",
+    )
+
+
+def _memory(device: torch.device) -> int | None:
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def _described(name: str, memory: int | None) -> Device:
+    """What is known of a device by name; the name and memory as the rank reported them."""
+    known = described(name)
+    return Device(
+        name=name,
+        memory_bytes=memory,
+        flops_s=dict(known.flops_s),
+        bandwidth_bytes_s=known.bandwidth_bytes_s,
+        launch_s=known.launch_s,
+        source=known.source,
+    )
+
+
+def _main(init_method: str, n_ranks: str, out: str, rank: str) -> None:
+    with _group(init_method, int(rank), int(n_ranks)):
+        cluster = _measure(_device())
+    if int(rank) == 0:
+        pathlib.Path(out).write_text(json.dumps(cluster.to_dict()))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
