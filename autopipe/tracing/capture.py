@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,6 +16,7 @@ from torch import fx, nn
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import OpGraph
 from . import emit, modes, opgraph, patches
+from .caches import switched_off, without_cache
 from .calls import Recording
 from .inputs import Inputs
 from .leaves import Policy
@@ -27,8 +26,6 @@ from .structure import Spec, flatten, unflatten
 from .vary import Variation, explore
 
 __all__ = ["Capture", "capture"]
-
-_logger = logging.getLogger("autopipe")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +79,8 @@ class Capture:
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call's arguments as the captured model gets them: a transformers model without its cache."""
-        return _without_cache(self.model, args, kwargs)
+        is_added = self.example[1].get("use_cache") is False and "use_cache" not in kwargs
+        return args, {**kwargs, "use_cache": False} if is_added else kwargs
 
     def assemble(self, leaves: Sequence[Any], training: bool | None = None) -> Any:
         """The model's output structure from the flat tuple that the output node returns."""
@@ -139,10 +137,10 @@ def capture(
 def _capture(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, dynamic: Any
 ) -> Capture:
-    args, kwargs = _without_cache(model, args, kwargs)
+    kwargs = without_cache(model, kwargs)
     inputs, tensors = Inputs.of(model, args, kwargs)
     device = device_of(model, tensors)
-    with preserved(model):
+    with preserved(model), switched_off(model):
         forms, policy = _forms(model, args, kwargs, policy)
         merged = modes.merge(modes.prune(forms[True]), modes.prune(forms[False]))
         distinct = list({id(f): f for f in merged.values()}.values())
@@ -190,9 +188,7 @@ def device_of(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.devic
     return torch.device("cpu") if held is None else held.device
 
 
-def _forms(
-    model: nn.Module, args: Any, kwargs: Any, policy: Policy
-) -> tuple[dict[bool, Recording], Policy]:
+def _forms(model: nn.Module, args: Any, kwargs: Any, policy: Policy) -> tuple[dict[bool, Recording], Policy]:
     """A recording in each mode under one policy; what must stay whole is found by trying."""
     forms: dict[bool, Recording] = {}
     while len(forms) < 2:
@@ -226,19 +222,3 @@ def _fresh(value: Any) -> Any:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def _without_cache(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Ask a transformers model for no key-value cache where its config asks for one."""
-    if not getattr(getattr(model, "config", None), "use_cache", False) or "use_cache" in kwargs:
-        return args, kwargs
-    if "use_cache" not in inspect.signature(model.forward).parameters:
-        return args, kwargs
-    _say_once(f"{type(model).__name__} is captured without its key-value cache (use_cache=False)")
-    return args, {**kwargs, "use_cache": False}
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    _logger.info(message)
-
