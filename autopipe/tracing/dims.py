@@ -101,7 +101,7 @@ class Formulas:
 def fit(dims: Sequence[Dim], points: Sequence[Mapping[str, int]], values: Sequence[Any]) -> Size:
     """See :class:`Formulas`. Products and sums of one-dim affine, floor-division and square terms are tried."""
     base = values[0]
-    if all(v == base for v in values) or not isinstance(base, int):
+    if all(v == base for v in values) or not isinstance(base, int) or isinstance(base, bool):
         return base
     moved = [(d, values[i + 1]) for i, d in enumerate(dims) if values[i + 1] != base]
     if not moved:
