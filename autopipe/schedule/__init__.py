@@ -53,7 +53,7 @@ def build(
     *,
     placement: Sequence[int] | None = None,
     times: Sequence[StageTimes] | None = None,
-    transfers: Sequence[Transfer] = (),
+    transfers: Sequence[Transfer] | None = None,
     cluster: Cluster | None = None,
     saved_bytes: Sequence[int] = (),
     budget_bytes: Sequence[float] = (),

@@ -24,12 +24,14 @@ class Edges:
     backward: tuple[Mapping[int, int], ...]
 
     @classmethod
-    def of(cls, schedule: Schedule, transfers: Iterable[Transfer]) -> Edges:
-        """Transfers summed per pair of stages; without any, an empty message from each stage to the next."""
+    def of(cls, schedule: Schedule, transfers: Iterable[Transfer] | None = None) -> Edges:
+        """Transfers summed per pair of stages; for None, an empty message from each stage to the next."""
         n = schedule.n_stages
         forward: list[dict[int, int]] = [{} for _ in range(n)]
         backward: list[dict[int, int]] = [{} for _ in range(n)]
-        for t in tuple(transfers) or tuple(Transfer(s, s + 1) for s in range(n - 1)):
+        if transfers is None:
+            transfers = (Transfer(s, s + 1) for s in range(n - 1))
+        for t in transfers:
             forward[t.source][t.destination] = forward[t.source].get(t.destination, 0) + t.n_bytes
             if t.differentiable:
                 backward[t.destination][t.source] = backward[t.destination].get(t.source, 0) + t.n_bytes

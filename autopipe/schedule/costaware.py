@@ -29,7 +29,7 @@ class _Problem:
     n_ranks: int
     n_microbatches: int
     times: tuple[StageTimes, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[Transfer, ...] | None
     cluster: Cluster | None
     saved_bytes: tuple[int, ...]
     budget_bytes: tuple[float, ...]
@@ -54,7 +54,7 @@ def cost_aware(
     n_microbatches: int,
     *,
     times: Sequence[StageTimes] | None = None,
-    transfers: Sequence[Transfer] = (),
+    transfers: Sequence[Transfer] | None = None,
     cluster: Cluster | None = None,
     saved_bytes: Sequence[int] = (),
     budget_bytes: Sequence[float] = (),
@@ -72,7 +72,7 @@ def cost_aware(
         n_ranks,
         n_microbatches,
         tuple(times or (StageTimes(),) * len(placed)),
-        tuple(transfers),
+        None if transfers is None else tuple(transfers),
         cluster,
         tuple(saved_bytes),
         tuple(budget_bytes) if saved_bytes else (),
@@ -118,7 +118,7 @@ def _candidates(problem: _Problem) -> Iterator[Schedule]:
                 n,
                 rules,
                 times=problem.times,
-                transfers=problem.transfers,
+                transfers=problem.transfers or (),
                 cluster=problem.cluster,
             )
 
@@ -136,7 +136,7 @@ def _depths(problem: _Problem) -> tuple[int, ...]:
         depths.append(max(1, math.ceil(way / pace)) if pace else 1)
         if stage and problem.cluster is not None:
             link = problem.cluster.link(problem.placed[stage - 1], problem.placed[stage])
-            n_bytes = sum(x.n_bytes for x in problem.transfers if x.destination == stage)
+            n_bytes = sum(x.n_bytes for x in problem.transfers or () if x.destination == stage)
             way += 2 * link.seconds(n_bytes)
     return tuple(reversed(depths))
 

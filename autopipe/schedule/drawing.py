@@ -24,7 +24,7 @@ def draw(schedule: Schedule) -> str:
     rank 0  0F0 0F1  .   .  0B0 0B0 0F2 0B1 0B1  .  0B2 0B2
     rank 1   .  1F0 1B0 1B0 1F1 1B1 1B1 1F2 1B2 1B2  .   .
     """
-    clock = run(schedule, (StageTimes(1.0, 2.0, 1.0, 1.0),) * schedule.n_stages, Edges.of(schedule, ()))
+    clock = run(schedule, (StageTimes(1.0, 2.0, 1.0, 1.0),) * schedule.n_stages, Edges.of(schedule))
     length = round(max((row[-1] for row in clock.ends_s if row), default=0.0))
     rows = []
     for actions, starts, ends in zip(schedule.actions, clock.starts_s, clock.ends_s, strict=True):

@@ -91,12 +91,15 @@ class Wire:
 
 
 def wire_order(
-    schedule: Schedule, transfers: Iterable[Transfer] = (), *, times: Sequence[StageTimes] | None = None
+    schedule: Schedule,
+    transfers: Iterable[Transfer] | None = None,
+    *,
+    times: Sequence[StageTimes] | None = None,
 ) -> Wire:
     """The programs of a schedule's ranks for what crosses between its stages.
 
     ``transfers`` may skip stages, repeat pairs and go to several consumers; several between the same two
-    stages make one message. Without any, each stage hands one differentiable value to the next. ``times``
+    stages make one message. For None, each stage hands one differentiable value to the next. ``times``
     (default F = I = W = 1, B = 2) shape the order, never its soundness. O(actions + messages).
     """
     edges = Edges.of(schedule, transfers)

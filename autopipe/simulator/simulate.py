@@ -26,7 +26,7 @@ __all__ = ["plan_memory", "plan_schedule", "plan_transfers", "simulate", "simula
 def simulate_schedule(
     schedule: Schedule,
     times: Sequence[StageTimes],
-    transfers: Iterable[Transfer] = (),
+    transfers: Iterable[Transfer] | None = None,
     cluster: Cluster | None = None,
     *,
     tie_s: float | Sequence[float] = 0.0,
@@ -44,7 +44,7 @@ def simulate_schedule(
     Parameters
     ----------
     times: per stage, seconds per microbatch.
-    transfers: what crosses between stages; without any, each stage waits for the one before, for free.
+    transfers: what crosses between stages; for None, each stage waits for the one before, for free.
     cluster: the links; without one, transfers are free.
     tie_s: seconds of the all-reduce of tied gradients, for all ranks or per rank. The ranks that have one
         start it together after their last action.
@@ -61,7 +61,7 @@ def simulate_schedule(
     if overlap:
         clock = run(schedule, times, Edges.of(schedule, transfers), cluster)
     else:
-        clock = _blocking(schedule, times, tuple(transfers), cluster)
+        clock = _blocking(schedule, times, None if transfers is None else tuple(transfers), cluster)
     tail = _tail(clock, _per_rank(tie_s, schedule), _per_rank(optimizer_s, schedule))
     last = max((e.end_s for e in tail), default=0.0)
     return Timeline(
@@ -116,7 +116,7 @@ def plan_schedule(plan: Plan, name: str | None = None, n_microbatches: int | Non
     """The schedule of a plan, or another for its stages where they are placed.
 
     A cost-aware one is made from the plan's times, transfers and links, within the memory limit of its
-    settings or, without one, of its devices.
+    settings or, without one, of its devices; from equal times where the plan has none.
     """
     static = rank_memory(_nothing(plan), plan_memory(plan), tied_bytes(plan, _optimizer_ratio(plan)))
     limit = plan.settings.get("memory_limit")
@@ -132,7 +132,7 @@ def plan_schedule(plan: Plan, name: str | None = None, n_microbatches: int | Non
         plan.n_stages,
         n_microbatches or plan.n_microbatches,
         placement=plan.placement,
-        times=stage_times(plan),
+        times=stage_times(plan) if all(s.forward_s for s in plan.stages) else None,
         transfers=plan_transfers(plan),
         cluster=plan.cluster,
         saved_bytes=[s.saved_bytes for s in plan.stages],
@@ -169,8 +169,10 @@ def stage_times(plan: Plan) -> tuple[StageTimes, ...]:
     return tuple(StageTimes(*(getattr(s, name) for name in names)) for s in plan.stages)
 
 
-def plan_transfers(plan: Plan) -> tuple[Transfer, ...]:
-    """What crosses between a plan's stages, one transfer per value and consumer."""
+def plan_transfers(plan: Plan) -> tuple[Transfer, ...] | None:
+    """What crosses between a plan's stages, one transfer per value and consumer; None where none is known."""
+    if not plan.boundaries:
+        return None
     return tuple(
         Transfer(b.source, d, b.n_bytes, b.differentiable, b.value)
         for b in plan.boundaries
@@ -198,7 +200,10 @@ def _tail(clock: Clock, tie_s: Sequence[float], optimizer_s: Sequence[float]) ->
 
 
 def _blocking(
-    schedule: Schedule, times: Sequence[StageTimes], transfers: tuple[Transfer, ...], cluster: Cluster | None
+    schedule: Schedule,
+    times: Sequence[StageTimes],
+    transfers: tuple[Transfer, ...] | None,
+    cluster: Cluster | None,
 ) -> Clock:
     """The clock where every send and receive blocks: along the wire's global line, whose order ranks keep."""
     edges = Edges.of(schedule, transfers)

@@ -17,7 +17,7 @@ from autopipe.schedule.templates import SPLIT, TEMPLATES
 SAVED = st.integers(0, 5)
 
 
-def step_s(schedule, times, transfers=(), cluster=None):
+def step_s(schedule, times, transfers=None, cluster=None):
     return max(row[-1] for row in run(schedule, times, Edges.of(schedule, transfers), cluster).ends_s)
 
 

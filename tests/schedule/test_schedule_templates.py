@@ -17,7 +17,7 @@ UNIFORM = (StageTimes(1.0, 2.0, 1.0, 1.0), StageTimes(1.0, 2.5, 1.5, 1.0), Stage
 
 
 def step_s(schedule: Schedule, times: StageTimes) -> float:
-    clock = run(schedule, (times,) * schedule.n_stages, Edges.of(schedule, ()))
+    clock = run(schedule, (times,) * schedule.n_stages, Edges.of(schedule))
     return max(row[-1] for row in clock.ends_s)
 
 
@@ -110,7 +110,7 @@ def test_bubble_of_zb_h1(s, k, t):
 def test_zb_h2_leaves_idle_what_two_weight_gradients_do_not_fill(s, t):
     """Between first and last action a rank idles at most (S − 1)(F + I − 2W): nothing where F = I = W."""
     schedule = build("zb-h2", s, s, 3 * s)
-    clock = run(schedule, (t,) * s, Edges.of(schedule, ()))
+    clock = run(schedule, (t,) * s, Edges.of(schedule))
     work = 3 * s * (t.forward_s + t.backward_input_s + t.backward_weight_s)
     spans = [ends[-1] - starts[0] for starts, ends in zip(clock.starts_s, clock.ends_s, strict=True)]
     left = (s - 1) * (t.forward_s + t.backward_input_s - 2 * t.backward_weight_s)

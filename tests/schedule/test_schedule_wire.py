@@ -181,9 +181,8 @@ def test_no_deadlock_and_nothing_crossed(data, schedule, seed):
     """A thousand boundaries, schedules and placements, each over four kinds of channel."""
     transfers = data.draw(boundaries(schedule.n_stages))
     wire = wire_order(schedule, transfers, times=data.draw(st.none() | stage_times(schedule.n_stages)))
-    given_or_chain = transfers or tuple(Transfer(s, s + 1) for s in range(schedule.n_stages - 1))
     for way in WAYS.values():
-        ranks = Ranks(schedule, given_or_chain, wire)
+        ranks = Ranks(schedule, transfers, wire)
         way(ranks, random.Random(seed))
         ranks.finish()
 
@@ -229,6 +228,7 @@ def test_values_between_stages_of_one_rank_stay_off_the_wire():
     wire = wire_order(build("zbv", 2, 4, 2), [Transfer(0, 3), Transfer(1, 2), Transfer(0, 2)])
     assert {(m.source, m.destination) for m in wire.pairs[0, 1]} == {(0, 2), (2, 0)}
     assert wire_order(build("1f1b", 1, 3, 2)).pairs == {}
+    assert wire_order(build("1f1b", 2, 2, 2), []).pairs == {}
 
 
 def test_no_gradient_for_what_is_not_differentiable():

@@ -26,7 +26,7 @@ class EventLoop:
         self.schedule, self.times, self.cluster = schedule, times, cluster
         self.bytes = collections.Counter()
         self.back = set()
-        for t in transfers or [Transfer(s, s + 1) for s in range(schedule.n_stages - 1)]:
+        for t in transfers:
             self.bytes["F", t.source, t.destination] += t.n_bytes
             if t.differentiable:
                 self.bytes["B", t.destination, t.source] += t.n_bytes
