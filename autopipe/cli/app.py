@@ -123,7 +123,7 @@ def simulate(
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
-    """A step of a plan in time: its length, idle time by cause, memory; as planned or under another schedule."""
+    """A step of a plan in time: length, idle time by cause, memory; as planned or under another schedule."""
     with guard(debug), step("simulating"):
         from ..look import headline, tables
         from ..plans import Plan
@@ -137,23 +137,40 @@ def simulate(
 
 @app.command()
 def compare(
-    plans: Annotated[
-        list[pathlib.Path],
-        typer.Argument(help="Plans; all are compared under every schedule.", show_default=False),
+    target: Annotated[
+        str, typer.Argument(help=f"A plan's JSON, or a model: {o.MODEL_HELP}.", show_default=False)
     ],
+    stages: Annotated[str, typer.Option(help="For a model: stage counts, separated by commas.")] = "2,4",
     schedules: Annotated[str, typer.Option(help="Separated by commas.")] = "gpipe,1f1b,zb-h1",
-    microbatches: Annotated[str, typer.Option(help="Separated by commas; by default the plan's.")] = "",
+    microbatches: Annotated[
+        str, typer.Option(help="Separated by commas; by default the plan's, or 8 for a model.")
+    ] = "",
+    memory: o.Memory = None,
+    cluster: o.Cluster = None,
+    device: o.Device = None,
+    costs: o.Costs = None,
+    meta: o.Meta = False,
+    batch: o.Batch = 8,
+    seq: o.Seq = 128,
+    inputs: o.Input = None,
+    dtype: o.Dtype = None,
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
-    """Step time, idle time and memory of plans under several schedules and microbatch counts."""
-    with guard(debug), step("simulating"):
+    """Schedules × microbatch counts × stage counts as a table, the fastest first."""
+    with guard(debug), step("planning and simulating"):
         from ..plans import Plan
-        from .comparing import comparison
+        from .comparing import comparison, plans_of
+        from .planning import Request
 
-        loaded = {str(path): Plan.from_json(path) for path in plans}
-        counts = [_whole(m, "--microbatches") for m in microbatches.split(",") if m.strip()]
-        result = comparison(loaded, [s.strip() for s in schedules.split(",")], counts)
+        counts = _numbers(microbatches, "--microbatches")
+        if pathlib.Path(target).is_file() and target.endswith(".json"):
+            plans = {n: Plan.from_json(target) for n in counts or [0]}
+            pairs = [(plan, n or plan.n_microbatches) for n, plan in plans.items()]
+        else:
+            request = Request(target, meta, batch, seq, tuple(inputs or ()), dtype, device, costs, cluster)
+            pairs = plans_of(request, _numbers(stages, "--stages"), counts or [8], memory)
+        result = comparison(pairs, [s.strip() for s in schedules.split(",")])
     rows = [dict(zip((c.key for c in result.columns), row, strict=True)) for row in result.rows]
     emit(rows, table(result), as_json)
 
@@ -274,11 +291,11 @@ def _write(path: pathlib.Path | None, text: str) -> None:
         path.write_text(text)
 
 
-def _whole(text: str, option: str) -> int:
+def _numbers(text: str, option: str) -> list[int]:
     from ..errors import InputError
 
-    if not text.strip().isdigit() or int(text) < 1:
-        raise InputError(
-            f"{option} has {text.strip()!r}; write whole numbers of at least 1, separated by commas"
-        )
-    return int(text)
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    bad = [part for part in parts if not part.isdigit() or int(part) < 1]
+    if bad:
+        raise InputError(f"{option} has {bad[0]!r}; write whole numbers of at least 1, separated by commas")
+    return list(map(int, parts))

@@ -6,7 +6,7 @@ Simulating is left to ``simulator``, printing to the verbs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import AutopipeError
@@ -14,19 +14,39 @@ from ..look import Column, Table
 from ..look.table import count, nbytes, percent, seconds, word
 from ..plans import Plan
 from ..simulator import simulate
+from .planning import Request
 
-__all__ = ["Difference", "comparison", "difference"]
+__all__ = ["Difference", "comparison", "difference", "plans_of"]
 
 
-def comparison(plans: Mapping[str, Plan], schedules: Sequence[str], counts: Sequence[int]) -> Table:
-    """A row per plan, schedule and microbatch count, the fastest per row of input first.
+def plans_of(
+    request: Request, stages: Sequence[int], counts: Sequence[int], memory: str | None
+) -> list[tuple[Plan, int]]:
+    """A plan of the model per stage count and microbatch count; it is loaded and costed once per latter."""
+    import autopipe
 
-    A schedule that does not fit a plan's placement has a row that says so. More microbatches mean a larger
-    batch: a microbatch stays what it was, so steps are compared per microbatch.
+    out = []
+    for n in counts:
+        captured, costs = request.profile(n)
+        for n_stages in stages:
+            options = {"device": request.hardware or request.device, "cluster": request.cluster}
+            known = {k: v for k, v in options.items() if v is not None}
+            plan = autopipe.plan(
+                captured, n_stages, costs=costs, n_microbatches=n, memory_limit=memory, **known
+            )
+            out.append((plan, n))
+    return out
+
+
+def comparison(plans: Sequence[tuple[Plan, int]], schedules: Sequence[str]) -> Table:
+    """A row per plan with its microbatch count and schedule, the least time per microbatch first.
+
+    A schedule that does not fit a plan's placement has a row that says so. A plan's microbatch stays what it
+    was, so more of them are a larger batch.
     """
     columns = (
-        Column("plan", "plan"),
         Column("n_stages", "stages", count),
+        Column("n_ranks", "ranks", count),
         Column("schedule", "schedule"),
         Column("n_microbatches", "microbatches", count),
         Column("step_s", "step", seconds),
@@ -35,18 +55,13 @@ def comparison(plans: Mapping[str, Plan], schedules: Sequence[str], counts: Sequ
         Column("peak_bytes", "fullest rank", nbytes),
         Column("problem", "problem"),
     )
-    rows = [
-        _row(name, plan, schedule, n)
-        for name, plan in plans.items()
-        for schedule in schedules
-        for n in counts or [plan.n_microbatches]
-    ]
-    rows.sort(key=lambda row: (row[5] is None, row[5]))
-    return Table("Schedules", columns, tuple(rows))
+    rows = [_row(plan, schedule, n) for plan, n in plans for schedule in schedules]
+    rows.sort(key=lambda row: (row[4] is None, row[5]))
+    return Table("Schedules", columns, tuple(rows), "Cuts are those of the plan.")
 
 
-def _row(name: str, plan: Plan, schedule: str, n: int) -> tuple[Any, ...]:
-    head = (name, plan.n_stages, schedule, n)
+def _row(plan: Plan, schedule: str, n: int) -> tuple[Any, ...]:
+    head = (plan.n_stages, plan.n_ranks, schedule, n)
     try:
         t = simulate(plan, schedule=schedule, n_microbatches=n)
     except AutopipeError as error:

@@ -19,6 +19,7 @@ from ..errors import (
     ModelError,
     PlanError,
     ScheduleError,
+    StoreError,
 )
 
 __all__ = ["EXIT_CODES", "Verdict", "emit", "exit_code", "guard", "note", "step", "table"]
@@ -85,7 +86,7 @@ def exit_code(error: BaseException) -> int:
     """The documented exit code of an error."""
     kinds: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
         ((Verdict,), NO),
-        ((InputError,), USAGE),
+        ((InputError, StoreError), USAGE),
         ((PlanError, ScheduleError), INFEASIBLE),
         ((ModelError, CaptureError, CostError), MODEL),
     )

@@ -46,10 +46,12 @@ class Trained:
 
     def __str__(self) -> str:
         where = "in this process, one after another" if self.n_ranks == 1 else f"on {self.n_ranks} ranks"
+        times = f"predicted {seconds(self.predicted_s)}, measured {seconds(self.measured_s)}"
         return (
-            f"{self.n_stages} stages {where}; equal to the model within {self.worst_relative_difference:.1e}\n"
+            f"{self.n_stages} stages {where}\n"
+            f"equal to the model within {self.worst_relative_difference:.1e}\n"
             f"loss {' '.join(f'{x:.4f}' for x in self.losses)}\n"
-            f"step predicted {seconds(self.predicted_s)}, measured {seconds(self.measured_s)}, ratio {self.ratio:.2f}"
+            f"step {times}, ratio {self.ratio:.2f}"
         )
 
 

@@ -30,5 +30,6 @@ def bar(fraction: float) -> str:
     return (
         '<span class="bar" style="display:inline-block;width:4em;height:.5em;margin-right:.6em;'
         'background:rgba(128,128,128,.25)">'
-        f'<i style="display:block;height:100%;width:{width:.1f}%;background:rgba(128,128,128,.85)"></i></span>'
+        f'<i style="display:block;height:100%;width:{width:.1f}%;background:rgba(128,128,128,.85)"></i>'
+        "</span>"
     )

@@ -252,12 +252,7 @@ def _asset(name: str) -> str:
 def _page(title: str, header: str, sections: Sequence[Section], blocks: Mapping[str, Any]) -> str:
     links = "".join(f'<a href="#{i}">{html.escape(t)}</a>' for i, t, _ in sections)
     main = "".join(f'<section id="{i}"><h2>{html.escape(t)}</h2>{body}</section>' for i, t, body in sections)
-    # "<" is escaped so that no name in the data can end the script element
-    stored = "".join(
-        f'<script type="application/json" id="{i}">'
-        f"{json.dumps(block, separators=(',', ':'), allow_nan=False).replace('<', chr(92) + 'u003c')}</script>"
-        for i, block in blocks.items()
-    )
+    stored = "".join(map(_stored, blocks, blocks.values()))
     script = "\n".join(map(_asset, SCRIPTS))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -266,5 +261,12 @@ def _page(title: str, header: str, sections: Sequence[Section], blocks: Mapping[
         f'<link rel="icon" href="data:,"><style>{_asset("report.css")}</style></head><body>{header}'
         f'<nav aria-label="Sections"><div>{links}<button id="theme" hidden>Theme: auto</button></div></nav>'
         f"<main>{main}</main><footer>Made by autopipe. This file stands alone: nothing is loaded from "
-        f'elsewhere.</footer>{stored}<script>"use strict";\n(() => {{\n{script}}})();</script></body></html>\n'
+        f'elsewhere.</footer>{stored}<script>"use strict";\n(() => {{\n{script}}})();</script>'
+        "</body></html>\n"
     )
+
+
+def _stored(name: str, block: Any) -> str:
+    """Data for the scripts; "<" is escaped so that no name in it can end the element."""
+    text = json.dumps(block, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{name}">{text}</script>'

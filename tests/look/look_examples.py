@@ -10,7 +10,7 @@ from autopipe.units import symbol
 
 
 def graph(n_blocks: int = 12) -> OpGraph:
-    """A language model of 4 ops per block: mask and rotary tables made once, a residual stream, a tied head."""
+    """A language model, 4 ops per block: mask and rotary tables made once, a residual stream, a tied head."""
     batch = symbol("batch")
     hidden = (TensorSpec((batch, 64, 256), "float32", True),)
     ids = (TensorSpec((batch, 64), "int64"),)
@@ -113,11 +113,22 @@ def plan(
         in_flight = min(n_stages - s, n_microbatches)
         stages.append(
             StagePlan(
-                s, s, (*clones, *own), clones, False, total.forward_s, total.backward_s, total.backward_input_s,
-                total.backward_weight_s, weights, weights, total.saved_bytes, 2**20, in_flight,
-                4 * weights + in_flight * total.saved_bytes + 2**20,
+                s,
+                s,
+                (*clones, *own),
+                clones,
+                forward_s=total.forward_s,
+                backward_s=total.backward_s,
+                backward_input_s=total.backward_input_s,
+                backward_weight_s=total.backward_weight_s,
+                parameter_bytes=weights,
+                gradient_bytes=weights,
+                saved_bytes=total.saved_bytes,
+                workspace_bytes=2**20,
+                in_flight=in_flight,
+                memory_bytes=4 * weights + in_flight * total.saved_bytes + 2**20,
             )
-        )  # fmt: skip
+        )
         if s + 1 < n_stages and own:
             boundaries.append(Boundary(own[-1], s, (s + 1,), graph.by_name[own[-1]].bytes_at({"batch": 2})))
     slowest = max(s.seconds for s in stages)
@@ -137,5 +148,17 @@ def plan(
         "optimizer_bytes_per_parameter_byte": 2.0,
     }
     bounds = Bounds(slowest, slowest * 0.97, step * 0.93, False)
-    return Plan(graph.model, graph.digest if len(graph.ops) < 5000 else "0123456789abcdef", tuple(stages), tuple(boundaries), (tie,),
-                schedule, n_microbatches, step, bounds, cluster, candidates, settings)  # fmt: skip
+    return Plan(
+        graph.model,
+        "0123456789abcdef",
+        tuple(stages),
+        tuple(boundaries),
+        (tie,),
+        schedule,
+        n_microbatches,
+        step,
+        bounds,
+        cluster,
+        candidates,
+        settings,
+    )

@@ -1,0 +1,209 @@
+"""The command line as people and scripts use it: output, JSON, exit codes, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import autopipe
+from autopipe.cli import machine
+from autopipe.cli.app import app
+
+if not any(c.name == "doctor" or c.callback is machine.doctor for c in app.registered_commands):
+    machine.register(app)
+
+SAMPLE = str(pathlib.Path(autopipe.__file__).parent / "cli" / "sample.py") + ":small"
+ESTIMATED = ["--device", "H100", "--costs", "estimated"]
+
+
+@pytest.fixture(scope="module")
+def plan_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli") / "plan.json"
+    done = invoke("plan", SAMPLE, "-n", "2", "-m", "4", *ESTIMATED, "--out", str(path))
+    assert done.exit_code == 0, done.output
+    return path
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+def command(*words, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "autopipe.cli", *map(str, words)],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_help_lists_every_verb_and_the_exit_codes_without_torch():
+    code = (
+        "import sys; sys.argv = ['autopipe', '--help']\n"
+        "from autopipe.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as e: print('code', e.code, 'torch' in sys.modules, 'sympy' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip().endswith("code 0 False False")
+    for verb in "profile plan simulate compare explain diff report probe run doctor".split():
+        assert f" {verb} " in done.stdout
+    assert "Exit codes" in done.stdout
+
+
+def test_plan_prints_a_table_and_writes_json(plan_path):
+    plan = autopipe.Plan.from_json(plan_path)
+    assert plan.n_stages == 2
+    assert plan.n_microbatches == 4
+    assert plan.ties[0].parameter == "embed.weight"
+
+
+def test_plan_as_json_is_the_plan():
+    done = invoke("plan", SAMPLE, "-n", "2", *ESTIMATED, "--json")
+    assert autopipe.Plan.from_json(done.stdout).n_stages == 2
+
+
+def test_a_meta_model_is_planned_without_weights(tmp_path):
+    done = invoke("plan", SAMPLE, "--meta", "--device", "A100", "-n", "2", "--html", tmp_path / "r.html")
+    assert done.exit_code == 0, done.output
+    assert "2 stages on 2 ranks" in done.output
+    assert "Op graph" in (tmp_path / "r.html").read_text()
+
+
+def test_profile_measures_or_estimates(tmp_path):
+    out = tmp_path / "costs.json"
+    done = invoke("profile", SAMPLE, "--device", "H100", "--json", "--out", out)
+    costs = autopipe.CostTable.from_dict(json.loads(done.stdout))
+    assert costs.source == "estimated"
+    assert autopipe.CostTable.from_dict(json.loads(out.read_text())) == costs
+    assert invoke("plan", SAMPLE, "-n", "2", "--costs", out).exit_code == 0
+
+
+def test_simulate_another_schedule_and_trace(plan_path, tmp_path):
+    trace = tmp_path / "trace.json"
+    done = invoke("simulate", plan_path, "--schedule", "gpipe", "-m", "6", "--json", "--trace", trace)
+    told = json.loads(done.stdout)
+    assert (told["schedule"], told["n_microbatches"]) == ("gpipe", 6)
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "rank 1" in invoke("simulate", plan_path).stdout
+
+
+def test_compare_sorts_by_time_per_microbatch(plan_path):
+    rows = json.loads(invoke("compare", plan_path, "--microbatches", "2,8", "--json").stdout)
+    times = [r["per_microbatch_s"] for r in rows]
+    assert len(rows) == 6
+    assert times == sorted(times)
+    by = {(r["schedule"], r["n_microbatches"]): r["bubble_fraction"] for r in rows}
+    assert by["1f1b", 8] < by["1f1b", 2]
+
+
+def test_compare_plans_a_model_for_each_stage_count():
+    words = ("compare", SAMPLE, "--stages", "2,3", "--microbatches", "4", "--schedules", "1f1b")
+    rows = json.loads(invoke(*words, *ESTIMATED, "--json").stdout)
+    assert sorted(r["n_stages"] for r in rows) == [2, 3]
+
+
+def test_explain_says_each_cut(plan_path):
+    told = json.loads(invoke("explain", plan_path, "--json").stdout)
+    assert len(told["cuts"]) == 1
+    assert told["bounds"]["bottleneck_s"] > 0
+    assert invoke("explain", plan_path, "--cut", "7").exit_code == 2
+
+
+def test_diff_is_1_only_when_worse_by_more_than_the_threshold(plan_path, tmp_path):
+    plan = json.loads(plan_path.read_text())
+    slower = tmp_path / "slower.json"
+    slower.write_text(json.dumps({**plan, "step_s": plan["step_s"] * 1.1}))
+    assert invoke("diff", plan_path, plan_path).exit_code == 0
+    assert invoke("diff", plan_path, slower).exit_code == 1
+    assert invoke("diff", slower, plan_path).exit_code == 0
+    assert invoke("diff", plan_path, slower, "--threshold", "0.2").exit_code == 0
+    assert json.loads(invoke("diff", plan_path, slower, "--json").stdout)["worse"] == ["step"]
+
+
+def test_report_with_the_model_has_its_op_graph(plan_path, tmp_path):
+    page = tmp_path / "report.html"
+    assert invoke("report", plan_path, "--out", page).exit_code == 0
+    assert "Op graph" not in page.read_text()
+    assert invoke("report", plan_path, "--out", page, "--model", SAMPLE).exit_code == 0
+    assert "Op graph" in page.read_text()
+
+
+def test_run_trains_and_agrees_with_the_model():
+    done = invoke("run", SAMPLE, "--steps", "3", "--lr", "0.1", *ESTIMATED[2:], "--json")
+    told = json.loads(done.stdout)
+    assert told["worst_relative_difference"] < 1e-5
+    assert told["losses"][-1] < told["losses"][0]
+    assert told["measured_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("plan", "nothing", "-n", "2"), 2, "package.module:factory"),
+        (("plan", "no.such:thing", "-n", "2"), 2, "cannot import"),
+        (("plan", SAMPLE.replace("small", "large"), "-n", "2"), 2, "it has Small, small"),
+        (("plan", "absent.py:f", "-n", "2"), 2, "no file absent.py"),
+        (("plan", "hf:absent.json", "-n", "2"), 2, "no such config.json"),
+        (("plan", SAMPLE, "--meta", "-n", "2"), 2, "--device"),
+        (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--memory", "1KB"), 3, "fit"),
+        (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--memory", "many"), 2, "70GB"),
+        (("plan", SAMPLE, "-n", "2", "--dtype", "int8"), 2, "bfloat16"),
+        (("plan", SAMPLE, "-n", "2", "--input", "a,b"), 2, "8x3x224x224"),
+        (("simulate", "absent.json"), 2, "absent.json"),
+        (("compare", "absent:x"), 2, "cannot import"),
+    ],
+)
+def test_errors_are_short_say_the_remedy_and_have_their_code(words, code, says):
+    done = invoke(*words)
+    assert done.exit_code == code, done.output
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 2
+    assert "Traceback" not in done.output
+
+
+def test_debug_shows_the_traceback():
+    done = invoke("plan", "no.such:thing", "-n", "2", "--debug")
+    assert isinstance(done.exception, autopipe.AutopipeError)
+
+
+def test_a_model_that_fails_says_whose_error_it_is(tmp_path):
+    bad = tmp_path / "bad.py"
+    bad.write_text("def make():\n    raise RuntimeError('weights went missing')\n")
+    done = invoke("plan", f"{bad}:make", "-n", "2")
+    assert done.exit_code == 4
+    assert "because RuntimeError: weights went missing" in done.stderr
+
+
+def test_without_the_extra_one_line_says_what_to_install():
+    code = "import sys; sys.modules['typer'] = None\nfrom autopipe.cli import main\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip() == 'autopipe: the command line needs typer: pip install "autopipe-torch[cli]"'
+
+
+def test_in_a_pipe_only_the_result_is_written(plan_path):
+    done = command("simulate", plan_path, "--json")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    json.loads(done.stdout)
+
+
+def test_completion_offers_the_verbs():
+    done = command(_AUTOPIPE_COMPLETE="complete_bash", COMP_WORDS="autopipe ex", COMP_CWORD="1")
+    assert "explain" in done.stdout
+
+
+def test_doctor_is_well_here():
+    done = invoke("doctor", "--json")
+    checks = {c["what"]: c for c in json.loads(done.stdout)}
+    assert done.exit_code == 0, checks
+    assert checks["end to end"]["ok"] is True
