@@ -17,13 +17,13 @@ from ..schedule import (
     Message,
     Schedule,
     Send,
-    StageTimes,
     Transfer,
     build,
     check,
     wire_order,
 )
 from ..schedule.actions import KINDS
+from ..simulator import plan_schedule
 from .boundary import Edge
 
 __all__ = ["Program", "ProgramStep", "compile_program", "pick_schedule"]
@@ -55,18 +55,7 @@ def pick_schedule(plan: Plan, wanted: str | Schedule | None, n_microbatches: int
     """
     if isinstance(wanted, Schedule):
         return _given(plan, wanted, n_microbatches)
-    times = tuple(
-        StageTimes(s.forward_s, s.backward_s, s.backward_input_s, s.backward_weight_s) for s in plan.stages
-    )
-    known = all(t.forward_s > 0 for t in times)
-    return build(
-        wanted or plan.schedule,
-        plan.n_ranks,
-        plan.n_stages,
-        n_microbatches,
-        times=times if known else None,
-        placement=plan.placement,
-    )
+    return plan_schedule(plan, wanted, n_microbatches)
 
 
 def _given(plan: Plan, schedule: Schedule, n_microbatches: int) -> Schedule:
