@@ -53,6 +53,7 @@ class Call:
     is_size: its value is a Python number.
     storages: ids of the memory its value lies in; ``reads`` and ``writes`` those of its arguments it touches.
     mutated: names of buffers it writes.
+    is_check: it raises where its argument is not what it was at capture, and gives nothing.
     """
 
     op: str
@@ -73,6 +74,7 @@ class Call:
     writes: frozenset[int] = frozenset()
     mutated: tuple[str, ...] = ()
     name: str = ""
+    is_check: bool = False
 
     @property
     def inputs(self) -> list[Call]:
@@ -82,7 +84,7 @@ class Call:
     @property
     def is_pure(self) -> bool:
         """Whether the call may be dropped when nothing uses its value."""
-        return self.op != "call_module" and not (self.is_random or self.writes or self.mutated)
+        return self.op != "call_module" and not (self.is_random or self.is_check or self.writes or self.mutated)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

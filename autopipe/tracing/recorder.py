@@ -19,7 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import CaptureError
-from . import functions, regions
+from . import checks, functions, regions
 from .calls import UNSAFE, Call, Depends, Guard, Recording, meta
 from .sizes import Expression, TrackedFloat, TrackedInt, plain, track
 from .structure import LEAF, Spec, Step, flatten, paths, unflatten
@@ -209,13 +209,20 @@ class Recorder(TorchFunctionMode):
 
     def read(self, call: Call, name: str, func: Callable[..., Any], actual: Any) -> Any:
         """The model's Python wants a tensor's value."""
-        if call.depends & UNSAFE and not functions.is_settled(call):
+        is_unsafe = bool(call.depends & UNSAFE) and not functions.is_settled(call)
+        is_check = is_unsafe and name == "__bool__" and checks.is_check(call.source)
+        if is_unsafe and not is_check:
             self.refuse(call, name)
         self.quiet += 1
         try:
             result = func(*actual[0], **actual[1])
         finally:
             self.quiet -= 1
+        if is_check:
+            call.target, call.args, call.hint = checks.expect, (call.args[0], result, call.source), "expect"
+            call.op, call.is_check = "call_function", True
+            self.add(call)
+            return result
         if not call.depends & Depends.SHAPE or not isinstance(result, (bool, int, float)):
             return result
         call.is_size = True
