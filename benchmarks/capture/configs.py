@@ -134,6 +134,8 @@ def _unset(name: str, names: dict[str, Any], rung: Rung) -> Any:
         return names["languages"][0]
     if name == "vocab_size":
         return VOCAB
+    if name in ("image_token_id", "image_token_index"):
+        return VOCAB - 7
     if rung.widths == "fixed" and (name == "head_dim" or _KV_HEADS.search(name)):
         return rung.head_dim if name == "head_dim" else rung.heads
     return None
@@ -178,7 +180,7 @@ def _number(name: str, old: int, rung: Rung, names: dict[str, Any], factor: int)
         return min(old, 2)
     if _POSITIONS.search(name) and old > 256:
         return POSITIONS * 4
-    if re.search(r"window|chunk_size|block_size$", name) and old > 64 and "patch" not in name:
+    if re.search(r"sliding_window|attention_window|chunk_size$|block_size$", name) and old > 64:
         return 16
     if rung.widths == "scaled":
         is_scaled = any(rule.search(name) for rule in (_KV_HEADS, _HEADS, _WIDTH, _INNER))

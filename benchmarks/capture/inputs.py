@@ -41,6 +41,7 @@ class Recipe:
 
     labels: bool = True
     audio: str = "raw"
+    image: str = "plain"
     media: bool = True
     cache: bool = True
     n_media_tokens: int = 0
@@ -54,9 +55,10 @@ def recipes(model: Any) -> Iterator[Recipe]:
     audio = ("raw", "mel-time", "time-mel") if has_audio else ("raw",)
     caches = (True, False) if "use_cache" in names else (True,)
     both = (True, False)
-    for choice in itertools.product(both if has_media else (True,), caches, both, audio):
-        media, cache, labels, kind = choice
-        yield Recipe(labels, kind, media, cache)
+    image = ("plain", "sized", "tiles", "sized tiles") if "pixel_values" in names else ("plain",)
+    for choice in itertools.product(both if has_media else (True,), caches, both, image, audio):
+        media, cache, labels, picture, sound = choice
+        yield Recipe(labels, sound, picture, media, cache)
 
 
 def make(model: Any, task: str, sizes: Sizes, recipe: Recipe) -> dict[str, Any]:
@@ -160,15 +162,19 @@ class _Maker:
         channels = find(config, "num_channels", "in_channels", "in_chans", default=3)
         side = find(config, "image_size", "img_size", "input_size", default=64)
         height, width = side[-2:] if isinstance(side, (list, tuple)) and len(side) > 1 else (side, side)
-        height, width = int(height * self.sizes.stretch), int(width * self.sizes.stretch)
+        # a text holds a token for each piece of its image
+        stretch = 1.0 if self.recipe.n_media_tokens else self.sizes.stretch
+        height, width = int(height * stretch), int(width * stretch)
         if "image_grid_thw" in self.parameters or "image_grid_hws" in self.parameters:
             return self._patches(channels)
         shape: tuple[int, ...] = (batch, channels, height, width)
         frames = find(config, "num_frames")
         if frames and "video" in type(self.model).__name__.lower():
             shape = (batch, frames, *shape[1:])
+        if "tiles" in self.recipe.image:
+            shape = (batch, 1, *shape[1:])
         out: dict[str, Any] = {"pixel_values": self._normal(*shape)}
-        if "image_sizes" in self.parameters:
+        if "sized" in self.recipe.image:
             out["image_sizes"] = torch.tensor([[height, width]] * batch)
         return out
 
@@ -197,7 +203,7 @@ class _Maker:
         time = int((2 * frames if frames else find(config, "max_length", default=96)) * self.sizes.stretch)
         time = time if frames and self.recipe.audio == "mel-time" else min(time, 1024)
         shapes = {
-            "raw": (batch, int(3200 * self.sizes.stretch)),
+            "raw": (batch, int(8000 * self.sizes.stretch)),
             "mel-time": (batch, mels, time),
             "time-mel": (batch, time, mels),
         }

@@ -96,7 +96,8 @@ def _recipe(model: nn.Module, task: str, problems: list[str], rung: str) -> Reci
         for _ in range(3):
             try:
                 with torch.no_grad():
-                    model(**make(model, task, EXAMPLE, recipe))
+                    for training in (False, True):
+                        model.train(training)(**make(model, task, EXAMPLE, recipe))
                 return recipe
             except Exception as error:
                 text = f"{rung}, {recipe}: {type(error).__name__}: {str(error)[:200]}"
@@ -106,6 +107,8 @@ def _recipe(model: nn.Module, task: str, problems: list[str], rung: str) -> Reci
                     problems.append(text)
                     break
                 recipe = dataclasses.replace(recipe, n_media_tokens=wanted)
+            finally:
+                model.eval()
     return None
 
 

@@ -1,0 +1,122 @@
+"""One rank of a two-process pipeline whose plan's predictions are held against what it does.
+
+Starting the ranks and summing up is left to ``pipelines``.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import sys
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import autopipe
+from autopipe.measure import probe, profile
+from autopipe.measure.account import Counter
+
+from .models import build
+
+N_MICROBATCHES = 4
+ROUNDS, STEPS = 3, 7
+
+
+def main(name: str, out: str) -> None:
+    """Plans, trains and reports one model; rank 0 writes the figures."""
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    model, args, kwargs = build(name)
+    cluster = probe()
+    table = _table(model, args, kwargs, name)
+    pipe = autopipe.split(
+        model, 2, args, kwargs, n_microbatches=N_MICROBATCHES, costs=table, cluster=cluster
+    )
+    runtime = pipe.runtime()
+    optimizer = torch.optim.AdamW(runtime.parameters())
+    for _ in range(2):
+        _step(runtime, optimizer, args, kwargs)
+    steps, rounds = [], []
+    for _ in range(ROUNDS):
+        for _ in range(STEPS):
+            _step(runtime, optimizer, args, kwargs)
+        report = runtime.report()
+        steps.append(report.measured_step_s)
+        rounds.append(report)
+        rounds[-1] = {"report": report.to_dict(), "again": _table(model, args, kwargs, name).to_dict()}
+    peak = _peak(runtime, optimizer, args, kwargs)
+    peaks: list[Any] = [None, None]
+    dist.all_gather_object(peaks, peak)
+    if dist.get_rank() == 0:
+        result = {
+            "model": name,
+            "stages": _stages(pipe.plan, table, rounds),
+            "step": {
+                "predicted_s": pipe.plan.step_s,
+                "measured_s": statistics.median(steps),
+                "measured_rounds_s": steps,
+            },
+            "memory": [
+                {"predicted_bytes": s.memory_bytes, "measured_bytes": p}
+                for s, p in zip(pipe.plan.stages, peaks, strict=True)
+            ],
+            "cut": [len(s.ops) for s in pipe.plan.stages],
+            "link": cluster.to_dict()["links"][0][2],
+        }
+        pathlib.Path(out).write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _table(model: torch.nn.Module, args: Any, kwargs: Any, name: str) -> Any:
+    """Costs as rank 0 measured them, with its peer's core as busy as in the pipeline."""
+    shared: list[Any] = [None]
+    if dist.get_rank() == 0:
+        captured = autopipe.capture(model, args, kwargs)
+        batch = captured.ops.example_dims["batch"] // N_MICROBATCHES
+        table = profile(captured, dims={"batch": batch}, n_peers=1, progress=False)
+        shared = [table.to_dict()]
+    dist.broadcast_object_list(shared)
+    return autopipe.CostTable.from_dict(shared[0])
+
+
+def _step(runtime: Any, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    optimizer.zero_grad()
+    runtime.step(*args, **kwargs)
+    optimizer.step()
+
+
+def _peak(runtime: Any, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> int:
+    """The peak of live tensor bytes of one step, as a dispatch mode sees them."""
+    optimizer.zero_grad()
+    with Counter() as counter:
+        counter.track(runtime.parameters())
+        counter.track(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t))
+        _step(runtime, optimizer, args, kwargs)
+    return counter.peak_bytes
+
+
+def _stages(plan: autopipe.Plan, table: Any, rounds: list[Any]) -> list[dict[str, Any]]:
+    """Per stage: seconds of F and B predicted by the first table, and by all; measured over all rounds."""
+    tables = [table, *(autopipe.CostTable.from_dict(r["again"]) for r in rounds)]
+    out = []
+    for stage in plan.stages:
+        totals = [t.total(stage.ops) for t in tables]
+        measured = [r["report"]["stages"][stage.index]["measured"] for r in rounds]
+        row: dict[str, Any] = {"index": stage.index}
+        for kind, field in (("F", "forward_s"), ("B", "backward_s")):
+            seen = statistics.median(m[kind] for m in measured)
+            row[kind] = {
+                "predicted_s": getattr(totals[0], field),
+                "interleaved_s": statistics.median(getattr(t, field) for t in totals),
+                "measured_s": seen,
+            }
+        out.append(row)
+    return out
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
