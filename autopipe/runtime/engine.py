@@ -125,7 +125,7 @@ class Engine:
         self._channel = None if self.peers is None else Channel(self.peers, self.device)
         position = Position() if self.peers is None else self.peers.position
         self._executor = Executor(
-            self.workers, self._edges, plan.placement, self.rank, self._channel, position
+            self.workers, self._edges, plan.placement, self._channel, position
         )
 
     def _make_workers(self) -> dict[int, Worker]:

@@ -69,11 +69,10 @@ class Executor:
         workers: Mapping[int, Worker],
         edges: Sequence[Edge],
         placement: Sequence[int],
-        rank: int,
         channel: Channel | None,
         position: Position,
     ) -> None:
-        self._workers, self._rank, self._placement = workers, rank, placement
+        self._workers, self._placement = workers, placement
         self._edges = {(e.source, e.destination): e for e in edges}
         self._channel, self._position = channel, position
         self._acts = {
@@ -139,7 +138,7 @@ class Executor:
 
     def _words(self, action: Action, error: BaseException) -> str:
         return (
-            f"rank {self._rank}, stage {action.stage}, microbatch {action.microbatch}, action {action}: "
+            f"rank {self._placement[action.stage]}, stage {action.stage}, microbatch {action.microbatch}, action {action}: "
             f"{type(error).__name__}: {error}"
         )
 

@@ -1,0 +1,232 @@
+"""In one process: every schedule gives the full batch's step, exactly."""
+
+import copy
+
+import pytest
+import torch
+from runtime_models import (
+    Adversary,
+    Noisy,
+    adversary_batch,
+    adversary_loss,
+    grads,
+    make,
+    worst,
+)
+from torch import nn
+
+from autopipe.errors import InputError, StepError
+from autopipe.runtime import Runtime
+from autopipe.schedule import NAMES
+
+TRAINING = [n for n in NAMES if n != "forward-only"]
+PER_RANK = {"interleaved": 2, "looped-bfs": 2, "zbv": 2, "dualpipev": 2}
+BATCHES = ((8, 6, 4), (7, 5, 4), (3, 6, 4), (9, 4, 2), (8, 6, 5), (1, 3, 4))
+
+
+def adversary(n_stages, schedule, n_ranks, recompute=()):
+    torch.manual_seed(0)
+    model = Adversary().double()
+    args, kwargs, _ = adversary_batch(4, 5)
+    captured, plan, stages = make(
+        model, args, kwargs, n_stages=n_stages, n_ranks=n_ranks, schedule=schedule, recompute=recompute
+    )
+    return model, captured, plan, stages
+
+
+def train_plain(model, steps):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+    losses = []
+    for args, kwargs, target in steps:
+        optimizer.zero_grad()
+        loss = adversary_loss(model(*args, **kwargs), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("schedule", TRAINING)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_adversary_equals_full_batch(schedule, recompute):
+    n_ranks = 2 if schedule in PER_RANK else 4
+    n_stages = n_ranks * PER_RANK.get(schedule, 1)
+    everything = tuple(range(n_stages)) if recompute else ()
+    model, captured, plan, stages = adversary(n_stages, schedule, n_ranks, everything)
+    plain = copy.deepcopy(model)
+    steps = [adversary_batch(rows, length) for rows, length, _ in BATCHES]
+    wanted = train_plain(plain, steps)
+    runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss)
+    optimizer = torch.optim.SGD(runtime.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+    for (args, kwargs, target), (*_, m), loss in zip(steps, BATCHES, wanted, strict=True):
+        optimizer.zero_grad()
+        out = runtime.step(*args, **kwargs, target=target, n_microbatches=m)
+        optimizer.step()
+        assert abs(out.loss.item() - loss) < 1e-12
+        assert not out.loss.requires_grad
+    assert worst(dict(model.named_parameters()), dict(plain.named_parameters())) < 1e-12
+
+
+def test_gradients_that_do_not_exist_stay_none():
+    model, captured, plan, stages = adversary(4, "1f1b", 4)
+    args, kwargs, target = adversary_batch(6, 4)
+    Runtime(captured, plan, stages, loss_fn=adversary_loss).step(*args, **kwargs, target=target)
+    found = grads(model.named_parameters())
+    plain = copy.deepcopy(model)
+    plain.zero_grad()
+    adversary_loss(plain(*args, **kwargs), target).backward()
+    assert worst(found, grads(plain.named_parameters())) < 1e-12
+    assert found["unused"] is None
+    assert found["only_index.weight"] is None
+
+
+def noisy(schedule, n_stages, n_ranks):
+    torch.manual_seed(3)
+    model = Noisy().double()
+    x = torch.randn(8, 5, dtype=torch.float64)
+    return model, *make(model, (x,), {}, n_stages=n_stages, n_ranks=n_ranks, schedule=schedule)
+
+
+def train_noisy(schedule, n_stages, n_ranks, **options):
+    model, captured, plan, stages = noisy(schedule, n_stages, n_ranks)
+    torch.manual_seed(5)
+    runtime = Runtime(captured, plan, stages, loss_fn=nn.functional.mse_loss, **options)
+    generator = torch.Generator().manual_seed(9)
+    for _ in range(3):
+        x = torch.randn(9, 5, dtype=torch.float64, generator=generator)
+        y = torch.randn(9, 2, dtype=torch.float64, generator=generator)
+        runtime.step(x, target=y)
+    return {**dict(model.named_buffers()), **grads(model.named_parameters())}
+
+
+@pytest.mark.parametrize("schedule", TRAINING)
+def test_random_numbers_and_statistics_do_not_depend_on_the_cut(schedule):
+    n_ranks = 2 if schedule in PER_RANK else 3
+    n_stages = n_ranks * PER_RANK.get(schedule, 1)
+    found = train_noisy(schedule, n_stages, n_ranks)
+    assert worst(found, train_noisy("1f1b", 1, 1)) < 1e-12
+
+
+def test_statistics_are_those_of_microbatches_in_turn():
+    torch.manual_seed(3)
+    model = Noisy().double()
+    model.drop.p = 0.0
+    x, y = torch.randn(9, 5).double(), torch.randn(9, 2).double()
+    plain = copy.deepcopy(model)
+    captured, plan, stages = make(model, (x,), {}, n_stages=3, schedule="gpipe")
+    model.eval(), plain.eval()
+    for m in (model, plain):
+        m.bn.train(), m.bn2.train()
+    Runtime(captured, plan, stages, loss_fn=nn.functional.mse_loss).step(x, target=y)
+    for xs, ys in zip(x.split((3, 2, 2, 2)), y.split((3, 2, 2, 2)), strict=True):
+        (nn.functional.mse_loss(plain(xs), ys) * len(xs) / 9).backward()
+    assert worst(dict(model.named_buffers()), dict(plain.named_buffers())) < 1e-12
+    assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
+
+
+def test_the_users_generator_is_left_alone():
+    _, captured, plan, stages = noisy("1f1b", 3, 3)
+    runtime = Runtime(captured, plan, stages, loss_fn=nn.functional.mse_loss)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    runtime.step(torch.ones(8, 5).double(), target=torch.ones(8, 2).double())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_accumulating_over_steps_adds_up():
+    model, captured, plan, stages = adversary(3, "1f1b", 3)
+    runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss)
+    plain = copy.deepcopy(model)
+    batches = [adversary_batch(5, 4), adversary_batch(6, 3)]
+    with runtime.no_sync():
+        args, kwargs, target = batches[0]
+        runtime.step(*args, **kwargs, target=target)
+    args, kwargs, target = batches[1]
+    runtime.step(*args, **kwargs, target=target)
+    for args, kwargs, target in batches:
+        adversary_loss(plain(*args, **kwargs), target).backward()
+    assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
+
+
+def test_forward_gives_the_models_own_structure():
+    model, captured, plan, stages = adversary(3, "1f1b", 3)
+    runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss)
+    args, kwargs, target = adversary_batch(7, 4)
+    model.eval()
+    out, wanted = runtime.forward(*args, **kwargs), model(*args, **kwargs)
+    assert set(out) == set(wanted)
+    assert out["nothing"] is None
+    assert out["aux"][1] == wanted["aux"][1]
+    torch.testing.assert_close(out["logits"], wanted["logits"])
+    torch.testing.assert_close(out["logits"].requires_grad, False)
+    result = runtime.evaluate(*args, **kwargs, target=target, return_outputs=True)
+    torch.testing.assert_close(result.loss, adversary_loss(wanted, target).detach())
+    torch.testing.assert_close(result.outputs["logits"], wanted["logits"])
+
+
+def test_it_can_step_again_after_a_raise():
+    model, captured, plan, stages = adversary(4, "1f1b", 4)
+    runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss)
+    args, kwargs, target = adversary_batch(8, 4)
+
+    def broken(module, given, output):
+        raise ValueError("from a hook")
+
+    handle = model.custom.register_forward_hook(broken)
+    stage = next(s.index for s in stages if any(m is model.custom for m in s.modules()))
+    where = f"rank {stage}, stage {stage}, microbatch 0, action {stage}F0: ValueError: from a hook"
+    with pytest.raises(StepError, match=where) as caught:
+        runtime.step(*args, **kwargs, target=target)
+    assert isinstance(caught.value.__cause__, ValueError)
+    handle.remove()
+    model.zero_grad()
+    plain = copy.deepcopy(model)
+    runtime.step(*args, **kwargs, target=target)
+    adversary_loss(plain(*args, **kwargs), target).backward()
+    assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
+
+
+def test_a_nan_is_traced_to_its_stage():
+    model, captured, plan, stages = adversary(4, "1f1b", 4)
+    runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss)
+    args, kwargs, target = adversary_batch(8, 4)
+    args[1][5] = float("nan")  # late, in the third microbatch
+    stage = next(s.index for s in stages if "late" in s.inputs)
+    with pytest.raises(StepError, match=f"the loss is nan.*stage {stage}, microbatch 2, action {stage}F2"):
+        runtime.step(*args, **kwargs, target=target)
+    with torch.no_grad():
+        model.norm.weight[0] = float("inf")
+    args, kwargs, target = adversary_batch(8, 4)
+    with pytest.raises(StepError, match=r"parameter norm\.weight.*microbatch 0"):
+        runtime.step(*args, **kwargs, target=target)
+    off = Runtime(captured, plan, stages, loss_fn=adversary_loss, check_finite=False)
+    assert not torch.isfinite(off.step(*args, **kwargs, target=target).loss)
+
+
+def test_bad_losses_are_refused():
+    _, captured, plan, stages = noisy("1f1b", 2, 2)
+    x, y = torch.randn(8, 5).double(), torch.randn(8, 2).double()
+    with pytest.raises(InputError, match=r"shape \(4, 2\)"):
+        Runtime(captured, plan, stages, loss_fn=lambda o, t: o - t, n_microbatches=2).step(x, target=y)
+    with pytest.raises(InputError, match="holds none"):
+        Runtime(captured, plan, stages).step(x)
+    with pytest.raises(InputError, match="at least 1"):
+        Runtime(captured, plan, stages, n_microbatches=0)
+
+
+def test_nothing_of_a_step_stays_alive():
+    import gc
+
+    model, captured, plan, stages = adversary(4, "zb-h1", 4)
+    runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss)
+    args, kwargs, target = adversary_batch(8, 4)
+
+    def tensors():
+        gc.collect()
+        return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
+
+    runtime.step(*args, **kwargs, target=target)
+    before = tensors()
+    for _ in range(3):
+        runtime.step(*args, **kwargs, target=target)
+    assert tensors() == before
