@@ -1,4 +1,4 @@
-"""The splits people make by hand: equal counts of ops, equal parameters, or equal weights of their own.
+"""The splits people make by hand: equal counts of layers, equal parameters, or equal weights of their own.
 
 They order nothing and prove nothing; ``search`` simulates them beside its own and never returns worse.
 """
@@ -17,9 +17,14 @@ Weigh = Callable[[Op], float]
 
 
 def weights_of(graph: OpGraph, problem: Problem, balance: str | Weigh) -> tuple[float, ...]:
-    """Each item's weight: its ops counted (``uniform``), their parameters' elements, or a callable's sum."""
+    """Each item's weight: its layers counted (``uniform``), their parameters' elements, or a callable's sum.
+
+    A layer is an op that holds parameters, as a person who cuts by hand counts them; a graph without any
+    counts every op.
+    """
     if balance == "uniform":
-        return tuple(float(len(i.ops) > 0) for i in problem.items)
+        layers = [float(sum(bool(graph.by_name[op].parameters) for op in i.ops)) for i in problem.items]
+        return tuple(layers if any(layers) else [float(len(i.ops)) for i in problem.items])
     if balance == "parameters":
         seen: set[str] = set()
         return tuple(sum(_fresh_parameters(graph, op, seen) for op in i.ops) for i in problem.items)

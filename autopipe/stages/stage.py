@@ -44,8 +44,8 @@ class Scope(nn.Module):
         if "_modules" in self.__dict__:
             self._twin[0].training = mode
 
-    def __getitem__(self, index: int | str) -> nn.Module:
-        return self._modules[str(index)]  # type: ignore[return-value]
+    def __getitem__(self, index: int | str) -> Any:
+        return getattr(self, str(index))
 
     def _get_name(self) -> str:
         return type(self._twin[0]).__name__
