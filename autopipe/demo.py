@@ -81,20 +81,16 @@ def main() -> None:
 
     model = make_model()
     example = {"input_ids": ids, "labels": ids}
-    plain, other = copy.deepcopy(model), copy.deepcopy(model)
+    plain = copy.deepcopy(model)
+    started = time.perf_counter()
     pipe = autopipe.split(model, n_stages, kwargs=example, n_microbatches=MICROBATCHES)
-    uniform = autopipe.split(
-        other, n_stages, kwargs=example, n_microbatches=MICROBATCHES, balance="uniform", costs=pipe.costs
+    say(f"captured, measured and planned in {_since(started)}")
+    say(f"parity with the model: {pipe.verify(input_ids=ids[:2], labels=ids[:2])}\n")
+    by_layers = autopipe.plan(
+        pipe.graph, n_stages, n_microbatches=MICROBATCHES, balance="uniform", costs=pipe.costs
     )
-    say(
-        f"split by measured cost and planned in {_since(started)}; parity with the model: {pipe.verify()}\n",
-        "by measured cost",
-        pipe.plan,
-        "",
-        "uniform",
-        uniform.plan,
-        "",
-    )
+    uniform = autopipe.Pipe(pipe.graph, by_layers)
+    say("SPLIT BY MEASURED COST", pipe.plan, "\nUNIFORM SPLIT, equal counts of layers", uniform.plan, "")
 
     ours, theirs = pipe.runtime(), uniform.runtime()
     measured: dict[str, list[float]] = {"measured cost": [], "uniform": []}
@@ -110,8 +106,6 @@ def main() -> None:
         bubble = autopipe.simulate(plan).bubble_fraction
         say(f"{name:<14} {plan.step_s:>8.3f} s {times[name]:>8.3f} s {error:>+7.1%} {bubble:>7.1%}")
     say(f"uniform / measured cost: {times['uniform'] / times['measured cost']:.2f}x\n")
-    del uniform, theirs, other
-
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.05, momentum=0.9)
     history, seen = [], []
     bar = tqdm(range(STEPS), desc="training", disable=None if lead else True)

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from ..errors import PlanError
 from ..plans import Plan
+from ..tracing import regions
 from . import rng
 from .stage import Stage, StageForm, attach
 
@@ -160,14 +161,14 @@ def _subgraph(capture: Capture, flow: _Flow, graph: fx.Graph, stage: int) -> fx.
                 copies[value] = part.node_copy(value)
         if node.op == "output":
             part.output(fx.map_arg(node.args[0], convert))
-            return part
+            return regions.insert(part)
         if random[node.name].is_random:
             part.call_function(rng.reseed, (node.name,))
         copies[node] = part.node_copy(node, convert)
     # a value that only the other form computes is given as None
     given: list[Any] = [copies.get(by_name[n]) if n in by_name else None for n in flow.wires[stage].outputs]
     part.output(tuple(given))
-    return part
+    return regions.insert(part)
 
 
 def _adopt_leftovers(capture: Capture, stages: tuple[Stage, ...]) -> None:
