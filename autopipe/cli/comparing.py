@@ -30,7 +30,7 @@ def plans_of(
         captured, costs = request.profile(n)
         for n_stages in stages:
             options = {"device": request.hardware or request.device, "cluster": request.cluster}
-            known = {k: v for k, v in options.items() if v is not None}
+            known: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
             plan = autopipe.plan(
                 captured, n_stages, costs=costs, n_microbatches=n, memory_limit=memory, **known
             )

@@ -62,8 +62,7 @@ class Request:
 
         source, captured = self.source, self.capture()
         if source == "measured":
-            device = self.device or None
-            return captured, autopipe.profile(captured, n_microbatches=n_microbatches, device=device)
+            return captured, autopipe.profile(captured, n_microbatches=n_microbatches, device=self.device)
         dims = captured.ops.example_dims
         if "batch" in dims:
             dims["batch"] = math.ceil(dims["batch"] / n_microbatches)

@@ -17,11 +17,11 @@ from typing import Any
 from ..costs import CostTable
 from ..graph import OpGraph
 from ..plans import Plan
-from ..simulator import Timeline, simulate
+from ..simulator import Report, Timeline, simulate
 from ..units import parse_bytes
 from .payload import graph_payload, time_payload, tree_payload
 from .table import Table, count, nbytes, percent, seconds, word
-from .tables import boundary_table, candidate_table, certificate, stage_table, tie_table
+from .tables import boundary_table, candidate_table, certificate, stage_table, tables, tie_table
 from .why import cut_reasons
 
 __all__ = ["memory_limits", "report"]
@@ -37,7 +37,7 @@ def report(
     graph: OpGraph | None = None,
     costs: CostTable | None = None,
     timeline: Timeline | None = None,
-    measured: Any = None,
+    measured: Report | Timeline | None = None,
 ) -> str:
     """The page as HTML: no outside links, light and dark, readable on a phone, usable from the keyboard.
 
@@ -48,20 +48,21 @@ def report(
     measured: the timeline of a step that ran, or a run's report that holds one; drawn under the prediction.
     """
     predicted = timeline if timeline is not None else simulate(plan)
-    measured = getattr(measured, "timeline", measured)
+    ran = measured.timeline if isinstance(measured, Report) else measured
     sections = [
         _stages(plan),
+        *((_held(measured),) if isinstance(measured, Report) else ()),
         *(_graph_sections(plan, graph) if graph is not None else ()),
         _boundaries(plan),
-        _schedule(predicted, measured),
+        _schedule(predicted, ran),
         _memory(plan),
         _reasons(plan, graph, costs),
         _assumptions(plan, costs),
     ]
-    blocks = {"d-time": time_payload(plan, predicted, measured, memory_limits(plan))}
+    blocks = {"d-time": time_payload(plan, predicted, ran, memory_limits(plan))}
     if graph is not None:
         blocks |= {"d-graph": graph_payload(graph, plan, costs), "d-tree": tree_payload(graph, plan, costs)}
-    return _page(plan.model, _header(plan, predicted, measured), sections, blocks)
+    return _page(plan.model, _header(plan, predicted, ran), sections, blocks)
 
 
 def memory_limits(plan: Plan) -> dict[int, int]:
@@ -118,6 +119,11 @@ def _rank_memory(plan: Plan, predicted: Timeline, rank: int) -> float:
 
 def _stages(plan: Plan) -> Section:
     return "stages", "Stages", _table(stage_table(plan)) + _titled(tie_table(plan))
+
+
+def _held(run: Report) -> Section:
+    text = "<p>What the last steps took against what the plan said they would.</p>"
+    return "measured", "Measured", text + _table(tables(run)[0])
 
 
 def _graph_sections(plan: Plan, graph: OpGraph) -> tuple[Section, Section]:

@@ -83,8 +83,8 @@ def memory(timeline: Timeline, limits: Sequence[int | None] = ()) -> str:
     peaks = [max((b for _, b in curve), default=0) for curve in curves]
     known = [x for x in limits if x is not None]
     peak = max([*peaks, 1])
-    top = max(known, default=peak)
-    top = (top if peak < top < 12 * peak else peak) * 1.1
+    limit_known = max(known, default=peak)
+    top = 1.1 * (limit_known if peak < limit_known < 12 * peak else peak)
     parts = []
     for rank, curve in enumerate(curves):
         floor = AXIS + (rank + 1) * height - 4

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ..costs import CostTable
+from ..costs import CostTable, OpCost
 from ..graph import OpGraph, TensorSpec
 from ..plans import Plan, StagePlan
 from ..schedule import Schedule
-from ..simulator import Timeline
+from ..simulator import Report, Timeline
 from .colours import bar, swatch
 from .table import Column, Table, count, nbytes, percent, runs, seconds, word
 
@@ -242,11 +242,13 @@ def _(costs: CostTable) -> tuple[Table, ...]:
     )
     whole = sum(c.seconds for c in costs.costs.values()) or 1.0
     rows = tuple(
-        (op, c.forward_s, c.backward_s, c.seconds / whole)
-        + (c.saved_bytes, c.workspace_bytes, c.flops, c.source, c.spread)
-        for op, c in costs.costs.items()
+        (op, c.forward_s, c.backward_s, c.seconds / whole, *_rest(c)) for op, c in costs.costs.items()
     )
     return (Table("Costs per microbatch", columns, rows),)
+
+
+def _rest(c: OpCost) -> tuple[Any, ...]:
+    return c.saved_bytes, c.workspace_bytes, c.flops, c.source, c.spread
 
 
 # Schedule
@@ -311,11 +313,55 @@ def rank_table(timeline: Timeline) -> Table:
     step = timeline.step_s or 1.0
     peaks = timeline.peak_bytes or (None,) * timeline.schedule.n_ranks
     rows = tuple(
-        (r, timeline.schedule.stages_of(r), busy, 1 - busy / step)
-        + (*(getattr(idle, f"{cause}_s") for cause in causes), peak)
+        (
+            r,
+            timeline.schedule.stages_of(r),
+            busy,
+            1 - busy / step,
+            *(getattr(idle, f"{cause}_s") for cause in causes),
+            peak,
+        )
         for r, (busy, idle, peak) in enumerate(zip(timeline.busy_s, timeline.bubbles, peaks, strict=True))
     )
     return Table("Ranks", columns, rows, "Idle time by cause; a dash where memory is unknown.")
+
+
+# Report of a run
+
+
+@headline.register
+def _(report: Report) -> str:
+    times = f"{seconds(report.predicted_step_s)} predicted, {seconds(report.measured_step_s)} measured"
+    over = _over(report.measured_step_s, report.predicted_step_s)
+    return f"{report.plan.model}: step {times}, ratio {ratio(over)}"
+
+
+@tables.register
+def _(report: Report) -> tuple[Table, ...]:
+    columns = (
+        Column("stage", "stage", count, swatch),
+        Column("rank", "rank", count),
+        Column("kind", "action"),
+        Column("predicted_s", "predicted", seconds),
+        Column("measured_s", "measured", seconds),
+        Column("ratio", "ratio", ratio),
+    )
+    rows = tuple(
+        (s.index, s.rank, kind, s.predicted[kind], took, _over(took, s.predicted[kind]))
+        for s in report.stages
+        for kind, took in s.measured.items()
+    )
+    note = f"Medians over {_n(report.n_steps, 'step')}, per microbatch."
+    return (Table("Predicted and measured", columns, rows, note),)
+
+
+def _over(measured: float, predicted: float) -> float | None:
+    return measured / predicted if predicted else None
+
+
+def ratio(x: float | None) -> str:
+    """A ratio as people read it; a dash where there is none."""
+    return "–" if x is None else f"{x:.2f}"
 
 
 def _dims(dims: Any) -> str:

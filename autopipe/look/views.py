@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..plans import Plan
 from ..schedule import Schedule
-from ..simulator import StageTimes, Timeline, simulate, simulate_schedule
+from ..simulator import Report, StageTimes, Timeline, simulate, simulate_schedule
 from .report import memory_limits, report
 from .svg import gantt, memory
 from .tables import headline, rank_table, tables
@@ -66,6 +66,12 @@ def _(timeline: Timeline) -> str:
 
 
 @html.register
+def _(run: Report) -> str:
+    drawn = gantt(simulate(run.plan), run.timeline) if run.events else ""
+    return _cell(headline(run), [tables(run)[0].html(NOTEBOOK_ROWS), drawn])
+
+
+@html.register
 def _(schedule: Schedule) -> str:
     unit = StageTimes(1.0, 2.0, 1.0, 1.0)
     drawn = gantt(simulate_schedule(schedule, [unit] * schedule.n_stages))
@@ -85,6 +91,11 @@ def page(item: Any, **context: Any) -> str:
 @page.register
 def _(plan: Plan, **context: Any) -> str:
     return report(plan, **context)
+
+
+@page.register
+def _(run: Report, **context: Any) -> str:
+    return report(run.plan, measured=run, **context)
 
 
 def plan_memory(plan: Plan) -> str:

@@ -18,12 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..errors import InputError
 from ..plans import Plan
 from ..schedule import Schedule
+from ..simulator import Report
 from ..stages import Stage
 from ..units import parse_bytes
 from . import checkpoint
 from .engine import Engine, Options, StepResult, Where
 from .precision import Autocast, clip_grad_norm
-from .report import Report, make_report
+from .report import make_report
 from .weights import LossWeight
 
 if TYPE_CHECKING:

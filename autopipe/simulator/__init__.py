@@ -5,6 +5,7 @@ Generating schedules is left to ``schedule``, choosing among them to ``solve``, 
 
 from ..schedule.actions import StageTimes, Transfer
 from .bubbles import Bubble
+from .report import Report, StageReport
 from .simulate import plan_memory, plan_schedule, plan_transfers, simulate, simulate_schedule, stage_times
 from .timeline import Event, Sent, Timeline
 from .trace import chrome_trace
@@ -12,7 +13,9 @@ from .trace import chrome_trace
 __all__ = [
     "Bubble",
     "Event",
+    "Report",
     "Sent",
+    "StageReport",
     "StageTimes",
     "Timeline",
     "Transfer",

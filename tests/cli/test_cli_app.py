@@ -19,6 +19,7 @@ if not any(c.name == "doctor" or c.callback is machine.doctor for c in app.regis
     machine.register(app)
 
 SAMPLE = str(pathlib.Path(autopipe.__file__).parent / "cli" / "sample.py") + ":small"
+VERBS = ("profile", "plan", "simulate", "compare", "explain", "diff", "report", "probe", "run", "doctor")
 ESTIMATED = ["--device", "H100", "--costs", "estimated"]
 
 
@@ -52,7 +53,7 @@ def test_help_lists_every_verb_and_the_exit_codes_without_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip().endswith("code 0 False False")
-    for verb in "profile plan simulate compare explain diff report probe run doctor".split():
+    for verb in VERBS:
         assert f" {verb} " in done.stdout
     assert "Exit codes" in done.stdout
 

@@ -48,7 +48,8 @@ def show(driver, tmp_path, page):
 
 def settle(driver):
     driver.execute_async_script(
-        "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 0)))"
+        "const done = arguments[0];"
+        "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 0)))"
     )
 
 

@@ -1,0 +1,92 @@
+"""What the plan predicted beside what was measured: per stage, per step, and every action in time.
+
+Gathering it from the ranks is left to ``runtime``, drawing it to ``look``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..plans import Plan
+from ..schedule import Action, Schedule
+from ..shown import Shown
+from ..units import format_seconds
+from .timeline import Timeline
+
+__all__ = ["Report", "StageReport"]
+
+RankedAction = tuple[int, Action, float, float]
+"""(rank, action, start_s, end_s), seconds since the first rank began the step."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageReport:
+    """One stage: seconds per microbatch of each kind of action, predicted and measured (medians).
+
+    ``measured`` has the kinds that ran: F, B, I, W.
+    """
+
+    index: int
+    rank: int
+    predicted: dict[str, float]
+    measured: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report(Shown):
+    """Predicted beside measured.
+
+    Attributes
+    ----------
+    stages: see :class:`StageReport`.
+    predicted_step_s, measured_step_s: of a whole step; measured is the median of ``n_steps`` recent ones.
+    events: every action of the last step, on one clock (hosts' clocks are taken as they are).
+    plan: what was predicted.
+    """
+
+    stages: tuple[StageReport, ...]
+    predicted_step_s: float
+    measured_step_s: float
+    n_steps: int
+    events: tuple[RankedAction, ...]
+    plan: Plan
+
+    @property
+    def timeline(self) -> Timeline:
+        """The last step as it ran, in the form the simulator's predictions have."""
+        rows: list[list[Action]] = [[] for _ in range(self.plan.n_ranks)]
+        for rank, action, _, _ in self.events:
+            rows[rank].append(action)
+        n = 1 + max((a.microbatch for _, a, _, _ in self.events), default=0)
+        ran = Schedule(self.plan.schedule, self.plan.placement, n, tuple(map(tuple, rows)))
+        return Timeline.from_events(ran, self.events, step_s=self.measured_step_s)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The share of all ranks' time of the last step in which no action ran."""
+        if not self.events:
+            return 0.0
+        n_ranks = 1 + max(rank for rank, *_ in self.events)
+        span = max(end for *_, end in self.events) - min(start for _, _, start, _ in self.events)
+        return 1 - sum(end - start for _, _, start, end in self.events) / (n_ranks * span)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers, for JSON."""
+        stages = [dataclasses.asdict(s) for s in self.stages]
+        steps = {k: getattr(self, k) for k in ("predicted_step_s", "measured_step_s", "n_steps")}
+        return {"stages": stages, **steps, "events": [[r, str(a), s, e] for r, a, s, e in self.events]}
+
+    def __str__(self) -> str:
+        rows = [f"{'stage':>5} {'rank':>4} {'action':>6} {'predicted':>10} {'measured':>10} {'ratio':>6}"]
+        for stage in self.stages:
+            for kind, measured_s in stage.measured.items():
+                rows.append(_row(stage.index, stage.rank, kind, stage.predicted[kind], measured_s))
+        rows.append(_row("", "", "step", self.predicted_step_s, self.measured_step_s))
+        return "\n".join(rows)
+
+
+def _row(stage: object, rank: object, what: str, predicted_s: float, measured_s: float) -> str:
+    ratio = f"{measured_s / predicted_s:.2f}" if predicted_s else "–"
+    times = f"{format_seconds(predicted_s):>10} {format_seconds(measured_s):>10}"
+    return f"{stage:>5} {rank:>4} {what:>6} {times} {ratio:>6}"
