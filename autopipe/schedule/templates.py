@@ -1,8 +1,8 @@
 """The known schedules, for any number of microbatches and any stage count that fits their placement.
 
-Each template is written for *slots*: P ranks with v slots each, the chain of stages laid over them. Fewer
-stages or microbatches than a template asks for are left out of its pattern (what remains keeps its order,
-so it cannot deadlock); more stages than slots share one, and run one after another. Schedules from measured
+Each template is written for *slots*: P ranks with v slots each, the chain of stages laid over them. Slots
+without a stage are left out of the pattern (what remains keeps its order, so it cannot deadlock); more
+stages than slots share one, and run one after another. Schedules from measured
 times are left to ``listing``.
 """
 
@@ -70,14 +70,17 @@ def placement(name: str, n_ranks: int, n_stages: int) -> tuple[int, ...]:
 def template(name: str, placed: tuple[int, ...], n_ranks: int, n_microbatches: int) -> Schedule:
     """The named schedule over stages placed as given.
 
-    A placement the pattern does not fit (neither blocks, loops nor a V, whatever the ranks' order) gets a
-    list schedule under the same rules: backward first, no more in flight than the template allows.
+    Where the pattern does not fit the placement (neither blocks, loops nor a V, whatever the ranks' order)
+    or a V has too few microbatches to fill, a list schedule takes its place: backward first, and no more in
+    flight than the template allows.
     """
     slots = _slots(name, placed, n_ranks)
     if name in ("forward-only", "gpipe", "looped-bfs"):
         return _assemble(name, placed, n_microbatches, slots, _breadth_first(slots, name, n_microbatches))
-    if name == "zb-h2" or not _fits(name, slots, n_ranks):
-        return list_schedule(name, placed, n_ranks, n_microbatches, _rules(name, placed, slots))
+    fills = name not in V_SHAPED or n_microbatches >= 2 * n_ranks - (name == "zbv")
+    if name == "zb-h2" or not fills or not _fits(name, slots, n_ranks):
+        rules = _rules(name, placed, slots, n_ranks, n_microbatches)
+        return list_schedule(name, placed, n_ranks, n_microbatches, rules)
     per_rank = 2 if name in V_SHAPED else -(-len(slots) // n_ranks)
     pattern = _PATTERNS[name]
     cells = {slots[p][0]: list(pattern(p, n_ranks, per_rank, n_microbatches)) for p in range(n_ranks)}
@@ -115,16 +118,23 @@ def _fits(name: str, slots: list[tuple[int, list[int]]], n_ranks: int) -> bool:
     return len(ranks) == n_ranks
 
 
-def _rules(name: str, placed: Sequence[int], slots: list[tuple[int, list[int]]]) -> Rules:
-    """The memory of 1F1B's first rank everywhere; for ZB-H2 twice that, to fill the warm-up as well.
+def _rules(
+    name: str, placed: Sequence[int], slots: list[tuple[int, list[int]]], n_ranks: int, n: int
+) -> Rules:
+    """What the template may hold: 1F1B's first rank everywhere, for ZB-H2 twice that to fill the warm-up.
 
-    ZB-H2 is from Qi et al., "Zero Bubble Pipeline Parallelism" (2024).
+    In a V a rank may hold P microbatches per stage, in which of its stages does not matter. ZB-H2 is from
+    Qi et al., "Zero Bubble Pipeline Parallelism" (2024).
     """
+    n_stages = len(placed)
     slot_of = {s: i for i, (_, stages) in enumerate(slots) for s in stages}
-    to_end = [len(slots) - slot_of[s] for s in range(len(placed))]
+    to_end = [len(slots) - slot_of[s] for s in range(n_stages)]
     if name == "zb-h2":
-        return Rules(True, tuple(2 * n - 1 for n in to_end), (2 * len(slots) - 1,) * len(placed))
-    return Rules(name in SPLIT, tuple(to_end), (len(slots),) * len(placed))
+        return Rules(True, tuple(2 * k - 1 for k in to_end), (2 * len(slots) - 1,) * n_stages)
+    if name in V_SHAPED:
+        budget = tuple(n_ranks * list(placed).count(rank) for rank in range(n_ranks))
+        return Rules(True, (n,) * n_stages, (n,) * n_stages, 0.0, (1,) * n_stages, budget)
+    return Rules(name in SPLIT, tuple(to_end), (len(slots),) * n_stages)
 
 
 def _assemble(
@@ -134,12 +144,12 @@ def _assemble(
     slots: list[tuple[int, list[int]]],
     cells: Sequence[list[Cell]],
 ) -> Schedule:
-    """Slots become their stages, in order forward and reversed backward; padding is left out."""
+    """Slots become their stages, in order forward and reversed backward; slots without any are left out."""
     rows = []
     for row in cells:
         actions: list[Action] = []
         for slot, kind, m in row:
-            if slot < len(slots) and m < n_microbatches:
+            if slot < len(slots):
                 stages = slots[slot][1]
                 actions += [Action(s, kind, m) for s in (stages if kind in "FW" else reversed(stages))]
         rows.append(tuple(actions))
@@ -160,23 +170,22 @@ def _breadth_first(slots: list[tuple[int, list[int]]], name: str, n: int) -> lis
 def _one_f_one_b(p: int, n_ranks: int, per_rank: int, n: int) -> Iterator[Cell]:
     """Megatron-LM's order: warm up, then one forward and one backward in turn, then drain.
 
-    Microbatches go in groups of P, a group through all of a rank's slots before the next group; the last
-    group may be short. With one slot per rank this is plain 1F1B (PipeDream-flush).
+    Microbatches go in groups of at least P, as equal as can be and the larger first, a group through all of
+    a rank's slots before the next group. With one slot per rank this is plain 1F1B (PipeDream-flush).
     """
-    total = -(-n // n_ranks) * n_ranks * per_rank
+    rounds = max(1, n // n_ranks)
+    size, larger = divmod(n, rounds)
+    ends = [(g + 1) * size + min(g + 1, larger) for g in range(rounds)]
+    groups = [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    slots = [slot * n_ranks + p for slot in range(per_rank)]
+    forward: list[Cell] = [(slot, "F", m) for group in groups for slot in slots for m in group]
+    backward: list[Cell] = [(slot, "B", m) for group in groups for slot in reversed(slots) for m in group]
     ahead = n_ranks - 1 - p
-    warmup = min(total, ahead if per_rank == 1 else 2 * ahead + (per_rank - 1) * n_ranks)
-
-    def cell(i: int, kind: Kind) -> Cell:
-        group, inside = divmod(i, n_ranks * per_rank)
-        slot, m = divmod(inside, n_ranks)
-        return (slot if kind == "F" else per_rank - 1 - slot) * n_ranks + p, kind, group * n_ranks + m
-
-    yield from (cell(i, "F") for i in range(warmup))
-    for i in range(total - warmup):
-        yield cell(warmup + i, "F")
-        yield cell(i, "B")
-    yield from (cell(i, "B") for i in range(total - warmup, total))
+    warmup = min(len(forward), ahead if per_rank == 1 else 2 * ahead + (per_rank - 1) * len(groups[0]))
+    yield from forward[:warmup]
+    for pair in zip(forward[warmup:], backward, strict=False):
+        yield from pair
+    yield from backward[len(forward) - warmup :]
 
 
 def _zb_h1(p: int, n_ranks: int, per_rank: int, n: int) -> Iterator[Cell]:
@@ -227,7 +236,6 @@ class _Counter:
 
 def _zbv(p: int, n_ranks: int, per_rank: int, n: int) -> Iterator[Cell]:
     """ZB-V of Qi et al., "Pipeline Parallelism with Controllable Memory" (2024)."""
-    n = max(n, 2 * n_ranks - 1)
     down, up, take = p, 2 * n_ranks - 1 - p, _Counter()
     ahead = n_ranks - p
     yield from take.phase(2 * ahead - 1, (down, "F"))
@@ -249,7 +257,6 @@ def _dualpipev(p: int, n_ranks: int, per_rank: int, n: int) -> Iterator[Cell]:
     Forward and backward of different microbatches stand next to each other, where a runtime with two
     compute streams could overlap them; run one after another they keep the order.
     """
-    n = max(n, 2 * n_ranks)
     down, up, take = p, 2 * n_ranks - 1 - p, _Counter()
     ahead = n_ranks - 1 - p
     yield from take.phase(2 * ahead, (down, "F"))
