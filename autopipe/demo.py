@@ -30,7 +30,9 @@ STEPS, TIMED_STEPS, PARITY_STEPS = 24, 5, 5
 def make_model(layers: int = LAYERS, width: int = WIDTH, length: int = LENGTH) -> nn.Module:
     """A Hugging Face GPT-2 from a config: tied embedding and head, loss inside; dropout off for parity."""
     from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=VOCABULARY,
@@ -147,7 +149,7 @@ def _parity(model: nn.Module, merged: dict[str, Tensor], history: list[float], b
         loss = model(input_ids=batch, labels=batch).loss
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     state = model.state_dict()
     worst = max(float((state[k] - v).abs().max()) for k, v in merged.items() if v.is_floating_point())
     loss_error = max(abs(a - b) for a, b in zip(losses, history, strict=False))
