@@ -10,7 +10,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from .configs import walk
 from .inputs import EXAMPLE
@@ -46,21 +47,36 @@ def try_export(subject: Subject, report: Report) -> None:
     report({"n_stages": pipe.num_stages, "is_cut": pipe.num_stages >= min(N_STAGES, n_blocks(model))})
 
     def run(args: Any, kwargs: Any) -> Any:
-        return pipe(*args, **{k: v for k, v in kwargs.items() if v is not None})
+        # Pipe.forward detaches what crosses between stages, so its stages are called in turn instead
+        return fx.Interpreter(pipe.split_gm).run(*_in_order(pipe.split_gm, args, kwargs))
 
     report(compare(subject, run, modes=(False,), is_flat=True))
 
 
+def _in_order(module: fx.GraphModule, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments in the order of the exported program: by name where all are named, else flat."""
+    names = [n.target for n in module.graph.nodes if n.op == "placeholder"]
+    if not args and all(name in kwargs for name in names):
+        return [kwargs[name] for name in names]
+    return [v for v in pytree.tree_leaves((args, kwargs)) if v is not None]
+
+
 def _cuts(model: nn.Module) -> list[str]:
-    """Layers to cut before: three, evenly spaced, of the module list that holds most parameters."""
-    lists = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-    lists = [(n, m) for n, m in lists if len(m) >= 2]
-    if not lists:
-        return []
-    name, chosen = max(lists, key=lambda pair: sum(p.numel() for p in pair[1].parameters()))
-    n = min(N_STAGES, len(chosen))
-    places = sorted({round(i * len(chosen) / n) for i in range(1, n)})
-    return [f"{name}.{place}" for place in places]
+    """Layers to cut before: items of the outermost module lists, so that parameters are evenly spread."""
+    items: dict[str, int] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and not any(
+            name.startswith(f"{i}.") for i in items
+        ):
+            for key, item in module.named_children():
+                items[f"{name}.{key}" if name else key] = 1 + sum(p.numel() for p in item.parameters())
+    total = sum(items.values())
+    cuts, done = [], 0
+    for path, size in items.items():
+        if done and len(cuts) < N_STAGES - 1 and done * N_STAGES >= total * (len(cuts) + 1):
+            cuts.append(path)
+        done += size
+    return cuts
 
 
 def _switch_caches_off(model: nn.Module) -> None:

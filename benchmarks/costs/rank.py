@@ -32,9 +32,7 @@ def main(name: str, out: str) -> None:
     model, args, kwargs = build(name)
     cluster = probe()
     table = _table(model, args, kwargs, name)
-    pipe = autopipe.split(
-        model, 2, args, kwargs, n_microbatches=N_MICROBATCHES, costs=table, cluster=cluster
-    )
+    pipe = autopipe.split(model, 2, args, kwargs, n_microbatches=N_MICROBATCHES, costs=table, cluster=cluster)
     runtime = pipe.runtime()
     optimizer = torch.optim.AdamW(runtime.parameters())
     for _ in range(2):
