@@ -1,11 +1,12 @@
 """The command: walks the zoo, prints a line per model and the summary, writes JSON.
 
-``python -m benchmarks.capture [--only RE] [--jobs 2] [--json OUT] [--export | --no-export]``
+``python -m benchmarks.capture [--only RE] [--jobs 2] [--json OUT] [--export-every N] [--resume]``
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,15 +29,15 @@ from .zoo import Entry, entries
 def main() -> int:
     """Runs the walk; the exit status says whether it ran, not how it came out."""
     options = _options()
-    chosen = [e for e in entries() if re.search(options.only, e.name)]
-    chosen = chosen[:: options.every]
+    # by hash, so that what is done so far is a fair sample of the whole at any time
+    chosen = sorted((e for e in entries() if re.search(options.only, e.name)), key=_hash)
     done: dict[str, dict[str, Any]] = {}
     if options.resume and options.json.exists():
         done = json.loads(options.json.read_text())["models"]
     waiting = [e for e in chosen if e.name not in done]
     _prepare()
     start = time.monotonic()
-    work = _trial(options.export)
+    work = _trial({e.name for e in chosen[:: options.export_every]} if options.export_every else set())
     for entry, result in workers.run(work, waiting, n_jobs=options.jobs, limit_s=options.limit):
         done[entry.name] = result
         print(f"{len(done):4}/{len(chosen)} {line(entry.name, result)}", flush=True)
@@ -49,13 +50,12 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.capture", description=__doc__)
     parser.add_argument("--only", default="", metavar="RE", help="models whose task/type/class matches")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="every Nth of those")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds per model")
     parser.add_argument("--json", type=pathlib.Path, help="where to write the results")
     parser.add_argument("--resume", action="store_true", help="keep what the JSON file already holds")
     parser.add_argument(
-        "--export", action=argparse.BooleanOptionalAction, default=True, help="torch.export too"
+        "--export-every", type=int, default=1, metavar="N", help="torch.export on every Nth model; 0 for none"
     )
     return parser.parse_args()
 
@@ -72,7 +72,7 @@ def _prepare() -> None:
     warnings.simplefilter("ignore")
 
 
-def _trial(with_export: bool) -> Callable[[Entry, Callable[[dict[str, Any]], None]], None]:
+def _trial(exported: Set[str]) -> Callable[[Entry, Callable[[dict[str, Any]], None]], None]:
     """What a process does with one entry: build, autopipe, torch.export; each half reports under its name."""
     from . import export, trial
 
@@ -86,7 +86,7 @@ def _trial(with_export: bool) -> Callable[[Entry, Callable[[dict[str, Any]], Non
             return
         report({"eager": True, "rung": subject.rung, "inputs": subject.how})
         halves = {"autopipe": trial.try_autopipe}
-        if with_export:
+        if entry.name in exported:
             halves["export"] = export.try_export
         for name, half in halves.items():
             _guard(half, subject, name, report)
@@ -110,6 +110,10 @@ def _guard(
         frames = traceback.extract_tb(error.__traceback__)[-4:]
         where = "; ".join(f"{pathlib.Path(f.filename).name}:{f.lineno} {f.name}" for f in frames)
         add({"error": f"{type(error).__name__}: {str(error)[:500]}", "where": where})
+
+
+def _hash(entry: Entry) -> str:
+    return hashlib.sha256(entry.name.encode()).hexdigest()
 
 
 def _write(path: pathlib.Path, done: dict[str, Any], seconds: float) -> None:
