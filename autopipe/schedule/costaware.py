@@ -20,6 +20,9 @@ from .templates import COST_AWARE, SPLIT, TEMPLATES, template
 
 __all__ = ["cost_aware", "saved_peaks"]
 
+WORK = 1_000_000
+"""How many actions the list schedules tried may have together: a count, so that all ranks try the same."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Problem:
@@ -65,7 +68,7 @@ def cost_aware(
     rank; without them memory is not limited. Where nothing fits the budget, what exceeds it least is taken.
     I and W are used only where their times are known (``backward_input_s`` or ``backward_weight_s``).
 
-    Complexity: some dozens of list schedules and simulations of the schedule's size.
+    Complexity: the templates and up to some dozens of list schedules, fewer the larger they are.
     """
     problem = _Problem(
         tuple(placed),
@@ -101,25 +104,31 @@ def _candidates(problem: _Problem) -> Iterator[Schedule]:
     for name in TEMPLATES:
         if name != "forward-only" and (can_split or name not in SPLIT):
             yield template(name, problem.placed, problem.n_ranks, problem.n_microbatches)
-    depths = _depths(problem)
-    n = problem.n_microbatches
-    for split, scale, patience in itertools.product((False, True), (1, 1.5, 2, math.inf), (0.0, 1.0)):
-        if (split and not can_split) or (patience and not split):
+    n_actions = (3 if can_split else 2) * len(problem.placed) * problem.n_microbatches
+    for rules in itertools.islice(_rules(problem, can_split), max(2, WORK // n_actions)):
+        yield list_schedule(
+            COST_AWARE,
+            problem.placed,
+            problem.n_ranks,
+            problem.n_microbatches,
+            rules,
+            times=problem.times,
+            transfers=problem.transfers or (),
+            cluster=problem.cluster,
+        )
+
+
+def _rules(problem: _Problem, can_split: bool) -> Iterator[Rules]:
+    """Limits on what is in flight, from as little as covers the way down and back to none but the budget."""
+    depths, n = _depths(problem), problem.n_microbatches
+    splits = (True, False) if can_split else (False,)
+    for scale, split, patience in itertools.product((1, 2, math.inf, 1.5), splits, (0.0, 1.0)):
+        if patience and not split:
             continue
-        active = tuple(min(n, math.ceil(d * scale)) if scale < math.inf else n for d in depths)
-        for held in {max(active), min(n, 2 * max(active)), n}:
-            rules = Rules(
+        active = tuple(n if scale == math.inf else min(n, math.ceil(d * scale)) for d in depths)
+        for held in sorted({max(active), min(n, 2 * max(active)), n}) if split else [n]:
+            yield Rules(
                 split, active, (held,) * len(active), patience, problem.saved_bytes, problem.budget_bytes
-            )
-            yield list_schedule(
-                COST_AWARE,
-                problem.placed,
-                problem.n_ranks,
-                n,
-                rules,
-                times=problem.times,
-                transfers=problem.transfers or (),
-                cluster=problem.cluster,
             )
 
 
@@ -143,8 +152,6 @@ def _depths(problem: _Problem) -> tuple[int, ...]:
 
 def _merged(problem: _Problem, schedule: Schedule) -> Schedule:
     """I with its W right behind becomes B again, rank by rank where that is no slower: B may be cheaper."""
-    if not schedule.splits_backward:
-        return schedule
     best, step_s = schedule, problem.step_s(schedule)
     for rank in range(schedule.n_ranks):
         rows = list(best.actions)
@@ -155,7 +162,7 @@ def _merged(problem: _Problem, schedule: Schedule) -> Schedule:
     return best
 
 
-def _merge(row: tuple[Action, ...]) -> tuple[Action, ...]:
+def _merge(row: Sequence[Action]) -> tuple[Action, ...]:
     out: list[Action] = []
     for a in row:
         if a.kind == "W" and out and out[-1] == Action(a.stage, "I", a.microbatch):

@@ -75,6 +75,7 @@ def _messages(timeline: Timeline, index: int, stride: int, rank: int | None) -> 
         if not isinstance(e.action, str) and e.action.kind != "W"
     }
     named: set[tuple[int, int]] = set()
+    ends = _slice_ends(timeline)
     for i, sent in enumerate(timeline.transfers):
         here, there = placed[sent.source], placed[sent.destination]
         pid, peer = here * stride + index, there * stride + index
@@ -84,11 +85,27 @@ def _messages(timeline: Timeline, index: int, stride: int, rank: int | None) -> 
                 named.add((here, there))
                 yield _meta("thread_name", pid, 1 + there, name=f"to rank {there}")
             args = {"bytes": sent.n_bytes, "stream": 1 + there}
-            yield _slice(sent.label, pid, 1 + there, sent.start_s, sent.end_s, "message", args)
+            yield _slice(sent.label, pid, 1 + there, sent.start_s, ends[i], "message", args)
             yield {"ph": "s", "pid": pid, "tid": 1 + there, "ts": sent.start_s * 1e6, **flow}
         at = needed.get((sent.destination, sent.is_gradient, sent.microbatch))
         if at is not None and rank in (None, there):
             yield {"ph": "f", "bp": "e", "pid": peer, "tid": COMPUTE, "ts": at * 1e6, **flow}
+
+
+def _slice_ends(timeline: Timeline) -> list[float]:
+    """When each message's slice ends: as it arrives, or where the next on its link starts a latency earlier.
+
+    Slices of one thread must not overlap.
+    """
+    placed, ends = timeline.schedule.placement, [sent.end_s for sent in timeline.transfers]
+    latest: dict[tuple[int, int], int] = {}
+    for i in sorted(range(len(ends)), key=lambda i: timeline.transfers[i].start_s):
+        sent = timeline.transfers[i]
+        link = placed[sent.source], placed[sent.destination]
+        if link in latest:
+            ends[latest[link]] = min(ends[latest[link]], sent.start_s)
+        latest[link] = i
+    return ends
 
 
 def _slice(

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -221,6 +222,20 @@ def test_flow_arrows_go_from_send_to_the_action_that_needs_it():
         assert end["ts"] >= sent["ts"] + sent["dur"] - 1e-3
         assert taken["args"]["microbatch"] == int(sent["name"][4:])
         assert taken["args"]["stage"] == int(sent["name"][2])
+
+
+def test_slices_of_a_thread_never_overlap():
+    """Two messages on a link whose latency is longer than it is busy are under way at once."""
+    schedule = build("gpipe", 2, 2, 4)
+    cluster = Cluster.uniform(2, link=Link(5.0, 1000.0))
+    timeline = simulate_schedule(schedule, (StageTimes(),) * 2, CHAIN[:1], cluster)
+    threads = collections.defaultdict(list)
+    for e in timeline.to_chrome_trace()["traceEvents"]:
+        if e["ph"] == "X":
+            threads[e["pid"], e["tid"]].append((e["ts"], e["ts"] + e["dur"]))
+    assert len(threads) == 4
+    for spans in threads.values():
+        assert all(b[0] >= a[1] - 1e-3 for a, b in itertools.pairwise(sorted(spans)))
 
 
 def test_memory_counters_follow_the_timeline():
