@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ..errors import StepError
 from .boundary import Edge, Frame
-from .peers import Peers
+from .group import FOREVER
+from .peers import Peers, unpickle
 
 __all__ = ["Announcement", "Channel"]
 
@@ -163,14 +164,14 @@ class Channel:
             known = Announcement(tuple(t for t, p in zip(shapes, present, strict=True) if p), None, present)
         known = self._announce("B", edge, m, known)
         out = []
-        for grad, present, (shape, dtype, _) in zip(dense, known.present, shapes, strict=True):
-            if grad is not None and not present:
+        for grad, had, (shape, dtype, _) in zip(dense, known.present, shapes, strict=True):
+            if grad is not None and not had:
                 raise StepError(
                     f"stage {edge.destination} returned a gradient for one of {', '.join(edge.names)} that "
                     "had none for inputs of the same shapes before; keep ops that use a value only "
                     "sometimes in the stage that computes it"
                 )
-            if present:
+            if had:
                 out.append(torch.zeros(shape, dtype=dtype, device=self._device) if grad is None else grad)
         self._send(known.to_wire(out), peer)
 
@@ -190,7 +191,7 @@ class Channel:
     def _learn(self, key: tuple[Any, ...]) -> Announcement:
         """Wait for the other side's announcement; the first message of a new signature only."""
         name = self._name(key)
-        found: Announcement = pickle.loads(self._peers.fetch(name))
+        found: Announcement = unpickle(self._peers.fetch(name))
         self._peers.store.delete_key(name)
         self._known[key] = found
         return found
@@ -205,7 +206,7 @@ class Channel:
     def _wait(self, kind: str, edge: Edge, m: int) -> tuple[Announcement, list[Tensor]]:
         announced, buffers, works = self._arriving.pop((kind, edge, m))
         for work in works:
-            work.wait()
+            work.wait(FOREVER)
         return announced, announced.from_wire(buffers)
 
     def _send(self, tensors: Sequence[Tensor], peer: int) -> None:
@@ -213,13 +214,13 @@ class Channel:
         for tensor in tensors:
             leaving.append((self._group.send(tensor, peer), tensor))
         while len(leaving) > LAG:
-            leaving.popleft()[0].wait()
+            leaving.popleft()[0].wait(FOREVER)
 
     def flush(self) -> None:
         """Wait until everything sent has left; at the end of a step."""
         for leaving in self._leaving.values():
             while leaving:
-                leaving.popleft()[0].wait()
+                leaving.popleft()[0].wait(FOREVER)
 
 
 def _words(announced: Announcement) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -25,7 +26,7 @@ from ..stages import Stage, find_loss
 from .boundary import edges_between
 from .channel import Channel
 from .executor import Clock, Executor
-from .failure import Position
+from .failure import Patience, Position
 from .microbatch import Batch, Splitter, move
 from .outputs import join, share, weighted
 from .peers import Peers, pipeline_ranks
@@ -43,10 +44,6 @@ __all__ = ["Engine", "Options", "StepResult", "Where"]
 
 Where = Literal["last", "all"]
 
-MIN_STALL_S = 60.0
-STALL_STEPS = 20.0
-FIRST_STEP_FACTOR = 5.0
-"""First steps compile kernels, load libraries and open connections."""
 REMEMBERED_STEPS = 32
 
 
@@ -100,6 +97,7 @@ class Engine:
         )
         self._programs: dict[tuple[int, bool], Program] = {}
         self._signatures: dict[tuple[Any, ...], int] = {}
+        self._patience = Patience(options.stall_limit_s, plan.step_s)
         self._loss_dtype: torch.dtype | None = None
         self._is_dtype_shared = False
         pick_schedule(plan, options.schedule, options.n_microbatches)
@@ -108,7 +106,8 @@ class Engine:
         self.peers: Peers | None = None
         if ranks:
             mine = card(capture, plan, stages, str(options.schedule))
-            self.peers = Peers(ranks, self.device, mine, self._limit_s)
+            self.peers = Peers(ranks, self.device, mine, self._patience)
+            weakref.finalize(self, self.peers.watch.close)
         self.rank = self.peers.rank if self.peers else 0
         self.seed: int = self.peers.cards[0]["own seed"] if self.peers else torch.initial_seed()
         self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
@@ -124,9 +123,7 @@ class Engine:
         self.workers = self._make_workers()
         self._channel = None if self.peers is None else Channel(self.peers, self.device)
         position = Position() if self.peers is None else self.peers.position
-        self._executor = Executor(
-            self.workers, self._edges, plan.placement, self._channel, position
-        )
+        self._executor = Executor(self.workers, self._edges, plan.placement, self._channel, position)
 
     def _make_workers(self) -> dict[int, Worker]:
         by_name = self.capture.ops.by_name
@@ -185,6 +182,7 @@ class Engine:
             if generators is not None:
                 generators.restore()
             self._end()
+        self._patience.is_warm = True
         if grad:
             self.n_steps += 1
             self.records.append((clock.origin_s, time.perf_counter() - start_s, clock))
@@ -364,13 +362,6 @@ class Engine:
             f"rank {position.waits_for} is gone without a word (killed, or it left early): rank {self.rank} "
             f"lost its connection at {position.words} ({str(error).splitlines()[0]})"
         )
-
-    def _limit_s(self) -> float:
-        """Seconds without progress that count as a stall: far above the plan's times, longer at first."""
-        if self.options.stall_limit_s is not None:
-            return self.options.stall_limit_s
-        limit = max(MIN_STALL_S, STALL_STEPS * self.plan.step_s)
-        return limit if self.n_steps or self.n_forwards else FIRST_STEP_FACTOR * limit
 
     def _program(self, n_microbatches: int, grad: bool) -> Program:
         key = (n_microbatches, grad)

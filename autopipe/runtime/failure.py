@@ -1,4 +1,4 @@
-"""One cause for every rank: errors published in the store, and a watch that ends ranks that would wait forever.
+"""One cause for every rank: errors published in the store, and a watch that ends waits without end.
 
 What a rank does when it fails is left to ``executor``.
 
@@ -20,7 +20,7 @@ from torch.distributed import Store
 
 from ..errors import StepError
 
-__all__ = ["Position", "Watch"]
+__all__ = ["Patience", "Position", "Watch", "first_difference", "roll_call"]
 
 POLL_S = 0.5
 """How often the watch looks; a failure elsewhere is noticed within two polls."""
@@ -28,6 +28,28 @@ QUIET_S = 2.0
 """How long a rank makes no progress before it publishes where it is."""
 SIGN_OF_LIFE_S = 10 * POLL_S
 """A rank that published nothing for this long, while others wait, counts as dead or frozen."""
+MIN_STALL_S = 60.0
+STALL_STEPS = 20.0
+FIRST_STEP_FACTOR = 5.0
+
+
+@dataclasses.dataclass
+class Patience:
+    """How long a rank may make no progress: the user's limit, or far above the plan's times.
+
+    Longer until ``is_warm``: first steps compile kernels, load libraries and open connections.
+    """
+
+    given_s: float | None
+    step_s: float
+    is_warm: bool = False
+
+    @property
+    def limit_s(self) -> float:
+        if self.given_s is not None:
+            return self.given_s
+        limit_s = max(MIN_STALL_S, STALL_STEPS * self.step_s)
+        return limit_s if self.is_warm else FIRST_STEP_FACTOR * limit_s
 
 
 @dataclasses.dataclass
@@ -47,7 +69,7 @@ class Watch:
     """Publishes this rank's failure, learns of others', and judges stalls.
 
     ``describe`` says in words where this rank is; ``abort`` breaks the communicator so that a blocked call
-    returns. ``limit_s()`` is how long a rank may go without progress.
+    returns.
     """
 
     def __init__(
@@ -58,11 +80,11 @@ class Watch:
         *,
         position: Callable[[], Position],
         abort: Callable[[], None],
-        limit_s: Callable[[], float],
+        patience: Patience,
     ) -> None:
         self._main, self._store = store, store.clone()
         self._rank, self._n_ranks = rank, n_ranks
-        self._position, self._abort, self._limit_s = position, abort, limit_s
+        self._position, self._abort, self._patience = position, abort, patience
         self.failure: str | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -70,8 +92,9 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching; at the latest when the interpreter ends, which no thread of ours must survive."""
         self._stop.set()
+        self._thread.join(4 * POLL_S)
 
     def publish(self, message: str) -> str:
         """Make ``message`` the cause every rank reports unless there is one; the cause that stands."""
@@ -116,7 +139,7 @@ class Watch:
             if quiet_s > QUIET_S and now - told > QUIET_S:
                 told = now
                 self._tell(position, quiet_s)
-            if position.waits_for >= 0 and quiet_s > self._limit_s():
+            if position.waits_for >= 0 and quiet_s > self._patience.limit_s:
                 self.failure = self._judge(position, quiet_s)
 
     def _look(self, store: Store) -> str | None:
@@ -150,7 +173,7 @@ class Watch:
             what = f"ranks {sorted(seen)} wait for one another"
         message = (
             f"{what}; rank {self._rank} waited {quiet_s:.1f} s at {position.words}, the limit is "
-            f"{self._limit_s():.1f} s (stall_limit_s)"
+            f"{self._patience.limit_s:.1f} s (stall_limit_s)"
         )
         stands: str = self._store.compare_set("error", "", message).decode()
         return stands

@@ -17,22 +17,31 @@ from torch.distributed import PrefixStore, ReduceOp, Store
 __all__ = ["Group"]
 
 FOREVER = datetime.timedelta(days=7)
-"""Timeout of every call: stalls are judged by the watch, which knows what is expected."""
+"""Time limit of every wait: stalls are judged by the watch, which knows what is expected."""
 
 
 class Group:
     """Messages among ``ranks`` (numbers within the pipeline), of tensors on ``device``."""
 
     def __init__(
-        self, store: Store, name: str, ranks: Sequence[int], rank: int, device: torch.device
+        self,
+        store: Store,
+        name: str,
+        ranks: Sequence[int],
+        rank: int,
+        device: torch.device,
+        connect_s: float,
     ) -> None:
         self.ranks, self._me = tuple(ranks), tuple(ranks).index(rank)
         place = PrefixStore(name, store)
         self.is_nccl = device.type == "cuda"
         if self.is_nccl:
-            self._backend: Any = dist.ProcessGroupNCCL(place, self._me, len(self.ranks), FOREVER)
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = FOREVER
+            self._backend: Any = dist.ProcessGroupNCCL(place, self._me, len(self.ranks), options)
         else:
-            self._backend = dist.ProcessGroupGloo(place, self._me, len(self.ranks), FOREVER)
+            limit = datetime.timedelta(seconds=connect_s)
+            self._backend = dist.ProcessGroupGloo(place, self._me, len(self.ranks), limit)
         self.send_to, self.recv_from = self._backend.send, self._backend.recv
 
     def send(self, tensor: Tensor, peer: int) -> Any:
@@ -43,11 +52,11 @@ class Group:
         """Start receiving into a contiguous tensor from rank ``peer``."""
         return self.recv_from([tensor], self.ranks.index(peer), 0)
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp.RedOpType = ReduceOp.SUM) -> Any:
-        """Start reducing a contiguous tensor over all members, in place."""
+    def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:
+        """Reduce a contiguous tensor over all members, in place."""
         options = dist.AllreduceOptions()
-        options.reduceOp = op
-        return self._backend.allreduce([tensor], options)
+        options.reduceOp, options.timeout = op, FOREVER
+        self._backend.allreduce([tensor], options).wait(FOREVER)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Give every member rank ``source``'s value of a contiguous tensor, in place."""
@@ -56,11 +65,11 @@ class Group:
             options.rootRank, options.rootTensor = self.ranks.index(source), 0
             self._backend.broadcast([tensor], options).wait()
         elif self.ranks[self._me] != source:
-            self.recv(tensor, source).wait()
+            self.recv(tensor, source).wait(FOREVER)
         else:
             # a message each beats gloo's broadcast many times over for what is small
             for work in [self.send(tensor, r) for r in self.ranks if r != source]:
-                work.wait()
+                work.wait(FOREVER)
 
     def abort(self) -> None:
         """Break every connection: calls that wait, here and at the other members, raise at once."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import pickle
 import time
+import warnings
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributed import DeviceMesh, PrefixStore, Store
 
 from ..errors import InputError, PlanError, StepError
-from .failure import Position, Watch, first_difference, roll_call
-from .group import Group
+from .failure import Patience, Position, Watch, first_difference, roll_call
+from .group import FOREVER, Group
 
 __all__ = ["Peers", "pipeline_ranks"]
 
@@ -64,7 +64,7 @@ class Peers:
     """
 
     def __init__(
-        self, ranks: tuple[int, ...], device: torch.device, card: dict[str, Any], limit_s: Callable[[], float]
+        self, ranks: tuple[int, ...], device: torch.device, card: dict[str, Any], patience: Patience
     ) -> None:
         self.rank, self.n_ranks = ranks.index(dist.get_rank()), len(ranks)
         self._device = device
@@ -72,10 +72,12 @@ class Peers:
         _made[name] = _made.get(name, -1) + 1
         default = dist.distributed_c10d._get_default_store()
         self.store: Store = PrefixStore(f"autopipe/{name}/{_made[name]}", default.clone())
-        self.cards = self._compare(card, limit_s())
-        self.group = self.new_group(tuple(range(self.n_ranks)))
-        everyone, cpu = tuple(range(self.n_ranks)), torch.device("cpu")
-        self.control = Group(self.store, "control", everyone, self.rank, cpu)
+        self.cards = self._compare(card, patience.limit_s)
+        self._connect_s = patience.limit_s
+        everyone = tuple(range(self.n_ranks))
+        self.group = self.new_group("tensors", everyone)
+        cpu = torch.device("cpu")
+        self.control = Group(self.store, "control", everyone, self.rank, cpu, self._connect_s)
         self.position, self._shared = Position(), 0
         self.watch = Watch(
             self.store,
@@ -83,7 +85,7 @@ class Peers:
             self.n_ranks,
             position=lambda: self.position,
             abort=self._abort,
-            limit_s=limit_s,
+            patience=patience,
         )
 
     def _compare(self, card: dict[str, Any], limit_s: float) -> list[dict[str, Any]]:
@@ -98,10 +100,10 @@ class Peers:
                 )
         return read
 
-    def new_group(self, ranks: tuple[int, ...]) -> Group:
-        """A communicator of some of the pipeline's ranks; only they need to ask for it, once each."""
-        name = "group/" + "-".join(map(str, ranks))
-        return Group(self.store, name, ranks, self.rank, self._device)
+    def new_group(self, purpose: str, ranks: tuple[int, ...]) -> Group:
+        """A communicator of some of the pipeline's ranks; only they ask for it, once for each purpose."""
+        name = f"{purpose}/{'-'.join(map(str, ranks))}"
+        return Group(self.store, name, ranks, self.rank, self._device, self._connect_s)
 
     def agree(self, step: int, words: str, all_words: str) -> None:
         """Check that the rank before this one begins the same step with the same kind of batch.
@@ -116,8 +118,8 @@ class Peers:
         mine = torch.tensor([step, zlib.crc32(all_words.encode())])
         theirs = torch.empty_like(mine)
         arriving, leaving = self.control.recv(theirs, before), self.control.send(mine, after)
-        arriving.wait()
-        leaving.wait()
+        arriving.wait(FOREVER)
+        leaving.wait(FOREVER)
         if torch.equal(mine, theirs):
             return
         message = (
@@ -140,7 +142,7 @@ class Peers:
             self.store.set(key, pickle.dumps(thing))
             return thing
         self.position.waits_for = source
-        found = pickle.loads(self.fetch(key))
+        found = unpickle(self.fetch(key))
         if self.store.add(f"{key}/read", 1) == self.n_ranks - 1:
             self.store.delete_key(key)
             self.store.delete_key(f"{key}/read")
@@ -162,3 +164,11 @@ class Peers:
     def _abort(self) -> None:
         self.group.abort()
         self.control.abort()
+
+
+def unpickle(data: bytes) -> Any:
+    """What ``pickle.dumps`` made of an object that may hold a pytree's structure."""
+    with warnings.catch_warnings():
+        # torch rebuilds its own leaf specs through a name it deprecates
+        warnings.simplefilter("ignore", FutureWarning)
+        return pickle.loads(data)

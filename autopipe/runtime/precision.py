@@ -47,7 +47,7 @@ def spread_overflow(parameters: Iterable[nn.Parameter], group: Group | None, dev
         flag = torch.maximum(flag, (~torch.isfinite(grad).all()).to(flag))
     if group is None:
         return
-    group.all_reduce(flag, ReduceOp.MAX).wait()
+    group.all_reduce(flag, ReduceOp.MAX)
     first = next((g for g in grads if g.numel()), None)
     if first is not None:
         view = first.view(-1)[:1] if first.is_contiguous() else first[(slice(0, 1),) * first.ndim]
@@ -76,7 +76,7 @@ def clip_grad_norm(
     # fp64 on the wire: ranks may differ in their widest dtype
     total = (own.max() if infinite else (own**norm_type).sum()).double()
     if group is not None:
-        group.all_reduce(total, ReduceOp.MAX if infinite else ReduceOp.SUM).wait()
+        group.all_reduce(total, ReduceOp.MAX if infinite else ReduceOp.SUM)
     if not infinite:
         total = total ** (1.0 / norm_type)
     if error_if_nonfinite and not torch.isfinite(total):

@@ -73,10 +73,15 @@ def place(own: Sequence[Stage], stages: Sequence[Stage], device: torch.device, r
                     tensor.data = tensor.data.new_empty(0)
 
 
-def written_buffers(stage: Stage, ops: Sequence[Op]) -> list[Tensor]:
-    """The stage's buffers that its forward writes, such as batch-norm statistics."""
+def written_buffers(stage: Stage, ops: Sequence[Op]) -> list[tuple[nn.Module, str]]:
+    """The stage's buffers that its forward writes, such as batch-norm statistics: (module, name in it)."""
     written = {name for op in ops for name in op.mutated_buffers}
-    return [buffer for name, buffer in stage.named_buffers() if name in written]
+    return [
+        (module, name)
+        for path, module in stage.named_modules()
+        for name in module._buffers
+        if f"{path}.{name}".lstrip(".") in written
+    ]
 
 
 class Generators:

@@ -41,12 +41,14 @@ def find_ties(stages: Sequence[Stage]) -> tuple[Tie, ...]:
 class TieSum:
     """Sums the gradients of one rank's ties over the ranks that share them."""
 
-    def __init__(self, ties: Sequence[Tie], rank: int, new_group: Callable[[tuple[int, ...]], Group]) -> None:
+    def __init__(
+        self, ties: Sequence[Tie], rank: int, new_group: Callable[[str, tuple[int, ...]], Group]
+    ) -> None:
         self._rank = rank
         self._groups: dict[tuple[int, ...], tuple[Group, list[nn.Parameter]]] = {}
         for ranks in sorted({t.ranks for t in ties if rank in t.ranks}):
             members = [t.parameter for t in ties if t.ranks == ranks]
-            self._groups[ranks] = (new_group(ranks), members)
+            self._groups[ranks] = (new_group("ties", ranks), members)
         self._is_summed = False
 
     def before_step(self) -> None:
@@ -62,7 +64,5 @@ class TieSum:
     def after_step(self) -> None:
         """Sum over the holders; a parameter that got no gradient anywhere keeps none."""
         for group, parameters in self._groups.values():
-            sum_gradients(
-                [p for p in parameters if p.requires_grad], lambda t, g=group: g.all_reduce(t).wait()
-            )
+            sum_gradients([p for p in parameters if p.requires_grad], group.all_reduce)
         self._is_summed = True

@@ -72,7 +72,8 @@ class Weigher:
         for m in range(batch.n_microbatches):
             pieces = {id(batch.whole[name]): batch.leaves[name][m] for name in batch.batched}
             part = pytree.tree_unflatten([pieces.get(id(leaf), leaf) for leaf in leaves], spec)
-            weights.append(float(self._given(*part, batch.targets[m])))
+            own_args, own_kwargs = part
+            weights.append(float(self._given(own_args, own_kwargs, batch.targets[m])))
         return weights
 
 

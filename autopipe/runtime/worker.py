@@ -60,7 +60,7 @@ class Worker:
         loss: Callable[[tuple[Any, ...], Any], Tensor],
         forward_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         recompute: bool = False,
-        mutated: Sequence[Tensor] = (),
+        mutated: Sequence[tuple[nn.Module, str]] = (),
         is_random: bool = True,
     ) -> None:
         self.stage = stage
@@ -252,14 +252,19 @@ class Worker:
 
 
 @contextlib.contextmanager
-def _unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
-    copies = [t.clone() for t in tensors]
+def _unchanged(buffers: Sequence[tuple[nn.Module, str]]) -> Iterator[None]:
+    """Within it the modules write copies of these buffers.
+
+    The buffers themselves are not written back: autograd would take that for a change of what it saved.
+    """
+    kept = [module._buffers[name] for module, name in buffers]
+    for (module, name), buffer in zip(buffers, kept, strict=True):
+        module._buffers[name] = None if buffer is None else buffer.clone()
     try:
         yield
     finally:
-        with torch.no_grad():
-            for tensor, copy in zip(tensors, copies, strict=True):
-                tensor.copy_(copy)
+        for (module, name), buffer in zip(buffers, kept, strict=True):
+            module._buffers[name] = buffer
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -1,0 +1,393 @@
+"""What the ranks of the multi-process tests do; each check runs on every rank."""
+
+import copy
+import os
+import pathlib
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from runtime_models import (
+    Adversary,
+    Noisy,
+    adversary_batch,
+    adversary_loss,
+    grads,
+    make,
+    worst,
+)
+from torch import nn
+from torch.nn import functional as F
+
+from autopipe.errors import AutopipeError
+from autopipe.runtime import Runtime
+
+SCHEDULES = {
+    "gpipe": 1,
+    "1f1b": 1,
+    "interleaved": 2,
+    "looped-bfs": 2,
+    "zb-h1": 1,
+    "zb-h2": 1,
+    "zbv": 2,
+    "dualpipev": 2,
+}
+BATCHES = ((8, 6, 4), (7, 5, 4), (3, 6, 4), (9, 4, 2), (8, 6, 5))
+EXACT = 1e-12
+
+
+def adversary(schedule, n_ranks, per_rank, recompute=False):
+    torch.manual_seed(0)
+    model = Adversary().double()
+    args, kwargs, _ = adversary_batch(4, 5)
+    n = n_ranks * per_rank
+    made = make(
+        model,
+        args,
+        kwargs,
+        n_stages=n,
+        n_ranks=n_ranks,
+        schedule=schedule,
+        recompute=tuple(range(0, n, 2)) if recompute else (),
+    )
+    return model, *made
+
+
+def train_plain(model, steps, clip=None):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+    losses, norms = [], []
+    for args, kwargs, target in steps:
+        optimizer.zero_grad()
+        loss = adversary_loss(model(*args, **kwargs), target)
+        loss.backward()
+        if clip:
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms
+
+
+def adversary_on_every_schedule():
+    world = dist.get_world_size()
+    for i, (schedule, per_rank) in enumerate(SCHEDULES.items()):
+        model, captured, plan, stages = adversary(schedule, world, per_rank, recompute=i % 2 == 1)
+        plain = copy.deepcopy(model)
+        torch.manual_seed(7)
+        steps = [adversary_batch(rows, length) for rows, length, _ in BATCHES]
+        losses, norms = train_plain(plain, steps, clip=0.05)
+        runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss)
+        optimizer = torch.optim.SGD(runtime.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+        for (args, kwargs, target), (*_, m), loss, norm in zip(steps, BATCHES, losses, norms, strict=True):
+            optimizer.zero_grad()
+            out = runtime.step(*args, **kwargs, target=target, n_microbatches=m)
+            found = runtime.clip_grad_norm_(0.05).item()
+            optimizer.step()
+            assert abs(out.loss.item() - loss) < EXACT, (schedule, out.loss, loss)
+            assert abs(found - norm) < EXACT, (schedule, found, norm)
+        error = worst(dict(runtime.named_parameters()), dict(plain.named_parameters()))
+        assert error < EXACT, (schedule, error)
+        assert {n for n, _ in runtime.named_parameters()} <= {n for n, _ in plain.named_parameters()}
+        one_process_agrees(runtime, model, plain)
+
+
+def one_process_agrees(runtime, model, plain):
+    """Outputs on every rank, on the last only, and the loss without gradients."""
+    args, kwargs, target = adversary_batch(5, 3)
+    torch.manual_seed(11)
+    args, kwargs, target = adversary_batch(5, 3)
+    model.eval(), plain.eval()
+    wanted = plain(*args, **kwargs)
+    out = runtime.forward(*args, **kwargs)
+    torch.testing.assert_close(out["logits"], wanted["logits"], rtol=0, atol=EXACT)
+    assert out["nothing"] is None
+    assert out["aux"][1] == 3
+    out = runtime.forward(*args, **kwargs, outputs_on="last")
+    assert (out is None) == (runtime.stages[-1].is_last is False)
+    result = runtime.evaluate(*args, **kwargs, target=target)
+    assert abs(result.loss - adversary_loss(wanted, target)) < EXACT
+    model.train(), plain.train()
+
+
+def noise_does_not_depend_on_ranks():
+    world = dist.get_world_size()
+
+    def train(schedule, n_stages, n_ranks, mesh=None):
+        torch.manual_seed(3)
+        model = Noisy().double()
+        x = torch.randn(8, 5, dtype=torch.float64)
+        recompute = (1,) if n_stages > 1 else ()
+        made = make(
+            model, (x,), {}, n_stages=n_stages, n_ranks=n_ranks, schedule=schedule, recompute=recompute
+        )
+        torch.manual_seed(5)
+        runtime = Runtime(*made, loss_fn=F.mse_loss, mesh=mesh)
+        generator = torch.Generator().manual_seed(9)
+        for _ in range(3):
+            x = torch.randn(9, 5, dtype=torch.float64, generator=generator)
+            runtime.step(x, target=x[:, :2])
+        state = {n: b for s in runtime.stages for n, b in s.named_buffers()}
+        return {**state, **grads(runtime.named_parameters())}
+
+    alone = dist.init_device_mesh("cpu", (world, 1), mesh_dim_names=("dp", "pp"))
+    wanted = train("1f1b", 1, 1, alone)
+    for schedule in ("gpipe", "zb-h1"):
+        assert worst(train(schedule, world, world), wanted) < EXACT
+    assert worst(train("interleaved", 2 * world, world), wanted) < EXACT
+
+
+def accumulation_and_zero_grad():
+    world = dist.get_world_size()
+    model, captured, plan, stages = adversary("1f1b", world, 1)
+    plain = copy.deepcopy(model)
+    runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss)
+
+    def both(sync, rows):
+        args, kwargs, target = adversary_batch(rows, 4)
+        if sync:
+            runtime.step(*args, **kwargs, target=target)
+        else:
+            with runtime.no_sync():
+                runtime.step(*args, **kwargs, target=target)
+        adversary_loss(plain(*args, **kwargs), target).backward()
+
+    def compare():
+        wanted = grads(plain.named_parameters())
+        assert worst(grads(runtime.named_parameters()), wanted) < EXACT
+
+    torch.manual_seed(2)
+    for pattern in ((True, True), (False, True), (True, False, True), (True, True, True)):
+        for i, sync in enumerate(pattern):
+            both(sync, 4 + i)
+        compare()
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad.zero_()
+        plain.zero_grad(set_to_none=False)
+    model.zero_grad(), plain.zero_grad()
+    both(True, 3)
+    compare()
+    model.frozen.requires_grad_(True), plain.frozen.requires_grad_(True)  # thawed between steps
+    model.first.requires_grad_(False), plain.first.requires_grad_(False)
+    model.zero_grad(), plain.zero_grad()
+    both(True, 5)
+    compare()
+
+
+class Mlp(nn.Module):
+    def __init__(self, d=8):
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(d, d) for _ in range(4))
+
+    def forward(self, x):
+        return self.d(torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x)))))))
+
+
+def mlp(n_ranks, dtype=torch.float64, **options):
+    torch.manual_seed(1)
+    model = Mlp().to(dtype)
+    return model, *make(model, (torch.randn(8, 8, dtype=dtype),), {}, n_stages=n_ranks, **options)
+
+
+def overflow_and_autocast():
+    world = dist.get_world_size()
+    model, *made = mlp(world, torch.float32)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    runtime = Runtime(*made, loss_fn=F.mse_loss, autocast=torch.bfloat16, scaler=scaler)
+    optimizer = torch.optim.SGD(runtime.parameters(), 0.1)
+    plain = copy.deepcopy(model)
+    x = torch.randn(8, 8)
+    runtime.step(x, target=x)
+    scaler.unscale_(optimizer)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.mse_loss(plain(x).float(), x)
+    loss.backward()
+    for name, p in runtime.named_parameters():
+        torch.testing.assert_close(p.grad, plain.get_parameter(name).grad, rtol=0.05, atol=0.02)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 1024.0
+    before = [p.detach().clone() for p in runtime.parameters()]
+    optimizer.zero_grad()
+    # only the first rank overflows
+    handle = model.a.weight.register_hook(lambda g: g * float("inf"))
+    runtime.step(x, target=x)
+    handle.remove()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 512.0
+    assert all(torch.equal(a, b) for a, b in zip(before, runtime.parameters(), strict=True))
+
+
+def data_parallel():
+    """2 × 2: a pipeline of two ranks, two replicas, in DDP and sharded by FSDP2."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    group = mesh.get_group("dp")
+    replica = mesh.get_local_rank("dp")
+    wrappers = {
+        "ddp": lambda stage: DistributedDataParallel(stage, process_group=group),
+        "fsdp": lambda stage: fully_shard(stage, mesh=mesh["dp"]) and None,
+    }
+    for (name, wrapper), schedule in zip(wrappers.items(), ("1f1b", "zb-h1"), strict=True):
+        model, *made = mlp(2, schedule=schedule)
+        plain = copy.deepcopy(model)
+        runtime = Runtime(*made, loss_fn=F.mse_loss, mesh=mesh)
+        runtime.wrap(wrapper)
+        optimizer = torch.optim.SGD(runtime.parameters(), 0.1, momentum=0.9)
+        reference = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+        torch.manual_seed(4)
+        for _ in range(3):
+            x = torch.randn(16, 8, dtype=torch.float64)
+            mine = x[8 * replica : 8 * replica + 8]
+            optimizer.zero_grad(), reference.zero_grad()
+            with runtime.no_sync():
+                runtime.step(mine[:4], target=mine[:4])
+            runtime.step(mine[4:], target=mine[4:])
+            (F.mse_loss(plain(x[[0, 1, 2, 3, 8, 9, 10, 11]]), x[[0, 1, 2, 3, 8, 9, 10, 11]])).backward()
+            (F.mse_loss(plain(x[[4, 5, 6, 7, 12, 13, 14, 15]]), x[[4, 5, 6, 7, 12, 13, 14, 15]])).backward()
+            norm = runtime.clip_grad_norm_(0.5)
+            wanted = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+            assert abs(norm - wanted) < 1e-10, (name, norm, wanted)
+            optimizer.step(), reference.step()
+        for parameter_name, p in runtime.named_parameters():
+            whole = p.full_tensor() if hasattr(p, "full_tensor") else p
+            torch.testing.assert_close(whole, plain.get_parameter(parameter_name), rtol=0, atol=1e-10)
+
+
+def checkpoints(directory):
+    """Saved by all ranks, loaded by all ranks under another cut, by one process, and by the plain model."""
+    world, path = dist.get_world_size(), pathlib.Path(directory)
+    model, captured, plan, stages = adversary("1f1b", world, 1)
+    runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss)
+    optimizer = torch.optim.AdamW(runtime.parameters(), 0.01)
+    torch.manual_seed(8)
+    batches = [adversary_batch(6, 4) for _ in range(4)]
+
+    def train(runtime, optimizer, batches):
+        for args, kwargs, target in batches:
+            optimizer.zero_grad()
+            runtime.step(*args, **kwargs, target=target)
+            optimizer.step()
+
+    train(runtime, optimizer, batches[:2])
+    runtime.save(path / "shards", optimizer=optimizer, max_shard_bytes=1000)
+    runtime.save(path / "one.pt")
+    train(runtime, optimizer, batches[2:])
+    wanted = {n: p.detach().clone() for n, p in runtime.named_parameters()}
+    whole = {}
+    for part in runtime._engine.peers.gather(wanted):
+        whole |= part
+    _, captured, plan, stages = adversary("interleaved", world, 2)
+    other = Runtime(captured, plan, stages, loss_fn=adversary_loss)
+    for p in other.parameters():
+        p.data.zero_()
+    fresh = torch.optim.AdamW(other.parameters(), 0.5)
+    other.load(path / "shards", optimizer=fresh)
+    assert fresh.param_groups[0]["lr"] == 0.01
+    train(other, fresh, batches[2:])
+    assert worst(dict(other.named_parameters()), whole) < EXACT
+    plain = Adversary().double()
+    plain.load_state_dict(torch.load(path / "one.pt", weights_only=True))
+    assert plain.head.weight is plain.emb.weight
+
+
+def matched_report():
+    world = dist.get_world_size()
+    model, *made = mlp(world)
+    runtime = Runtime(*made, loss_fn=F.mse_loss)
+    x = torch.randn(8, 8, dtype=torch.float64)
+    for _ in range(3):
+        runtime.step(x, target=x)
+    report = runtime.report()
+    assert len(report.events) == 2 * 4 * world
+    assert report.n_steps == 3
+    assert all(set(s.measured) == {"F", "B"} for s in report.stages)
+    ends = {(a.kind, a.stage, a.microbatch): end for _, a, _, end in report.events}
+    starts = {(a.kind, a.stage, a.microbatch): start for _, a, start, _ in report.events}
+    slack_s = 1e-3  # two hosts' clocks may differ by their own adjustment
+    for stage in range(1, world):
+        for m in range(4):
+            assert starts["F", stage, m] >= ends["F", stage - 1, m] - slack_s
+            assert starts["B", stage - 1, m] >= ends["B", stage, m] - slack_s
+    assert 0 < report.bubble_fraction < 1
+    assert "predicted" in str(report)
+
+
+def everything():
+    adversary_on_every_schedule()
+    noise_does_not_depend_on_ranks()
+    accumulation_and_zero_grad()
+    overflow_and_autocast()
+    matched_report()
+
+
+# -- failures: each rank prints how and when it ended ---------------------------------------------------
+
+
+def failing(how, *rest):
+    """Rank 1 fails in the middle of the second step; every other rank prints what it was told."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model, captured, plan, stages = mlp(world)
+    options = {"stall_limit_s": 4.0}
+    if how == "plan" and rank == 1:
+        model, captured, plan, stages = mlp(world, n_microbatches=2)
+    if how == "never" and rank == 1:
+        time.sleep(12)
+        os._exit(0)
+    x = torch.randn(8, 8, dtype=torch.float64)
+    try:
+        runtime = Runtime(captured, plan, stages, loss_fn=F.mse_loss, **options)
+        runtime.step(x, target=x)
+        if rank == 1:
+            counter = iter(range(100))
+            stages[1].register_forward_pre_hook(lambda *_: next(counter) == 2 and misbehave(how))
+        began = time.time()
+        if how == "shape" and rank == 1:
+            x = x[:6]
+        runtime.step(x, target=x)
+    except (AutopipeError, RuntimeError) as error:
+        began = locals().get("began", time.time())
+        print(f"{type(error).__name__} after {time.time() - began:.1f} s: {error}", flush=True)
+        if rank == 0:
+            time.sleep(float(rest[0]) if rest else 1.0)  # hosts the store
+        os._exit(3)
+    print("no error", flush=True)
+    os._exit(0)
+
+
+def misbehave(how):
+    if how == "raise":
+        raise ValueError("bad weather")
+    if how == "oom":
+        raise torch.OutOfMemoryError("out of memory: tried to allocate 3 GiB")
+    if how == "kill":
+        os.kill(os.getpid(), 9)
+    if how == "stuck":
+        time.sleep(12)
+        os._exit(0)
+    if how == "exit":
+        sys.exit(5)
+
+
+def growth(n_steps):
+    """Thousands of steps without a byte more, on every rank."""
+    import resource
+
+    model, *made = mlp(dist.get_world_size())
+    runtime = Runtime(*made, loss_fn=F.mse_loss)
+    x = torch.randn(8, 8, dtype=torch.float64)
+
+    def resident():
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
+
+    for _ in range(200):
+        runtime.step(x, target=x)
+    before = resident()
+    for _ in range(int(n_steps)):
+        runtime.step(x, target=x)
+    assert resident() - before < 4 << 20, (before, resident())

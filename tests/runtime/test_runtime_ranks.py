@@ -1,0 +1,26 @@
+"""On several ranks over gloo: the same results as one process, exactly."""
+
+import pytest
+import runtime_ranks
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+def test_ranks_equal_one_process(n_ranks):
+    runtime_ranks.run("everything", n_ranks, timeout_s=150)
+
+
+@pytest.mark.timeout(120)
+def test_data_parallel_beside_the_pipeline():
+    runtime_ranks.run("data_parallel", 4, timeout_s=100)
+
+
+@pytest.mark.timeout(120)
+def test_checkpoints_fit_any_cut(tmp_path):
+    runtime_ranks.run("checkpoints", 2, tmp_path, timeout_s=100)
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+
+
+@pytest.mark.timeout(120)
+def test_memory_does_not_grow():
+    runtime_ranks.run("growth", 2, 1000, timeout_s=100)
