@@ -5,9 +5,11 @@ Which sizes may change is left to ``dims``.
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import inspect
 import itertools
+import keyword
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -153,7 +155,9 @@ class Inputs:
 
 
 def _unique(name: str, taken: dict[str, int]) -> str:
+    """A name fx will keep: it would rename an argument called like a builtin, such as ``input``."""
     name = re.sub(r"\W", "_", name)
+    name += "_1" if keyword.iskeyword(name) or hasattr(builtins, name) else ""
     taken[name] = taken.get(name, -1) + 1
     return name if not taken[name] else f"{name}_{taken[name]}"
 
