@@ -17,6 +17,7 @@ from ..schedule import (
     Message,
     Schedule,
     Send,
+    StageTimes,
     Transfer,
     build,
     check,
@@ -84,19 +85,21 @@ def forward_part(schedule: Schedule) -> Schedule:
     )
 
 
-def compile_program(schedule: Schedule, edges: Sequence[Edge], rank: int | None) -> Program:
+def compile_program(
+    schedule: Schedule, edges: Sequence[Edge], rank: int | None, times: Sequence[StageTimes] | None = None
+) -> Program:
     """The steps of ``rank``, or, for None, all actions in one line that respects every dependency.
 
+    ``times`` are the stages' predicted ones, the same on every rank, by which messages are put in order.
     Raises :class:`ScheduleError` when the schedule is malformed.
     """
     check(schedule)
     if rank is None:
         return tuple(
-            ProgramStep("run", Action(code >> 2, KINDS[code & 3], m))  # type: ignore[arg-type]
-            for _, code, m in schedule.order
+            ProgramStep("run", Action(code >> 2, KINDS[code & 3], m)) for _, code, m in schedule.order
         )
     transfers = [Transfer(e.source, e.destination, value=e.names[0]) for e in edges]
-    wire = wire_order(schedule, transfers)
+    wire = wire_order(schedule, transfers, times=times)
     steps = []
     for step in wire.programs[rank]:
         if isinstance(step, Compute):
