@@ -358,23 +358,56 @@ class Checkpointed(nn.Module):
         return self.head(x)
 
 
-@register(tokens)
-class LayerDrop(nn.Module):
+class LayerDropStack(nn.Module):
     """One random draw per layer decides whether it runs, as in wav2vec2 and BART."""
 
-    def __init__(self) -> None:
+    def __init__(self, p: float) -> None:
         super().__init__()
-        self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
-        self.layers = nn.ModuleList([Block() for _ in range(4)])
+        self.p, self.layers = p, nn.ModuleList([Block() for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            dropped = torch.rand([])
+            if self.training and dropped < self.p:
+                continue
+            x = layer(x)
+        return x
+
+
+class Stacks(nn.Module):
+    """Stacks between an embedding and a head."""
+
+    def __init__(self, stacks: list[nn.Module]) -> None:
+        super().__init__()
+        self.embed, self.stacks, self.head = (
+            nn.Embedding(VOCAB, WIDTH),
+            nn.ModuleList(stacks),
+            nn.Linear(WIDTH, VOCAB),
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embed(ids)
-        for layer in self.layers:
-            dropped = torch.rand([])
-            if self.training and dropped < 0.3:
-                continue
-            x = layer(x)
+        for stack in self.stacks:
+            x = stack(x)
         return self.head(x)
+
+
+@register(tokens)
+def LayerDrop() -> nn.Module:
+    """Stacks that drop layers stay whole; a probability of 0 drops none, and its stack is opened."""
+    return Stacks([LayerDropStack(0.3), LayerDropStack(0.3), LayerDropStack(0.0)])
+
+
+@register(tokens, refused="random draw")
+class RootLayerDrop(LayerDropStack):
+    """Drops layers in the model's own forward."""
+
+    def __init__(self) -> None:
+        super().__init__(0.3)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(self.embed(ids))
 
 
 class StochasticLayer(nn.Module):

@@ -31,6 +31,8 @@ class Case:
     has_lengths: the model runs at several lengths.
     has_batches: the model runs at several batch sizes.
     n_stages: how many stages it can be cut into at least, up to 4.
+    refused: what the error says of a model whose own forward (not a submodule's) branches on data, which no
+        graph can hold; "" for all others.
     """
 
     build: Callable[[], nn.Module]
@@ -38,6 +40,7 @@ class Case:
     has_lengths: bool = True
     has_batches: bool = True
     n_stages: int = 4
+    refused: str = ""
 
 
 CASES: dict[str, Case] = {}

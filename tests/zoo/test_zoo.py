@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autopipe.errors import CaptureError
 from autopipe.hardware import Cluster
 from autopipe.stages import build
 from autopipe.stages.verify import run_stages
@@ -35,7 +36,7 @@ def sizes_of(name: str) -> list[tuple[int, int]]:
     return [EXAMPLE] + [OTHER_BATCH] * case.has_batches + [OTHER_LENGTH] * case.has_lengths
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [n for n, case in CASES.items() if not case.refused])
 def test_stages_equal_the_model_in_both_modes_at_every_size(name: str) -> None:
     found, stages = captured(name)
     assert len(stages) >= min(4, CASES[name].n_stages)
@@ -47,6 +48,15 @@ def test_stages_equal_the_model_in_both_modes_at_every_size(name: str) -> None:
             expected = observe(model, lambda args=args, kwargs=kwargs: model(*args, **kwargs))
             got = observe(model, lambda args=args, kwargs=kwargs: run(found, stages, args, kwargs))
             assert not difference(expected, got), f"{size}, training={training}"
+
+
+@pytest.mark.parametrize("name", [n for n, case in CASES.items() if case.refused])
+def test_branch_in_the_model_itself_is_refused_with_its_line(name: str) -> None:
+    seed()
+    model = CASES[name].build()
+    args, kwargs = CASES[name].inputs(*EXAMPLE)
+    with pytest.raises(CaptureError, match=rf"models_text\.py:\d+.*{CASES[name].refused}"):
+        capture(model, args, kwargs)
 
 
 def run(found: Any, stages: Any, args: Any, kwargs: Any) -> Any:
