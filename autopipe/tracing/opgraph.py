@@ -48,7 +48,9 @@ def build(
         order_edges=tuple(
             sorted(order - edges, key=lambda e: (position[e[0]], position[e[1]]))
         ),
-        groups=tuple(tuple(sorted(g, key=position.__getitem__)) for g in groups),
+        groups=tuple(sorted(
+            (tuple(sorted(g, key=position.__getitem__)) for g in groups), key=lambda g: position[g[0]]
+        )),
         parameters=specs,
         dims=tuple(dims),
     )
