@@ -30,7 +30,7 @@ class Unet(nn.Module):
         self.up = nn.ModuleList(_convolutions(3 * b, b) for b in reversed(widths))
         self.head = nn.Conv2d(width, n_channels, 1)
 
-    def forward(self, image: Tensor, target: Tensor) -> Tensor:
+    def forward(self, image: Tensor, clean: Tensor) -> Tensor:
         h, skips = image, []
         for block in self.down:
             h = block(h)
@@ -39,7 +39,7 @@ class Unet(nn.Module):
         h = self.middle(h)
         for block in self.up:
             h = block(torch.cat([F.interpolate(h, scale_factor=2.0), skips.pop()], 1))
-        return F.mse_loss(self.head(h), target)
+        return F.mse_loss(self.head(h), clean)
 
 
 def _convolutions(n_in: int, n_out: int) -> nn.Sequential:
@@ -123,7 +123,7 @@ def resnet(batch: int = 8, size: int = 96) -> Built:
 
 
 def unet(batch: int = 8, size: int = 64) -> Built:
-    return Unet(), (), {k: torch.randn(batch, 3, size, size) for k in ("image", "target")}
+    return Unet(), (), {k: torch.randn(batch, 3, size, size) for k in ("image", "clean")}
 
 
 MODELS: Mapping[str, Callable[..., Built]] = {

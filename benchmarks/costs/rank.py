@@ -22,7 +22,7 @@ from autopipe.measure.account import Counter
 from .models import build
 
 N_MICROBATCHES = 4
-ROUNDS, STEPS = 3, 7
+ROUNDS, STEPS = 3, 5
 
 
 def main(name: str, out: str) -> None:

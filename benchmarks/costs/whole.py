@@ -1,0 +1,95 @@
+"""Single-process checks of costs: sums against whole models, formulas against sizes never fitted, deep models.
+
+Pipelines of two processes are left to ``pipelines``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import autopipe
+from autopipe.measure import fit_costs, profile
+
+from .models import build
+
+__all__ = ["deep", "sums", "symbolic"]
+
+FITTED = ((1, 64), (2, 128), (4, 192))
+PREDICTED = ((1, 128), (2, 64), (2, 192), (3, 96), (4, 128))
+
+
+def sums(name: str) -> dict[str, Any]:
+    """The sum of the op costs, profiled first, against the untouched model's own forward and backward."""
+    model, args, kwargs = build(name, batch=2)
+    captured = autopipe.capture(model, args, kwargs)
+    start = time.perf_counter()
+    table = profile(captured, progress=False)
+    took = time.perf_counter() - start
+    forward, backward = _whole(model, args, kwargs)
+    total = table.total(table.costs)
+    return {
+        "n_ops": len(table.costs),
+        "profile_s": took,
+        "residual": table.residual,
+        "forward": {"sum_s": total.forward_s, "whole_s": forward},
+        "backward": {"sum_s": total.backward_s, "whole_s": backward},
+        "error": total.seconds / (forward + backward) - 1,
+    }
+
+
+def _whole(model: torch.nn.Module, args: Any, kwargs: Any, n: int = 9) -> tuple[float, float]:
+    """Median seconds of the model's forward and of its backward; gradients accumulate as in a step."""
+    forward, backward = [], []
+    for _ in range(n + 1):
+        start = time.perf_counter()
+        out = model(*args, **kwargs)
+        middle = time.perf_counter()
+        (out if torch.is_tensor(out) else out.loss).backward()
+        backward.append(time.perf_counter() - middle)
+        forward.append(middle - start)
+    return statistics.median(forward[1:]), statistics.median(backward[1:])
+
+
+def symbolic(name: str = "gpt2") -> dict[str, Any]:
+    """Formulas through three profiles against profiles at five other sizes."""
+    model, args, kwargs = build(name, n_layer=2)
+    captured = autopipe.capture(model, args, kwargs)
+
+    def measure(batch: int, seq: int) -> Any:
+        return profile(captured, dims={"batch": batch, "seq": seq}, min_s=0.5, progress=False)
+
+    fitted = fit_costs(captured, [measure(*at) for at in FITTED])
+    rows = []
+    for batch, seq in PREDICTED:
+        measured, predicted = measure(batch, seq), fitted.at({"batch": batch, "seq": seq})
+        a, b = (t.total(t.costs).seconds for t in (predicted, measured))
+        rows.append({"batch": batch, "seq": seq, "predicted_s": a, "measured_s": b, "error": a / b - 1})
+    errors = [abs(r["error"]) for r in rows]
+    return {
+        "fitted_at": FITTED,
+        "fit_error": fitted.error,
+        "rows": rows,
+        "mean_error": statistics.fmean(errors),
+        "max_error": max(errors),
+    }
+
+
+def deep(name: str = "gpt2") -> dict[str, Any]:
+    """Seconds to profile 96 blocks over seconds to profile 4 of the same width, a fixed number of passes."""
+    seconds = {}
+    for n in (4, 96):
+        model, args, kwargs = build(name, batch=1, n_layer=n)
+        captured = autopipe.capture(model, args, kwargs)
+        seconds[n] = min(_timed(lambda c=captured: profile(c, min_s=0.0, progress=False)) for _ in range(2))  # type: ignore[misc]
+    return {"blocks_4_s": seconds[4], "blocks_96_s": seconds[96], "ratio": seconds[96] / seconds[4]}
+
+
+def _timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -1,0 +1,218 @@
+"""Profiles: what is measured, what is shared, what is left alone, what happens when an op cannot be run."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import pytest
+import torch
+from measure_models import Block, Net, Stack, ids
+from torch import nn
+
+import autopipe
+from autopipe.costs import CostTable
+from autopipe.errors import CostError, InputError
+from autopipe.measure import Store, profile
+from autopipe.measure import passes as passes_module
+
+QUICK = {"min_s": 0.0, "min_passes": 3, "progress": False}
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().train()
+
+
+def captured(model: nn.Module, *args: torch.Tensor) -> autopipe.tracing.Capture:
+    return autopipe.capture(model, args)
+
+
+def test_every_op_has_a_cost(net: Net) -> None:
+    capture = captured(net, ids(), ids())
+    table = profile(capture, **QUICK)
+    assert set(table.costs) == {op.name for op in capture.ops.compute if not op.is_size}
+    blocks = [table[op.name] for op in capture.ops.compute if op.target.startswith("blocks.")]
+    first, second = (dataclasses.replace(block, saved_values=()) for block in blocks)
+    assert first == second
+    for block in blocks:
+        assert block.source == "measured"
+        assert block.forward_s > 0
+        assert block.backward_s == pytest.approx(block.backward_input_s + block.backward_weight_s)
+        assert block.flops == 2 * 2 * 24 * 16 * 64
+    assert table.source == "measured"
+    assert table.residual is not None
+    assert table.optimizer_s_per_byte > 0
+    assert CostTable.from_dict(table.to_dict()) == table
+
+
+def test_saved_bytes_of_a_block_by_hand() -> None:
+    capture = captured(Stack(2).train(), torch.ones(4, 16))
+    table = profile(capture, **QUICK)
+    first, second = (table[op.name] for op in capture.ops.compute)
+    # the block's input (for the first product) and relu's output (for relu and the second product)
+    assert first.saved_bytes == second.saved_bytes == 4 * 16 * 4 + 4 * 64 * 4
+    assert second.saved_values == (capture.ops.compute[0].name,)
+
+
+def test_dims_of_a_microbatch(net: Net) -> None:
+    capture = captured(net, ids(8), ids(8))
+    (batch,) = (d.name for d in capture.ops.dims if d.example == 8)
+    whole, piece = (profile(capture, dims={batch: n}, **QUICK) for n in (8, 2))
+    block = next(op.name for op in capture.ops.compute if op.target == "blocks.0")
+    assert piece.dims[batch] == 2
+    assert whole[block].saved_bytes == 4 * piece[block].saved_bytes
+    assert whole[block].flops == 4 * piece[block].flops
+
+
+def test_an_unknown_dim_is_refused(net: Net) -> None:
+    with pytest.raises(InputError, match="no dims \\['hight'\\]"):
+        profile(captured(net, ids(), ids()), dims={"hight": 3}, **QUICK)
+
+
+def test_the_model_is_left_alone(net: Net) -> None:
+    capture = captured(net, ids(), ids())
+    net.eval()
+    net.embed.weight.grad = torch.full_like(net.embed.weight, 7.0)
+    calls: list[int] = []
+    net.head.weight.register_post_accumulate_grad_hook(lambda p: calls.append(1))
+    parameters = {name: (p, p.clone(), p.grad) for name, p in net.named_parameters()}
+    buffers = {name: (b, b.clone()) for name, b in net.named_buffers()}
+    state = torch.random.get_rng_state()
+    profile(capture, **QUICK)
+    for name, p in net.named_parameters():
+        same, value, grad = parameters[name]
+        assert p is same
+        assert torch.equal(p, value)
+        assert p.grad is grad
+    for name, b in net.named_buffers():
+        assert b is buffers[name][0]
+        assert torch.equal(b, buffers[name][1])
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not calls
+    assert not any(m.training for m in net.modules())
+    assert bool((net.embed.weight.grad == 7).all())
+
+
+def test_equal_blocks_are_run_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Block] = []
+    forward = Block.forward
+    capture = captured(Stack(40).train(), torch.ones(4, 16))
+    monkeypatch.setattr(Block, "forward", lambda self, x: (runs.append(self), forward(self, x))[1])
+    table = profile(capture, **QUICK)
+    # the first takes an input without gradient and is of another kind than the 39 behind it
+    assert len({id(b) for b in runs}) == 1 + 4
+    assert len(table.costs) == 40
+    assert len({table[op.name].forward_s for op in capture.ops.compute[1:]}) == 1
+
+
+def test_a_failing_op_is_reported_and_the_rest_measured() -> None:
+    model = Stack(3).train()
+    capture = captured(model, torch.ones(4, 16))
+    model.blocks[1].fails = True
+    table = profile(capture, **QUICK)
+    first, broken, last = (table[op.name] for op in capture.ops.compute)
+    assert (first.source, broken.source, last.source) == ("measured", "estimated", "measured")
+    assert broken.forward_s > 0
+    assert broken.spread > first.spread
+    (note,) = table.notes
+    assert "blocks.1" in note
+    assert "no kernel for this block" in note
+
+
+def test_nan_is_reported_where_it_begins() -> None:
+    model = Stack(3).train()
+    capture = captured(model, torch.ones(4, 16))
+    model.blocks[1].spoils = True
+    table = profile(capture, **QUICK)
+    (note,) = table.notes
+    assert "blocks.1" in note
+    assert "NaN" in note
+    spoiled = profile(captured(Stack(1).train(), torch.full((4, 16), float("nan"))), **QUICK)
+    assert any("input" in note and "NaN" in note for note in spoiled.notes)
+
+
+def test_interrupted_profiles_go_on_from_where_they_were(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = captured(Stack(2).train(), torch.ones(4, 16))
+    done = 0
+    whole = passes_module.Passes.whole
+
+    def interrupted(self: passes_module.Passes, keep: bool = True) -> None:
+        nonlocal done
+        done += keep
+        if done == 3:
+            raise KeyboardInterrupt
+        whole(self, keep)
+
+    monkeypatch.setattr(passes_module.Passes, "whole", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        profile(capture, store=tmp_path, **QUICK)
+    assert sum(1 for _ in Store(tmp_path).entries("op")) > 0
+    done = -100
+    profile(capture, store=tmp_path, **QUICK)
+    assert done == -99, "two of three passes were in the store"
+
+
+def test_a_full_store_measures_nothing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = captured(Stack(2).train(), torch.ones(4, 16))
+    first = profile(capture, store=tmp_path, **QUICK)
+    monkeypatch.setattr(passes_module.Passes, "by_ops", lambda self, part: pytest.fail("measured again"))
+    assert profile(capture, store=Store(tmp_path), **QUICK) == first
+
+
+def test_a_damaged_measurement_is_refused_and_taken_again(tmp_path: pathlib.Path) -> None:
+    capture = captured(Stack(2).train(), torch.ones(4, 16))
+    profile(capture, store=tmp_path, **QUICK)
+    for path in tmp_path.rglob("*.json"):
+        path.write_text(path.read_text()[:-20])
+    table = profile(capture, store=tmp_path, **QUICK)
+    assert any("damaged" in note for note in table.notes)
+    assert all(cost.source == "measured" for cost in table.costs.values())
+    assert not profile(capture, store=tmp_path, **QUICK).notes
+
+
+def test_frozen_parameters_cost_no_weight_gradient() -> None:
+    model = Stack(2).train().requires_grad_(False)
+    capture = captured(model, torch.ones(4, 16))
+    table = profile(capture, **QUICK)
+    assert all(cost.backward_s == 0 for cost in table.costs.values())
+
+
+@pytest.mark.parametrize("options", [{"autocast": torch.bfloat16}, {"dtype": torch.bfloat16}])
+def test_low_precision(options: dict[str, torch.dtype]) -> None:
+    capture = captured(Stack(2, 32).train(), torch.ones(4, 32))
+    full, low = profile(capture, **QUICK), profile(capture, **QUICK, **options)
+    op = capture.ops.compute[1].name
+    assert not low.notes
+    assert low[op].source == "measured"
+    assert low[op].saved_bytes != full[op].saved_bytes
+
+
+def test_a_meta_model_cannot_be_measured() -> None:
+    with torch.device("meta"):
+        model = Stack(2)
+    with pytest.raises(CostError, match="meta device.*estimated"):
+        profile(captured(model, torch.ones(4, 16, device="meta")), device="cpu", **QUICK)
+
+
+def test_peers_are_ended(net: Net) -> None:
+    table = profile(captured(net, ids(), ids()), n_peers=1, **QUICK)
+    assert table.source == "measured"
+    with pytest.raises(ChildProcessError):
+        import os
+
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_profile_of_a_model_on_the_host() -> None:
+    model = Stack(3, 256).train()
+    capture = captured(model, torch.ones(64, 256))
+    table = profile(capture, device="cuda", **QUICK)
+    assert table.device == torch.cuda.get_device_name()
+    assert all(c.forward_s > 0 and c.backward_s > 0 for c in table.costs.values())
+    assert all(p.device.type == "cpu" for p in model.parameters())
