@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 from ..errors import AutopipeError, InputError, StepError
 from ..plans import Plan
 from ..schedule import Schedule
+from ..simulator import stage_times
 from ..stages import Stage, find_loss
 from .boundary import edges_between
 from .channel import Channel
@@ -123,7 +124,7 @@ class Engine:
         self.workers = self._make_workers()
         self._channel = None if self.peers is None else Channel(self.peers, self.device)
         position = Position() if self.peers is None else self.peers.position
-        self._executor = Executor(self.workers, self._edges, plan.placement, self._channel, position)
+        self._executor = Executor(self.workers, self._edges, plan, self._channel, position)
 
     def _make_workers(self) -> dict[int, Worker]:
         by_name = self.capture.ops.by_name
@@ -360,7 +361,7 @@ class Engine:
             return f"rank {self.rank}, {position.words}: {type(error).__name__}: {error}"
         return (
             f"rank {position.waits_for} is gone without a word (killed, or it left early): rank {self.rank} "
-            f"lost its connection at {position.words} ({str(error).splitlines()[0]})"
+            f"lost its connection at {position.words}"
         )
 
     def _program(self, n_microbatches: int, grad: bool) -> Program:
@@ -369,7 +370,9 @@ class Engine:
             schedule = pick_schedule(self.plan, self.options.schedule, n_microbatches)
             chosen = schedule if grad else forward_part(schedule)
             rank = None if self.peers is None else self.rank
-            self._programs[key] = compile_program(chosen, self._edges, rank)
+            known = all(s.forward_s for s in self.plan.stages)
+            times = stage_times(self.plan) if known else None
+            self._programs[key] = compile_program(chosen, self._edges, rank, times)
         return self._programs[key]
 
 

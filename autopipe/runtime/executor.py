@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ..errors import AutopipeError, StepError
+from ..plans import Plan
 from ..schedule import Action
+from ..units import format_bytes, parse_bytes
 from .boundary import Edge
 from .channel import Channel
 from .failure import Position
@@ -68,11 +70,11 @@ class Executor:
         self,
         workers: Mapping[int, Worker],
         edges: Sequence[Edge],
-        placement: Sequence[int],
+        plan: Plan,
         channel: Channel | None,
         position: Position,
     ) -> None:
-        self._workers, self._placement = workers, placement
+        self._workers, self._plan, self._placement = workers, plan, plan.placement
         self._edges = {(e.source, e.destination): e for e in edges}
         self._channel, self._position = channel, position
         self._acts = {
@@ -137,9 +139,20 @@ class Executor:
             (channel.send_grads if step.kind == "send" else channel.recv_grads)(edge, m, step.peer)
 
     def _words(self, action: Action, error: BaseException) -> str:
+        place = f"rank {self._placement[action.stage]}, stage {action.stage}, microbatch {action.microbatch}"
+        words = f"{place}, action {action}: {type(error).__name__}: {error}"
+        if isinstance(error, torch.OutOfMemoryError):
+            words += f" ({self._memory_words(action.stage)})"
+        return words
+
+    def _memory_words(self, stage: int) -> str:
+        rank, plan = self._placement[stage], self._plan
+        predicted = sum(s.memory_bytes for s in plan.stages if s.rank == rank)
+        limit = plan.settings.get("memory_limit") or plan.cluster.devices[rank].memory_bytes
         return (
-            f"rank {self._placement[action.stage]}, stage {action.stage}, microbatch {action.microbatch}, action {action}: "
-            f"{type(error).__name__}: {error}"
+            f"the plan predicted {format_bytes(predicted)} for rank {rank}'s stages, limit "
+            f"{format_bytes(parse_bytes(limit)) if limit else 'unknown'}; use more microbatches, or plan with "
+            "a lower memory_limit"
         )
 
 

@@ -165,10 +165,11 @@ class Watch:
             if not report or report["waits_for"] < 0:
                 break
             rank = report["waits_for"]
+        stuck_s = report["quiet_s"] + time.time() - report["at"] if report else 0.0
         if not report or time.time() - report["at"] > SIGN_OF_LIFE_S:
             what = f"rank {rank} shows no sign of life"
         elif report["waits_for"] < 0:
-            what = f"rank {rank} is stuck in {report['words']} for {report['quiet_s']:.1f} s"
+            what = f"rank {rank} is stuck in {report['words']} for {stuck_s:.1f} s"
         else:
             what = f"ranks {sorted(seen)} wait for one another"
         message = (

@@ -1,0 +1,41 @@
+"""Whatever happens to one rank, all others end soon and say the same."""
+
+import re
+import time
+
+import pytest
+import runtime_ranks
+
+CASES = {
+    # how rank 1 fails: (what everyone is told, seconds until they are)
+    "raise": (r"rank 1, stage 1, microbatch 1, action 1F1: ValueError: bad weather", 5),
+    "oom": (r"rank 1, stage 1, microbatch 1, action 1F1: OutOfMemoryError: .*3 GiB.*predicted", 5),
+    "kill": (r"rank 1 is gone without a word", 5),
+    "exit": (r"rank 1 was stopped by SystemExit in 1F1", 5),
+    "stuck": (r"rank 1 is stuck in 1F1 for \d", 4 + 5),
+    "shape": (r"rank 1 begins step 2 with 6 rows|rank 2 begins step 2 with 8 rows", 5),
+    "plan": (r"ranks disagree on the plan", 5),
+    "never": (r"rank 1 never started", 4 + 5),
+}
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("how", CASES)
+def test_all_ranks_end_with_one_message(how):
+    message, limit_s = CASES[how]
+    started = time.monotonic()
+    results = runtime_ranks.finish(runtime_ranks.start("failing", 3, how, 3), 60)
+    assert time.monotonic() - started < 55
+    told = set()
+    for rank, (code, out) in enumerate(results):
+        if rank == 1 and how in ("kill", "exit", "stuck", "never"):
+            continue
+        assert code == 3, f"rank {rank} ended with {code}:\n{out[-3000:]}"
+        found = re.search(r"(\w+) after ([\d.]+) s: (.*)", out, re.S)
+        assert found, f"rank {rank}:\n{out[-3000:]}"
+        assert found[1] in ("StepError", "PlanError")
+        assert float(found[2]) < limit_s
+        told.add(found[3].strip())
+    if how not in ("never", "plan"):  # there each rank speaks for itself
+        assert len(told) == 1, told
+    assert all(re.search(message, text, re.S) for text in told), told
