@@ -17,11 +17,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .units import parse_bytes
+
 if TYPE_CHECKING:
     from .plans import Plan
     from .schedule import Schedule
 
-__all__ = ["ADAM", "RankMemory", "StageMemory", "rank_memory", "stage_memory", "tied_bytes"]
+__all__ = ["ADAM", "RankMemory", "StageMemory", "memory_limits", "rank_memory", "stage_memory", "tied_bytes"]
 
 ADAM = 2.0
 """Optimizer bytes per parameter byte of Adam in the parameters' own dtype: two moments."""
@@ -116,12 +118,28 @@ def rank_memory(
     return tuple(out)
 
 
-def tied_bytes(plan: Plan, optimizer_bytes_per_parameter_byte: float = ADAM) -> tuple[int, ...]:
-    """Per rank, what its stages together count too often: weights, gradients and optimizer state of ties."""
+def tied_bytes(
+    plan: Plan,
+    optimizer_bytes_per_parameter_byte: float = ADAM,
+    placement: Sequence[int] | None = None,
+) -> tuple[int, ...]:
+    """Per rank, what its stages together count too often: weights, gradients and optimizer state of ties.
+
+    ``placement`` is the rank of each stage, by default the plan's.
+    """
     out = [0] * plan.n_ranks
+    placed = plan.placement if placement is None else placement
     for tie in plan.ties:
-        holders = [plan.placement[s] for s in tie.stages]
+        holders = [placed[s] for s in tie.stages]
         for rank in set(holders):
             extra = (holders.count(rank) - 1) * tie.n_bytes
             out[rank] += extra * 2 + round(extra * optimizer_bytes_per_parameter_byte)
     return tuple(out)
+
+
+def memory_limits(plan: Plan) -> tuple[int | None, ...]:
+    """Per rank, the bytes it may use: the lesser of the limit the plan was made for and its device's memory."""
+    asked = plan.settings.get("memory_limit")
+    limit = [] if asked is None else [parse_bytes(asked)]
+    known = [[*limit, *([] if d.memory_bytes is None else [d.memory_bytes])] for d in plan.cluster.devices]
+    return tuple(min(k, default=None) for k in known)

@@ -5,8 +5,9 @@ Generating schedules is left to ``schedule``, choosing among them to ``solve``, 
 
 from ..schedule.actions import StageTimes, Transfer
 from .bubbles import Bubble
+from .planned import plan_memory, plan_schedule, plan_transfers, stage_times
 from .report import Report, StageReport
-from .simulate import plan_memory, plan_schedule, plan_transfers, simulate, simulate_schedule, stage_times
+from .simulate import simulate, simulate_schedule
 from .timeline import Event, Sent, Timeline
 from .trace import chrome_trace
 

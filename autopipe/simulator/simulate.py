@@ -8,19 +8,18 @@ in the times or nowhere.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 
 from ..errors import InputError
 from ..hardware import Cluster
-from ..memory import ADAM, StageMemory, rank_memory, stage_memory, tied_bytes
+from ..memory import StageMemory, tied_bytes
 from ..plans import Plan
-from ..schedule import Action, Schedule, StageTimes, Transfer, build, wire_order
+from ..schedule import Action, Schedule, StageTimes, Transfer, wire_order
 from ..schedule.clock import Clock, Edges, run
+from .planned import optimizer_ratio, plan_memory, plan_schedule, plan_transfers, stage_times
 from .timeline import Event, Timeline
 
-__all__ = ["plan_memory", "plan_schedule", "plan_transfers", "simulate", "simulate_schedule", "stage_times"]
+__all__ = ["simulate", "simulate_schedule"]
 
 
 def simulate_schedule(
@@ -87,96 +86,36 @@ def simulate(
 
     A microbatch stays what it was when the plan's costs were taken, so more microbatches mean a larger
     batch. Optimizer state and time come from the plan's settings (``optimizer_bytes_per_parameter_byte``,
-    ``optimizer_s_per_byte``) where they are there.
+    ``optimizer_s_per_byte``) where they are there. With a given schedule its own placement counts.
+
+    Raises :class:`InputError` where a given schedule is not for as many stages and ranks as the plan.
     """
     if not isinstance(schedule, Schedule):
         schedule = plan_schedule(plan, schedule, n_microbatches)
+    elif (schedule.n_stages, schedule.n_ranks) != (plan.n_stages, plan.n_ranks):
+        raise InputError(
+            f"schedule {schedule.name!r} has {schedule.n_stages} stages on {schedule.n_ranks} ranks, the "
+            f"plan {plan.n_stages} on {plan.n_ranks}; plan again with n_stages={schedule.n_stages}"
+        )
+    placed, training = schedule.placement, schedule.has_backward
     tie_s, trainable = [0.0] * plan.n_ranks, [0] * plan.n_ranks
     for stage in plan.stages:
-        trainable[stage.rank] += stage.gradient_bytes
+        trainable[placed[stage.index]] += stage.gradient_bytes
     for tie in plan.ties:
-        holders = {plan.placement[s] for s in tie.stages}
+        holders = {placed[s] for s in tie.stages}
         for rank in holders if len(holders) > 1 else ():
             tie_s[rank] += tie.seconds
-    per_byte = float(plan.settings.get("optimizer_s_per_byte", 0.0)) if schedule.has_backward else 0.0
+    per_byte = float(plan.settings.get("optimizer_s_per_byte", 0.0))
     return simulate_schedule(
         schedule,
         stage_times(plan),
         plan_transfers(plan),
         plan.cluster,
-        tie_s=tie_s if schedule.has_backward else 0.0,
-        optimizer_s=[per_byte * b for b in trainable],
+        tie_s=tie_s if training else 0.0,
+        optimizer_s=[per_byte * b for b in trainable] if training else 0.0,
         memory=plan_memory(plan, schedule.in_flight),
-        shared_bytes=tied_bytes(plan, _optimizer_ratio(plan)),
+        shared_bytes=tied_bytes(plan, optimizer_ratio(plan), placed),
         overlap=overlap,
-    )
-
-
-def plan_schedule(plan: Plan, name: str | None = None, n_microbatches: int | None = None) -> Schedule:
-    """The schedule of a plan, or another for its stages where they are placed.
-
-    A cost-aware one is made from the plan's times, transfers and links, within the memory limit of its
-    settings or, without one, of its devices; from equal times where the plan has none.
-    """
-    static = rank_memory(_nothing(plan), plan_memory(plan), tied_bytes(plan, _optimizer_ratio(plan)))
-    limit = plan.settings.get("memory_limit")
-    budget = []
-    for rank, device in enumerate(plan.cluster.devices):
-        own = [s for s in plan.stages if s.rank == rank]
-        allowed = limit if isinstance(limit, (int, float)) else device.memory_bytes
-        room = math.inf if allowed is None else allowed - static[rank].total_bytes
-        budget.append(room - max((s.workspace_bytes for s in own), default=0))
-    return build(
-        name or plan.schedule,
-        plan.n_ranks,
-        plan.n_stages,
-        n_microbatches or plan.n_microbatches,
-        placement=plan.placement,
-        times=stage_times(plan) if all(s.forward_s for s in plan.stages) else None,
-        transfers=plan_transfers(plan),
-        cluster=plan.cluster,
-        saved_bytes=[s.saved_bytes for s in plan.stages],
-        budget_bytes=budget,
-    )
-
-
-def plan_memory(plan: Plan, in_flight: Sequence[int] = ()) -> tuple[StageMemory, ...]:
-    """The bytes of a plan's stages, as its optimizer setting has them."""
-    return tuple(
-        stage_memory(
-            parameter_bytes=s.parameter_bytes,
-            gradient_bytes=s.gradient_bytes,
-            saved_bytes=s.saved_bytes,
-            workspace_bytes=s.workspace_bytes,
-            in_flight=in_flight[s.index] if in_flight else s.in_flight,
-            optimizer_bytes_per_parameter_byte=_optimizer_ratio(plan),
-        )
-        for s in plan.stages
-    )
-
-
-def _optimizer_ratio(plan: Plan) -> float:
-    return float(plan.settings.get("optimizer_bytes_per_parameter_byte", ADAM))
-
-
-def _nothing(plan: Plan) -> Schedule:
-    return Schedule("", plan.placement, 1, ((),) * plan.n_ranks)
-
-
-def stage_times(plan: Plan) -> tuple[StageTimes, ...]:
-    """The seconds of a plan's stages."""
-    names = [f.name for f in dataclasses.fields(StageTimes)]
-    return tuple(StageTimes(*(getattr(s, name) for name in names)) for s in plan.stages)
-
-
-def plan_transfers(plan: Plan) -> tuple[Transfer, ...] | None:
-    """What crosses between a plan's stages, one transfer per value and consumer; None where none is known."""
-    if not plan.boundaries:
-        return None
-    return tuple(
-        Transfer(b.source, d, b.n_bytes, b.differentiable, b.value)
-        for b in plan.boundaries
-        for d in b.destinations
     )
 
 

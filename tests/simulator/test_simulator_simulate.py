@@ -14,6 +14,7 @@ from strategies import boundaries, clusters, schedules, stage_times
 
 from autopipe.errors import InputError
 from autopipe.hardware import Cluster, Device, Link
+from autopipe.memory import memory_limits
 from autopipe.schedule import NAMES, Action, build, check, from_csv, in_flight
 from autopipe.schedule.templates import TEMPLATES
 from autopipe.simulator import StageTimes, Transfer, plan_schedule, simulate, simulate_schedule
@@ -256,6 +257,32 @@ def test_a_cost_aware_plan_keeps_to_the_devices_memory():
     assert max(simulate(tight, schedule=schedule).peak_bytes) <= static + 3 * 1000 + 50
     limited = dataclasses.replace(roomy, settings={**roomy.settings, "memory_limit": static + 2 * 1000 + 50})
     assert max(in_flight(plan_schedule(limited, "cost-aware"))) == 2
+    words = dataclasses.replace(limited, settings={**limited.settings, "memory_limit": "1 GB"})
+    assert memory_limits(words) == (10**9,) * 4
+    assert memory_limits(dataclasses.replace(words, cluster=tight.cluster)) == (static + 3050,) * 4
+    assert memory_limits(make_plan()) == (None,) * 4
+
+
+def test_a_given_schedule_must_be_for_the_plan():
+    plan = make_plan(n_stages=4)
+    with pytest.raises(
+        InputError, match="has 2 stages on 2 ranks, the plan 4 on 4; plan again with n_stages=2"
+    ):
+        simulate(plan, schedule=build("1f1b", 2, 2, 2))
+    with pytest.raises(InputError, match="n_microbatches is 0"):
+        simulate(plan, n_microbatches=0)
+
+
+def test_what_if_stages_were_placed_otherwise():
+    """Ties, optimizer and memory follow the given schedule's placement."""
+    plan = make_plan(n_stages=4, cluster=Cluster.uniform(2, link=Link(0.01, 1e5)))
+    plan = dataclasses.replace(
+        plan, stages=tuple(dataclasses.replace(s, rank=s.index // 2) for s in plan.stages)
+    )
+    assert {e.rank for e in simulate(plan).tail if e.action == "ties"} == {0, 1}
+    folded = simulate(plan, schedule=build("zbv", 2, 4, 8))
+    assert {e.action for e in folded.tail} == {"optimizer"}
+    assert [m.static_bytes for m in folded.rank_memory] == [2 * 1600 - 800, 2 * 1600]
 
 
 def fastest(fn, repeats=5):

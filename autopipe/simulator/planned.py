@@ -1,0 +1,84 @@
+"""What a plan says, in the simulator's terms: its schedule, times, transfers and memory.
+
+Running them on paper is left to ``simulate``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from ..memory import ADAM, StageMemory, memory_limits, stage_memory, tied_bytes
+from ..plans import Plan
+from ..schedule import Schedule, StageTimes, Transfer, build
+
+__all__ = ["optimizer_ratio", "plan_memory", "plan_schedule", "plan_transfers", "stage_times"]
+
+
+def plan_schedule(plan: Plan, name: str | None = None, n_microbatches: int | None = None) -> Schedule:
+    """The schedule of a plan, or another for its stages where they are placed.
+
+    A cost-aware one is made from the plan's times, transfers and links (from equal times where the plan has
+    none), within what the memory limit of the plan's settings and of its devices leaves for activations.
+    """
+    return build(
+        name or plan.schedule,
+        plan.n_ranks,
+        plan.n_stages,
+        plan.n_microbatches if n_microbatches is None else n_microbatches,
+        placement=plan.placement,
+        times=stage_times(plan) if all(s.forward_s for s in plan.stages) else None,
+        transfers=plan_transfers(plan),
+        cluster=plan.cluster,
+        saved_bytes=[s.saved_bytes for s in plan.stages],
+        budget_bytes=_budgets(plan),
+    )
+
+
+def _budgets(plan: Plan) -> list[float]:
+    """Per rank, what its limit leaves beside weights, gradients, optimizer state and workspace."""
+    memory, budgets = plan_memory(plan), []
+    shared = tied_bytes(plan, optimizer_ratio(plan))
+    for rank, limit in enumerate(memory_limits(plan)):
+        own = [m for m, placed in zip(memory, plan.placement, strict=True) if placed == rank]
+        taken = sum(m.static_bytes for m in own) - shared[rank] + max(m.workspace_bytes for m in own)
+        budgets.append(math.inf if limit is None else limit - taken)
+    return budgets
+
+
+def plan_memory(plan: Plan, in_flight: Sequence[int] = ()) -> tuple[StageMemory, ...]:
+    """The bytes of a plan's stages, as its optimizer setting has them."""
+    return tuple(
+        stage_memory(
+            parameter_bytes=s.parameter_bytes,
+            gradient_bytes=s.gradient_bytes,
+            saved_bytes=s.saved_bytes,
+            workspace_bytes=s.workspace_bytes,
+            in_flight=in_flight[s.index] if in_flight else s.in_flight,
+            optimizer_bytes_per_parameter_byte=optimizer_ratio(plan),
+        )
+        for s in plan.stages
+    )
+
+
+def optimizer_ratio(plan: Plan) -> float:
+    """Optimizer bytes per parameter byte, from the plan's settings or Adam's."""
+    return float(plan.settings.get("optimizer_bytes_per_parameter_byte", ADAM))
+
+
+def stage_times(plan: Plan) -> tuple[StageTimes, ...]:
+    """The seconds of a plan's stages."""
+    names = [f.name for f in dataclasses.fields(StageTimes)]
+    return tuple(StageTimes(*(getattr(s, name) for name in names)) for s in plan.stages)
+
+
+def plan_transfers(plan: Plan) -> tuple[Transfer, ...] | None:
+    """What crosses between a plan's stages, one transfer per value and consumer; None where none is known."""
+    if not plan.boundaries:
+        return None
+    return tuple(
+        Transfer(b.source, d, b.n_bytes, b.differentiable, b.value)
+        for b in plan.boundaries
+        for d in b.destinations
+    )
