@@ -138,7 +138,7 @@ def tied_bytes(
 
 
 def memory_limits(plan: Plan) -> tuple[int | None, ...]:
-    """Per rank, the bytes it may use: the lesser of the limit the plan was made for and its device's memory."""
+    """Per rank, the bytes it may use: the lesser of the limit asked for and its device's memory, if known."""
     asked = plan.settings.get("memory_limit")
     limit = [] if asked is None else [parse_bytes(asked)]
     known = [[*limit, *([] if d.memory_bytes is None else [d.memory_bytes])] for d in plan.cluster.devices]
