@@ -30,6 +30,8 @@ __all__ = ["N_STAGES", "NoSubject", "Subject", "build", "try_autopipe"]
 
 N_STAGES = 4
 MAX_PARAMETERS = 120_000_000
+MAX_BUILD_S = 15.0
+"""Processor time after which no milder rules are tried."""
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -55,6 +57,9 @@ def build(entry: Entry) -> Subject:
         return Subject(model.eval(), lambda sizes: inputs(sizes.batch, sizes.length), "own")
     problems: list[str] = []
     for rung in RUNGS:
+        if time.process_time() > MAX_BUILD_S:
+            problems.append(f"{rung.name}: not tried, {MAX_BUILD_S:g} s of processor time are over")
+            break
         try:
             model = _model(entry, rung)
         except Exception as error:
