@@ -10,12 +10,13 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from ..errors import StoreError
+from ..errors import InputError, StoreError
 from ..memory import RankMemory, StageMemory, rank_memory
 from ..schedule import Action, Schedule, parse_action
 from ..shown import Shown
 from ..units import format_seconds
 from .bubbles import Bubble, bubbles_of
+from .critical import critical_path
 from .text import gantt
 from .trace import chrome_trace
 
@@ -90,9 +91,11 @@ class Timeline(Shown):
         memory: Sequence[StageMemory] | None = None,
         source: Literal["simulated", "measured"] = "measured",
     ) -> Timeline:
-        """A timeline of what ran: (rank, action or label, start, end), each rank's actions in its order."""
-        starts: list[list[float]] = [[] for _ in schedule.actions]
-        ends: list[list[float]] = [[] for _ in schedule.actions]
+        """A timeline of what ran: (rank, action or label, start, end) in any order.
+
+        Raises :class:`InputError` where an action of the schedule is missing.
+        """
+        spans: dict[tuple[int, Action], tuple[float, float]] = {}
         tail = []
         last = 0.0
         for rank, action, start, end in events:
@@ -100,8 +103,18 @@ class Timeline(Shown):
             if isinstance(action, str):
                 tail.append(Event(rank, action, start, end))
             else:
-                starts[rank].append(start)
-                ends[rank].append(end)
+                spans[rank, action] = (start, end)
+        missing = [
+            f"rank {r}: {a}" for r, row in enumerate(schedule.actions) for a in row if (r, a) not in spans
+        ]
+        if missing:
+            raise InputError(
+                f"{len(missing)} actions of schedule {schedule.name!r} have no times, the first "
+                f"{missing[0]}; a timeline is of a whole step"
+            )
+        starts, ends = (
+            [[spans[r, a][i] for a in row] for r, row in enumerate(schedule.actions)] for i in (0, 1)
+        )
         kept = tuple(memory) if memory is not None else None
         return cls(
             schedule, starts, ends, last if step_s is None else step_s, sent, tuple(tail), kept, (), source
@@ -146,6 +159,11 @@ class Timeline(Shown):
     def bubble(self) -> Bubble:
         """All ranks' idle time by cause, in rank-seconds."""
         return sum(self.bubbles, Bubble())
+
+    @functools.cached_property
+    def critical_path(self) -> tuple[Event | Sent, ...]:
+        """The chain of actions and messages that makes the step as long as it is, in time order."""
+        return critical_path(self)
 
     @functools.cached_property
     def rank_memory(self) -> tuple[RankMemory, ...]:

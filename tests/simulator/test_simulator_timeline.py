@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plans import make_plan
 from strategies import boundaries, clusters, schedules, stage_times
 
-from autopipe.errors import StoreError
+from autopipe.errors import InputError, StoreError
 from autopipe.hardware import Cluster, Link
 from autopipe.memory import stage_memory
 from autopipe.schedule import Action, Schedule, build
@@ -131,6 +131,9 @@ def test_a_measured_step_is_the_same_kind_of_thing():
     assert measured.busy_s == pytest.approx([1.1 * b for b in predicted.busy_s])
     assert measured.bubble_fraction == pytest.approx(predicted.bubble_fraction)
     assert "measured" in measured.summary
+    assert Timeline.from_events(schedule, reversed(late)).starts_s == measured.starts_s
+    with pytest.raises(InputError, match="1 actions of schedule '1f1b' have no times, the first rank 0: 0F0"):
+        Timeline.from_events(schedule, late[1:])
 
 
 def test_memory_over_time():

@@ -1,0 +1,80 @@
+"""The critical path of a timeline: the chain of actions and messages that makes the step as long as it is.
+
+Shortening anything else shortens nothing. Idle time by cause is left to ``bubbles``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..schedule import Action
+
+if TYPE_CHECKING:
+    from .timeline import Event, Sent, Timeline
+
+__all__ = ["critical_path"]
+
+_Key = tuple[int, bool, int]
+"""(stage, is gradient, microbatch)."""
+
+
+def critical_path(timeline: Timeline) -> tuple[Event | Sent, ...]:
+    """From the step's start to its end, each thing the last that the next waited for.
+
+    In a simulated step they join without gaps, but that a message may wait for its link first. In a measured
+    one what remains between them is overhead. Linear in the actions.
+    """
+    walk = _Walk(timeline)
+    last = max(timeline.events, key=lambda e: e.end_s, default=None)
+    path: list[Event | Sent] = []
+    while last is not None:
+        path.append(last)
+        sent = walk.message(last)
+        before = walk.before(last)
+        if sent is not None and (before is None or sent.end_s >= before.end_s):
+            path.append(sent)
+            before = walk.sender(sent)
+        last = before
+    return tuple(reversed(path))
+
+
+class _Walk:
+    """Finds what an event waited for."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._previous: dict[tuple[int, Action | str], Event] = {}
+        self._made: dict[_Key, Event] = {}
+        self._latest: dict[int, Event] = {}
+        for event in timeline.events:
+            if event.rank in self._latest:
+                self._previous[event.rank, event.action] = self._latest[event.rank]
+            self._latest[event.rank] = event
+            if isinstance(event.action, Action) and event.action.kind != "W":
+                self._made[_key(event.action)] = event
+        self._messages: dict[_Key, Sent] = {}
+        for sent in timeline.transfers:
+            key = (sent.destination, sent.is_gradient, sent.microbatch)
+            if key not in self._messages or self._messages[key].end_s < sent.end_s:
+                self._messages[key] = sent
+        tied = {e.rank for e in timeline.tail if e.action == "ties"}
+        own = (self._previous.get((rank, "ties")) for rank in tied)
+        self._slowest_tied = max((e for e in own if e is not None), key=lambda e: e.end_s, default=None)
+
+    def before(self, event: Event) -> Event | None:
+        """What its rank did before it, or for tied gradients what the last rank to join in did."""
+        if event.action == "ties":
+            return self._slowest_tied
+        return self._previous.get((event.rank, event.action))
+
+    def message(self, event: Event) -> Sent | None:
+        """Of the messages the event needed, the last to arrive."""
+        action = event.action
+        return None if isinstance(action, str) or action.kind == "W" else self._messages.get(_key(action))
+
+    def sender(self, sent: Sent) -> Event | None:
+        """The action that made the message."""
+        return self._made.get((sent.source, sent.is_gradient, sent.microbatch))
+
+
+def _key(action: Action) -> _Key:
+    return action.stage, action.kind != "F", action.microbatch
