@@ -6,7 +6,7 @@ Measuring and estimating them is left to ``measure``; what they imply for a plan
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from .errors import StoreError
@@ -29,8 +29,8 @@ class OpCost:
     backward_input_s, backward_weight_s: its input (I) and weight (W) parts where a schedule wants them
         apart; they sum to about ``backward_s``.
     saved_bytes: kept from forward to backward, each storage once, parameters left out.
-    workspace_bytes: the forward's peak above what it saves and returns.
-    backward_workspace_bytes: the backward's peak above the gradients it returns.
+    workspace_bytes: the forward's peak above what is kept for backward, values that nothing keeps included.
+    backward_workspace_bytes: the backward's peak above what was kept for it, gradients in and out included.
     flops: of the forward.
     source: where the figures came from.
     spread: relative half-width of the seconds: the measured quartile spread, or the estimate's interval.
@@ -97,6 +97,34 @@ class CostTable(Shown):
         totals: dict[str, Any] = {f: sum(getattr(c, f) for c in items) for f in sums}
         totals |= {f: max((getattr(c, f) for c in items), default=0) for f in peaks}
         return OpCost(**totals, source=self.source)
+
+    def kept_bytes(self, ops: Sequence[str], received: Mapping[str, int]) -> int:
+        """Bytes a stage of ``ops`` keeps per microbatch: what they save, and what it received.
+
+        ``received`` has the bytes of each value that comes from another stage. One that an op of the stage
+        keeps may be counted in its ``saved_bytes`` already, if no earlier op of the model keeps it too.
+        """
+        first: dict[str, str] = {}
+        for op, cost in self.costs.items():
+            for value in cost.saved_values:
+                first.setdefault(value, op)
+        own = set(ops)
+        rest = sum(n for value, n in received.items() if first.get(value) not in own)
+        return sum(self[op].saved_bytes for op in ops) + rest
+
+    def peak_bytes(self, ops: Sequence[str], *, training: bool = True) -> int:
+        """Peak of one microbatch's forward and backward through ``ops``, in order, above what lies still.
+
+        Forward keeps each op's saved bytes in turn, backward gives them up in reverse; on top comes what the
+        op under way needs. Linear in the ops.
+        """
+        kept = peak = 0
+        for op in ops:
+            cost = self[op]
+            kept += cost.saved_bytes if training else 0
+            workspace = max(cost.workspace_bytes, cost.backward_workspace_bytes if training else 0)
+            peak = max(peak, kept + workspace)
+        return peak
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and numbers, for JSON."""

@@ -20,10 +20,20 @@ from typing import TYPE_CHECKING
 from .units import parse_bytes
 
 if TYPE_CHECKING:
+    from .costs import CostTable
     from .plans import Plan
     from .schedule import Schedule
 
-__all__ = ["ADAM", "RankMemory", "StageMemory", "memory_limits", "rank_memory", "stage_memory", "tied_bytes"]
+__all__ = [
+    "ADAM",
+    "RankMemory",
+    "StageMemory",
+    "memory_limits",
+    "plan_memory",
+    "rank_memory",
+    "stage_memory",
+    "tied_bytes",
+]
 
 ADAM = 2.0
 """Optimizer bytes per parameter byte of Adam in the parameters' own dtype: two moments."""
@@ -143,3 +153,38 @@ def memory_limits(plan: Plan) -> tuple[int | None, ...]:
     limit = [] if asked is None else [parse_bytes(asked)]
     known = [[*limit, *([] if d.memory_bytes is None else [d.memory_bytes])] for d in plan.cluster.devices]
     return tuple(min(k, default=None) for k in known)
+
+
+def plan_memory(plan: Plan, costs: CostTable) -> tuple[StageMemory, ...]:
+    """Per stage, the bytes that op costs say a plan needs, closer than the bound a solver can afford.
+
+    Where a solver adds the largest workspace to all that is saved, this walks each stage's ops: the
+    microbatch under way peaks where saved bytes and workspace together do. Values received are held from
+    forward to backward. Beside them lie the next microbatch's arriving, the last one's gradients leaving,
+    and for values sent on, their gradients arriving. Linear in the ops.
+    """
+    optimizer = plan.settings.get("optimizer_bytes_per_parameter_byte", ADAM)
+    training = any(stage.backward_s for stage in plan.stages)
+    out = []
+    for stage in plan.stages:
+        received = {b.value: b.n_bytes for b in plan.boundaries if stage.index in b.destinations}
+        sent = [b.n_bytes for b in plan.boundaries if stage.index == b.source and b.differentiable]
+        saved = sum(costs[op].saved_bytes for op in stage.ops)
+        kept = costs.kept_bytes(stage.ops, received) if training else 0
+        peak = costs.peak_bytes(stage.ops, training=training)
+        if stage.recompute:
+            kept, peak = sum(received.values()), peak + sum(received.values())
+        else:
+            peak += kept - saved if training else 0
+        out.append(
+            stage_memory(
+                parameter_bytes=stage.parameter_bytes,
+                gradient_bytes=stage.gradient_bytes,
+                saved_bytes=kept,
+                workspace_bytes=peak - kept,
+                boundary_bytes=2 * sum(received.values()) + (sum(sent) if training else 0),
+                in_flight=stage.in_flight,
+                optimizer_bytes_per_parameter_byte=optimizer,
+            )
+        )
+    return tuple(out)

@@ -79,9 +79,6 @@ class Passes:
         for (piece, what), value in seconds.items():
             for name, share in self._shares(piece, what).items():
                 self.samples.add(self.key(name), what, value * share)
-        if part == "B":
-            for what in "FB":
-                self.samples.add("", f"sum {what}", sum(v for (_, w), v in seconds.items() if w == what))
 
     def _shares(self, piece: Piece, part: str) -> dict[str, float]:
         """How the ops of a piece share its time: as the kernels they run would take."""
@@ -113,15 +110,19 @@ class Passes:
     def key(self, name: str) -> str:
         return self.replay.ops.by_name[name].signature or name
 
+    def pieces_s(self, part: str) -> float:
+        """The sum, over every op that is run, of its median seconds."""
+        return sum(self.samples.median(self.key(n.name), part) for n in self.replay.nodes)
+
     def factor(self, part: str) -> float:
-        """Whole-model seconds over the sum of the pieces'; 1 where there is no telling."""
-        pieces, whole = self.samples.median("", f"sum {part}"), self.samples.median("", part)
+        """Whole-model seconds over the sum of its ops'; 1 where there is no telling."""
+        pieces, whole = self.pieces_s(part), self.samples.median("", part)
         return whole / pieces if whole and pieces else 1.0
 
     @property
     def residual(self) -> float | None:
-        """How much longer the whole took than the sum of the pieces, relative; None if it was not run."""
-        pieces, whole = (sum(self.samples.median("", f"{kind}{p}") for p in "FB") for kind in ("sum ", ""))
+        """How much longer the whole took than the sum of its ops, relative; None if it was not run."""
+        pieces, whole = sum(map(self.pieces_s, "FB")), sum(self.samples.median("", p) for p in "FB")
         return whole / pieces - 1 if whole and pieces else None
 
     @property

@@ -22,8 +22,7 @@ class Samples:
     """``F`` (forward), ``B`` (backward) and ``I`` (its input part) seconds, one figure per op and pass.
 
     Keys are op signatures, so equal ops share their figures, in one model or in several. ``""`` is the
-    model itself: its ``F`` and ``B`` are of whole passes, ``sum F`` and ``sum B`` of the pieces of the pass
-    beside it.
+    model itself, run whole.
 
     Parameters
     ----------

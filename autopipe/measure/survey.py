@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .account import NOTHING, Counter, Kernels, Saved
+from .account import NOTHING, Counter, Kernels, Saved, storage_bytes
 from .replay import Piece, Replay, Tape
 
 __all__ = ["Account", "Survey", "survey"]
@@ -30,7 +30,9 @@ class Account:
     saved_bytes: storages it is the first to keep for backward, parameters left out.
     saved_inputs: which of its inputs (by position) are among the storages it keeps, counted or not.
     saves_output: whether it keeps its own value.
-    workspace_bytes, backward_workspace_bytes: peaks above what the pass keeps and returns.
+    workspace_bytes: the forward's peak above what is kept for backward: its value where nothing keeps it,
+        inputs that nothing keeps, what it uses in between.
+    backward_workspace_bytes: the backward's peak above what was kept for it, gradients in and out included.
     """
 
     forward: Kernels = NOTHING
@@ -67,12 +69,15 @@ class _Walk:
 
     def forward(self, piece: Piece, env: dict[str, Any], counter: Counter) -> Tape:
         saved = Saved(self.ignore)
-        kernels, _ = counter.kernels, counter.reset_peak()
+        kernels, before = counter.kernels, counter.reset_peak()
         with _allocator(self.replay.device) as allocated:
             tape = self.replay.forward(piece, env, saved())
-        workspace = allocated.workspace if allocated else counter.peak_bytes - counter.live_bytes
+        peak = allocated.peak if allocated else counter.peak_bytes - before
+        given = storage_bytes(_tensors(tape.feed))
         new = {key: n for key, n in saved.storages.items() if key not in self.kept}
         self.kept |= set(new)
+        made = sum(n for key, n in new.items() if key not in given)
+        passing = sum(n for key, n in given.items() if key not in self.kept | self.ignore)
         inputs = piece.nodes[0].all_input_nodes
         account = Account(
             forward=counter.kernels - kernels,
@@ -81,7 +86,7 @@ class _Walk:
                 i for i, n in enumerate(inputs) if _keeps(saved, tape.feed.get(self.replay.ran(n.name)))
             ),
             saves_output=any(_keeps(saved, value) for value in tape.roots.values()),
-            workspace_bytes=max(0, workspace),
+            workspace_bytes=max(0, peak + passing - made),
         )
         self._share(piece, account)
         self._check(piece, tape)
@@ -92,17 +97,16 @@ class _Walk:
         if not roots:
             return
         kernels, before = counter.kernels, counter.reset_peak()
-        fresh = [t for t in _tensors(tape.feed) if t.requires_grad and t.is_leaf and t.grad is None]
         with _allocator(self.replay.device) as allocated:
             torch.autograd.backward(roots, gradients)
-        returned = sum(t.grad.untyped_storage().nbytes() for t in fresh if t.grad is not None)
-        peak = allocated.peak if allocated else counter.peak_bytes - before
+        incoming = sum(storage_bytes(gradients).values())
+        peak = (allocated.peak if allocated else counter.peak_bytes - before) + incoming
         for node in piece.nodes:
             account = self.accounts[node.name]
             self.accounts[node.name] = dataclasses.replace(
                 account,
                 backward=_part(counter.kernels - kernels, len(piece.nodes)),
-                backward_workspace_bytes=max(0, peak - returned),
+                backward_workspace_bytes=peak,
             )
 
     def _share(self, piece: Piece, account: Account) -> None:
@@ -152,12 +156,11 @@ def survey(replay: Replay, autocast: torch.dtype | None = None) -> Survey:
 @dataclasses.dataclass(slots=True)
 class _Allocated:
     peak: int = 0
-    workspace: int = 0
 
 
 @contextlib.contextmanager
 def _allocator(device: torch.device) -> Any:
-    """CUDA's own figures, where there are any: the peak above the start, and above the end."""
+    """The peak above the start as CUDA's allocator knows it; None on other devices."""
     if device.type != "cuda":
         yield None
         return
@@ -165,9 +168,7 @@ def _allocator(device: torch.device) -> Any:
     before = torch.cuda.memory_allocated(device)
     figures = _Allocated()
     yield figures
-    most = torch.cuda.max_memory_allocated(device)
-    figures.peak = most - before
-    figures.workspace = most - torch.cuda.memory_allocated(device)
+    figures.peak = torch.cuda.max_memory_allocated(device) - before
 
 
 def describe(replay: Replay, name: str) -> str:

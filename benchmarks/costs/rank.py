@@ -18,6 +18,7 @@ import torch.distributed as dist
 import autopipe
 from autopipe.measure import probe, profile
 from autopipe.measure.account import Counter
+from autopipe.memory import plan_memory
 
 from .models import build
 
@@ -31,7 +32,7 @@ def main(name: str, out: str) -> None:
     dist.init_process_group("gloo")
     model, args, kwargs = build(name)
     cluster = probe()
-    table = _table(model, args, kwargs, name)
+    table = _table(model, args, kwargs)
     pipe = autopipe.split(model, 2, args, kwargs, n_microbatches=N_MICROBATCHES, costs=table, cluster=cluster)
     runtime = pipe.runtime()
     optimizer = torch.optim.AdamW(runtime.parameters())
@@ -43,8 +44,8 @@ def main(name: str, out: str) -> None:
             _step(runtime, optimizer, args, kwargs)
         report = runtime.report()
         steps.append(report.measured_step_s)
-        rounds.append(report)
-        rounds[-1] = {"report": report.to_dict(), "again": _table(model, args, kwargs, name).to_dict()}
+        again = _table(model, args, kwargs)
+        rounds.append({"report": report.to_dict(), "again": again.to_dict()})
     peak = _peak(runtime, optimizer, args, kwargs)
     peaks: list[Any] = [None, None]
     dist.all_gather_object(peaks, peak)
@@ -58,8 +59,8 @@ def main(name: str, out: str) -> None:
                 "measured_rounds_s": steps,
             },
             "memory": [
-                {"predicted_bytes": s.memory_bytes, "measured_bytes": p}
-                for s, p in zip(pipe.plan.stages, peaks, strict=True)
+                {"predicted_bytes": m.total_bytes, "solver_bytes": s.memory_bytes, "measured_bytes": p}
+                for s, m, p in zip(pipe.plan.stages, plan_memory(pipe.plan, table), peaks, strict=True)
             ],
             "cut": [len(s.ops) for s in pipe.plan.stages],
             "link": cluster.to_dict()["links"][0][2],
@@ -69,7 +70,7 @@ def main(name: str, out: str) -> None:
     dist.destroy_process_group()
 
 
-def _table(model: torch.nn.Module, args: Any, kwargs: Any, name: str) -> Any:
+def _table(model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
     """Costs as rank 0 measured them, with its peer's core as busy as in the pipeline."""
     shared: list[Any] = [None]
     if dist.get_rank() == 0:

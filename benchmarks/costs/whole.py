@@ -1,4 +1,4 @@
-"""Single-process checks of costs: sums against whole models, formulas against sizes never fitted, deep models.
+"""Checks in one process: sums against whole models, formulas at sizes never fitted, deep models.
 
 Pipelines of two processes are left to ``pipelines``.
 """

@@ -38,7 +38,7 @@ class Stack(nn.Module):
 
 
 class Net(nn.Module):
-    """Embedding, blocks with glue between them, batch norm and dropout, a head tied to the embedding, a loss."""
+    """Embedding, blocks, batch norm and dropout with glue between, a head tied to the embedding, a loss."""
 
     def __init__(self, n: int = 2, width: int = 16, n_words: int = 50):
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 
 import pytest
@@ -194,7 +195,7 @@ def test_low_precision(options: dict[str, torch.dtype]) -> None:
 def test_a_meta_model_cannot_be_measured() -> None:
     with torch.device("meta"):
         model = Stack(2)
-    with pytest.raises(CostError, match="meta device.*estimated"):
+    with pytest.raises(CostError, match=r"meta device.*estimated"):
         profile(captured(model, torch.ones(4, 16, device="meta")), device="cpu", **QUICK)
 
 
@@ -202,8 +203,6 @@ def test_peers_are_ended(net: Net) -> None:
     table = profile(captured(net, ids(), ids()), n_peers=1, **QUICK)
     assert table.source == "measured"
     with pytest.raises(ChildProcessError):
-        import os
-
         os.waitpid(-1, os.WNOHANG)
 
 
