@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import pathlib
 
 import pytest
@@ -10,7 +11,7 @@ from strategies import schedules
 from torch.distributed.pipelining import schedules as theirs
 
 from autopipe.errors import ScheduleError
-from autopipe.schedule import Action, build, check, from_csv, to_csv
+from autopipe.schedule import NAMES, SPLIT, Action, build, check, from_csv, to_csv
 
 
 @settings(max_examples=100, deadline=None)
@@ -34,6 +35,22 @@ def test_torch_parses_what_we_write(name):
         assert [(a.stage_index, a.computation_type.value, a.microbatch_index) for a in parsed] == [
             (a.stage, a.kind, a.microbatch) for a in ours
         ]
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.parametrize("n_microbatches", [2, 5, 8])
+def test_torch_accepts_our_schedules_and_adds_its_sends(name, n_microbatches):
+    """Its validator passes, and its lowering finds an order of sends and receives that gets to the end."""
+    schedule = build(name, 3, 6, n_microbatches, placement=(0, 1, 2, 2, 1, 0) if name in SPLIT else None)
+    rows = {
+        rank: [theirs._Action.from_str(cell) for cell in row]
+        for rank, row in enumerate(csv.reader(io.StringIO(to_csv(schedule))))
+    }
+    theirs._validate_schedule(rows, 3, 6, n_microbatches)
+    lowered = theirs._add_send_recv(rows, stage_to_rank=lambda s: schedule.placement[s], num_stages=6)
+    sends = [a for row in lowered.values() for a in row if "SEND" in str(a)]
+    crossing = sum(a != b for a, b in itertools.pairwise(schedule.placement))
+    assert len(sends) == 2 * crossing * n_microbatches
 
 
 def torch_text(cls, n_ranks, n_stages, n_microbatches, **attributes):
