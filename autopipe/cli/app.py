@@ -61,7 +61,7 @@ def profile(
     debug: o.Debug = False,
 ) -> None:
     """What each op of a model costs for one microbatch: measured, or estimated for a described device."""
-    with guard(debug), step("profiling"):
+    with guard(debug), step("profiling", spin=False):
         from .planning import Request
 
         request = Request(model, meta, batch, seq, tuple(inputs or ()), dtype, device)
@@ -95,7 +95,7 @@ def plan(
     debug: o.Debug = False,
 ) -> None:
     """Where to cut a model into stages, what a step should take, and how far from optimal the cut can be."""
-    with guard(debug), step("capturing, costing and solving"):
+    with guard(debug), step("capturing, costing and solving", spin=False):
         from .planning import Request
 
         request = Request(model, meta, batch, seq, tuple(inputs or ()), dtype, device, costs, cluster)
@@ -158,7 +158,7 @@ def compare(
     debug: o.Debug = False,
 ) -> None:
     """Schedules × microbatch counts × stage counts as a table, the fastest first."""
-    with guard(debug), step("planning and simulating"):
+    with guard(debug), step("planning and simulating", spin=False):
         from ..plans import Plan
         from .comparing import comparison, plans_of
         from .planning import Request

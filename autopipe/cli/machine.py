@@ -5,6 +5,7 @@ Measuring links is left to ``measure``, training to ``runtime``; the other verbs
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -96,10 +97,11 @@ def run(
     All stages run in this process; under torchrun each rank runs its own. A model that computes no loss of
     its own is trained on the mean square of its outputs.
     """
-    with guard(debug), step("splitting and training"):
+    with guard(debug), step("splitting and training", spin=False), contextlib.ExitStack() as stack:
         from .planning import Request
-        from .training import train
+        from .training import job, train
 
+        stack.enter_context(job())
         request = Request(model, False, batch, seq, tuple(inputs or ()), dtype, device, costs)
         pipe = request.split(stages, n_microbatches=microbatches, schedule=schedule, memory_limit=memory)
         result = train(pipe, steps, lr)

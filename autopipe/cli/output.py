@@ -51,9 +51,14 @@ def note(message: str) -> None:
 
 
 @contextlib.contextmanager
-def step(message: str) -> Iterator[None]:
-    """A spinner with what is being done, on a terminal; nothing in a pipe."""
-    if not sys.stderr.isatty():
+def step(message: str, spin: bool = True) -> Iterator[None]:
+    """A spinner with what is being done, on a terminal; nothing in a pipe.
+
+    Without ``spin`` only a line: where measuring shows a bar of its own.
+    """
+    if not spin:
+        note(f"{message} …")
+    if not spin or not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
@@ -72,12 +77,14 @@ def table(rows: Any) -> str:
     from rich.console import Console
     from rich.table import Table
 
+    width = Console().width
+    rows = rows.fit(width)
     out = Table(title=rows.title, title_justify="left", title_style="bold", box=box.SIMPLE, padding=(0, 1))
     for column in rows.columns:
-        out.add_column(column.title, justify="right" if column.is_number else "left", overflow="ellipsis")
+        out.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True)
     for cells in rows.cells(rows.rows):
         out.add_row(*cells)
-    console = Console(file=StringIO(), force_terminal=True, width=Console().width)
+    console = Console(file=StringIO(), force_terminal=True, width=width)
     console.print(out)
     return str(console.file.getvalue()).rstrip() + (f"\n{rows.note}" if rows.note else "")  # type: ignore[attr-defined]
 

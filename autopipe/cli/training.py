@@ -5,9 +5,11 @@ Splitting is left to ``api``; the steps themselves to ``runtime``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +21,7 @@ from ..look.table import seconds
 if TYPE_CHECKING:
     from ..api import Pipe
 
-__all__ = ["Trained", "train"]
+__all__ = ["Trained", "job", "train"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +57,21 @@ class Trained:
         )
 
 
+@contextlib.contextmanager
+def job() -> Iterator[None]:
+    """Under torchrun, be in its process group: ranks then plan and run together."""
+    joins = dist.is_torchelastic_launched() and not dist.is_initialized()
+    if joins:
+        dist.init_process_group()
+    try:
+        yield
+    finally:
+        if joins:
+            dist.destroy_process_group()
+
+
 def train(pipe: Pipe, steps: int, lr: float) -> Trained:
     """Check parity, then take ``steps`` steps of SGD; the median of the steps after the first is measured."""
-    if dist.is_torchelastic_launched() and not dist.is_initialized():
-        dist.init_process_group()
     args, kwargs = pipe.graph.example
     parity = pipe.verify()
     has_loss = _has_loss(pipe, args, kwargs)

@@ -73,13 +73,15 @@ def runs(numbers: Sequence[int]) -> str:
 class Column:
     """One column: the name code uses (with its unit), the title people read, how a value prints.
 
-    ``html`` is put before the text in HTML, such as a swatch or a bar.
+    ``html`` is put before the text in HTML, such as a swatch or a bar; an ``extra`` column goes first where
+    there is no room for all.
     """
 
     key: str
     title: str
     format: Callable[[Any], str] = word
     html: Callable[[Any], str] | None = None
+    extra: bool = False
 
     @property
     def is_number(self) -> bool:
@@ -113,6 +115,17 @@ class Table:
     def _line(self, cells: list[str], widths: list[int]) -> str:
         pairs = zip(self.columns, cells, widths, strict=True)
         return "  ".join(t.rjust(w) if c.is_number else t.ljust(w) for c, t, w in pairs).rstrip()
+
+    def fit(self, width: int) -> Table:
+        """The table without as many of its extra columns, from the right, as it takes to fit the width."""
+        cells = self.cells(self.rows)
+        wide = [max(len(c.title), *(len(line[i]) for line in cells), 0) for i, c in enumerate(self.columns)]
+        keep = list(range(len(self.columns)))
+        for i in reversed(range(len(self.columns))):
+            if self.columns[i].extra and sum(wide[k] + 3 for k in keep) > width:
+                keep.remove(i)
+        rows = tuple(tuple(row[k] for k in keep) for row in self.rows)
+        return dataclasses.replace(self, columns=tuple(self.columns[k] for k in keep), rows=rows)
 
     def html(self, max_rows: int = 2000, caption: bool = True) -> str:
         """An HTML table; numbers are right-aligned by class ``n``. Long tables lose their middle."""

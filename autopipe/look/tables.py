@@ -69,15 +69,15 @@ def stage_table(plan: Plan) -> Table:
     columns = (
         Column("stage", "stage", count, swatch),
         Column("rank", "rank", count),
-        Column("first", "first op"),
-        Column("last", "last op"),
-        Column("n_ops", "ops", count),
+        Column("first", "first op", extra=True),
+        Column("last", "last op", extra=True),
+        Column("n_ops", "ops", count, extra=True),
         Column("forward_s", "forward", seconds),
         Column("backward_s", "backward", seconds),
         Column("load", "load", percent, bar),
         Column("parameter_bytes", "weights", nbytes),
-        Column("saved_bytes", "saved", nbytes),
-        Column("in_flight", "in flight", count),
+        Column("saved_bytes", "saved", nbytes, extra=True),
+        Column("in_flight", "in flight", count, extra=True),
         Column("memory_bytes", "memory", nbytes),
     )
     longest = max((s.seconds for s in plan.stages), default=0.0) or 1.0

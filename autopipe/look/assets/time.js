@@ -80,7 +80,7 @@ function timeRows(view, range, n, height, { paint, hit, move }) {
     c.fillStyle = theme.muted;
     for (let r = a; r <= b; r++) {
       const y = AXIS + (r + 0.5) * height - view.scrollTop;
-      if (r % labelled === 0 && y > AXIS) c.fillText(n > 99 ? `r ${r}` : `rank ${r}`, 6, y);
+      if (r % labelled === 0 && y > AXIS) c.fillText(n > 99 ? `r ${r}` : `rank ${r}`, 6, Math.max(y, AXIS + 6));
     }
     c.fillStyle = theme.panel;
     c.fillRect(0, 0, width, AXIS - 1);
@@ -239,7 +239,7 @@ function buildGantt() {
 function buildMemory() {
   const [d, range] = timeData();
   const n = d.memory.length;
-  const height = clamp(Math.floor(460 / n), 18, 84);
+  const height = clamp(Math.floor(460 / n), 26, 84);
   const peaks = d.memory.map((m) => m.reduce((top, v, i) => (i % 2 ? Math.max(top, v) : top), 0));
   const peak = Math.max(...peaks, 1);
   const limit = Math.max(...d.limits.filter((v) => v !== null), 0);
@@ -289,9 +289,12 @@ function buildMemory() {
         c.strokeRect(GUTTER, Math.round(level(own)) + 0.5, 1e5, 0);
         c.setLineDash([]);
       }
-      if (h >= 18) {
+      if (h >= 20) {
+        const words = "peak " + bytes(peaks[r]);
+        c.fillStyle = theme.bg;
+        c.fillRect(GUTTER + 4, floor - 15, c.measureText(words).width + 6, 13);
         c.fillStyle = own !== null && peaks[r] > own ? theme.bad : theme.fg;
-        c.fillText("peak " + bytes(peaks[r]), GUTTER + 6, floor - 8);
+        c.fillText(words, GUTTER + 7, floor - 8);
       }
     },
     hit(rank, time) {
