@@ -8,7 +8,7 @@
 
 Saved bytes are alive from F until B, or until W where the backward is split: W still needs what the layers
 took in. That counts what I alone could have dropped, so it errs high for split schedules. Where the bytes of
-a stage come from is left to ``measure``; limits are left to ``solve``.
+a stage come from is left to ``measure``, keeping to limits to ``solve``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .units import parse_bytes
 
 if TYPE_CHECKING:
     from .costs import CostTable
-    from .plans import Plan
+    from .plans import Plan, StagePlan
     from .schedule import Schedule
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "RankMemory",
     "StageMemory",
     "memory_limits",
+    "optimizer_ratio",
     "plan_memory",
     "rank_memory",
     "stage_memory",
@@ -155,15 +156,16 @@ def memory_limits(plan: Plan) -> tuple[int | None, ...]:
     return tuple(min(k, default=None) for k in known)
 
 
-def plan_memory(plan: Plan, costs: CostTable) -> tuple[StageMemory, ...]:
-    """Per stage, the bytes that op costs say a plan needs, closer than the bound a solver can afford.
+def plan_memory(plan: Plan, costs: CostTable | None = None) -> tuple[StageMemory, ...]:
+    """Per stage, the bytes a plan says it needs; with op costs closer than the bound a solver can afford.
 
-    Where a solver adds the largest workspace to all that is saved, this walks each stage's ops: the
-    microbatch under way peaks where saved bytes and workspace together do. Values received are held from
-    forward to backward. Beside them lie the next microbatch's arriving, the last one's gradients leaving,
-    and for values sent on, their gradients arriving. Linear in the ops.
+    Without costs these are the plan's own sums: all that is saved and the largest workspace. With them,
+    each stage's ops are walked: the microbatch under way peaks where saved bytes and workspace together do.
+    Values received are held from forward to backward. Beside them lie the next microbatch's arriving, the
+    last one's gradients leaving, and for values sent on, their gradients arriving. Linear in the ops.
     """
-    optimizer = plan.settings.get("optimizer_bytes_per_parameter_byte", ADAM)
+    if costs is None:
+        return tuple(_as_planned(plan, stage) for stage in plan.stages)
     training = any(stage.backward_s for stage in plan.stages)
     out = []
     for stage in plan.stages:
@@ -184,7 +186,23 @@ def plan_memory(plan: Plan, costs: CostTable) -> tuple[StageMemory, ...]:
                 workspace_bytes=peak - kept,
                 boundary_bytes=2 * sum(received.values()) + (sum(sent) if training else 0),
                 in_flight=stage.in_flight,
-                optimizer_bytes_per_parameter_byte=optimizer,
+                optimizer_bytes_per_parameter_byte=optimizer_ratio(plan),
             )
         )
     return tuple(out)
+
+
+def _as_planned(plan: Plan, stage: StagePlan) -> StageMemory:
+    return stage_memory(
+        parameter_bytes=stage.parameter_bytes,
+        gradient_bytes=stage.gradient_bytes,
+        saved_bytes=stage.saved_bytes,
+        workspace_bytes=stage.workspace_bytes,
+        in_flight=stage.in_flight,
+        optimizer_bytes_per_parameter_byte=optimizer_ratio(plan),
+    )
+
+
+def optimizer_ratio(plan: Plan) -> float:
+    """Optimizer bytes per parameter byte, from the plan's settings or Adam's."""
+    return float(plan.settings.get("optimizer_bytes_per_parameter_byte", ADAM))

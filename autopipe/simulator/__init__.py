@@ -5,7 +5,7 @@ Generating schedules is left to ``schedule``, choosing among them to ``solve``, 
 
 from ..schedule.actions import StageTimes, Transfer
 from .bubbles import Bubble
-from .planned import plan_memory, plan_schedule, plan_transfers, stage_times
+from .planned import plan_schedule, plan_transfers, stage_times
 from .report import Report, StageReport
 from .simulate import simulate, simulate_schedule
 from .timeline import Event, Sent, Timeline
@@ -21,7 +21,6 @@ __all__ = [
     "Timeline",
     "Transfer",
     "chrome_trace",
-    "plan_memory",
     "plan_schedule",
     "plan_transfers",
     "simulate",

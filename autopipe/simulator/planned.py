@@ -1,4 +1,4 @@
-"""What a plan says, in the simulator's terms: its schedule, times, transfers and memory.
+"""What a plan says, in the simulator's terms: its schedule, times and transfers.
 
 Running them on paper is left to ``simulate``.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
-from ..memory import ADAM, StageMemory, memory_limits, stage_memory, tied_bytes
+from ..memory import memory_limits, optimizer_ratio, plan_memory, tied_bytes
 from ..plans import Plan
 from ..schedule import Schedule, StageTimes, Transfer, build
 
-__all__ = ["optimizer_ratio", "plan_memory", "plan_schedule", "plan_transfers", "stage_times"]
+__all__ = ["plan_schedule", "plan_transfers", "stage_times"]
 
 
 def plan_schedule(plan: Plan, name: str | None = None, n_microbatches: int | None = None) -> Schedule:
@@ -45,26 +44,6 @@ def _budgets(plan: Plan) -> list[float]:
         taken = sum(m.static_bytes for m in own) - shared[rank] + max(m.workspace_bytes for m in own)
         budgets.append(math.inf if limit is None else limit - taken)
     return budgets
-
-
-def plan_memory(plan: Plan, in_flight: Sequence[int] = ()) -> tuple[StageMemory, ...]:
-    """The bytes of a plan's stages, as its optimizer setting has them."""
-    return tuple(
-        stage_memory(
-            parameter_bytes=s.parameter_bytes,
-            gradient_bytes=s.gradient_bytes,
-            saved_bytes=s.saved_bytes,
-            workspace_bytes=s.workspace_bytes,
-            in_flight=in_flight[s.index] if in_flight else s.in_flight,
-            optimizer_bytes_per_parameter_byte=optimizer_ratio(plan),
-        )
-        for s in plan.stages
-    )
-
-
-def optimizer_ratio(plan: Plan) -> float:
-    """Optimizer bytes per parameter byte, from the plan's settings or Adam's."""
-    return float(plan.settings.get("optimizer_bytes_per_parameter_byte", ADAM))
 
 
 def stage_times(plan: Plan) -> tuple[StageTimes, ...]:

@@ -8,15 +8,17 @@ in the times or nowhere.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
+from ..costs import CostTable
 from ..errors import InputError
 from ..hardware import Cluster
-from ..memory import StageMemory, tied_bytes
+from ..memory import StageMemory, optimizer_ratio, plan_memory, tied_bytes
 from ..plans import Plan
 from ..schedule import Action, Schedule, StageTimes, Transfer, wire_order
 from ..schedule.clock import Clock, Edges, run
-from .planned import optimizer_ratio, plan_memory, plan_schedule, plan_transfers, stage_times
+from .planned import plan_schedule, plan_transfers, stage_times
 from .timeline import Event, Timeline
 
 __all__ = ["simulate", "simulate_schedule"]
@@ -81,12 +83,14 @@ def simulate(
     schedule: str | Schedule | None = None,
     n_microbatches: int | None = None,
     overlap: bool = True,
+    costs: CostTable | None = None,
 ) -> Timeline:
     """The step of a plan, or of the plan under another schedule or microbatch count.
 
     A microbatch stays what it was when the plan's costs were taken, so more microbatches mean a larger
     batch. Optimizer state and time come from the plan's settings (``optimizer_bytes_per_parameter_byte``,
-    ``optimizer_s_per_byte``) where they are there. With a given schedule its own placement counts.
+    ``optimizer_s_per_byte``) where they are there. With a given schedule its own placement counts. Op
+    ``costs`` make its memory closer (``memory.plan_memory``).
 
     Raises :class:`InputError` where a given schedule is not for as many stages and ranks as the plan.
     """
@@ -113,7 +117,10 @@ def simulate(
         plan.cluster,
         tie_s=tie_s if training else 0.0,
         optimizer_s=[per_byte * b for b in trainable] if training else 0.0,
-        memory=plan_memory(plan, schedule.in_flight),
+        memory=[
+            dataclasses.replace(m, in_flight=n)
+            for m, n in zip(plan_memory(plan, costs), schedule.in_flight, strict=True)
+        ],
         shared_bytes=tied_bytes(plan, optimizer_ratio(plan), placed),
         overlap=overlap,
     )

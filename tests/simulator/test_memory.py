@@ -7,7 +7,8 @@ from hypothesis import given
 from plans import make_plan
 from strategies import schedules
 
-from autopipe.memory import rank_memory, stage_memory, tied_bytes
+from autopipe.costs import CostTable, OpCost
+from autopipe.memory import plan_memory, rank_memory, stage_memory, tied_bytes
 from autopipe.plans import Tie
 from autopipe.schedule import build, in_flight
 from autopipe.schedule.templates import TEMPLATES
@@ -79,3 +80,24 @@ def test_simulated_peak_is_the_formula(name):
     timeline = simulate(plan, schedule=name)
     for rank, n in enumerate(in_flight(timeline.schedule)):
         assert timeline.peak_bytes[rank] == 400 + 400 + 800 + n * 1000 + 50
+
+
+def test_op_costs_make_a_plans_memory_closer():
+    """Two ops: the workspace of the first comes before the second has saved anything."""
+    plan = make_plan(n_stages=2, n_microbatches=4)
+    stages = tuple(dataclasses.replace(s, ops=(f"a{s.index}", f"op{s.index}")) for s in plan.stages)
+    plan = dataclasses.replace(plan, stages=stages)
+    costs = CostTable(
+        {
+            **{f"a{s}": OpCost(1.0, 2.0, saved_bytes=100, workspace_bytes=50) for s in (0, 1)},
+            **{f"op{s}": OpCost(1.0, 2.0, saved_bytes=900) for s in (0, 1)},
+        }
+    )
+    sums, walked = plan_memory(plan), plan_memory(plan, costs)
+    assert [m.workspace_bytes for m in sums] == [50, 50]
+    assert walked[0].saved_bytes == 1000
+    assert walked[0].workspace_bytes == 0
+    assert walked[1].boundary_bytes == 2 * 500
+    assert simulate(plan, costs=costs).memory == tuple(
+        dataclasses.replace(m, in_flight=n) for m, n in zip(walked, (2, 1), strict=True)
+    )
