@@ -46,9 +46,11 @@ class _Problem:
         peaks = saved_peaks(schedule, self.saved_bytes) if self.budget_bytes else ()
         return sum(max(0.0, p - b) for p, b in zip(peaks, self.budget_bytes, strict=True))
 
-    def score(self, schedule: Schedule) -> tuple[float, float]:
-        """Less is better: first whatever is over budget, then the step."""
-        return self.excess(schedule), self.step_s(schedule)
+    def score(self, schedule: Schedule) -> tuple[float, float, int]:
+        """Less is better: whatever is over budget, then the step to ten digits, then the memory."""
+        each = self.saved_bytes or (1,) * len(self.placed)
+        step_s = float(f"{self.step_s(schedule):.10g}")
+        return self.excess(schedule), step_s, max(saved_peaks(schedule, each))
 
 
 def cost_aware(
@@ -65,7 +67,8 @@ def cost_aware(
     """A schedule of the placed stages that simulates no slower than any template within the budget.
 
     ``saved_bytes`` is what a microbatch saves in each stage, ``budget_bytes`` what all may save on each
-    rank; without them memory is not limited. Where nothing fits the budget, what exceeds it least is taken.
+    rank; without them memory is not limited. Where nothing fits the budget, what exceeds it least is taken;
+    among equally fast schedules the one that holds least.
     I and W are used only where their times are known (``backward_input_s`` or ``backward_weight_s``).
 
     Complexity: the templates and up to some dozens of list schedules, fewer the larger they are.

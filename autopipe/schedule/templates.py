@@ -2,8 +2,8 @@
 
 Each template is written for *slots*: P ranks with v slots each, the chain of stages laid over them. Slots
 without a stage are left out of the pattern (what remains keeps its order, so it cannot deadlock); more
-stages than slots share one, and run one after another. Schedules from measured
-times are left to ``listing``.
+stages than slots share one, and run one after another. Schedules from measured times are left to
+``costaware``.
 """
 
 from __future__ import annotations

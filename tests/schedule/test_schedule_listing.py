@@ -143,6 +143,12 @@ def test_a_dear_split_is_not_used():
     assert not build("cost-aware", 4, 4, 16, times=times).splits_backward
 
 
+def test_of_equally_fast_schedules_the_one_that_holds_least():
+    """Without a split GPipe and 1F1B take the same time on equal stages; 1F1B holds less."""
+    times = (StageTimes(1.0, 2.0, 0.0, 0.0),) * 4
+    assert in_flight(build("cost-aware", 4, 4, 16, times=times)) == (4, 3, 2, 1)
+
+
 def test_a_tighter_budget_is_never_faster():
     times = (StageTimes(),) * 4
     steps = []
