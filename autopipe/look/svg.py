@@ -94,9 +94,7 @@ def memory(timeline: Timeline, limits: Sequence[int | None] = ()) -> str:
             y = floor - limit / top * (height - 10)
             line = f'<line x1="{GUTTER}" x2="{WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}"'
             parts.append(line + ' stroke="#c0392b" stroke-dasharray="5 3"/>')
-        parts.append(
-            f'<text x="{GUTTER + 4}" y="{floor - height + 18}" font-size="10">{nbytes(peaks[rank])}</text>'
-        )
+        parts.append(f'<text x="{GUTTER + 4}" y="{floor - 5}" font-size="10">{nbytes(peaks[rank])}</text>')
     label = f"memory per rank over time, fullest {nbytes(max(peaks, default=0))}"
     return _frame(label, n, timeline.schedule.n_ranks, height, end, "".join(parts))
 

@@ -24,7 +24,9 @@ __all__ = ["frame", "html", "page", "text"]
 
 STYLE = (
     "<style>.autopipe table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:.4em 0}"
-    ".autopipe td,.autopipe th{padding:.15em .7em;text-align:left}.autopipe .n{text-align:right}"
+    ".autopipe{overflow-x:auto}"
+    ".autopipe td,.autopipe th{padding:.15em .7em;text-align:left;white-space:nowrap}"
+    ".autopipe .n{text-align:right}"
     ".autopipe caption{text-align:left;font-weight:600;padding:.3em .7em}"
     ".autopipe .note{opacity:.7;font-size:.85em;margin:.2em .7em}</style>"
 )

@@ -77,6 +77,47 @@ def test_a_meta_model_is_planned_without_weights(tmp_path):
     assert "Op graph" in (tmp_path / "r.html").read_text()
 
 
+def test_a_transformers_config_is_planned_on_the_meta_device(tmp_path):
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}
+    config |= {"intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 4, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    out = tmp_path / "plan.json"
+    words = ("--meta", "--device", "H200", "-n", "2", "--batch", "4", "--seq", "16", "--out", out)
+    for name in (tmp_path, tmp_path / "config.json"):
+        done = invoke("plan", f"hf:{name}", *words)
+        assert done.exit_code == 0, done.output
+        assert autopipe.Plan.from_json(out).model == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_a_missing_library_is_named_with_its_remedy(library, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    done = invoke("plan", f"{library}:resnet18", "-n", "2")
+    assert done.exit_code == 2
+    assert f"pip install {library}" in done.stderr
+
+
+def test_probe_writes_a_cluster_that_plans_take(tmp_path):
+    out = tmp_path / "cluster.json"
+    done = invoke("probe", "--ranks", "2", "--json", "--out", out)
+    assert done.exit_code == 0, done.output
+    cluster = autopipe.Cluster.from_dict(json.loads(out.read_text()))
+    assert cluster.n_ranks == 2
+    assert 0 < cluster.link(0, 1).bandwidth_bytes_s < 1e12
+    assert invoke("plan", SAMPLE, "-n", "2", *ESTIMATED, "--cluster", out).exit_code == 0
+
+
+def test_under_torchrun_each_rank_runs_its_stage():
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "autopipe.cli"]
+    words += ["run", SAMPLE, "--steps", "2", "--device", "cpu", "--json"]
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)["n_ranks"] == 2
+
+
 def test_profile_measures_or_estimates(tmp_path):
     out = tmp_path / "costs.json"
     done = invoke("profile", SAMPLE, "--device", "H100", "--json", "--out", out)
