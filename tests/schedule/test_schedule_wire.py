@@ -177,10 +177,10 @@ WAYS = {
 }
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), schedule=schedules(TEMPLATES), seed=st.integers(0, 2**16))
 def test_no_deadlock_and_nothing_crossed(data, schedule, seed):
-    """A thousand boundaries, schedules and placements, each over four kinds of channel."""
+    """Thousands of boundaries, schedules and placements, each over four kinds of channel."""
     transfers = data.draw(st.none() | boundaries(schedule.n_stages))
     wire = wire_order(schedule, transfers, times=data.draw(st.none() | stage_times(schedule.n_stages)))
     for way in WAYS.values():
