@@ -6,7 +6,7 @@ Text and tables are left to ``report``; drawing to the scripts beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..costs import CostTable
@@ -111,7 +111,7 @@ def time_payload(
     plan: Plan,
     predicted: Timeline,
     measured: Timeline | None = None,
-    limits: Mapping[int, int] | None = None,
+    limits: Sequence[int | None] = (),
 ) -> dict[str, Any]:
     """Per rank the predicted and measured actions, the memory over time and its limit; times in ns."""
     ranks = range(plan.n_ranks)
@@ -121,9 +121,10 @@ def time_payload(
     return {
         "step": predicted.step_s,
         "measured": measured.step_s if measured is not None else None,
-        "limits": [(limits or {}).get(r) for r in ranks],
+        "limits": list(limits) or [None] * len(ranks),
         "stages": [[s.index for s in plan.stages if s.rank == r] for r in ranks],
         "predicted": tracks,
+        "critical": _critical(predicted, len(ranks)) if join <= 1 else [[] for _ in ranks],
         "ran": ran,
         "memory": [[x for t, b in predicted.memory_over_time(r) for x in (_ns(t), int(b))] for r in ranks],
     }
@@ -143,6 +144,22 @@ def _tracks(events: Iterable[Event], n_ranks: int, join: int) -> list[list[int]]
             what = (action.stage, KINDS.index(action.kind), action.microbatch)
         rows[rank].append((_ns(start_s), _ns(end_s), *what))
     return [_flat(_joined(sorted(row), join)) for row in rows]
+
+
+def _critical(timeline: Timeline, n_ranks: int) -> list[list[int]]:
+    """Per rank, the places in its track of what makes the step as long as it is."""
+    chain = {(e.rank, e.action) for e in timeline.critical_path if isinstance(e, Event)}
+    rows: list[list[Event]] = [[] for _ in range(n_ranks)]
+    for event in timeline.events:
+        rows[event.rank].append(event)
+    return [
+        [
+            i
+            for i, e in enumerate(sorted(row, key=lambda e: (e.start_s, e.end_s)))
+            if (e.rank, e.action) in chain
+        ]
+        for row in rows
+    ]
 
 
 def _flat(row: Iterable[tuple[int, ...]]) -> list[int]:

@@ -16,15 +16,15 @@ from typing import Any
 
 from ..costs import CostTable
 from ..graph import OpGraph
+from ..memory import memory_limits
 from ..plans import Plan
 from ..simulator import Report, Timeline, simulate
-from ..units import parse_bytes
 from .payload import graph_payload, time_payload, tree_payload
 from .table import Table, count, nbytes, percent, seconds, word
 from .tables import boundary_table, candidate_table, certificate, stage_table, tables, tie_table
 from .why import cut_reasons
 
-__all__ = ["memory_limits", "report"]
+__all__ = ["report"]
 
 SCRIPTS = ("base.js", "tree.js", "ops.js", "time.js", "main.js")
 Section = tuple[str, str, str]
@@ -44,10 +44,10 @@ def report(
     Parameters
     ----------
     graph, costs: what was planned; without the graph the module tree and the op graph are left out.
-    timeline: the prediction to draw; by default ``simulate(plan)``.
+    timeline: the prediction to draw; by default ``simulate(plan, costs=costs)``.
     measured: the timeline of a step that ran, or a run's report that holds one; drawn under the prediction.
     """
-    predicted = timeline if timeline is not None else simulate(plan)
+    predicted = timeline if timeline is not None else simulate(plan, costs=costs)
     ran = measured.timeline if isinstance(measured, Report) else measured
     sections = [
         _stages(plan),
@@ -63,14 +63,6 @@ def report(
     if graph is not None:
         blocks |= {"d-graph": graph_payload(graph, plan, costs), "d-tree": tree_payload(graph, plan, costs)}
     return _page(plan.model, _header(plan, predicted, ran), sections, blocks)
-
-
-def memory_limits(plan: Plan) -> dict[int, int]:
-    """Rank → the bytes it may use: the limit asked for, else its device's memory, where known."""
-    asked = plan.settings.get("memory_limit")
-    limit = parse_bytes(asked) if asked is not None else None
-    known = {r: limit or d.memory_bytes for r, d in enumerate(plan.cluster.devices)}
-    return {r: b for r, b in known.items() if b is not None}
 
 
 def _header(plan: Plan, predicted: Timeline, measured: Timeline | None) -> str:
@@ -99,7 +91,7 @@ def _figures(plan: Plan, predicted: Timeline, measured: Timeline | None) -> Sequ
         out.append(("step, measured", seconds(measured.step_s), f"{ratio:.2f}× predicted"))
     out.append(("idle", percent(predicted.bubble_fraction), "of all ranks' time in a step"))
     fullest = max(range(plan.n_ranks), key=lambda r: _rank_memory(plan, predicted, r))
-    limit = memory_limits(plan).get(fullest)
+    limit = memory_limits(plan)[fullest]
     room = f"rank {fullest}" + (f", limit {nbytes(limit)}" if limit is not None else ", no limit given")
     out.append(("fullest rank", nbytes(_rank_memory(plan, predicted, fullest)), room))
     sent = sum(b.n_bytes * len(b.destinations) * (1 + b.differentiable) for b in plan.boundaries)
@@ -155,7 +147,8 @@ def _boundaries(plan: Plan) -> Section:
 
 def _legend(measured: Any) -> str:
     rows = "<span>upper row predicted, lower measured</span>" if measured is not None else ""
-    return f'<span class="legend">{rows}<span>F pale, B full, W faint; numbers are microbatches</span></span>'
+    kinds = "F pale, B full, W faint; underlined what the step waits for"
+    return f'<span class="legend">{rows}<span>{kinds}</span></span>'
 
 
 def _schedule(predicted: Timeline, measured: Timeline | None) -> Section:
@@ -185,7 +178,7 @@ def _bubble(timeline: Timeline) -> Mapping[str, float]:
 
 
 def _memory(plan: Plan) -> Section:
-    limits = sorted(set(memory_limits(plan).values()))
+    limits = sorted({x for x in memory_limits(plan) if x is not None})
     limit = f" The dashed line is the limit, {word(tuple(map(nbytes, limits)))}." if limits else ""
     body = (
         f"<p>Predicted memory of each rank over the step, on the schedule's time axis.{limit}</p>"

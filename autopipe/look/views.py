@@ -10,10 +10,11 @@ import html as escape_
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ..memory import memory_limits
 from ..plans import Plan
 from ..schedule import Schedule
 from ..simulator import Report, StageTimes, Timeline, simulate, simulate_schedule
-from .report import memory_limits, report
+from .report import report
 from .svg import gantt, memory
 from .tables import headline, rank_table, tables
 
@@ -102,8 +103,7 @@ def _(run: Report, **context: Any) -> str:
 
 def plan_memory(plan: Plan) -> str:
     """A plan's predicted memory over time with its limits, as SVG."""
-    limits = memory_limits(plan)
-    return memory(simulate(plan), [limits.get(r) for r in range(plan.n_ranks)])
+    return memory(simulate(plan), memory_limits(plan))
 
 
 def _cell(title: str, parts: Iterable[str]) -> str:

@@ -162,6 +162,7 @@ let sharedRange;
 function timeData() {
   const d = data("d-time");
   d.tracks ??= d.predicted.map(decode);
+  d.tracks.forEach((track, rank) => { track.critical ??= new Set(d.critical[rank]); });
   d.runs ??= d.ran?.map(decode);
   sharedRange ??= timeRange(Math.max(d.step, d.measured ?? 0) * 1e9);
   return [d, sharedRange];
@@ -190,6 +191,10 @@ function buildGantt() {
         c.fillStyle = look.on[track.kind[i]] ?? theme.fg;
         const words = width > 44 || !isAction(track.kind[i]) ? say(track, i) : String(track.microbatch[i]);
         if (c.measureText(words).width < width - 4) c.fillText(words, left + 4, y + h / 2 + 0.5);
+      }
+      if (track.critical?.has(i)) {
+        c.fillStyle = theme.fg;
+        c.fillRect(left, y + h - 1.5, width > 3 ? width - 1 : width, 1.5);
       }
       if (mark === i) { c.strokeStyle = theme.fg; c.lineWidth = 2; c.strokeRect(left + 1, y + 1, Math.max(width - 3, 1), h - 2); }
     }
