@@ -6,11 +6,13 @@ measurements to ``efficiency``.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from ..costs import CostTable, OpCost
 from ..graph import Op, OpGraph
@@ -22,7 +24,7 @@ from .devices import described
 from .devices import device as named
 from .efficiency import Efficiency, seconds
 from .replay import Replay, stand_ins
-from .survey import Account, Survey, survey
+from .survey import Account, Survey, saved_values, survey
 
 if TYPE_CHECKING:
     from ..tracing import Capture
@@ -59,11 +61,13 @@ def estimate(
         notes: tuple[str, ...] = ()
         at = {**graph.example_dims, **(dims or {})}
         found: dict[str, Account] = {}
+        nodes: dict[str, fx.Node] = {}
     else:
         graph = capture.ops
         at = {**graph.example_dims, **(dims or {})}
         surveyed = accounts(capture, dims=at, autocast=autocast, dtype=dtype, training=training)
         found = dict(surveyed.accounts)
+        nodes = {n.name: n for n in capture.graphs[training].nodes}
         notes = tuple(f"{name}: {why}; taken for a matrix product" for name, why in surveyed.failures.items())
     costs = {}
     for op in graph.compute:
@@ -71,7 +75,9 @@ def estimate(
             continue
         known = op.name in found
         account = found[op.name] if known else _as_product(op, graph, at)
-        costs[op.name] = op_cost(account, device, efficiency, 1.0 if known else 3.0)
+        cost = op_cost(account, device, efficiency, 1.0 if known else 3.0)
+        kept = saved_values(nodes[op.name], account) if op.name in nodes else ()
+        costs[op.name] = dataclasses.replace(cost, saved_values=kept)
     return CostTable(
         costs=costs,
         dims=at,

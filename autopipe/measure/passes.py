@@ -19,7 +19,7 @@ from .account import Kernels
 from .clock import Stopwatch, spread
 from .replay import Piece, Replay, Tape
 from .samples import Samples
-from .survey import Account, Survey
+from .survey import Account, Survey, saved_values
 
 __all__ = ["Passes", "optimizer_seconds"]
 
@@ -131,12 +131,6 @@ class Passes:
         keys = {self.key(name) for piece in self.pieces for name in self._shares(piece, "F")}
         return min([len(self.samples.of("", "B")), *(len(self.samples.of(k, "F")) for k in keys)])
 
-    def saved_values(self, name: str, account: Account) -> tuple[str, ...]:
-        """The graph's values that an op keeps: those of its inputs that it does, and its own if so."""
-        takes = [p.name for p in self.replay.node(name).all_input_nodes]
-        kept = [takes[i] for i in account.saved_inputs if i < len(takes)]
-        return tuple(n for n in kept if n in self.replay.ops.by_name) + (name,) * account.saves_output
-
     def cost(self, name: str) -> OpCost:
         """The cost of an op that ran, or that one of its signature stands for."""
         ran = self.replay.ran(name)
@@ -156,7 +150,7 @@ class Passes:
             flops=account.forward.flops,
             source="measured",
             spread=max(spread(self.samples.of(key, "F")), spread(self.samples.of(key, "B"))),
-            saved_values=self.saved_values(name, account),
+            saved_values=saved_values(self.replay.node(name), account),
         )
 
 

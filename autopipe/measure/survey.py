@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from .account import NOTHING, Counter, Kernels, Saved, storage_bytes
 from .replay import Piece, Replay, Tape
 
-__all__ = ["Account", "Survey", "survey"]
+__all__ = ["Account", "Survey", "describe", "saved_values", "survey"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,6 +176,13 @@ def describe(replay: Replay, name: str) -> str:
     op = replay.ops.by_name[name]
     place = f" ({op.source})" if op.source else ""
     return f"{name} [{op.target}]{place}"
+
+
+def saved_values(node: fx.Node, account: Account) -> tuple[str, ...]:
+    """The graph's values that an op keeps: those of its inputs that it does, and its own if so."""
+    takes = node.all_input_nodes
+    kept = [takes[i] for i in account.saved_inputs if i < len(takes)]
+    return tuple(n.name for n in kept if n.op != "get_attr") + (node.name,) * account.saves_output
 
 
 def _part(kernels: Kernels, n: int) -> Kernels:

@@ -1,0 +1,121 @@
+"""Estimates: counts worked out by hand, models without data, rooflines and their fit, device descriptions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from measure_models import Net, Stack, ids
+
+import autopipe
+from autopipe.errors import InputError, StoreError
+from autopipe.hardware import Device
+from autopipe.measure import DEVICES, LINKS, Efficiency, device, estimate, fit, link, profile
+from autopipe.measure.account import Kernels
+from autopipe.measure.efficiency import seconds
+
+PLAIN = Device("plain", flops_s={"float32": 1e9}, bandwidth_bytes_s=1e9, launch_s=1e-6)
+PERFECT = Efficiency(matrix=1.0, memory=1.0)
+
+
+def test_a_block_by_hand() -> None:
+    capture = autopipe.capture(Stack(2).train(), (torch.ones(4, 16),))
+    table = estimate(capture, PLAIN, efficiency=PERFECT)
+    block = table[capture.ops.compute[1].name]
+    flops = 2 * 2 * 4 * 16 * 64
+    assert block.flops == flops
+    assert block.source == "estimated"
+    assert block.saved_bytes == 4 * 4 * (16 + 64)
+    # addmm, relu, addmm, add; the products read x, weight and bias and write their value
+    products = 4 * ((4 * 16 + 16 * 64 + 64 + 4 * 64) + (4 * 64 + 64 * 16 + 16 + 4 * 16))
+    others = 4 * (2 * 4 * 64 + 3 * 4 * 16)
+    assert block.forward_s == pytest.approx(4e-6 + max(flops, products) / 1e9 + others / 1e9)
+    assert block.backward_s > block.forward_s
+
+
+def test_estimate_and_profile_agree_on_what_does_not_hang_on_time() -> None:
+    capture = autopipe.capture(Net().train(), (ids(), ids()))
+    measured = profile(capture, min_s=0.0, min_passes=3, progress=False)
+    estimated = estimate(capture, PLAIN)
+    assert not estimated.notes
+    assert measured.costs.keys() == estimated.costs.keys()
+    for op, cost in measured.costs.items():
+        assert estimated[op].flops == cost.flops
+        assert estimated[op].saved_bytes == cost.saved_bytes, op
+
+
+def test_a_meta_model_is_estimated_like_a_real_one() -> None:
+    with torch.device("meta"):
+        model = Stack(3).train()
+    meta = estimate(autopipe.capture(model, (torch.ones(4, 16, device="meta"),)), PLAIN)
+    real = estimate(autopipe.capture(Stack(3).train(), (torch.ones(4, 16),)), PLAIN)
+    assert list(meta.costs.values()) == list(real.costs.values())
+
+
+def test_a_bare_graph_is_estimated_with_more_doubt() -> None:
+    capture = autopipe.capture(Stack(2).train(), (torch.ones(4, 16),))
+    exact, rough = estimate(capture, PLAIN), estimate(capture.ops, PLAIN)
+    op = capture.ops.compute[1].name
+    assert rough[op].flops == exact[op].flops
+    assert rough[op].spread == 3 * exact[op].spread
+
+
+@given(st.floats(0.05, 1.0), st.floats(0.05, 1.0), st.floats(1e-6, 1e-4))
+def test_a_fit_finds_the_efficiency_that_made_the_times(
+    matrix: float, memory: float, launch_s: float
+) -> None:
+    truth = Efficiency(matrix, memory, launch_s)
+    small = [Kernels(n, 0, 8, 0, "float32") for n in range(1, 5)]
+    moving = [Kernels(1, 0, n * 10**6, 0, "float32") for n in range(1, 5)]
+    products = [Kernels(1, n * 10**7, 8, 8, "float32") for n in range(1, 5)]
+    kernels = [*small, *moving, *products]
+    found = fit([(k, seconds(k, PLAIN, truth)) for k in kernels], PLAIN)
+    assert found.matrix == pytest.approx(matrix, rel=1e-3)
+    assert found.memory == pytest.approx(memory, rel=1e-3)
+    assert found.spread < 1e-3
+
+
+def test_a_fit_to_nothing_is_what_was_assumed() -> None:
+    assert fit([], PLAIN) == Efficiency()
+
+
+def test_time_never_falls_with_work() -> None:
+    times = [seconds(Kernels(1, f, f, f, "float32"), PLAIN, Efficiency()) for f in (0, 1, 10**6, 10**9)]
+    assert times == sorted(times)
+    assert times[0] == PLAIN.launch_s
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_description_names_its_source(name: str) -> None:
+    described = device(name)
+    assert described.source
+    assert described.bandwidth_bytes_s > 0
+    assert described.flops_s["float32"] > 0
+    assert device(described.name) == described
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_every_link_names_its_source(name: str) -> None:
+    assert link(name).source
+    assert 0 < link(name).seconds(1) < link(name).seconds(10**9)
+
+
+def test_a_device_of_ones_own(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(dataclasses.asdict(PLAIN)))
+    assert device(path) == PLAIN
+    path.write_text('{"name": "mine", "speeed": 2}')
+    with pytest.raises(StoreError, match=r"mine\.json.*speeed.*its fields are name"):
+        device(path)
+
+
+def test_unknown_names_are_answered_with_the_known_ones() -> None:
+    with pytest.raises(InputError, match="H200"):
+        device("H3000")
+    with pytest.raises(InputError, match="NVLink4"):
+        link("string")
