@@ -67,6 +67,7 @@ class Edge:
     roots: where gradients enter the source's graph: its own outputs that require a gradient.
     leaves: what the destination's graph grows from: the same values, detached.
     grads: the gradients of ``leaves`` that require one, on their way back.
+    values, gradients: by signature, what a message of either kind was announced to hold.
     """
 
     def __init__(self, source: Stage, destination: Stage, names: Sequence[str]) -> None:
@@ -74,6 +75,8 @@ class Edge:
         self.names = tuple(names)
         self.outputs = tuple(source.outputs.index(n) for n in names)
         self.inputs = tuple(destination.inputs.index(n) for n in names)
+        self.values: dict[int, Any] = {}
+        self.gradients: dict[int, Any] = {}
         self.begin(0)
 
     def begin(self, n_microbatches: int) -> None:
@@ -88,7 +91,10 @@ class Edge:
     def grow(self, m: int, tensors: Sequence[Tensor], flags: Sequence[bool]) -> list[Tensor]:
         """The destination's tensors: detached, and requiring a gradient where flagged."""
         grown = [t.detach() for t in tensors]
-        self.leaves[m] = [t.requires_grad_() for t, flag in zip(grown, flags, strict=True) if flag]
+        self.leaves[m] = leaves = []
+        for tensor, flag in zip(grown, flags, strict=True):
+            if flag:
+                leaves.append(tensor.requires_grad_())
         return grown
 
     def harvest(self, m: int) -> None:

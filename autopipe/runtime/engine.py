@@ -26,13 +26,13 @@ from ..simulator import stage_times
 from ..stages import Stage, find_loss
 from .boundary import edges_between
 from .channel import Channel
-from .executor import Clock, Executor
+from .executor import Call, Clock, Executor
 from .failure import Patience, Position
 from .microbatch import Batch, Splitter, move
 from .outputs import join, share, weighted
 from .peers import Peers, pipeline_ranks
 from .precision import Autocast, autocast_context, spread_overflow
-from .program import Program, compile_program, forward_part, pick_schedule
+from .program import compile_program, forward_part, pick_schedule
 from .setup import Generators, card, pick_device, place, written_buffers
 from .ties import TieSum, find_ties
 from .weights import LossWeight, Weigher
@@ -96,7 +96,7 @@ class Engine:
         self.records: collections.deque[tuple[float, float, Clock]] = collections.deque(
             maxlen=REMEMBERED_STEPS
         )
-        self._programs: dict[tuple[int, bool], Program] = {}
+        self._programs: dict[tuple[int, bool], tuple[Call, ...]] = {}
         self._signatures: dict[tuple[Any, ...], int] = {}
         self._patience = Patience(options.stall_limit_s, plan.step_s)
         self._loss_dtype: torch.dtype | None = None
@@ -349,22 +349,23 @@ class Engine:
         elif not isinstance(error, Exception):
             watch.publish(f"rank {self.rank} was stopped by {type(error).__name__} in {position.words}")
             raise error
-        else:
+        elif isinstance(error, RuntimeError) and position.waits_for >= 0:
             found = watch.cause()
-            cause = found if found is not None else watch.publish(self._lost(error))
+            cause = found if found is not None else watch.publish(self._lost())
+        else:
+            where = f"rank {self.rank}, {position.words}"
+            cause = watch.publish(f"{where}: {type(error).__name__}: {error}")
         raise StepError(cause) from error
 
-    def _lost(self, error: Exception) -> str:
+    def _lost(self) -> str:
         assert self.peers is not None
         position = self.peers.position
-        if position.waits_for < 0:
-            return f"rank {self.rank}, {position.words}: {type(error).__name__}: {error}"
         return (
             f"rank {position.waits_for} is gone without a word (killed, or it left early): rank {self.rank} "
             f"lost its connection at {position.words}"
         )
 
-    def _program(self, n_microbatches: int, grad: bool) -> Program:
+    def _program(self, n_microbatches: int, grad: bool) -> tuple[Call, ...]:
         key = (n_microbatches, grad)
         if key not in self._programs:
             schedule = pick_schedule(self.plan, self.options.schedule, n_microbatches)
@@ -372,7 +373,8 @@ class Engine:
             rank = None if self.peers is None else self.rank
             known = all(s.forward_s for s in self.plan.stages)
             times = stage_times(self.plan) if known else None
-            self._programs[key] = compile_program(chosen, self._edges, rank, times)
+            program = compile_program(chosen, self._edges, rank, times)
+            self._programs[key] = self._executor.compile(program)
         return self._programs[key]
 
 

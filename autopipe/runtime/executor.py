@@ -5,8 +5,10 @@ Which steps the program has is left to ``program``; what all ranks make of a fai
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -24,43 +26,35 @@ __all__ = ["Clock", "Executor"]
 
 
 class Clock:
-    """Start and end of each action of one step, in seconds; on CUDA taken on the device's stream.
+    """Start and end of each action of one step; on CUDA taken on the device's stream.
 
-    ``origin_s`` is the host's clock (seconds since the epoch) at the step's start.
+    ``origin_s`` is the host's clock (seconds since the epoch) at the step's start. ``now`` is a mark in
+    time; ``marks`` are (action, mark before, mark after).
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._marks: list[tuple[Action, float, float]] = []
-        self._events: list[tuple[Action, torch.cuda.Event, torch.cuda.Event]] = []
-        if self._cuda:
-            self._first = torch.cuda.Event(enable_timing=True)
-            self._first.record()
+        self.now: Callable[[], Any] = _event if device.type == "cuda" else time.perf_counter
+        self.marks: list[tuple[Action, Any, Any]] = []
         self.origin_s = time.time()
-        self._start = time.perf_counter()
-
-    def run(self, action: Action, act: Callable[[int], None]) -> None:
-        """Run one action and note when."""
-        if self._cuda:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            act(action.microbatch)
-            end.record()
-            self._events.append((action, begin, end))
-        else:
-            begin_s = time.perf_counter()
-            act(action.microbatch)
-            self._marks.append((action, begin_s, time.perf_counter()))
+        self._start = self.now()
 
     def read(self) -> list[tuple[Action, float, float]]:
         """(action, start, end) in seconds since the step began; on CUDA waits for the device."""
-        if self._cuda:
+        start = self._start
+        if not isinstance(start, float):
             torch.cuda.synchronize()
-            first = self._first
-            return [
-                (a, first.elapsed_time(b) * 1e-3, first.elapsed_time(e) * 1e-3) for a, b, e in self._events
-            ]
-        return [(a, b - self._start, e - self._start) for a, b, e in self._marks]
+            return [(a, start.elapsed_time(b) * 1e-3, start.elapsed_time(e) * 1e-3) for a, b, e in self.marks]
+        return [(a, b - start, e - start) for a, b, e in self.marks]
+
+
+def _event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+Call = tuple[object, int, Action | None, Callable[[], object]]
+"""(what it is in words, the rank it waits for or -1, the action if it is one, what to call)."""
 
 
 class Executor:
@@ -77,66 +71,74 @@ class Executor:
         self._workers, self._plan, self._placement = workers, plan, plan.placement
         self._edges = {(e.source, e.destination): e for e in edges}
         self._channel, self._position = channel, position
-        self._acts = {
-            kind: {stage: getattr(worker, name) for stage, worker in workers.items()}
-            for kind, name in _METHODS.items()
-        }
-        self._remote_in: dict[int, tuple[Edge, ...]] = {}
-        self._remote_out: dict[int, tuple[Edge, ...]] = {}
-        for stage, worker in workers.items():
-            self._remote_in[stage] = tuple(e for e in worker.edges_in if e.source not in workers)
-            self._remote_out[stage] = tuple(e for e in worker.edges_out if e.destination not in workers)
 
-    def run(self, program: Program, clock: Clock) -> None:
-        """Carry out ``program``. Raises :class:`StepError` naming stage, microbatch and action."""
-        position = self._position
-        for index, step in enumerate(program):
-            position.index = index
-            if step.kind == "run":
-                self._act(step, clock)
+    def compile(self, program: Program) -> tuple[Call, ...]:
+        """A program as plain calls, with a wait for each message an action needs in front of it."""
+        calls: list[Call] = []
+        for step in program:
+            if step.action is not None:
+                calls += self._waits(step.action)
+                calls.append((step.action, -1, step.action, self._act(step.action)))
             else:
-                self._move(step)
-        if self._channel is not None:
-            self._channel.flush()
+                calls.append((step, step.peer, None, self._move(step)))
+        return tuple(calls)
 
-    def _act(self, step: ProgramStep, clock: Clock) -> None:
-        action = step.action
-        assert action is not None
-        stage, kind, m = action.stage, action.kind, action.microbatch
-        if kind == "F":
-            for edge in self._remote_in[stage]:
-                self._wait_for(edge.source, action)
-                self._workers[stage].accept(edge, m, self._channel.take_values(edge, m))  # type: ignore[union-attr]
-        elif kind != "W":
-            for edge in self._remote_out[stage]:
-                self._wait_for(edge.destination, action)
-                self._channel.take_grads(edge, m)  # type: ignore[union-attr]
-        self._position.waits_for = -1
-        self._position.words = action
-        try:
-            clock.run(action, self._acts[kind][stage])
-        except AutopipeError:
-            raise
-        except Exception as error:
-            raise StepError(self._words(action, error)) from error
+    def _act(self, action: Action) -> Callable[[], None]:
+        method = getattr(self._workers[action.stage], _METHODS[action.kind])
+        return functools.partial(method, action.microbatch)
 
-    def _wait_for(self, stage: int, action: Action) -> None:
-        self._position.waits_for = self._placement[stage]
-        self._position.words = action
+    def _waits(self, action: Action) -> Iterator[Call]:
+        worker, m = self._workers[action.stage], action.microbatch
+        if action.kind == "F":
+            for edge in worker.edges_in:
+                if edge.source not in self._workers:
+                    peer = self._placement[edge.source]
+                    yield action, peer, None, functools.partial(self._take, worker, edge, m, peer)
+        elif action.kind != "W":
+            for edge in worker.edges_out:
+                if edge.destination not in self._workers:
+                    assert self._channel is not None
+                    peer = self._placement[edge.destination]
+                    yield action, peer, None, functools.partial(self._channel.take_grads, edge, m, peer)
 
-    def _move(self, step: ProgramStep) -> None:
+    def _take(self, worker: Worker, edge: Edge, m: int, peer: int) -> None:
+        assert self._channel is not None
+        worker.accept(edge, m, self._channel.take_values(edge, m, peer))
+
+    def _move(self, step: ProgramStep) -> Callable[[], None]:
         message, channel = step.message, self._channel
         assert message is not None
         assert channel is not None
-        self._position.waits_for = step.peer
-        self._position.words = step
-        m = message.microbatch
         if message.kind == "F":
             edge = self._edges[message.source, message.destination]
-            (channel.send_values if step.kind == "send" else channel.recv_values)(edge, m, step.peer)
+            method = channel.send_values if step.kind == "send" else channel.recv_values
         else:
             edge = self._edges[message.destination, message.source]
-            (channel.send_grads if step.kind == "send" else channel.recv_grads)(edge, m, step.peer)
+            method = channel.send_grads if step.kind == "send" else channel.recv_grads
+        return functools.partial(method, edge, message.microbatch, step.peer)
+
+    def run(self, calls: Sequence[Call], clock: Clock) -> None:
+        """Make the calls of a program. Raises :class:`StepError` naming stage, microbatch and action."""
+        position, now, marks = self._position, clock.now, clock.marks
+        action = None
+        try:
+            for words, peer, action, call in calls:
+                position.index += 1
+                position.words, position.waits_for = words, peer
+                if action is None:
+                    call()
+                else:
+                    before = now()
+                    call()
+                    marks.append((action, before, now()))
+        except AutopipeError:
+            raise
+        except Exception as error:
+            if action is None:
+                raise
+            raise StepError(self._words(action, error)) from error
+        if self._channel is not None:
+            self._channel.flush()
 
     def _words(self, action: Action, error: BaseException) -> str:
         place = f"rank {self._placement[action.stage]}, stage {action.stage}, microbatch {action.microbatch}"
@@ -149,10 +151,10 @@ class Executor:
         rank, plan = self._placement[stage], self._plan
         predicted = sum(s.memory_bytes for s in plan.stages if s.rank == rank)
         limit = plan.settings.get("memory_limit") or plan.cluster.devices[rank].memory_bytes
+        limit_words = format_bytes(parse_bytes(limit)) if limit else "unknown"
         return (
-            f"the plan predicted {format_bytes(predicted)} for rank {rank}'s stages, limit "
-            f"{format_bytes(parse_bytes(limit)) if limit else 'unknown'}; use more microbatches, or plan with "
-            "a lower memory_limit"
+            f"the plan predicted {format_bytes(predicted)} for rank {rank}'s stages, limit {limit_words}; "
+            "use more microbatches, or plan with a lower memory_limit"
         )
 
 

@@ -120,6 +120,7 @@ class Peers:
         arriving, leaving = self.control.recv(theirs, before), self.control.send(mine, after)
         arriving.wait(FOREVER)
         leaving.wait(FOREVER)
+        self.position.waits_for = -1
         if torch.equal(mine, theirs):
             return
         message = (

@@ -80,6 +80,10 @@ class Worker:
         """Forget the last step and take up the next."""
         n = step.batch.n_microbatches
         self._step, self._n_backwards = step, 0
+        needs_seed = step.seed is not None and self._is_random
+        self._is_bare = (
+            not needs_seed and self._replicas.is_plain and self._forward_context is contextlib.nullcontext
+        )
         self._columns = [(i, step.batch.leaves[name]) for i, name in self._own]
         self._values: list[list[Any]] = [[None] * len(self.stage.inputs) for _ in range(n)]
         self._roots: list[Tensor | None] = [None] * n
@@ -126,35 +130,49 @@ class Worker:
         values = self._values[m]
         for i, column in self._columns:
             values[i] = column[m]
-        key = self._step.batch.signature(m) if self._recompute and self._step.grad else None
-        known = self._flags.get(key) if key is not None else None
-        with torch.no_grad() if known is not None else contextlib.nullcontext():
-            outputs = self._call(values, m)
-            self._keep_results(outputs, m)
-        if self._probe is not None:
-            self._probe += [(m, self.stage.index, what) for what in self._not_finite(outputs, m)[:1]]
-        if key is not None and known is None:
-            known = self._flags[key] = self._learn_flags(outputs)
-        for i, edge in enumerate(self.edges_out):
-            self._emit(edge, m, [outputs[o] for o in edge.outputs], known[i] if known else None)
+        if self._recompute and self._step.grad:
+            self._forward_to_forget(values, m)
+            return
+        outputs = self._call(values, m)
+        self._keep_results(outputs, m)
+        for edge in self.edges_out:
+            self._emit(edge, m, [outputs[o] for o in edge.outputs], None)
         if not self._step.grad:
             self._values[m] = []
-        elif self._recompute:
-            self._forget_graph(m)
+
+    def _forward_to_forget(self, values: list[Any], m: int) -> None:
+        """Forward that keeps inputs only; the first of its kind learns which outputs require a gradient."""
+        key = self._step.batch.signature(m)
+        known = self._flags.get(key)
+        with contextlib.nullcontext() if known is None else torch.no_grad():
+            outputs = self._call(values, m)
+            self._keep_results(outputs, m)
+        if known is None:
+            known = self._flags[key] = self._learn_flags(outputs)
+        for edge, flags in zip(self.edges_out, known, strict=True):
+            self._emit(edge, m, [outputs[o] for o in edge.outputs], flags)
+            edge.roots[m] = None
+        self._roots[m] = None
 
     def _call(self, values: Sequence[Any], m: int) -> tuple[Any, ...]:
+        if self._is_bare:
+            return self.module(*values)
         seed = self._step.seed
         with contextlib.ExitStack() as stack:
             if seed is not None and self._is_random:
                 stack.enter_context(rng.scope(seed, m))
-            if not self._replicas.is_plain:
-                stack.enter_context(self._replicas.around_forward())
+            stack.enter_context(self._replicas.around_forward())
             stack.enter_context(self._forward_context())
             return self.module(*values)
 
     def _keep_results(self, outputs: tuple[Any, ...], m: int) -> None:
-        if not self.stage.is_last:
-            return
+        """The loss and outputs of the last stage; anything not finite, when that is looked for."""
+        if self.stage.is_last:
+            self._keep_last(outputs, m)
+        if self._probe is not None:
+            self._probe += [(m, self.stage.index, what) for what in self._not_finite(outputs, m)[:1]]
+
+    def _keep_last(self, outputs: tuple[Any, ...], m: int) -> None:
         step = self._step
         if step.want_outputs:
             self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
@@ -182,18 +200,15 @@ class Worker:
         tensors, frame = flatten(values)
         if flags is None:
             flags = [t.requires_grad for t in tensors] if self._step.grad else (False,) * len(tensors)
-        edge.roots[m] = [t for t, flag in zip(tensors, flags, strict=True) if flag]
+        edge.roots[m] = (
+            [t for t, flag in zip(tensors, flags, strict=True) if flag] if self._step.grad else None
+        )
         receiver = self.receivers.get(edge.destination)
         if receiver is None:
             edge.outbox[m] = ([t.detach() for t in tensors], frame, tuple(flags))
         else:
             grown = edge.grow(m, tensors, flags)
             receiver.accept(edge, m, grown if frame is None else frame.fill(grown))
-
-    def _forget_graph(self, m: int) -> None:
-        for edge in self.edges_out:
-            edge.roots[m] = None
-        self._roots[m] = None
 
     # -- backward -----------------------------------------------------------------------------------
 
