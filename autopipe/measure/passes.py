@@ -5,9 +5,11 @@ Choosing what to run and when to stop is left to ``profiler``.
 
 from __future__ import annotations
 
+import functools
 import gc
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,12 +30,18 @@ _GUESS = {"cpu": (5e10, 1e10), "cuda": (3e14, 2e12)}
 """FLOP/s and bytes/s by which ops are told light from heavy before any is timed; only that hangs on them."""
 
 
+_UNDISTURBED = 0.97
+"""Share of its wall time that a pass must have had a CPU for, or others are in its figures."""
+_MOST_DISTURBED = 20
+
+
 class Passes:
     """Repeated passes over one replay, and the costs that follow from them."""
 
     def __init__(self, replay: Replay, surveyed: Survey, samples: Samples, autocast: torch.dtype | None):
         self.replay, self.surveyed, self.samples, self.autocast = replay, surveyed, samples, autocast
         self.watch = Stopwatch(replay.device)
+        self.disturbed = 0
         self.pieces = replay.pieces(self._is_heavy)
 
     def _guess_s(self, kernels: Kernels) -> float:
@@ -47,6 +55,29 @@ class Passes:
 
     def by_ops(self, part: str) -> None:
         """One pass, piece by piece: forward, and then the full (``B``) or the input (``I``) backward."""
+        self._keep(self._undisturbed(functools.partial(self._by_ops, part)), part)
+
+    def whole(self, keep: bool = True) -> None:
+        """One forward and backward of the same ops under a single tape, as training runs them."""
+        if not keep:
+            self._whole()
+            self.watch.read()
+            return
+        for part, value in self._undisturbed(self._whole).items():
+            self.samples.add("", str(part), value)
+
+    def _undisturbed(self, run: Callable[[], None]) -> dict[Any, float]:
+        """Runs a pass and reads the watch; again, a few times, where the CPU was taken away meanwhile."""
+        while True:
+            start, start_cpu = time.perf_counter(), time.process_time()
+            run()
+            got = (time.process_time() - start_cpu) / (time.perf_counter() - start)
+            seconds = self.watch.read()
+            if self.replay.device.type != "cpu" or got > _UNDISTURBED or self.disturbed >= _MOST_DISTURBED:
+                return seconds
+            self.disturbed += 1
+
+    def _by_ops(self, part: str) -> None:
         env = {**self.replay.inputs(), **self.replay.made_up}
         tapes: list[tuple[Piece, Tape]] = []
         with _steady(), self.replay.autocast(self.autocast):
@@ -56,7 +87,6 @@ class Passes:
             while tapes:
                 piece, tape = tapes.pop()
                 self._backward(piece, tape, part)
-        self._keep(self.watch.read(), part)
 
     def _backward(self, piece: Piece, tape: Tape, part: str) -> None:
         roots, gradients = self.replay.gradients(tape)
@@ -92,8 +122,7 @@ class Passes:
             return dict.fromkeys(weights, 1 / len(weights))
         return {name: w / total for name, w in weights.items() if w}
 
-    def whole(self, keep: bool = True) -> None:
-        """One forward and backward of the same ops under a single tape, as training runs them."""
+    def _whole(self) -> None:
         env = {**self.replay.inputs(), **self.replay.made_up}
         with _steady(), self.replay.autocast(self.autocast):
             with self.watch("F"):
@@ -103,9 +132,6 @@ class Passes:
             with self.watch("B"):
                 if seeds:
                     torch.autograd.backward(seeds, [torch.ones_like(t) for t in seeds])
-        for part, value in self.watch.read().items():
-            if keep:
-                self.samples.add("", str(part), value)
 
     def key(self, name: str) -> str:
         return self.replay.ops.by_name[name].signature or name
@@ -124,6 +150,13 @@ class Passes:
         """How much longer the whole took than the sum of its ops, relative; None if it was not run."""
         pieces, whole = sum(map(self.pieces_s, "FB")), sum(self.samples.median("", p) for p in "FB")
         return whole / pieces - 1 if whole and pieces else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What may have spoilt the figures."""
+        if self.disturbed < _MOST_DISTURBED:
+            return ()
+        return ("other processes kept taking the CPU away; the seconds include their share",)
 
     @property
     def done(self) -> int:

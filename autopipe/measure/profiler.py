@@ -115,7 +115,7 @@ def profile(
         residual=passes.residual,
         optimizer_s_per_byte=samples.median("", "optimizer"),
         versions={"torch": torch.__version__},
-        notes=(*samples.notes, *surveyed.notes, *notes),
+        notes=(*samples.notes, *passes.notes, *surveyed.notes, *notes),
     )
 
 
