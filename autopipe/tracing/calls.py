@@ -73,6 +73,7 @@ class Call:
     reads: frozenset[int] = frozenset()
     writes: frozenset[int] = frozenset()
     mutated: tuple[str, ...] = ()
+    has_effect: bool = False
     name: str = ""
     is_check: bool = False
 

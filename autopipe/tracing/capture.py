@@ -13,16 +13,16 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
-from ..errors import CaptureError, InputError, ModelError
+from ..errors import InputError
 from ..graph import OpGraph
-from . import emit, modes, opgraph, patches
+from . import emit, modes, opgraph
 from .caches import switched_off, without_cache
 from .calls import Recording
 from .inputs import Inputs
 from .leaves import Policy
-from .recorder import Recorder, Restart
+from .session import Session, fresh
 from .state import preserved
-from .structure import Spec, flatten, unflatten
+from .structure import Spec, unflatten
 from .vary import Variation, explore
 
 __all__ = ["Capture", "capture"]
@@ -138,13 +138,15 @@ def _capture(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, dynamic: Any
 ) -> Capture:
     kwargs = without_cache(model, kwargs)
-    inputs, tensors = Inputs.of(model, args, kwargs)
-    device = device_of(model, tensors)
-    with preserved(model), switched_off(model):
-        forms, policy = _forms(model, args, kwargs, policy)
+    with preserved(model) as snapshot, switched_off(model):
+        session = Session(model, args, kwargs, policy, snapshot)
+        forms = session.forms()
+        args, kwargs = session.args, session.kwargs
+        inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
         merged = modes.merge(modes.prune(forms[True]), modes.prune(forms[False]))
-        distinct = list({id(f): f for f in merged.values()}.values())
-        variation = _vary(model, distinct, inputs, tensors, device) if dynamic else Variation()
+        variation = Variation()
+        if dynamic:
+            variation = _vary(session, list({id(f): f for f in merged.values()}.values()), inputs, tensors)
     graphs = {True: emit.graph(merged[True])}
     graphs[False] = graphs[True] if merged[False] is merged[True] else emit.graph(merged[False])
     shapes = variation.shapes
@@ -159,66 +161,21 @@ def _capture(
         constants=merged[False].constants | merged[True].constants,
         inputs=inputs,
         outputs={flag: form.output for flag, form in merged.items()},
-        device=device,
-        policy=policy,
+        device=session.device,
+        policy=session.policy,
         variation=variation,
         dynamic=dynamic,
     )
 
 
 def _vary(
-    model: nn.Module,
-    forms: Sequence[Recording],
-    inputs: Inputs,
-    tensors: dict[str, torch.Tensor],
-    device: torch.device,
+    session: Session, forms: Sequence[Recording], inputs: Inputs, tensors: dict[str, torch.Tensor]
 ) -> Variation:
+    model = session.model
+
     def call(given: Mapping[str, torch.Tensor]) -> Any:
         args, kwargs = inputs.rebuild(model, given)
         return model(*args, **kwargs)
 
-    return explore(model, forms, inputs, call, tensors, device)
-
-
-def device_of(model: nn.Module, tensors: dict[str, torch.Tensor]) -> torch.device:
-    """Where the model is: its first parameter or buffer, else the first input."""
-    held = next(model.parameters(), None)
-    held = next(model.buffers(), None) if held is None else held
-    held = next(iter(tensors.values()), None) if held is None else held
-    return torch.device("cpu") if held is None else held.device
-
-
-def _forms(model: nn.Module, args: Any, kwargs: Any, policy: Policy) -> tuple[dict[bool, Recording], Policy]:
-    """A recording in each mode under one policy; what must stay whole is found by trying."""
-    forms: dict[bool, Recording] = {}
-    while len(forms) < 2:
-        training = not forms
-        was = model.training
-        model.train(training) if was != training else model
-        try:
-            forms[training] = _record(model, args, kwargs, policy, training)
-        except Restart as restart:
-            policy, forms = policy.with_closed([restart.path]), {}
-            if not restart.path:
-                raise CaptureError(f"{type(model).__name__} cannot be captured: {restart.why}") from None
-    return forms, policy
-
-
-def _record(model: nn.Module, args: Any, kwargs: Any, policy: Policy, training: bool) -> Recording:
-    args, kwargs = _fresh((args, kwargs))
-    _, tensors = Inputs.of(model, args, kwargs)
-    names = {id(t): n for n, t in reversed([*model.named_parameters(), *model.named_buffers()])}
-    paths = {id(m): n for n, m in model.named_modules()}
-    recorder = Recorder(names, paths, policy.is_leaf, device_of(model, tensors), training)
-    with patches.applied(recorder):
-        return recorder.run(model, args, kwargs, tensors)
-
-
-def _fresh(value: Any) -> Any:
-    """The same structure with each tensor in it a copy of its own: a tensor given twice becomes two."""
-    leaves, spec = flatten(value)
-    return unflatten(spec, [_copy(v) if isinstance(v, torch.Tensor) else v for v in leaves])
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    session.snapshot.restore()
+    return explore(model, forms, inputs, call, tensors, session.device)

@@ -15,27 +15,38 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .calls import UNSAFE, Call, Depends
 from .structure import Spec, unflatten
 
 __all__ = [
+    "SIZES",
+    "CustomFunction",
+    "Draws",
+    "ExportFlags",
     "Named",
     "Rebuild",
     "Reflected",
     "Versions",
     "as_call",
     "classify",
-    "generator_state",
+    "is_numpy_scalar",
     "is_settled",
+    "on_one_device",
     "selects_by_mask",
     "storages",
+    "takes_numpy",
     "tensors",
+    "writes_in_place",
 ]
 
 Kind = Literal["state", "metadata", "read", "shape only", "data shaped", "op"]
 
-_STATE = {"_set_grad_enabled", "set_grad_enabled", "__set__", "__delete__", "requires_grad_", "register_hook"}
+_STATE = {"_set_grad_enabled", "set_grad_enabled", "__delete__"}
+SIZES = {"shape", "size", "numel", "nelement", "__len__", "stride"}
+"""Questions about a tensor whose answers are numbers made from its sizes."""
+_EFFECTS = {"register_hook", "requires_grad_", "__set__", "register_post_accumulate_grad_hook"}
 _METADATA = {
     "shape", "size", "numel", "nelement", "__len__", "stride", "dim", "ndim", "ndimension", "dtype", "device",
     "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_mps", "is_xpu", "is_mkldnn",
@@ -92,6 +103,11 @@ def _kind(name: str) -> Kind:
 def as_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """A torch function with encoded arguments as the call that generated code should make."""
     name = getattr(func, "__name__", type(func).__name__)
+    if name in _EFFECTS:
+        target: Any = setattr if name == "__set__" else Named(_EFFECT_CALLS.get(name, func), name)
+        owner = [func.__self__.__name__] if name == "__set__" else []  # type: ignore[attr-defined]
+        given = (args[0], *owner, *args[1:])
+        return Call("call_function", target, given, kwargs, hint=name, accessor=True, has_effect=True)
     if name == "__get__":
         name = func.__self__.__name__  # type: ignore[attr-defined]
         return Call("call_function", getattr, (args[0], name), hint=name)
@@ -102,6 +118,14 @@ def as_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     if _is_method(func, name) and isinstance(args[0] if args else None, Call):
         return Call("call_method", name, args, kwargs, hint=name)
     return Call("call_function", nameable(func), args, kwargs, hint=name)
+
+
+def _register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
+    """The model's hook, where a gradient will come by at all."""
+    return tensor.register_hook(hook) if tensor.requires_grad else None
+
+
+_EFFECT_CALLS: dict[str, Callable[..., Any]] = {"register_hook": _register_hook}
 
 
 def _is_method(func: Any, name: str) -> bool:
@@ -173,6 +197,38 @@ class Rebuild(Named):
         return hash((self.spec.kind, self.spec.type))
 
 
+class CustomFunction(Named):
+    """``apply`` of an ``autograd.Function``, whose backward is the user's."""
+
+    def __init__(self, cls: type) -> None:
+        super().__init__(cls.apply, cls.__name__, f"{cls.__module__}.{cls.__qualname__}.apply")  # type: ignore[attr-defined]
+        self.cls = cls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.cls.apply(*args, **kwargs)  # type: ignore[attr-defined]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CustomFunction) and self.cls is other.cls
+
+    def __hash__(self) -> int:
+        return hash(self.cls)
+
+
+def is_numpy_scalar(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item")
+
+
+def takes_numpy(actual: Any) -> bool:
+    """Whether a call takes a numpy array."""
+    args, kwargs = actual
+    return any(type(a).__module__ == "numpy" and getattr(a, "shape", ()) for a in (*args, *kwargs.values()))
+
+
+def writes_in_place(name: str, actual: Any) -> bool:
+    """Whether a function's name says that it writes to its first argument."""
+    return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
+
+
 def selects_by_mask(name: str, args: tuple[Any, ...]) -> bool:
     """Whether the result's shape depends on data: indexing with a boolean tensor, one-argument ``where``."""
     if name == "where":
@@ -206,6 +262,24 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors(item)
+
+
+def on_one_device(actual: Any) -> Any:
+    """The arguments of a call with every tensor on meta where one of them is: constants of a meta model."""
+    found = list(tensors(actual))
+    if not any(t.is_meta for t in found) or all(t.is_meta for t in found):
+        return actual
+    return _to_meta(actual)
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value if value.is_meta else value.to("meta")
+    if type(value) in (tuple, list):
+        return type(value)(_to_meta(v) for v in value)
+    if type(value) is dict:
+        return {k: _to_meta(v) for k, v in value.items()}
+    return value
 
 
 def storages(value: Any) -> frozenset[int]:
@@ -253,11 +327,61 @@ class Versions:
                 yield name, tensor
 
 
-def generator_state(device: torch.device) -> bytes | None:
-    """What tells whether random numbers were drawn since; None where nothing is drawn (meta)."""
-    if device.type == "cpu":
-        return torch.default_generator.get_state().numpy().tobytes()
-    if device.type == "cuda":
-        cuda = torch.cuda.get_rng_state(device).numpy().tobytes()
-        return cuda + torch.default_generator.get_state().numpy().tobytes()
-    return None
+class Draws:
+    """Tells which calls draw random numbers: by the generators' state, on meta by the ops' tags."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.tagged = _Tagged() if device.type == "meta" else None
+        self.state = self._read()
+
+    def _read(self) -> bytes:
+        state = torch.default_generator.get_state().numpy().tobytes()
+        if self.device.type == "cuda":
+            state += torch.cuda.get_rng_state(self.device).numpy().tobytes()
+        return state
+
+    def drawn(self) -> bool:
+        """Whether random numbers were drawn since the last question."""
+        if self.tagged is not None:
+            was, self.tagged.seen = self.tagged.seen, False
+            return was
+        before, self.state = self.state, self._read()
+        return self.state != before
+
+    def __enter__(self) -> Draws:
+        if self.tagged is not None:
+            self.tagged.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.tagged is not None:
+            self.tagged.__exit__(*error)
+
+
+class _Tagged(TorchDispatchMode):
+    """Notes ops that draw random numbers; on the meta device no generator moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExportFlags:
+    """What ``torch.compiler.is_exporting()`` and ``is_compiling()`` answer."""
+
+    exporting: bool
+    compiling: bool
+
+    @classmethod
+    def read(cls) -> ExportFlags:
+        return cls(torch.compiler._is_exporting_flag, torch.compiler._is_compiling_flag)
+
+    def write(self) -> None:
+        torch.compiler._is_exporting_flag = self.exporting
+        torch.compiler._is_compiling_flag = self.compiling

@@ -17,6 +17,8 @@ from ..errors import InputError
 __all__ = ["Policy"]
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+ENOUGH = 4
+"""Calls with parameters that a capture should have at least, so that there is something to cut."""
 _ATOMIC_PREFIX = "torch.nn."
 _COMPOSITE_PREFIX = "torch.nn.modules.transformer"
 
@@ -58,6 +60,21 @@ class Policy:
         """Whether opening the module at ``path`` shows anything inside."""
         module = self.model.get_submodule(path)
         return path not in self.closed | self.pinned and not is_atomic(module)
+
+    def like(self, path: str) -> list[str]:
+        """The paths of the open modules of the same class as the one at ``path``."""
+        cls = type(self.model.get_submodule(path))
+        return [p for p, m in self.model.named_modules() if p and type(m) is cls and not self.is_leaf(p)]
+
+    def to_open(self, paths: Iterable[str]) -> str | None:
+        """Of the leaves called in a recording, one to open because there are too few to cut between.
+
+        The largest that can be opened, until :data:`ENOUGH` calls hold parameters.
+        """
+        sizes = [(sum(q.numel() for q in self.model.get_submodule(p).parameters()), p) for p in paths]
+        holding = [(n, p) for n, p in sizes if n]
+        able = [(n, p) for n, p in holding if self.is_openable(p) and p not in self.opened]
+        return max(able)[1] if able and len(holding) < ENOUGH else None
 
     def with_opened(self, paths: Iterable[str]) -> Policy:
         """The same policy with more modules open, and those they lie in."""

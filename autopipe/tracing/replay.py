@@ -14,7 +14,7 @@ from torch import nn
 
 from . import regions
 from .calls import Call, Recording, map_calls
-from .functions import tensors
+from .functions import on_one_device, tensors
 
 __all__ = ["Observation", "replay", "with_guards"]
 
@@ -88,6 +88,8 @@ def _run(
         return given[call.target]
     if call.op == "get_attr":
         return lookup(model, call.target, recording.constants, device)
+    if device.type == "meta":
+        args, kwargs = on_one_device((args, kwargs))
     token = regions.enter(call.region) if call.region else []
     try:
         if call.op == "call_module":

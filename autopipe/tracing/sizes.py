@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["Expression", "Sink", "TrackedFloat", "TrackedInt", "plain", "track"]
+__all__ = ["Expression", "Sink", "TrackedFloat", "TrackedInt", "call", "plain", "track"]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _apply(function: Callable[..., Any], *operands: Any) -> Any:
+def call(function: Callable[..., Any], *operands: Any) -> Any:
     """The function on tracked or plain operands, tracked in turn while recording."""
     result = function(*map(plain, operands))
     sink = next(o.sink for o in operands if isinstance(o, _Tracked))
@@ -72,21 +72,21 @@ def _apply(function: Callable[..., Any], *operands: Any) -> Any:
 
 def _binary(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
-        return _apply(function, self, other) if isinstance(other, (int, float)) else NotImplemented
+        return call(function, self, other) if isinstance(other, (int, float)) else NotImplemented
 
     return method
 
 
 def _reflected(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
-        return _apply(function, other, self) if isinstance(other, (int, float)) else NotImplemented
+        return call(function, other, self) if isinstance(other, (int, float)) else NotImplemented
 
     return method
 
 
 def _unary(function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *rest: Any) -> Any:
-        return _apply(function, self, *rest)
+        return call(function, self, *rest)
 
     return method
 
@@ -126,7 +126,7 @@ class _Tracked:
 
     def __rmul__(self, other: Any) -> Any:
         if isinstance(other, (int, float)):
-            return _apply(operator.mul, other, self)
+            return call(operator.mul, other, self)
         return operator.mul(other, self.settle())
 
     def __divmod__(self, other: Any) -> Any:

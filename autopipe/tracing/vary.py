@@ -22,6 +22,7 @@ from .calls import Call, Guard, Recording
 from .functions import tensors
 from .inputs import Inputs
 from .replay import Observation, replay, with_guards
+from .session import close_to
 from .structure import flatten
 
 __all__ = ["Check", "Fixed", "Variation", "explore"]
@@ -151,7 +152,7 @@ class _Explorer:
         if len(expected) != len(found):
             return f"the model returns {len(expected)} values there, the captured graph {len(found)}"
         for a, b in zip(expected, found, strict=True):
-            if isinstance(a, torch.Tensor) and not _close(a, b):
+            if not close_to(a, b):
                 return "the captured graph's outputs differ from the model's there"
         return ""
 
@@ -166,14 +167,6 @@ def _require(guard: Guard, seen: Observation) -> None:
         shown = _SIGNS.get(guard.function)
         text = f"{values[0]} {shown} {values[1]}" if shown else f"{values[0]} == {guard.outcome}"
         raise _Changed(f"{guard.source} decides by it ({text})")
-
-
-def _close(a: torch.Tensor, b: Any) -> bool:
-    if not isinstance(b, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.dtype.is_floating_point:
-        return bool(torch.equal(a, b))
-    return torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
 def explore(

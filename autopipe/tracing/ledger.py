@@ -1,0 +1,303 @@
+"""What a recording knows of values: the call or constant behind each tensor, size and object.
+
+Running the model and noticing its calls is left to ``recorder``.
+"""
+
+from __future__ import annotations
+
+import operator
+import pathlib
+import sys
+import threading
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import functions
+from .calls import Call, Depends, Guard, meta
+from .sizes import Expression, TrackedFloat, TrackedInt, plain
+from .structure import LEAF, Step, carries_tensors, flatten, unflatten
+
+__all__ = ["Ledger", "Method", "Piece", "Ref", "Restart"]
+
+_HERE = str(pathlib.Path(__file__).parent)
+_TORCH = str(pathlib.Path(torch.__file__).parent)
+_INLINE = frozenset(
+    {type(None), str, int, float, complex, bool, torch.dtype, torch.memory_format, torch.layout, type(...)}
+)
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+
+
+class Restart(BaseException):
+    """Recording must start again: ``path`` kept whole (``close``), or the leaf there opened.
+
+    ``why`` says what stood in the way. Not an :class:`Exception`, so that the model's own handlers let it
+    pass.
+    """
+
+    def __init__(self, path: str, why: str, *, close: bool = True) -> None:
+        super().__init__(why)
+        self.path, self.why, self.close = path, why, close
+
+
+class Suspect(BaseException):
+    """A tensor of unknown origin turned up; recording must start again and watch what leaves make."""
+
+
+class Piece:
+    """A piece of an earlier value, made a call when first used."""
+
+    __slots__ = ("call", "parent", "step", "value")
+
+    def __init__(self, parent: Ref, step: Step, value: Any) -> None:
+        self.parent, self.step, self.value = parent, step, value
+        self.call: Call | None = None
+
+
+Ref = Call | Piece
+
+
+class Method:
+    """A tensor method that answers a number, in a size's expression."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Ledger:
+    """The calls recorded so far and what every value is to them.
+
+    ``names`` maps ids of the model's parameters and buffers to their first names, ``modules`` ids of its
+    modules to paths, ``known`` ids of tensors it held before; device literals equal to ``device`` follow it.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[int, str],
+        modules: Mapping[int, str],
+        known: frozenset[int],
+        device: torch.device,
+    ) -> None:
+        self.names, self.modules, self.known, self.device = names, modules, known, device
+        self.calls: list[Call] = []
+        self.guards: dict[tuple[Any, ...], Guard] = {}
+        self.constants: dict[str, Any] = {}
+        self.constant_names: dict[int, str] = {}
+        self.bare: list[tuple[Any, str]] = []
+        self.refs: dict[int, tuple[Any, Ref]] = {}
+        self.attributes: dict[str, Call] = {}
+        self.sizes: dict[tuple[int, int], Expression] = {}
+        self.watched: dict[int, tuple[torch.Tensor, str]] | None = None
+        self.stack: list[str] = []
+        self.quiet = 0
+        self.thread = threading.get_ident()
+
+    @property
+    def recording(self) -> bool:
+        """Whether calls are to be recorded now: not inside a leaf or a torch function, not on other threads."""
+        return self.quiet == 0 and threading.get_ident() == self.thread
+
+    @property
+    def here(self) -> str:
+        """The path of the module whose forward is running."""
+        return self.stack[-1] if self.stack else ""
+
+    def source(self) -> str:
+        """``file:line`` of the innermost frame that is neither torch's nor ours."""
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not file.startswith((_HERE, _TORCH)):
+                return f"{file}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""
+
+    def add(self, call: Call) -> Call:
+        self.calls.append(call)
+        return call
+
+    def refuse(self, depends: Depends, what: str, source: str) -> None:
+        """Stop recording: Python branches on a value that can differ next time."""
+        shown = {
+            Depends.INPUT: "input data",
+            Depends.RANDOM: "a random draw",
+            Depends.STATE: "a parameter or buffer",
+        }
+        cause = " and ".join(text for flag, text in shown.items() if depends & flag) or "data"
+        place = f"{source or 'unknown place'} (in {self.here or 'the model itself'})"
+        raise Restart(self.here, f"{place}: {what} reads a value that depends on {cause}")
+
+    # ---------------------------------------------------------------- tensors
+
+    def bind(self, value: Any, ref: Ref) -> None:
+        """From now on ``value`` is what ``ref`` computes."""
+        self.refs[id(value)] = (value, ref)
+        if self.sizes:
+            for key in [(id(value), axis) for axis in range(8)]:
+                self.sizes.pop(key, None)
+
+    def find(self, tensor: torch.Tensor) -> Ref:
+        """The place of a tensor in the recording: a call's result, a parameter, a buffer, a constant."""
+        if id(tensor) in self.refs:
+            return self.refs[id(tensor)][1]
+        if id(tensor) in self.names:
+            ref = self.attribute(self.names[id(tensor)], tensor, Depends.STATE)
+        else:
+            self.check_origin(tensor)
+            ref = self.attribute(self.constant(tensor), tensor, Depends.NOTHING)
+        self.refs[id(tensor)] = (tensor, ref)
+        return ref
+
+    def check_origin(self, tensor: torch.Tensor) -> None:
+        """A constant must not be something that a leaf made: then the leaf is opened."""
+        if self.watched is not None and id(tensor) in self.watched:
+            path = self.watched[id(tensor)][1]
+            raise Restart(path, f"a tensor made inside {path} is used outside of it", close=False)
+        if self.watched is None and id(tensor) not in self.known:
+            raise Suspect
+
+    def attribute(self, target: str, value: Any, depends: Depends) -> Call:
+        """The ``get_attr`` call of a parameter, buffer, constant or flag, made once."""
+        if target not in self.attributes:
+            call = Call("get_attr", target, hint=target, depends=depends, value=meta(value))
+            call.storages = functions.storages(value)
+            self.attributes[target] = self.add(call)
+        return self.attributes[target]
+
+    def constant(self, value: Any) -> str:
+        """The name under which the recording keeps a value that fx cannot write down."""
+        if id(value) not in self.constant_names:
+            name = f"_constant{len(self.constants)}"
+            self.constants[name], self.constant_names[id(value)] = value, name
+        return self.constant_names[id(value)]
+
+    def materialise(self, ref: Ref) -> Call:
+        """The call of a ref; a piece becomes a call when it is first used."""
+        if isinstance(ref, Call):
+            return ref
+        if ref.call is None:
+            parent = self.materialise(ref.parent)
+            function = operator.getitem if ref.step[0] == "item" else getattr
+            call = Call("call_function", function, (parent, ref.step[1]), hint=parent.hint)
+            call.path, call.depends, call.region, call.accessor = parent.path, parent.depends, parent.region, True
+            call.value, call.storages = meta(ref.value), functions.storages(ref.value)
+            call.is_size = isinstance(ref.value, (int, float))
+            ref.call = self.add(call)
+        return ref.call
+
+    def depends(self, call: Call) -> Depends:
+        out = Depends.NOTHING
+        for given in call.inputs:
+            out |= given.depends
+        return out
+
+    def depends_of(self, ref: Ref) -> Depends:
+        while isinstance(ref, Piece):
+            ref = ref.parent
+        return ref.depends
+
+    # ---------------------------------------------------------------- numbers
+
+    def size(self, tensor: torch.Tensor, ref: Ref, axis: int, value: int) -> TrackedInt:
+        key = (id(tensor), axis)
+        if key not in self.sizes:
+            self.sizes[key] = Expression(Method("size"), (ref, axis), value)
+        return TrackedInt.make(value, self.sizes[key], self)
+
+    def number(self, expression: Any) -> Any:
+        """A tracked number's expression as a call; a plain number as it is."""
+        if not isinstance(expression, Expression):
+            return expression
+        if expression.ref is None:
+            operands = tuple(
+                self.materialise(o) if isinstance(o, (Call, Piece)) else self.number(o)
+                for o in expression.operands
+            )
+            function = expression.function
+            if isinstance(function, Method):
+                call = Call("call_method", function.name, operands, hint=function.name, accessor=True)
+            else:
+                hint = getattr(function, "__name__", "number")
+                call = Call("call_function", functions.nameable(function), operands, hint=hint)
+            call.path, call.source, call.value = self.here, self.source(), expression.value
+            call.is_size = True
+            call.depends = Depends.SHAPE | (self.depends(call) & Depends.DATA)
+            expression.ref = self.add(call)
+        return self.materialise(expression.ref)
+
+    def guard(self, expression: Expression, outcome: Any) -> None:
+        """A size became a plain value; remember to check that it still does."""
+        compares = expression.function in _COMPARISONS and expression.ref is None
+        function = expression.function if compares else operator.pos
+        parts = expression.operands if compares else (expression,)
+        operands = tuple(self.number(p) for p in parts)
+        source = self.source()
+        for operand in operands:
+            if isinstance(operand, Call) and operand.depends & Depends.DATA:
+                self.refuse(Depends.INPUT, "a size", source)
+        key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
+        self.guards.setdefault(key, Guard(function, operands, outcome, self.here, source))
+
+    # ---------------------------------------------------------------- arguments
+
+    def encode_call(self, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """(args, kwargs) as node arguments, and as the plain values to run the call with."""
+        pairs = [self.encode(a) for a in args]
+        named = {k: self.encode(v) for k, v in kwargs.items()}
+        encoded = tuple(p[0] for p in pairs), {k: p[0] for k, p in named.items()}
+        return encoded, (tuple(p[1] for p in pairs), {k: p[1] for k, p in named.items()})
+
+    def encode(self, value: Any) -> tuple[Any, Any]:
+        """A value as a node argument, and as the plain value to run the call with."""
+        cls = type(value)
+        if cls in _INLINE:
+            return value, value
+        if isinstance(value, torch.Tensor):
+            return self.materialise(self.find(value)), value
+        if cls in (TrackedInt, TrackedFloat):
+            return self.number(value.expression), plain(value)
+        if cls in (tuple, list, torch.Size):
+            pairs = [self.encode(v) for v in value]
+            make = list if cls is list else tuple
+            return make(p[0] for p in pairs), cls([p[1] for p in pairs])
+        if cls is dict and all(type(k) is str for k in value):
+            named = {k: self.encode(v) for k, v in value.items()}
+            return {k: p[0] for k, p in named.items()}, {k: p[1] for k, p in named.items()}
+        if cls is slice:
+            pairs = [self.encode(v) for v in (value.start, value.stop, value.step)]
+            return slice(*(p[0] for p in pairs)), slice(*(p[1] for p in pairs))
+        if cls is torch.device:
+            follows = value.type == self.device.type and value.index in (None, self.device.index)
+            return (self.attribute("_device", value, Depends.NOTHING) if follows else value), value
+        if functions.is_numpy_scalar(value):
+            return value.item(), value
+        return self.encode_object(value), value
+
+    def encode_object(self, value: Any) -> Any:
+        """A value fx cannot write down: rebuilt from its tensors, or kept as a constant object."""
+        if isinstance(value, nn.Module):
+            if id(value) in self.modules:
+                return self.attribute(self.modules[id(value)], value, Depends.STATE)
+            return self.attribute(self.constant(value), value, Depends.NOTHING)
+        leaves, spec = flatten(value)
+        if spec is LEAF or not any(isinstance(v, (torch.Tensor, TrackedInt, TrackedFloat)) for v in leaves):
+            if not callable(value):
+                self.bare.append((value, f"{self.here or type(value).__name__}"))
+            return self.attribute(self.constant(value), value, Depends.NOTHING)
+        call = Call("call_function", functions.Rebuild(spec), tuple(self.encode(v)[0] for v in leaves))
+        call.hint, call.path, call.accessor = spec.type.__name__, self.here, True
+        call.depends = self.depends(call)
+        call.value = unflatten(spec, [meta(plain(v)) for v in leaves])
+        call.storages = frozenset().union(*(c.storages for c in call.inputs))
+        return self.add(call)
+
+    def filled(self) -> list[tuple[Any, str]]:
+        """Objects without tensors when passed to a call that hold some now: state kept outside the model."""
+        return [(value, path) for value, path in self.bare if carries_tensors(value)]
+
+
