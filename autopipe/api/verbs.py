@@ -109,7 +109,7 @@ def split(
         what the schedule needs for ``n_stages``.
     n_microbatches: pieces of a batch per step, or ``"auto"``; by default four per stage, at most the batch.
     schedule: ``gpipe``, ``1f1b``, ``interleaved``, ``looped-bfs``, ``zb-h1``, ``zb-h2``, ``zbv``,
-        ``dualpipev`` or ``auto``.
+        ``dualpipev``, ``cost-aware`` (made from the plan's times) or ``auto``.
     balance: what to balance: ``"cost"``, ``"parameters"``, ``"uniform"`` (leaf modules), or a callable
         from :class:`autopipe.graph.Op` to a weight.
     costs: ``"measured"`` on the model's device, ``"estimated"`` from FLOPs and bytes, or a

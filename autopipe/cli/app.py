@@ -117,7 +117,10 @@ def plan(
 @app.command()
 def simulate(
     plan: o.PlanFile,
-    schedule: Annotated[str | None, typer.Option("--schedule", "-s", help="Another schedule.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option("--schedule", "-s", help="Another schedule, or a .csv of one as torch writes it."),
+    ] = None,
     microbatches: o.Microbatches = None,
     trace: Annotated[pathlib.Path | None, typer.Option(help="Write a Chrome / Perfetto trace here.")] = None,
     as_json: o.Json = False,
@@ -127,9 +130,11 @@ def simulate(
     with guard(debug), step("simulating"):
         from ..look import headline, tables
         from ..plans import Plan
+        from ..schedule import from_csv
         from ..simulator import simulate as predict
 
-        timeline = predict(Plan.from_json(plan), schedule=schedule, n_microbatches=microbatches)
+        given = from_csv(pathlib.Path(schedule)) if schedule and schedule.endswith(".csv") else schedule
+        timeline = predict(Plan.from_json(plan), schedule=given, n_microbatches=microbatches)
         if trace is not None:
             trace.write_text(json.dumps(timeline.to_chrome_trace()))
     emit(timeline.to_dict(), f"{headline(timeline)}\n\n{timeline}\n\n{table(tables(timeline)[0])}", as_json)
@@ -181,17 +186,23 @@ def explain(
     cut: Annotated[
         int | None, typer.Option(help="Only the cut after this stage.", min=0, show_default=False)
     ] = None,
+    costs: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Costs that `autopipe profile --out` wrote: adds what moving each cut would cost."),
+    ] = None,
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
     """Why each cut is where it is: loads on both sides, what crosses, what else was tried, how sure it is."""
     with guard(debug):
+        from ..costs import CostTable
         from ..errors import InputError
         from ..look import certificate, cut_reasons
         from ..plans import Plan
+        from .planning import read_json
 
         loaded = Plan.from_json(plan)
-        reasons = cut_reasons(loaded)
+        reasons = cut_reasons(loaded, CostTable.from_dict(read_json(costs)) if costs is not None else None)
         if cut is not None and cut >= len(reasons):
             raise InputError(f"there is no cut after stage {cut}; the plan has {loaded.n_stages} stages")
         shown = reasons if cut is None else reasons[cut : cut + 1]

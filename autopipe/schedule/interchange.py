@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 
-from ..errors import ScheduleError
+from ..errors import ScheduleError, StoreError
 from .actions import Action, Schedule, parse_action
 from .validate import check
 
@@ -39,9 +39,13 @@ def from_csv(source: str | os.PathLike[str], *, name: str = "csv") -> Schedule:
 
     Empty cells (idle), sends, receives, and FSDP's unshards, reshards and reductions are left out: they
     follow from the rest. Overlapped pairs such as ``(0F1;3B2)OVERLAP_F_B`` become their parts in order.
-    Raises :class:`ScheduleError` for a cell that is none of these, and for an unsound schedule.
+    Raises :class:`ScheduleError` for a cell that is none of these and for an unsound schedule,
+    :class:`StoreError` for a file that cannot be read.
     """
-    text = source if isinstance(source, str) else pathlib.Path(source).read_text()
+    try:
+        text = source if isinstance(source, str) else pathlib.Path(source).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"cannot read a schedule from {os.fspath(source)}: {error}") from error
     rows = [
         tuple(a for i, cell in enumerate(row) for a in _parse(cell.strip(), f"row {r + 1}, cell {i + 1}"))
         for r, row in enumerate(csv.reader(io.StringIO(text)))

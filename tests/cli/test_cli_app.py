@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import autopipe
 from autopipe.cli import machine
 from autopipe.cli.app import app
+from autopipe.schedule import build, to_csv
 
 if not any(c.name == "doctor" or c.callback is machine.doctor for c in app.registered_commands):
     machine.register(app)
@@ -136,6 +137,17 @@ def test_simulate_another_schedule_and_trace(plan_path, tmp_path):
     assert "rank 1" in invoke("simulate", plan_path).stdout
 
 
+def test_simulate_a_schedule_in_torchs_csv(plan_path, tmp_path):
+    plan = autopipe.Plan.from_json(plan_path)
+    path = tmp_path / "own.csv"
+    path.write_text(to_csv(build("zb-h1", plan.n_ranks, plan.n_stages, 3)))
+    told = json.loads(invoke("simulate", plan_path, "--schedule", path, "--json").stdout)
+    assert (told["schedule"], told["n_microbatches"]) == ("csv", 3)
+    done = invoke("simulate", plan_path, "--schedule", tmp_path / "absent.csv")
+    assert done.exit_code == 2
+    assert "cannot read a schedule" in done.stderr
+
+
 def test_compare_sorts_by_time_per_microbatch(plan_path):
     rows = json.loads(invoke("compare", plan_path, "--microbatches", "2,8", "--json").stdout)
     times = [r["per_microbatch_s"] for r in rows]
@@ -151,7 +163,10 @@ def test_compare_plans_a_model_for_each_stage_count():
     assert sorted(r["n_stages"] for r in rows) == [2, 3]
 
 
-def test_explain_says_each_cut(plan_path):
+def test_explain_says_each_cut(plan_path, tmp_path):
+    costs = tmp_path / "costs.json"
+    assert invoke("profile", SAMPLE, "-m", "4", *ESTIMATED[:2], "--out", costs).exit_code == 0
+    assert "slowest stage" in invoke("explain", plan_path, "--costs", costs).stdout
     told = json.loads(invoke("explain", plan_path, "--json").stdout)
     assert len(told["cuts"]) == 1
     assert told["bounds"]["bottleneck_s"] > 0

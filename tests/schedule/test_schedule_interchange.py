@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from strategies import schedules
 from torch.distributed.pipelining import schedules as theirs
 
-from autopipe.errors import ScheduleError
+from autopipe.errors import ScheduleError, StoreError
 from autopipe.schedule import NAMES, SPLIT, Action, build, check, from_csv, to_csv
 
 
@@ -25,6 +25,8 @@ def test_from_a_file(tmp_path: pathlib.Path):
     path = tmp_path / "schedule.csv"
     path.write_text(to_csv(build("zbv", 2, 4, 5)))
     assert from_csv(path).actions == build("zbv", 2, 4, 5).actions
+    with pytest.raises(StoreError, match=r"cannot read a schedule from .*absent\.csv"):
+        from_csv(tmp_path / "absent.csv")
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"])
