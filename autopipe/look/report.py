@@ -56,7 +56,7 @@ def report(
         _boundaries(plan),
         _schedule(predicted, ran),
         _memory(plan),
-        _reasons(plan, graph, costs),
+        _reasons(plan, costs),
         _assumptions(plan, costs),
     ]
     blocks = {"d-time": time_payload(plan, predicted, ran, memory_limits(plan))}
@@ -189,7 +189,7 @@ def _memory(plan: Plan) -> Section:
     return "memory", "Memory", body
 
 
-def _reasons(plan: Plan, graph: OpGraph | None, costs: CostTable | None) -> Section:
+def _reasons(plan: Plan, costs: CostTable | None) -> Section:
     b = plan.bounds
     facts = {
         "slowest stage": f"{seconds(b.bottleneck_s)} per microbatch, communication it waits for included",
@@ -198,7 +198,7 @@ def _reasons(plan: Plan, graph: OpGraph | None, costs: CostTable | None) -> Sect
         "no step can beat": seconds(b.step_lower_s),
         "this step": f"{seconds(plan.step_s)} predicted",
     }
-    text = html.escape("\n".join(cut_reasons(plan, graph, costs)) or "One stage: there is no cut.")
+    text = html.escape("\n".join(cut_reasons(plan, costs)) or "One stage: there is no cut.")
     body = _facts(facts) + f'<h3>Cut by cut</h3><pre class="why" tabindex="0">{text}</pre>'
     return "why", "Why this cut", body + _titled(candidate_table(plan))
 

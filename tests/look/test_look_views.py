@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopipe.look import gantt, memory, plan_memory
+from autopipe.look import cut_reasons, gantt, memory, plan_memory, tables
 from autopipe.look.lanes import lanes
 from autopipe.schedule import build
 from autopipe.simulator import simulate
@@ -80,6 +80,27 @@ def test_no_lane_holds_two_values_at_once(n_blocks):
     for row, op in enumerate(graph.ops):
         assert until.get(lane[row], -1) <= row
         until[lane[row]] = max([row, *(graph.position[c] for c in graph.consumers[op.name])])
+
+
+def test_reasons_name_each_cut_and_judge_a_move_by_the_slowest_stage():
+    plain, judged = cut_reasons(PLAN), cut_reasons(PLAN, COSTS)
+    assert len(plain) == len(judged) == 3
+    slowest = max(PLAN.stages, key=lambda s: s.seconds)
+    assert slowest.index == 0
+    left, right = PLAN.stages[:2]
+    moved = COSTS[left.ops[-1]].seconds
+    others = max(s.seconds for s in PLAN.stages[2:])
+    after = max(left.seconds - moved, right.seconds + moved, others)
+    assert f"slowest stage {after * 1e3:.1f} ms" in judged[0].splitlines()[1]
+    assert f"{1 - after / slowest.seconds:.1%} faster" in judged[0].splitlines()[1]
+
+
+def test_an_extra_column_goes_first_where_room_is_short():
+    table = tables(PLAN)[0]
+    narrow = table.fit(80)
+    assert {c.key for c in table.columns} > {c.key for c in narrow.columns} >= {"stage", "memory_bytes"}
+    assert table.fit(10_000).columns == table.columns
+    assert all(len(row) == len(narrow.columns) for row in narrow.rows)
 
 
 def test_data_loads_no_view_until_looked_at():

@@ -260,7 +260,8 @@ function buildMemory() {
     return low ? memory[2 * low - 1] : 0;
   }
 
-  timeRows($("#memory-rows"), range, n, height, {
+  const view = $("#memory-rows");
+  timeRows(view, range, n, height, {
     paint(c, r, y, h, x) {
       const m = d.memory[r];
       const floor = y + h - 2;
@@ -291,7 +292,10 @@ function buildMemory() {
       if (own !== null && own <= top) {
         c.strokeStyle = theme.bad;
         c.setLineDash([5, 3]);
-        c.strokeRect(GUTTER, Math.round(level(own)) + 0.5, 1e5, 0);
+        c.beginPath();
+        c.moveTo(GUTTER, Math.round(level(own)) + 0.5);
+        c.lineTo(view.clientWidth, Math.round(level(own)) + 0.5);
+        c.stroke();
         c.setLineDash([]);
       }
       if (h >= 20) {
