@@ -85,7 +85,9 @@ class Call:
     @property
     def is_pure(self) -> bool:
         """Whether the call may be dropped when nothing uses its value."""
-        return self.op != "call_module" and not (self.is_random or self.is_check or self.writes or self.mutated)
+        return self.op != "call_module" and not (
+            self.is_random or self.is_check or self.has_effect or self.writes or self.mutated
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,26 +5,29 @@ Running the model and noticing its calls is left to ``recorder``.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import pathlib
 import sys
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from . import functions
+from . import checks, functions, opaque
 from .calls import Call, Depends, Guard, meta
 from .sizes import Expression, TrackedFloat, TrackedInt, plain
 from .structure import LEAF, Step, carries_tensors, flatten, unflatten
 
 __all__ = ["Ledger", "Method", "Piece", "Ref", "Restart"]
 
-_HERE = str(pathlib.Path(__file__).parent)
-_TORCH = str(pathlib.Path(torch.__file__).parent)
+_SKIPPED = (
+    str(pathlib.Path(__file__).parent), str(pathlib.Path(torch.__file__).parent), contextlib.__file__
+)  # fmt: skip
 _INLINE = frozenset(
     {type(None), str, int, float, complex, bool, torch.dtype, torch.memory_format, torch.layout, type(...)}
 )
@@ -107,12 +110,21 @@ class Ledger:
         """The path of the module whose forward is running."""
         return self.stack[-1] if self.stack else ""
 
+    @contextlib.contextmanager
+    def hushed(self) -> Iterator[None]:
+        """Our own use of torch is not recorded."""
+        self.quiet += 1
+        try:
+            yield
+        finally:
+            self.quiet -= 1
+
     def source(self) -> str:
         """``file:line`` of the innermost frame that is neither torch's nor ours."""
         frame: types.FrameType | None = sys._getframe(2)
         while frame is not None:
             file = frame.f_code.co_filename
-            if not file.startswith((_HERE, _TORCH)):
+            if not file.startswith(_SKIPPED):
                 return f"{file}:{frame.f_lineno}"
             frame = frame.f_back
         return ""
@@ -130,7 +142,24 @@ class Ledger:
         }
         cause = " and ".join(text for flag, text in shown.items() if depends & flag) or "data"
         place = f"{source or 'unknown place'} (in {self.here or 'the model itself'})"
-        raise Restart(self.here, f"{place}: {what} reads a value that depends on {cause}")
+        self.keep_whole(f"{place}: {what} reads a value that depends on {cause}")
+
+    def keep_whole(self, why: str) -> None:
+        """Start again with the plain function that runs now kept whole, or else the module."""
+        function = opaque.innermost()
+        if function is not None:
+            raise opaque.Opaque(function)
+        raise Restart(self.here, why)
+
+    def expect(self, value: Any, outcome: bool, source: str) -> None:
+        """Let the recording check a truth that the model's own code checks."""
+        call = Call("call_function", checks.expect, (value, outcome, source), hint="expect", path=self.here)
+        call.source, call.is_check, call.depends = source, True, self.depends(call)
+        self.add(call)
+
+    def knows_arrays(self, actual: Any) -> bool:
+        """Whether numpy arrays among a call's arguments are results of recorded calls."""
+        return any(isinstance(v, np.ndarray) and id(v) in self.refs for v in flatten(actual)[0])
 
     # ---------------------------------------------------------------- tensors
 
@@ -235,10 +264,16 @@ class Ledger:
         compares = expression.function in _COMPARISONS and expression.ref is None
         function = expression.function if compares else operator.pos
         parts = expression.operands if compares else (expression,)
-        operands = tuple(self.number(p) for p in parts)
+        with self.hushed():
+            operands = tuple(self.number(p) for p in parts)
         source = self.source()
         for operand in operands:
             if isinstance(operand, Call) and operand.depends & Depends.DATA:
+                if compares and checks.is_check(source):
+                    call = Call("call_function", function, operands, hint="check", path=self.here, source=source)
+                    call.depends, call.value = self.depends(call), outcome
+                    self.expect(self.add(call), outcome, source)
+                    return
                 self.refuse(Depends.INPUT, "a size", source)
         key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
         self.guards.setdefault(key, Guard(function, operands, outcome, self.here, source))
@@ -259,6 +294,8 @@ class Ledger:
             return value, value
         if isinstance(value, torch.Tensor):
             return self.materialise(self.find(value)), value
+        if cls is np.ndarray and id(value) in self.refs:
+            return self.materialise(self.refs[id(value)][1]), value
         if cls in (TrackedInt, TrackedFloat):
             return self.number(value.expression), plain(value)
         if cls in (tuple, list, torch.Size):

@@ -10,12 +10,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn, overrides
 from torch.overrides import TorchFunctionMode
 
 from ..errors import CaptureError
-from . import checks, functions, lifting, regions
+from . import checks, functions, lifting, opaque, regions
 from .calls import UNSAFE, Call, Depends, Recording, meta
 from .leaves import is_compiled
 from .ledger import Ledger, Method, Piece, Ref, Restart
@@ -97,7 +98,8 @@ class Recorder(Ledger, TorchFunctionMode):
         if path is None:
             return original(module, *args, **kwargs)
         if self.stack and path and self.is_leaf(path) and not self.is_swapped(module):
-            return self.leaf(module, path, original, args, kwargs)
+            with self.hushed():
+                return self.leaf(module, path, original, args, kwargs)
         self.stack.append(path)
         try:
             return original(module, *args, **kwargs)
@@ -165,7 +167,7 @@ class Recorder(Ledger, TorchFunctionMode):
             call.depends |= Depends.DATA if call.depends & UNSAFE else Depends.NOTHING
         if kind == "read":
             return self.read(call, name, func, actual)
-        if functions.takes_numpy(actual):
+        if functions.takes_numpy(actual) and not self.knows_arrays(actual):
             return self.outside_numbers(func, actual)
         if functions.writes_in_place(name, actual):
             self.save_parameters(actual, name, call.source)
@@ -173,15 +175,40 @@ class Recorder(Ledger, TorchFunctionMode):
 
     def custom(self, function: functions.Named, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call that the function mode does not see as one: ``autograd.Function.apply``, ``vmap``."""
-        encoded, actual = self.encode_call(args, kwargs)
+        with self.hushed():
+            encoded, actual = self.encode_call(args, kwargs)
         call = Call("call_function", function, *encoded, hint=function.__name__)
         call.path, call.source = self.here, self.source()
         call.depends = self.depends(call)
         return self.perform(call, run, actual)
 
+    def whole(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A plain function that stays whole is being called."""
+        if not self.recording:
+            return run(*args, **kwargs)
+        encoded, actual = self.encode_call(args, kwargs)
+        call = Call("call_function", run, *encoded, hint=run.__name__, path=self.here, source=self.source())
+        call.depends = self.depends(call)
+        before = opaque.generators()
+        result = self.perform(call, run, actual)
+        if opaque.generators() != before:
+            call.is_random, call.depends = True, call.depends | Depends.RANDOM
+        for value in flatten(result)[0]:
+            if isinstance(value, np.ndarray):
+                self.bind(value, call)
+            elif isinstance(value, (bool, int, float, str)):
+                self.refuse(call.depends, f"what {run.__name__} gives", call.source)
+        return result
+
+    def drawn(self, name: str) -> None:
+        """Code outside torch is about to draw a random number."""
+        if self.recording:
+            self.keep_whole(f"{self.source()}: {name} draws a random number")
+
     def mapped(self, vmap: Callable[..., Any], func: Callable[..., Any], how: Any, args: Any, kwargs: Any) -> Any:
         """``vmap`` of a function over arguments, the tensors in its closure among them."""
-        tensors, rebuild = lifting.lift(func, lambda t: id(t) in self.refs)
+        with self.hushed():
+            tensors, rebuild = lifting.lift(func, lambda t: id(t) in self.refs)
         function = lifting.Mapped(vmap, rebuild, len(tensors), how)
         return self.custom(function, function, (*tensors, *args), kwargs)
 
@@ -214,15 +241,10 @@ class Recorder(Ledger, TorchFunctionMode):
         is_check = is_unsafe and name == "__bool__" and checks.is_check(call.source)
         if is_unsafe and not is_check:
             self.refuse(call.depends, name, call.source)
-        self.quiet += 1
-        try:
+        with self.hushed():
             result = func(*actual[0], **actual[1])
-        finally:
-            self.quiet -= 1
         if is_check:
-            call.target, call.args, call.hint = checks.expect, (call.args[0], result, call.source), "expect"
-            call.op, call.is_check = "call_function", True
-            self.add(call)
+            self.expect(call.args[0], result, call.source)
             return result
         if not call.depends & Depends.SHAPE or not isinstance(result, (bool, int, float)):
             return result
@@ -231,15 +253,13 @@ class Recorder(Ledger, TorchFunctionMode):
 
     def outside_numbers(self, func: Callable[..., Any], actual: Any) -> torch.Tensor:
         """A tensor made from a numpy array becomes a constant, copied at each run."""
-        self.quiet += 1
-        try:
+        with self.hushed():
             value = func(*actual[0], **actual[1])
-        finally:
-            self.quiet -= 1
         return self.own_constant(value)
 
     def own_constant(self, value: torch.Tensor) -> torch.Tensor:
-        constant = self.attribute(self.constant(value), value, Depends.NOTHING)
+        with self.hushed():
+            constant = self.attribute(self.constant(value), value, Depends.NOTHING)
         call = Call("call_method", "clone", (constant,), hint="clone", path=self.here, source=self.source())
         return self.perform(call, value.clone, ((), {}))
 
@@ -254,14 +274,14 @@ class Recorder(Ledger, TorchFunctionMode):
 
     def perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         """Run a call for real, note what it did, and tie its results to it."""
+        with self.hushed():
+            return self._perform(call, run, actual)
+
+    def _perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         call.region = regions.difference(self.base, regions.ambient())
         before = functions.Versions.of(dict(enumerate(functions.tensors(actual))))
         args, kwargs = functions.on_one_device(actual) if self.device.type == "meta" else actual
-        self.quiet += 1
-        try:
-            result = run(*args, **kwargs)
-        finally:
-            self.quiet -= 1
+        result = run(*args, **kwargs)
         call.is_random = self.draws.drawn()
         if call.is_random:
             call.depends |= Depends.RANDOM
@@ -277,7 +297,9 @@ class Recorder(Ledger, TorchFunctionMode):
             call.value, call.storages = meta(new), functions.storages(new)
             return new
         values, spec = flatten(result)
+        self.quiet += 1
         call.value = unflatten(spec, [meta(v) for v in values])
+        self.quiet -= 1
         owned = [self.piece(call, path, v, written) for path, v in zip(paths(spec), values, strict=True)]
         call.storages = frozenset().union(*(functions.storages(v) for v in owned))
         if all(a is b for a, b in zip(owned, values, strict=True)):
