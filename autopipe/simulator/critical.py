@@ -5,6 +5,7 @@ Shortening anything else shortens nothing. Idle time by cause is left to ``bubbl
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING
 
 from ..schedule import Action
@@ -12,7 +13,7 @@ from ..schedule import Action
 if TYPE_CHECKING:
     from .timeline import Event, Sent, Timeline
 
-__all__ = ["critical_path"]
+__all__ = ["critical_path", "critical_seconds"]
 
 _Key = tuple[int, bool, int]
 """(stage, is gradient, microbatch)."""
@@ -36,6 +37,29 @@ def critical_path(timeline: Timeline) -> tuple[Event | Sent, ...]:
             before = walk.sender(sent)
         last = before
     return tuple(reversed(path))
+
+
+def critical_seconds(timeline: Timeline) -> dict[str, float]:
+    """The step's length by what the critical path spends it on, most first; sums to ``step_s``.
+
+    Keys are ``"stage 2"`` and such, ``"communication"`` (waiting for a link included), ``"ties"``,
+    ``"optimizer"``, and in a measured step ``"overhead"`` for what lies between.
+    """
+    spent: dict[str, float] = collections.defaultdict(float)
+    now = 0.0
+    for part in timeline.critical_path:
+        action = getattr(part, "action", None)
+        label = "communication" if action is None else _label(action)
+        spent["overhead" if action is not None else label] += max(0.0, part.start_s - now)
+        spent[label] += max(0.0, part.end_s - max(part.start_s, now))
+        now = max(now, part.end_s)
+    spent["overhead"] += timeline.step_s - now
+    ordered = sorted(spent.items(), key=lambda kv: -kv[1])
+    return {label: seconds for label, seconds in ordered if seconds > 0}
+
+
+def _label(action: Action | str) -> str:
+    return action if isinstance(action, str) else f"stage {action.stage}"
 
 
 class _Walk:

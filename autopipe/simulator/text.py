@@ -22,9 +22,8 @@ def gantt(timeline: Timeline, width: int = 100) -> str:
     lines = [timeline.summary]
     for rank in range(timeline.schedule.n_ranks):
         cells = [" "] * width
-        for event in timeline.events:
-            if event.rank == rank:
-                _paint(cells, event.action, round(event.start_s * scale), round(event.end_s * scale))
+        for event in timeline.events_of(rank):
+            _paint(cells, event.action, round(event.start_s * scale), round(event.end_s * scale))
         lines.append(f"rank {rank}".ljust(margin) + "".join(cells).rstrip())
     used = {str(a.kind) for row in timeline.schedule.actions for a in row}
     names = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}

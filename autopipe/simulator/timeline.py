@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..errors import InputError, StoreError
@@ -16,7 +16,7 @@ from ..schedule import Action, Schedule, parse_action
 from ..shown import Shown
 from ..units import format_seconds
 from .bubbles import Bubble, bubbles_of
-from .critical import critical_path
+from .critical import critical_path, critical_seconds
 from .text import gantt
 from .trace import chrome_trace
 
@@ -123,13 +123,13 @@ class Timeline(Shown):
     @functools.cached_property
     def events(self) -> tuple[Event, ...]:
         """Every action and what follows, rank by rank in order."""
-        rows = zip(self.schedule.actions, self.starts_s, self.ends_s, strict=True)
-        own = (
-            Event(rank, a, s, e)
-            for rank, (row, starts, ends) in enumerate(rows)
-            for a, s, e in zip(row, starts, ends, strict=True)
-        )
-        return (*own, *self.tail)
+        return tuple(e for rank in range(self.schedule.n_ranks) for e in self.events_of(rank))
+
+    def events_of(self, rank: int) -> Iterator[Event]:
+        """What one rank does, in order."""
+        row = zip(self.schedule.actions[rank], self.starts_s[rank], self.ends_s[rank], strict=True)
+        yield from (Event(rank, a, start, end) for a, start, end in row)
+        yield from (e for e in self.tail if e.rank == rank)
 
     @functools.cached_property
     def transfers(self) -> tuple[Sent, ...]:
@@ -164,6 +164,11 @@ class Timeline(Shown):
     def critical_path(self) -> tuple[Event | Sent, ...]:
         """The chain of actions and messages that makes the step as long as it is, in time order."""
         return critical_path(self)
+
+    @property
+    def critical_s(self) -> dict[str, float]:
+        """The step's length by stage, communication, ties and optimizer along the critical path."""
+        return critical_seconds(self)
 
     @functools.cached_property
     def rank_memory(self) -> tuple[RankMemory, ...]:
@@ -205,6 +210,7 @@ class Timeline(Shown):
             "step_s": self.step_s,
             "bubble_fraction": self.bubble_fraction,
             "bubble": dataclasses.asdict(self.bubble),
+            "critical_s": self.critical_s,
             "busy_s": list(self.busy_s),
             "peak_bytes": list(self.peak_bytes),
             "memory": [dataclasses.asdict(m) for m in self.memory] if self.memory else None,

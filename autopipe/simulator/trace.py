@@ -46,10 +46,9 @@ def _process(timeline: Timeline, rank: int, pid: int, name: str) -> Iterator[dic
     yield _meta("process_name", pid, COMPUTE, name=name)
     yield _meta("process_sort_index", pid, COMPUTE, sort_index=pid)
     yield _meta("thread_name", pid, COMPUTE, name="compute")
-    for event in timeline.events:
-        if event.rank != rank:
-            continue
-        args: dict[str, Any] = {"stream": COMPUTE}
+    critical = {(e.rank, e.action) for e in timeline.critical_path if not hasattr(e, "n_bytes")}
+    for event in timeline.events_of(rank):
+        args: dict[str, Any] = {"stream": COMPUTE, "critical": (event.rank, event.action) in critical}
         slice_ = _slice(str(event.action), pid, COMPUTE, event.start_s, event.end_s, "kernel", args)
         if not isinstance(event.action, str):
             a = event.action

@@ -28,6 +28,8 @@ def test_unbroken_from_start_to_end(data, schedule):
         optimizer_s=data.draw(seconds),
     )
     path = timeline.critical_path
+    assert sum(timeline.critical_s.values()) == pytest.approx(timeline.step_s)
+    assert timeline.critical_s.get("overhead", 0.0) == pytest.approx(0.0, abs=1e-9)
     assert path[0].start_s == 0
     assert path[-1].end_s == timeline.step_s
     for a, b in itertools.pairwise(path):
@@ -54,6 +56,17 @@ def test_messages_are_on_it_where_waited_for():
     timeline = simulate_schedule(build("gpipe", 2, 2, 1), (StageTimes(),) * 2, [Transfer(0, 1, 8)], cluster)
     shown = [e.label if isinstance(e, Sent) else str(e.action) for e in timeline.critical_path]
     assert shown == ["0F0", "0→1F0", "1F0", "1B0", "1→0B0", "0B0"]
+
+    assert timeline.critical_s == pytest.approx({"communication": 2 * 5.008, "stage 0": 3.0, "stage 1": 3.0})
+
+
+def test_what_lies_between_measured_actions_is_overhead():
+    schedule = build("gpipe", 1, 1, 1)
+    actions = schedule.actions[0]
+    timeline = Timeline.from_events(
+        schedule, [(0, actions[0], 0.5, 1.0), (0, actions[1], 1.25, 3.0)], step_s=4.0
+    )
+    assert timeline.critical_s == {"stage 0": 2.25, "overhead": 1.75}
 
 
 def test_ties_wait_for_the_last_rank():

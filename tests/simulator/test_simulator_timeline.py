@@ -204,7 +204,7 @@ def test_trace_has_a_process_per_rank_with_its_actions():
     assert collections.Counter(e["pid"] for e in kernels) == {0: 4 * 2 + 2, 1: 4 * 2 + 1, 2: 4 * 2 + 2}
     first = next(e for e in kernels if e["name"] == "0F0")
     assert (first["ts"], first["dur"]) == (0.0, 1e6)
-    assert first["args"] == {"stream": 0, "stage": 0, "kind": "forward", "microbatch": 0}
+    assert first["args"] == {"stream": 0, "critical": True, "stage": 0, "kind": "forward", "microbatch": 0}
     assert all(e["ph"] in "XMCsf" and {"pid", "tid", "name"} <= set(e) for e in events)
 
 
