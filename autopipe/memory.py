@@ -162,7 +162,8 @@ def plan_memory(plan: Plan, costs: CostTable | None = None) -> tuple[StageMemory
     Without costs these are the plan's own sums: all that is saved and the largest workspace. With them,
     each stage's ops are walked: the microbatch under way peaks where saved bytes and workspace together do.
     Values received are held from forward to backward. Beside them lie the next microbatch's arriving, the
-    last one's gradients leaving, and for values sent on, their gradients arriving. Linear in the ops.
+    last one's gradients leaving, and for values sent on, their gradients arriving. Where the optimizer's
+    step needs more than that, it counts instead. Linear in the ops.
     """
     if costs is None:
         return tuple(_as_planned(plan, stage) for stage in plan.stages)
@@ -178,13 +179,15 @@ def plan_memory(plan: Plan, costs: CostTable | None = None) -> tuple[StageMemory
             kept, peak = sum(received.values()), peak + sum(received.values())
         else:
             peak += kept - saved if training else 0
+        buffers = 2 * sum(received.values()) + (sum(sent) if training else 0)
+        stepping = costs.optimizer_workspace_bytes - stage.in_flight * kept - buffers
         out.append(
             stage_memory(
                 parameter_bytes=stage.parameter_bytes,
                 gradient_bytes=stage.gradient_bytes,
                 saved_bytes=kept,
-                workspace_bytes=peak - kept,
-                boundary_bytes=2 * sum(received.values()) + (sum(sent) if training else 0),
+                workspace_bytes=max(peak - kept, stepping if training else 0),
+                boundary_bytes=buffers,
                 in_flight=stage.in_flight,
                 optimizer_bytes_per_parameter_byte=optimizer_ratio(plan),
             )

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..costs import OpCost
-from .account import Kernels
+from .account import Counter, Kernels
 from .clock import Stopwatch, spread
 from .replay import Piece, Replay, Tape
 from .samples import Samples
 from .survey import Account, Survey, saved_values
 
-__all__ = ["Passes", "optimizer_seconds"]
+__all__ = ["Passes", "optimizer_cost"]
 
 _HEAVY_S = {"cpu": 1e-4, "cuda": 2e-5}
 _GUESS = {"cpu": (5e10, 1e10), "cuda": (3e14, 2e12)}
@@ -199,29 +199,35 @@ class _steady:
             gc.enable()
 
 
-def optimizer_seconds(
+def optimizer_cost(
     optimizer: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], device: torch.device
-) -> float:
-    """Seconds of one optimizer step per byte of parameter, on parameters of the model's own shapes."""
+) -> tuple[float, int]:
+    """One optimizer step on parameters of the model's own shapes, the largest among them.
+
+    Returns its seconds per parameter byte, and the bytes it needs above weights, gradients and state.
+    """
     chosen: list[nn.Parameter] = []
     total = 0
-    for p in {p.shape: p for p in parameters}.values():
-        if total and total + p.nbytes > _SAMPLE_BYTES:
-            continue
-        chosen.append(nn.Parameter(torch.empty_like(p, device=device).normal_()))
-        total += p.nbytes
+    shapes = {p.shape: p for p in parameters}.values()
+    for p in sorted(shapes, key=lambda p: p.nbytes, reverse=True):
+        if not total or total + p.nbytes <= _SAMPLE_BYTES:
+            chosen.append(nn.Parameter(torch.empty_like(p, device=device).normal_()))
+            total += p.nbytes
     if not chosen:
-        return 0.0
+        return 0.0, 0
     for p in chosen:
         p.grad = torch.ones_like(p)
     step = optimizer(chosen, lr=1e-3).step  # type: ignore[call-arg]
+    step()
     watch = Stopwatch(device)
     seconds = []
-    for _ in range(4):
+    for _ in range(3):
         with watch("step"):
             step()
         seconds.append(watch.read()["step"])
-    return statistics.median(seconds[1:]) / total
+    with Counter() as counter:
+        step()
+    return statistics.median(seconds) / total, counter.peak_bytes
 
 
 _SAMPLE_BYTES = 2**28

@@ -22,7 +22,7 @@ from .devices import described
 from .efficiency import fit
 from .estimate import estimate
 from .load import busy
-from .passes import Passes, optimizer_seconds
+from .passes import Passes, optimizer_cost
 from .replay import Replay, stand_ins
 from .samples import Samples
 from .store import Store
@@ -98,7 +98,9 @@ def profile(
             with busy(functools.partial(passes.whole, keep=False), n_peers, device):
                 _run(passes, min_passes, max_passes, min_s, progress)
             if not samples.of("", "optimizer"):
-                samples.add("", "optimizer", optimizer_seconds(optimizer, replay.parameters, device))
+                seconds, n_bytes = optimizer_cost(optimizer, replay.parameters, device)
+                samples.add("", "optimizer", seconds)
+                samples.add("", "optimizer bytes", n_bytes)
         finally:
             samples.save()
     costs = {
@@ -114,6 +116,7 @@ def profile(
         source="measured",
         residual=passes.residual,
         optimizer_s_per_byte=samples.median("", "optimizer"),
+        optimizer_workspace_bytes=round(samples.median("", "optimizer bytes")),
         versions={"torch": torch.__version__},
         notes=(*samples.notes, *passes.notes, *surveyed.notes, *notes),
     )
