@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import CaptureError, ModelError
-from . import patches
+from . import opaque, patches
 from .calls import Recording
 from .inputs import Inputs
 from .leaves import Policy
@@ -44,6 +44,7 @@ class Session:
         self.device = device_of(model, args, kwargs)
         self.known = frozenset(_held(model))
         self.tried: set[tuple[str, bool]] = set()
+        self.functions: dict[opaque.Function, None] = {}
 
     def forms(self) -> dict[bool, Recording]:
         """A recording in each mode; what must stay whole or be opened is found by trying.
@@ -56,6 +57,9 @@ class Session:
                 forms = {True: self.training_form(evaluation), False: evaluation}
             except Restart as restart:
                 self.adjust(restart)
+                continue
+            except opaque.Opaque as found:
+                self.functions[found.function] = None
                 continue
             leaf = self.policy.to_open([c.target for c in forms[True].calls if c.op == "call_module"])
             if leaf is None or (leaf, False) in self.tried:
@@ -101,7 +105,11 @@ class Session:
                 self.names, self.paths, self.known, self.device, self.policy.is_leaf, training, watch
             )
             try:
-                with patches.applied(recorder):
+                with (
+                    patches.applied(recorder),
+                    opaque.replaced(self.functions, recorder.whole),
+                    opaque.drawing(recorder.drawn),
+                ):
                     recording = recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
             except Suspect:
                 continue

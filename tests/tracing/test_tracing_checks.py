@@ -1,0 +1,65 @@
+"""Checks of data in a model's own code become run-time guards, wherever they stand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopipe.errors import CaptureError, InputError
+from autopipe.tracing import capture
+from autopipe.tracing.checks import expect, is_check
+
+
+class Checked(nn.Module):
+    """Refuses large values and rows that differ in how many elements are positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.max() > 100:
+            raise ValueError("values over 100")
+        assert not torch.isnan(x).any()
+        if len(torch.unique_consecutive(x.isinf().sum(-1))) > 1:
+            raise ValueError("rows differ")
+        return self.second(self.first(x))
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.max() > 100:
+            x = x / 100
+        return self.first(x)
+
+
+def test_checks_hold_at_run_time() -> None:
+    model = Checked()
+    captured = capture(model, (torch.rand(2, 4),))
+    x = torch.rand(3, 4)
+    assert torch.equal(captured(x), model(x))
+    with pytest.raises(InputError, match=r"test_tracing_checks\.py:\d+: a check of the data comes out True"):
+        captured(x + 200)
+
+
+def test_a_branch_that_computes_is_no_check() -> None:
+    with pytest.raises(CaptureError, match=r"test_tracing_checks\.py:\d+.*input data"):
+        capture(Branching(), (torch.rand(2, 4),))
+
+
+def test_is_check_reads_the_source(tmp_path) -> None:
+    path = tmp_path / "code.py"
+    path.write_text("if a:\n    raise ValueError\nif b:\n    c = 1\nassert (\n    d\n)\n")
+    assert [is_check(f"{path}:{n}") for n in range(1, 8)] == [True, False, False, False, False, True, False]
+    assert not is_check("")
+
+
+def test_expect_names_the_place() -> None:
+    expect(torch.tensor(True), True, "model.py:3")
+    with pytest.raises(InputError, match=r"model\.py:3"):
+        expect(torch.tensor(True), False, "model.py:3")

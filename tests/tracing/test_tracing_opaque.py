@@ -1,0 +1,74 @@
+"""Plain functions that draw from numpy or ``random``, or read data, are recorded as one call."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from autopipe.tracing import capture
+
+
+def draw_mask(shape: tuple[int, int], p: float) -> np.ndarray:
+    """A numpy mask, as speech models make it."""
+    return np.random.rand(*shape) < p
+
+
+def longest(mask: Tensor) -> Tensor:
+    """Reads data in Python."""
+    return torch.tensor(max(mask.sum(-1).tolist()))
+
+
+class Masking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        if self.training:
+            drawn = draw_mask(x.shape[:2], 0.5)
+            x = x.masked_fill(torch.tensor(drawn, device=x.device, dtype=torch.bool)[..., None], 0.0)
+        x = self.layers[1](x) / longest(mask)
+        return self.layers[2](x)
+
+
+class Jitter(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * random.uniform(0.9, 1.1) if self.training else x
+
+
+def seed() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
+def test_functions_stay_whole_and_layers_stay_apart() -> None:
+    model = Masking()
+    captured = capture(model, (torch.rand(2, 5, 4), torch.ones(2, 5)))
+    targets = [node.target for node in captured.graphs[True].nodes]
+    assert {draw_mask, longest, "layers.0", "layers.1", "layers.2"} <= set(targets)
+    mask = torch.ones(3, 6)
+    mask[0, 2:] = 0
+    for training in (True, False):
+        model.train(training)
+        for _ in range(2):
+            x = torch.rand(3, 6, 4)
+            seed()
+            expected = model(x, mask)
+            seed()
+            assert torch.equal(captured(x, mask), expected)
+
+
+def test_a_draw_in_a_forward_keeps_its_module_whole() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Jitter(), nn.Linear(4, 4)).train()
+    captured = capture(model, (torch.rand(2, 4),))
+    x = torch.rand(2, 4)
+    for _ in range(2):
+        state = random.getstate()
+        expected = model(x)
+        random.setstate(state)
+        assert torch.equal(captured(x), expected)
