@@ -25,9 +25,16 @@ def expect(value: Any, outcome: bool, where: str) -> None:
 
 
 def is_check(source: str) -> bool:
-    """Whether the line ``file:line`` lies in an ``assert`` or in the test of an ``if`` that only raises."""
+    """Whether the line ``file:line`` lies in a condition that can only raise.
+
+    That is an ``assert``, the test of an ``if`` with a ``raise`` alone, or what ``torch._check`` and its like are
+    given first.
+    """
     filename, _, line = source.rpartition(":")
     return line.isdigit() and int(line) in _checked_lines(filename)
+
+
+_CHECKERS = ("_check", "_check_value", "_check_index", "_check_tensor_all", "torch_compilable_check")
 
 
 @functools.cache
@@ -37,9 +44,17 @@ def _checked_lines(filename: str) -> frozenset[int]:
     except SyntaxError:
         return frozenset()
     lines: set[int] = set()
-    for node in ast.walk(tree):
-        is_raise = isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Raise)
-        if isinstance(node, ast.Assert) or is_raise:
-            test = node.test  # type: ignore[attr-defined]
-            lines.update(range(test.lineno, (test.end_lineno or test.lineno) + 1))
+    for condition in filter(None, map(_condition, ast.walk(tree))):
+        lines.update(range(condition.lineno, (condition.end_lineno or condition.lineno) + 1))
     return frozenset(lines)
+
+
+def _condition(node: ast.AST) -> ast.expr | None:
+    if isinstance(node, ast.Assert):
+        return node.test
+    if isinstance(node, ast.If):
+        return node.test if len(node.body) == 1 and isinstance(node.body[0], ast.Raise) else None
+    if isinstance(node, ast.Call) and node.args:
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        return node.args[0] if name in _CHECKERS else None
+    return None
