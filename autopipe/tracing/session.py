@@ -18,7 +18,7 @@ from .inputs import Inputs
 from .leaves import Policy
 from .ledger import Restart, Suspect
 from .recorder import Recorder
-from .state import Snapshot
+from .state import Snapshot, switch
 from .structure import flatten, unflatten
 
 __all__ = ["Refused", "Session", "close_to", "device_of"]
@@ -124,7 +124,7 @@ class Session:
     def start(self, training: bool) -> None:
         self.snapshot.restore()
         if self.model.training != training:
-            self.model.train(training)
+            switch(self.model, training)
 
     def run(self, training: bool, seed: int = 0) -> Any:
         """The model's own result, not recorded, from the state it is in."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Snapshot", "preserved"]
+__all__ = ["Snapshot", "preserved", "switch"]
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers"}
 _SIMPLE = (int, float, str, bool, type(None))
@@ -58,6 +58,12 @@ def preserved(model: nn.Module) -> Iterator[Snapshot]:
             yield snapshot
         finally:
             snapshot.restore()
+
+
+def switch(model: nn.Module, training: bool) -> None:
+    """Put a model in a mode, where it has modes at all: an exported program has not."""
+    with contextlib.suppress(NotImplementedError):
+        model.train(training)
 
 
 def _shallow(value: Any) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from .functions import tensors
 from .inputs import Inputs
 from .replay import Observation, replay, with_guards
 from .session import close_to
+from .state import switch
 from .structure import flatten
 
 __all__ = ["Check", "Fixed", "Variation", "explore"]
@@ -132,7 +134,7 @@ class _Explorer:
         given = sizing.resize(self.given, sizes)
         seen = []
         for form in self.forms:
-            self.model.train(form.training and len(self.forms) > 1)
+            switch(self.model, form.training and len(self.forms) > 1)
             torch.manual_seed(0)
             with torch.no_grad():
                 seen.append(replay(self.model, form, given, self.device))
@@ -144,10 +146,13 @@ class _Explorer:
         """How the last form's result differs from the model's own at the trial's sizes; "" if it does not."""
         if self.device.type == "meta":
             return ""
-        self.model.train(self.forms[-1].training and len(self.forms) > 1)
+        switch(self.model, self.forms[-1].training and len(self.forms) > 1)
         torch.manual_seed(0)
-        with torch.no_grad():
-            expected, _ = flatten(self.call(sizing.resize(self.given, trial.sizes)))
+        try:
+            with torch.no_grad():
+                expected, _ = flatten(self.call(sizing.resize(self.given, trial.sizes)))
+        except Exception as error:
+            return f"the model itself fails: {_first_line(error)}"
         found = trial.seen[-1].result
         if len(expected) != len(found):
             return f"the model returns {len(expected)} values there, the captured graph {len(found)}"
@@ -183,6 +188,12 @@ def explore(
     and one of the model for all of them together.
     """
     explorer = _Explorer(model, forms, inputs, call, given, device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the model said what it had to say when it was recorded
+        return _explore(explorer, forms, inputs)
+
+
+def _explore(explorer: _Explorer, forms: Sequence[Recording], inputs: Inputs) -> Variation:
     fixed: dict[tuple[str, int], Fixed] = {}
     trials: dict[Dim, _Trial] = {}
     pending = sizing.candidates(inputs)
@@ -202,6 +213,10 @@ def explore(
     return _fitted(forms, trials, joint, fixed)
 
 
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 def _first(explorer: _Explorer, choices: Sequence[Mapping[Dim, int]]) -> _Trial | str:
     """The first choice of sizes that runs, else why the last one does not."""
     reason = "nothing else to try"
@@ -212,7 +227,7 @@ def _first(explorer: _Explorer, choices: Sequence[Mapping[Dim, int]]) -> _Trial 
         except _Changed as error:
             reason = f"at {at}, {error}"
         except Exception as error:
-            reason = f"at {at} it fails: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            reason = f"at {at} it fails: {_first_line(error)}"
     return reason
 
 
