@@ -6,7 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Block", "Net", "Stack", "ids"]
+import autopipe
+from autopipe.tracing import Capture
+
+__all__ = ["Block", "Net", "Stack", "captured", "ids"]
 
 
 class Block(nn.Module):
@@ -61,3 +64,9 @@ class Net(nn.Module):
 def ids(batch: int = 4, seq: int = 6, n_words: int = 50) -> Tensor:
     """Word ids, all below ``n_words``: ``[batch, seq]``."""
     return torch.randint(0, n_words, (batch, seq), generator=torch.Generator().manual_seed(0))
+
+
+def captured(model: nn.Module, *args: Tensor) -> Capture:
+    """A capture of the model in which every block is one op."""
+    blocks = [name for name, module in model.named_modules() if isinstance(module, Block)]
+    return autopipe.capture(model, args, closed=blocks)

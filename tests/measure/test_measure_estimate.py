@@ -10,9 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from measure_models import Net, Stack, ids
+from measure_models import Net, Stack, captured, ids
 
-import autopipe
 from autopipe.errors import InputError, StoreError
 from autopipe.hardware import Device
 from autopipe.measure import DEVICES, LINKS, Efficiency, device, estimate, fit, link, profile
@@ -24,7 +23,7 @@ PERFECT = Efficiency(matrix=1.0, memory=1.0)
 
 
 def test_a_block_by_hand() -> None:
-    capture = autopipe.capture(Stack(2).train(), (torch.ones(4, 16),))
+    capture = captured(Stack(2).train(), torch.ones(4, 16))
     table = estimate(capture, PLAIN, efficiency=PERFECT)
     block = table[capture.ops.compute[1].name]
     flops = 2 * 2 * 4 * 16 * 64
@@ -39,7 +38,7 @@ def test_a_block_by_hand() -> None:
 
 
 def test_estimate_and_profile_agree_on_what_does_not_hang_on_time() -> None:
-    capture = autopipe.capture(Net().train(), (ids(), ids()))
+    capture = captured(Net().train(), ids(), ids())
     measured = profile(capture, min_s=0.0, min_passes=3, progress=False)
     estimated = estimate(capture, PLAIN)
     assert not estimated.notes
@@ -52,13 +51,13 @@ def test_estimate_and_profile_agree_on_what_does_not_hang_on_time() -> None:
 def test_a_meta_model_is_estimated_like_a_real_one() -> None:
     with torch.device("meta"):
         model = Stack(3).train()
-    meta = estimate(autopipe.capture(model, (torch.ones(4, 16, device="meta"),)), PLAIN)
-    real = estimate(autopipe.capture(Stack(3).train(), (torch.ones(4, 16),)), PLAIN)
+    meta = estimate(captured(model, torch.ones(4, 16, device="meta")), PLAIN)
+    real = estimate(captured(Stack(3).train(), torch.ones(4, 16)), PLAIN)
     assert list(meta.costs.values()) == list(real.costs.values())
 
 
 def test_a_bare_graph_is_estimated_with_more_doubt() -> None:
-    capture = autopipe.capture(Stack(2).train(), (torch.ones(4, 16),))
+    capture = captured(Stack(2).train(), torch.ones(4, 16))
     exact, rough = estimate(capture, PLAIN), estimate(capture.ops, PLAIN)
     op = capture.ops.compute[1].name
     assert rough[op].flops == exact[op].flops

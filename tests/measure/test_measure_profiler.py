@@ -8,10 +8,8 @@ import pathlib
 
 import pytest
 import torch
-from measure_models import Block, Net, Stack, ids
-from torch import nn
+from measure_models import Block, Net, Stack, captured, ids
 
-import autopipe
 from autopipe.costs import CostTable
 from autopipe.errors import CostError, InputError
 from autopipe.measure import Store, profile
@@ -24,10 +22,6 @@ QUICK = {"min_s": 0.0, "min_passes": 3, "progress": False}
 def net() -> Net:
     torch.manual_seed(0)
     return Net().train()
-
-
-def captured(model: nn.Module, *args: torch.Tensor) -> autopipe.tracing.Capture:
-    return autopipe.capture(model, args)
 
 
 def test_every_op_has_a_cost(net: Net) -> None:

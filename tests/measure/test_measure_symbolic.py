@@ -7,9 +7,8 @@ import json
 
 import pytest
 import torch
-from measure_models import Stack
+from measure_models import Stack, captured
 
-import autopipe
 from autopipe.costs import CostTable
 from autopipe.errors import CostError, StoreError
 from autopipe.hardware import Device
@@ -23,12 +22,9 @@ KNOWN = ({"batch": 2, "seq": 8}, {"batch": 8, "seq": 16}, {"batch": 4, "seq": 64
 
 @pytest.fixture(scope="module")
 def capture() -> Capture:
-    captured = autopipe.capture(Stack(2).train(), (torch.ones(4, 24, 16),))
-    names = {d.example: d.name for d in captured.ops.dims}
-    dims = tuple(dataclasses.replace(d, name={4: "batch"}.get(d.example, "seq")) for d in captured.ops.dims)
-    assert set(names) == {4, 24}
-    assert [d.name for d in dims] == [d.name for d in captured.ops.dims], "dims are named batch and seq"
-    return captured
+    found = captured(Stack(2).train(), torch.ones(4, 24, 16))
+    assert found.ops.example_dims == {"batch": 4, "seq": 24}
+    return found
 
 
 def tables(capture: Capture, *dims: dict[str, int]) -> list[CostTable]:
