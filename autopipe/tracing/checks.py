@@ -16,10 +16,10 @@ __all__ = ["expect", "is_check"]
 
 
 def expect(value: Any, outcome: bool, where: str) -> None:
-    """Raise :class:`InputError` where the truth of ``value`` is not what it was when the model was captured."""
+    """Raise :class:`InputError` where the truth of ``value`` is not what it was at capture."""
     if bool(value) is not outcome:
         raise InputError(
-            f"{where}: a check of the data comes out {not outcome}, and {outcome} when the model was captured; "
+            f"{where}: a check of the data comes out {not outcome}, and {outcome} at capture; "
             "the model itself may refuse this input, else capture it with an example that takes this branch"
         )
 
@@ -27,8 +27,8 @@ def expect(value: Any, outcome: bool, where: str) -> None:
 def is_check(source: str) -> bool:
     """Whether the line ``file:line`` lies in a condition that can only raise.
 
-    That is an ``assert``, the test of an ``if`` with a ``raise`` alone, or what ``torch._check`` and its like are
-    given first.
+    That is an ``assert``, the test of an ``if`` with a ``raise`` alone, or what ``torch._check`` and its like
+    are given first.
     """
     filename, _, line = source.rpartition(":")
     return line.isdigit() and int(line) in _checked_lines(filename)
