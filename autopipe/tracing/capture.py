@@ -18,6 +18,7 @@ from ..graph import OpGraph
 from . import emit, modes, opgraph
 from .caches import switched_off, without_cache
 from .calls import Recording
+from .examples import infer
 from .inputs import Inputs
 from .leaves import Policy
 from .session import Session, fresh
@@ -73,9 +74,12 @@ class Capture:
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
         """Placeholder name → tensor for a call's arguments.
 
-        Raises :class:`InputError` naming the argument that differs from what was captured.
+        Raises :class:`InputError` naming the argument that differs from what was captured, or the input dim
+        whose size the capture is not right for.
         """
-        return self.inputs.bind(self.model, *self.arguments(args, kwargs or {}))
+        values = self.inputs.bind(self.model, *self.arguments(args, kwargs or {}))
+        self.variation.check(self.inputs, values)
+        return values
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call's arguments as the captured model gets them: a transformers model without its cache."""
@@ -130,6 +134,8 @@ def capture(
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model is {type(model).__name__}; capture takes a torch.nn.Module")
+    if not args and not kwargs:
+        args, kwargs = infer(model)
     policy = Policy(model, pinned=frozenset(closed)).with_opened(open)
     return _capture(model, tuple(args), dict(kwargs or {}), policy, dynamic)
 

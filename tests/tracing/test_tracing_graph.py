@@ -1,0 +1,172 @@
+"""The op graph of a capture: order, edges, groups, parameters, shapes, signatures; leaves opened and closed."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from autopipe.graph import OpGraph
+from autopipe.tracing import capture
+from autopipe.units import symbol
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    config = GPT2Config(
+        n_layer=4, n_embd=32, n_head=2, vocab_size=50, n_positions=64, bos_token_id=1, eos_token_id=2, loss_type="ForCausalLM"
+    )
+    return GPT2LMHeadModel(config)
+
+
+@pytest.fixture(scope="module")
+def captured(gpt2):
+    ids = torch.randint(0, 50, (2, 16))
+    return capture(gpt2, kwargs={"input_ids": ids, "labels": ids})
+
+
+def test_blocks_are_whole_and_alike(captured):
+    blocks = [op for op in captured.ops.ops if op.target.startswith("transformer.h.")]
+    assert [b.target for b in blocks] == [f"transformer.h.{i}" for i in range(4)]
+    assert len({b.signature for b in blocks}) == 1
+    assert all(b.is_random and b.is_tainted and b.requires_grad for b in blocks)
+    assert all(len(b.parameters) == 12 for b in blocks)
+
+
+def test_order_is_topological_and_inputs_first(captured):
+    ops = captured.ops
+    assert [op.name for op in ops.ops[:2]] == ["input_ids", "labels"]
+    assert ops.ops[-1].kind == "output"
+    assert all(ops.position[a] < ops.position[b] for a, b in (*ops.edges, *ops.order_edges))
+
+
+def test_names_are_those_of_the_fx_graph(captured):
+    names = {n.name for n in captured.graphs[True].nodes if n.op != "get_attr"}
+    assert names == {op.name for op in captured.ops.ops}
+    captured.module.graph.lint()
+
+
+def test_shapes_are_formulas(captured):
+    batch, seq = symbol("batch"), symbol("seq")
+    assert captured.ops.by_name["lm_head"].outputs[0].shape == (batch, seq, 50)
+    flat = next(op for op in captured.ops.ops if op.target == "torch.Tensor.view" and len(op.outputs[0].shape) == 1)
+    assert flat.outputs[0].shape == (batch * seq,)
+    assert captured.ops.example_dims == {"batch": 2, "seq": 16}
+
+
+def test_tied_parameter_has_both_names(captured):
+    tied = captured.ops.parameter["lm_head.weight"]
+    assert tied.names == ("transformer.wte.weight", "lm_head.weight")
+    assert "transformer.wte.weight" in captured.ops.by_name["lm_head"].parameters
+
+
+def test_masks_and_positions_are_movable(captured):
+    movable = {op.target for op in captured.ops.ops if op.is_movable}
+    assert "torch.arange" in movable
+    assert not any(op.is_movable for op in captured.ops.ops if op.parameters or op.is_random)
+
+
+def test_digest_and_json_round_trip(gpt2, captured):
+    again = capture(gpt2, *captured.example)
+    assert again.ops.digest == captured.ops.digest
+    assert OpGraph.from_dict(captured.ops.to_dict()).digest == captured.ops.digest
+
+
+def test_labels_ignored_and_longer(gpt2, captured):
+    ids = torch.randint(0, 50, (3, 21))
+    labels = ids.masked_fill(torch.rand(3, 21) < 0.3, -100)
+    for mode in (True, False):
+        gpt2.train(mode)
+        torch.manual_seed(1)
+        expected = gpt2(input_ids=ids, labels=labels, use_cache=False)
+        torch.manual_seed(1)
+        found = captured(input_ids=ids, labels=labels)
+        assert type(found) is type(expected)
+        torch.testing.assert_close(found.loss, expected.loss)
+
+
+def test_open_and_closed(gpt2, captured):
+    opened = captured.open("transformer.h.1")
+    targets = [op.target for op in opened.ops.ops if op.kind == "module"]
+    assert {"transformer.h.0", "transformer.h.1.attn", "transformer.h.1.mlp"} <= set(targets)
+    assert "transformer.h.1" not in targets
+    closed = capture(gpt2, *captured.example, closed=("transformer",))
+    assert "transformer" in [op.target for op in closed.ops.ops]
+
+
+def test_padded_batches_stay_right():
+    config = BertConfig(num_hidden_layers=2, hidden_size=16, num_attention_heads=2, intermediate_size=16, vocab_size=30)
+    model = BertModel(config).eval()
+    ids = torch.randint(0, 30, (2, 8))
+    captured = capture(model, kwargs={"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    mask = torch.ones(3, 8, dtype=torch.long)
+    mask[0, 4:] = 0
+    ids = torch.randint(0, 30, (3, 8))
+    expected = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(captured(input_ids=ids, attention_mask=mask).last_hidden_state, expected)
+
+
+def test_a_70b_llama_on_meta_is_captured_in_seconds():
+    config = LlamaConfig(
+        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    ids = torch.zeros(1, 64, dtype=torch.long)
+    start = time.perf_counter()
+    captured = capture(model, kwargs={"input_ids": ids, "labels": ids})
+    assert time.perf_counter() - start < 15  # 5 s on an idle machine
+    blocks = [op for op in captured.ops.ops if op.target.startswith("model.layers.")]
+    assert len(blocks) == 80
+    assert captured.ops.example_dims == {"batch": 1, "seq": 64}
+
+
+class Aliased(nn.Module):
+    """A write through a view, seen by an earlier value's later reader."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        h = self.layers(x).clone()
+        part = h[:, :2]
+        part.mul_(2)
+        a, b = torch.split(self.norm(self.norm(h)), 2, 1)
+        return F.dropout(a) + b
+
+
+def test_aliases_and_shared_buffers_are_grouped():
+    graph = capture(Aliased(), (torch.randn(3, 4),)).ops
+    by_target = {op.target: op.name for op in graph.ops}
+    group = next(g for g in graph.groups if by_target["torch.Tensor.mul_"] in g)
+    assert by_target["torch.Tensor.clone"] in group
+    norms = [op.name for op in graph.ops if op.target == "norm"]
+    assert len(norms) == 2
+    assert any(set(norms) <= set(g) for g in graph.groups)
+    assert graph.by_name[norms[0]].mutated_buffers[:2] == ("norm.running_mean", "norm.running_var")
+    assert next(op for op in graph.ops if "dropout" in op.target).is_random
+
+
+class Draws(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Dropout()) for _ in range(3)))
+
+    def forward(self, x):
+        torch.rand(3)
+        return self.layers(x) + F.dropout(x, 0.5, self.training)
+
+
+def test_random_ops_keep_their_order():
+    graph = capture(Draws(), (torch.randn(3, 4),)).ops
+    draws = [op.name for op in graph.ops if op.is_random]
+    assert len(draws) == 5
+    linked = {*graph.edges, *graph.order_edges}
+    import networkx as nx
+
+    order = nx.DiGraph(linked)
+    assert all(nx.has_path(order, a, b) for a, b in zip(draws, draws[1:], strict=False))

@@ -1,0 +1,186 @@
+"""What a capture refuses, and what it leaves untouched: bad inputs, bad models, the model's own state."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import autopipe
+from autopipe.tracing import capture
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x, mask=None, flag=True):
+        h = self.norm(self.layers(x))
+        return h if mask is None else h * mask
+
+
+def state_of(model):
+    flags = [(m.training, dict(m._forward_hooks), len(vars(m))) for m in model.modules()]
+    return flags, {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+
+
+def assert_same_state(before, after):
+    assert before[0] == after[0]
+    torch.testing.assert_close(before[1], after[1], rtol=0, atol=0)
+    assert torch.equal(before[2], after[2])
+
+
+@pytest.fixture
+def captured():
+    return capture(Net(), (torch.randn(3, 4),), {"mask": torch.ones(3, 1)})
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((torch.randn(3, 4),), {}, "missing mask"),
+        ((torch.randn(3, 4).double(),), {"mask": torch.ones(3, 1)}, r"argument x is torch.float64.*\.to\(torch.float32\)"),
+        ((torch.randn(3, 4),), {"mask": None}, "mask"),
+        ((torch.randn(3, 4), torch.ones(3, 1), False), {}, "flag"),
+        ((torch.randn(3, 4, 1),), {"mask": torch.ones(3, 1)}, "x has shape"),
+        ((torch.randn(3, 5),), {"mask": torch.ones(3, 1)}, "dim 1 of x is fixed at 4 and is 5 now"),
+        ((torch.randn(3, 4),), {"mask": [torch.ones(3, 1)]}, "argument mask has another structure"),
+        ((torch.randn(3, 4),), {"nonsense": 1}, "does not take these arguments"),
+    ],
+)
+def test_call_that_does_not_fit(captured, args, kwargs, message):
+    with pytest.raises(autopipe.InputError, match=message):
+        captured(*args, **kwargs)
+
+
+class RootBranch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+
+    def forward(self, x):
+        h = self.layers(x)
+        if h.sum() > 0:
+            h = h * 2
+        return h
+
+
+class RootCounter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layers(x) * self.calls
+
+
+class Iterates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+
+    def forward(self, x):
+        return (layer(x) for layer in self.layers)
+
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+
+    def forward(self, x):
+        F.dropout(self.norm(x), 0.5)
+        return self.layers(x) @ torch.ones(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("cls", "error", "message"),
+    [
+        (RootBranch, autopipe.CaptureError, r"test_tracing_limits.py:\d+.*input data.*submodule"),
+        (RootCounter, autopipe.CaptureError, r"RootCounter.calls.*next call"),
+        (Iterates, autopipe.CaptureError, "generator.*tuple or list"),
+        (Broken, autopipe.ModelError, "Broken's own forward fails"),
+    ],
+)
+def test_model_that_cannot_be_captured_is_left_as_it_was(cls, error, message):
+    model, x = cls().eval(), torch.randn(2, 4)
+    before = state_of(model)
+    with pytest.raises(error, match=message):
+        capture(model, (x,))
+    assert_same_state(before, state_of(model))
+    assert nn.Module.__call__ is nn.Module._wrapped_call_impl
+    assert not torch.compiler.is_exporting()
+    assert len([1, 2]) == 2
+
+
+def test_model_is_left_as_it_was():
+    model, x = Net(), torch.randn(3, 4)
+    model.norm.eval()
+    before = state_of(model)
+    capture(model, (x,))
+    assert_same_state(before, state_of(model))
+
+
+def test_arguments_of_capture():
+    with pytest.raises(autopipe.InputError, match=r"takes a torch.nn.Module"):
+        capture(F.relu)
+    with pytest.raises(autopipe.InputError, match="no module 'nope'"):
+        capture(Net(), (torch.randn(2, 4),), open=("nope",))
+    with pytest.raises(autopipe.InputError, match=r"does not tell its inputs.*forward\(x\)"):
+        capture(Net())
+
+
+@pytest.mark.parametrize(
+    "first", [nn.Linear(4, 4), nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Embedding(10, 4)], ids=["linear", "conv", "embedding"]
+)
+def test_inputs_inferred_from_the_first_layer(first):
+    model = nn.Sequential(first, nn.ReLU(), nn.LayerNorm([4] if not isinstance(first, nn.Sequential) else [4, 30, 30]))
+    assert len(capture(model).ops.inputs) == 1
+
+
+def test_inputs_told_by_the_model():
+    model = Net()
+    model.example_input_array = torch.randn(5, 4)
+    assert capture(model).example[0][0].shape == (5, 4)
+
+
+class Branching(nn.Module):
+    """Looks at a size, and pads only short inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+
+    def forward(self, x):
+        if x.shape[1] > 20:
+            x = x[:, :20]
+        return self.layers(x)
+
+
+def test_size_that_decides_is_checked_at_run_time():
+    captured = capture(Branching(), (torch.randn(2, 8, 4),))
+    assert captured(torch.randn(3, 20, 4)).shape == (3, 20, 4)
+    with pytest.raises(autopipe.InputError, match=r"not seq > 20.*seq = 21.*test_tracing_limits.py:\d+"):
+        captured(torch.randn(3, 21, 4))
+
+
+class Unrolled(nn.Module):
+    """Loops over a size in Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+
+    def forward(self, x):
+        return torch.stack([self.layers(x[:, i]) for i in range(x.shape[1])], 1)
+
+
+def test_size_that_was_baked_in_is_refused():
+    captured = capture(Unrolled(), (torch.randn(2, 3, 4),))
+    assert captured(torch.randn(5, 3, 4)).shape == (5, 3, 4)
+    with pytest.raises(autopipe.InputError, match="dim 1 of x is fixed at 3 and is 4 now"):
+        captured(torch.randn(2, 4, 4))
