@@ -40,7 +40,11 @@ class Bubble:
 
 
 def bubbles_of(timeline: Timeline) -> tuple[Bubble, ...]:
-    """Per rank, each gap before an action split into the part its last message travelled and the rest."""
+    """Per rank, each gap before an action split into the part its last message travelled and the rest.
+
+    In a measured step without messages, from the end of one action to the start of the next that waited for
+    it counts as travelled, host overhead included.
+    """
     produced = _produced(timeline)
     out = []
     for rank, row in enumerate(timeline.schedule.actions):
@@ -82,7 +86,7 @@ def _produced(timeline: Timeline) -> dict[_Key, tuple[float, float]]:
             if a.kind != "W":
                 ready[a.stage, a.kind != "F", a.microbatch] = end
     out: dict[_Key, tuple[float, float]] = {}
-    for source, destination, back, m, _, end, _ in timeline.sent:
+    for source, destination, back, m, _, end, _ in timeline.messages:
         key = (destination, back, m)
         if key not in out or out[key][1] < end:
             out[key] = (ready.get((source, back, m), end), end)

@@ -76,7 +76,7 @@ class _Walk:
             if isinstance(event.action, Action) and event.action.kind != "W":
                 self._made[_key(event.action)] = event
         self._messages: dict[_Key, Sent] = {}
-        for sent in timeline.transfers:
+        for sent in timeline.messages:
             key = (sent.destination, sent.is_gradient, sent.microbatch)
             if key not in self._messages or self._messages[key].end_s < sent.end_s:
                 self._messages[key] = sent

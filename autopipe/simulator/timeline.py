@@ -17,6 +17,7 @@ from ..shown import Shown
 from ..units import format_seconds
 from .bubbles import Bubble, bubbles_of
 from .critical import critical_path, critical_seconds
+from .handovers import handovers
 from .text import gantt
 from .trace import chrome_trace
 
@@ -135,6 +136,13 @@ class Timeline(Shown):
     def transfers(self) -> tuple[Sent, ...]:
         """The messages between ranks."""
         return tuple(map(Sent._make, self.sent))
+
+    @functools.cached_property
+    def messages(self) -> tuple[Sent, ...]:
+        """The transfers, or for a measured step without any what its waits tell of them."""
+        if self.source == "measured" and not self.sent:
+            return tuple(map(Sent._make, handovers(self)))
+        return self.transfers
 
     @functools.cached_property
     def busy_s(self) -> tuple[float, ...]:

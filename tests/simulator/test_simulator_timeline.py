@@ -136,6 +136,25 @@ def test_a_measured_step_is_the_same_kind_of_thing():
         Timeline.from_events(schedule, late[1:])
 
 
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
+def test_a_measured_step_tells_its_messages_by_its_waits(name):
+    """Without recorded messages, what a rank that was free waited is known; the rest stays untold."""
+    cluster = Cluster.uniform(4, link=Link(0.5, 100.0))
+    known = simulate_schedule(build(name, 4, 4, 6), (StageTimes(),) * 4, CHAIN, cluster)
+    untold = dataclasses.replace(known, sent=(), source="measured")
+    assert untold.transfers == ()
+    assert untold.bubble.communication_s > 0
+    for a, b in zip(known.bubbles, untold.bubbles, strict=True):
+        assert b.communication_s <= a.communication_s + 1e-9
+        assert b.total_s == pytest.approx(a.total_s)
+    assert sum(untold.critical_s.values()) == pytest.approx(known.step_s)
+    assert dataclasses.replace(known, sent=()).bubble.communication_s == 0
+    alone = simulate_schedule(build(name, 4, 4, 1), (StageTimes(),) * 4, CHAIN, cluster)
+    untold = dataclasses.replace(alone, sent=(), source="measured")
+    assert untold.critical_s == pytest.approx(alone.critical_s)
+    assert untold.critical_s["communication"] == pytest.approx(6 * 1.5)
+
+
 def test_memory_over_time():
     """Weights stay, a microbatch's bytes live from F to B, workspace only while an action runs."""
     memory = [stage_memory(parameter_bytes=10, gradient_bytes=10, saved_bytes=100, workspace_bytes=7)] * 2
