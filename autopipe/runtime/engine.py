@@ -101,6 +101,8 @@ class Engine:
         self._patience = Patience(options.stall_limit_s, plan.step_s)
         self._loss_dtype: torch.dtype | None = None
         self._is_dtype_shared = False
+        if options.n_microbatches < 1:
+            raise InputError(f"n_microbatches is {options.n_microbatches}; a step has at least 1")
         pick_schedule(plan, options.schedule, options.n_microbatches)
         ranks = pipeline_ranks(options.mesh, plan.n_ranks)
         self.device = pick_device(options.device, stages, bool(ranks))

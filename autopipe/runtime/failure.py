@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.distributed import Store
-
 from ..errors import StepError
 
 __all__ = ["Patience", "Position", "Watch", "first_difference", "roll_call"]
@@ -74,7 +72,7 @@ class Watch:
 
     def __init__(
         self,
-        store: Store,
+        store: Any,
         rank: int,
         n_ranks: int,
         *,
@@ -142,7 +140,7 @@ class Watch:
             if position.waits_for >= 0 and quiet_s > self._patience.limit_s:
                 self.failure = self._judge(position, quiet_s)
 
-    def _look(self, store: Store) -> str | None:
+    def _look(self, store: Any) -> str | None:
         try:
             return store.get("error").decode() if store.check(["error"]) else None
         except RuntimeError:
@@ -184,7 +182,7 @@ class Watch:
         return json.loads(self._store.get(key)) if self._store.check([key]) else {}
 
 
-def roll_call(store: Store, rank: int, n_ranks: int, card: str, limit_s: float) -> tuple[str, ...]:
+def roll_call(store: Any, rank: int, n_ranks: int, card: str, limit_s: float) -> tuple[str, ...]:
     """Every rank's ``card``, once all have shown theirs.
 
     Raises :class:`StepError` naming the ranks that did not come within ``limit_s``.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, ReduceOp, Store
+from torch.distributed import ReduceOp
 
 __all__ = ["Group"]
 
@@ -25,7 +25,7 @@ class Group:
 
     def __init__(
         self,
-        store: Store,
+        store: Any,
         name: str,
         ranks: Sequence[int],
         rank: int,
@@ -33,7 +33,7 @@ class Group:
         connect_s: float,
     ) -> None:
         self.ranks, self._me = tuple(ranks), tuple(ranks).index(rank)
-        place = PrefixStore(name, store)
+        place = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
         self.is_nccl = device.type == "cuda"
         if self.is_nccl:
             options = dist.ProcessGroupNCCL.Options()

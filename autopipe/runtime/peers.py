@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import DeviceMesh, PrefixStore, Store
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import InputError, PlanError, StepError
 from .failure import Patience, Position, Watch, first_difference, roll_call
@@ -31,6 +31,7 @@ def pipeline_ranks(mesh: DeviceMesh | None, n_ranks: int) -> tuple[int, ...]:
 
     Raises :class:`InputError` when their number is not the plan's.
     """
+    group: Any
     if mesh is not None:
         names = mesh.mesh_dim_names or ()
         if "pp" in names:
@@ -70,8 +71,9 @@ class Peers:
         self._device = device
         name = "-".join(map(str, ranks))
         _made[name] = _made.get(name, -1) + 1
-        default = dist.distributed_c10d._get_default_store()
-        self.store: Store = PrefixStore(f"autopipe/{name}/{_made[name]}", default.clone())
+        default: Any = dist.distributed_c10d._get_default_store()
+        prefix = f"autopipe/{name}/{_made[name]}"
+        self.store: Any = dist.PrefixStore(prefix, default.clone())  # type: ignore[attr-defined]
         self.cards = self._compare(card, patience.limit_s)
         self._connect_s = patience.limit_s
         everyone = tuple(range(self.n_ranks))

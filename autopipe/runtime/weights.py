@@ -122,7 +122,7 @@ class _LabelGraph:
             if node.op == "call_function":
                 values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
             else:
-                values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)  # type: ignore[index]
+                values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         labels: Tensor = values[self._target]
         if labels.is_floating_point():
             return labels.shape[0] if labels.ndim else 1

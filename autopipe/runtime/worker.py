@@ -79,7 +79,8 @@ class Worker:
     def begin(self, step: StepInputs) -> None:
         """Forget the last step and take up the next."""
         n = step.batch.n_microbatches
-        self._step, self._n_backwards = step, 0
+        self._step: StepInputs = step
+        self._n_backwards = 0
         needs_seed = step.seed is not None and self._is_random
         self._is_bare = (
             not needs_seed and self._replicas.is_plain and self._forward_context is contextlib.nullcontext
@@ -93,7 +94,8 @@ class Worker:
 
     def end(self) -> None:
         """Drop everything that belongs to a step, so that nothing holds a graph."""
-        del self._step, self._columns
+        self._step = None  # type: ignore[assignment]
+        self._columns = []
         self._values, self._roots, self._weight_work = [], [], []
         self.losses, self.outputs = [], []
 

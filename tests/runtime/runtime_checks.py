@@ -261,7 +261,7 @@ def data_parallel():
 def checkpoints(directory):
     """Saved by all ranks, loaded by all ranks under another cut, by one process, and by the plain model."""
     world, path = dist.get_world_size(), pathlib.Path(directory)
-    model, captured, plan, stages = adversary("1f1b", world, 1)
+    _, captured, plan, stages = adversary("1f1b", world, 1)
     runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss)
     optimizer = torch.optim.AdamW(runtime.parameters(), 0.01)
     torch.manual_seed(8)
@@ -297,7 +297,7 @@ def checkpoints(directory):
 
 def matched_report():
     world = dist.get_world_size()
-    model, *made = mlp(world)
+    _, *made = mlp(world)
     runtime = Runtime(*made, loss_fn=F.mse_loss)
     x = torch.randn(8, 8, dtype=torch.float64)
     for _ in range(3):
@@ -331,10 +331,10 @@ def everything():
 def failing(how, *rest):
     """Rank 1 fails in the middle of the second step; every other rank prints what it was told."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    model, captured, plan, stages = mlp(world)
+    _, captured, plan, stages = mlp(world)
     options = {"stall_limit_s": 4.0}
     if how == "plan" and rank == 1:
-        model, captured, plan, stages = mlp(world, n_microbatches=2)
+        _, captured, plan, stages = mlp(world, n_microbatches=2)
     if how == "never" and rank == 1:
         time.sleep(12)
         os._exit(0)
@@ -377,7 +377,7 @@ def growth(n_steps):
     """Thousands of steps without a byte more, on every rank."""
     import resource
 
-    model, *made = mlp(dist.get_world_size())
+    _, *made = mlp(dist.get_world_size())
     runtime = Runtime(*made, loss_fn=F.mse_loss)
     x = torch.randn(8, 8, dtype=torch.float64)
 

@@ -1,5 +1,7 @@
 """Models and plans that the runtime's tests share: the nastier, the better."""
 
+import itertools
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -167,7 +169,7 @@ def make_plan(captured, n_stages, n_ranks=None, schedule="1f1b", n_microbatches=
     ranks = default_placement(schedule, n_ranks, n_stages)
     stages = tuple(
         StagePlan(i, ranks[i], tuple(names[a:b]), recompute=i in recompute)
-        for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False))
+        for i, (a, b) in enumerate(itertools.pairwise(edges))
     )
     cluster = Cluster.uniform(n_ranks)
     model = captured.ops.model

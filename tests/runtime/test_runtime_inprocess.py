@@ -217,7 +217,7 @@ def test_bad_losses_are_refused():
 def test_nothing_of_a_step_stays_alive():
     import gc
 
-    model, captured, plan, stages = adversary(4, "zb-h1", 4)
+    _, captured, plan, stages = adversary(4, "zb-h1", 4)
     runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss)
     args, kwargs, target = adversary_batch(8, 4)
 

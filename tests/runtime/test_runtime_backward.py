@@ -1,0 +1,110 @@
+"""I then W gives exactly what B gives, and what cannot wait is not split."""
+
+import copy
+
+import pytest
+import torch
+from runtime_models import Custom, Twice, grads, worst
+from torch import nn
+
+from autopipe.runtime.backward import backward_input
+
+
+class Branches(nn.Module):
+    """Reused, viewed, fused and side-path weights around a spine."""
+
+    def __init__(self, d=5):
+        super().__init__()
+        self.twice, self.custom = Twice(d), Custom(d)
+        self.shared = nn.Parameter(torch.randn(d, d))
+        self.side = nn.Parameter(torch.randn(d))
+        self.frozen = nn.Linear(d, d).requires_grad_(False)
+        self.lstm = nn.LSTM(d, d, batch_first=True)
+        self.norm = nn.LayerNorm(d)
+
+    def forward(self, x):
+        w = self.shared.t()
+        x = torch.tanh(x @ w) @ w + (self.side * 2).exp()
+        a, b = self.custom(self.twice(x)).chunk(2, 0)
+        x = self.frozen(torch.cat([b, a]))
+        return self.norm(self.lstm(x)[0]), self.side.sum()
+
+
+def run(model, split, xs):
+    model.zero_grad()
+    for x in xs:
+        out, alone = model(x)
+        roots, seeds = [out, alone], [torch.ones_like(out).cumsum(1), torch.ones_like(alone)]
+        if split:
+            leaves = [x] if x.requires_grad else []
+            work = backward_input(roots, seeds, leaves)
+            if leaves:
+                assert x.grad is not None
+            early = grads(model.named_parameters())
+            work.run()
+        else:
+            torch.autograd.backward(roots, seeds)
+            early = {}
+    return grads(model.named_parameters()), early
+
+
+def inputs(requires_grad):
+    torch.manual_seed(1)
+    return [torch.randn(4, 3, 5, dtype=torch.float64).requires_grad_(requires_grad) for _ in range(2)]
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_parts_sum_to_the_whole(requires_grad):
+    torch.manual_seed(0)
+    model = Branches().double()
+    whole_inputs, split_inputs = inputs(requires_grad), inputs(requires_grad)
+    whole, _ = run(model, False, whole_inputs)
+    found, _ = run(model, True, split_inputs)
+    assert worst(found, whole) < 1e-12
+    if requires_grad:
+        for a, b in zip(whole_inputs, split_inputs, strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-13)
+
+
+def test_only_what_cannot_wait_is_early():
+    torch.manual_seed(0)
+    model = Branches().double()
+    x = inputs(True)[0]
+    out, alone = model(x)
+    work = backward_input([out, alone], [torch.ones_like(out), torch.ones_like(alone)], [x])
+    early = {name for name, g in grads(model.named_parameters()).items() if g is not None}
+    # used at several nodes (an LSTM on the CPU runs its cell's ops one by one), below a custom function,
+    # or beside the spine
+    several = {"shared", "twice.lin.weight", "twice.lin.bias", "lstm.weight_hh_l0", "lstm.bias_hh_l0"}
+    assert early == several | {"side", "custom.w"}
+    work.run()
+    missing = {name for name, g in grads(model.named_parameters()).items() if g is None}
+    assert missing == {"frozen.weight", "frozen.bias"}
+
+
+def test_a_hook_on_a_value_counts_once():
+    torch.manual_seed(0)
+    lin = nn.Linear(3, 3).double()
+    plain = copy.deepcopy(lin)
+
+    def build(module):
+        x = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+        y = module(x)
+        y.register_hook(lambda g: 2 * g)
+        return x, y.sin().sum()
+
+    x, loss = build(plain)
+    loss.backward()
+    leaf, loss = build(lin)
+    backward_input([loss], [torch.ones_like(loss)], [leaf]).run()
+    torch.testing.assert_close(lin.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(leaf.grad, x.grad)
+
+
+def test_hooks_on_accumulation_forbid_the_split():
+    lin = nn.Linear(3, 3)
+    calls = []
+    lin.weight.register_post_accumulate_grad_hook(lambda p: calls.append(p.grad is not None))
+    x = torch.ones(2, 3, requires_grad=True)
+    backward_input([lin(x).sum()], [torch.ones(())], [x]).run()
+    assert calls == [True]

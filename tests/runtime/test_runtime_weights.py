@@ -1,0 +1,149 @@
+"""The weighted sum over microbatches is the loss of the full batch."""
+
+import copy
+
+import pytest
+import torch
+from runtime_models import grads, make, worst
+from torch import nn
+from torch.nn import functional as F
+
+from autopipe.errors import InputError
+from autopipe.runtime import Runtime
+from autopipe.runtime.microbatch import Splitter
+
+
+class Language(nn.Module):
+    """A causal model that computes its own loss as language models do: a mean over labels that count."""
+
+    def __init__(self, shift=True, vocab=11, d=6):
+        super().__init__()
+        self.shift, self.vocab = shift, vocab
+        self.emb = nn.Embedding(vocab, d)
+        self.mix = nn.Linear(d, d)
+        self.head = nn.Linear(d, vocab)
+
+    def forward(self, tokens, labels, reduction="mean"):
+        logits = self.head(torch.tanh(self.mix(self.emb(tokens))))
+        if self.shift:
+            labels = F.pad(labels, (0, 1), value=-100)[:, 1:]
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction=reduction)
+        return {"loss": loss, "logits": logits}
+
+
+def ragged(rows=7, length=5, vocab=11):
+    """Labels whose count differs from row to row; the last row has none."""
+    tokens = torch.randint(0, vocab, (rows, length))
+    labels = tokens.clone()
+    for row in range(rows):
+        labels[row, length - row % length :] = -100
+    labels[-1] = -100
+    return tokens, labels
+
+
+@pytest.mark.parametrize("shift", [True, False])
+@pytest.mark.parametrize("n_microbatches", [1, 3, 7])
+def test_internal_losses_weigh_by_labels_that_count(shift, n_microbatches):
+    torch.manual_seed(0)
+    model = Language(shift).double()
+    tokens, labels = ragged()
+    made = make(model, (tokens, labels), {}, n_stages=2, n_microbatches=n_microbatches)
+    plain = copy.deepcopy(model)
+    wanted = plain(tokens, labels)["loss"]
+    wanted.backward()
+    out = Runtime(*made).step(tokens, labels, return_outputs=True)
+    assert abs(out.loss - wanted.item()) < 1e-12
+    assert abs(out.outputs["loss"] - wanted.item()) < 1e-12
+    assert out.outputs["logits"].shape == (7, 5, 11)
+    assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
+
+
+def test_a_sum_inside_the_model_weighs_one():
+    torch.manual_seed(0)
+    model = Language().double()
+    tokens, labels = ragged()
+    made = make(model, (tokens, labels), {"reduction": "sum"}, n_stages=2, n_microbatches=3)
+    out = Runtime(*made).step(tokens, labels, reduction="sum")
+    assert abs(out.loss - model(tokens, labels, reduction="sum")["loss"].item()) < 1e-10
+
+
+def small(n_microbatches=4):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x = torch.randn(9, 3, dtype=torch.float64)
+    return model, x, make(model, (x,), {}, n_stages=2, n_microbatches=n_microbatches)
+
+
+def test_sums_add_up():
+    model, x, made = small()
+    y = torch.randn(9, 2, dtype=torch.float64)
+    loss_fn = nn.MSELoss(reduction="sum")
+    out = Runtime(*made, loss_fn=loss_fn, loss_reduction="sum").step(x, target=y)
+    assert abs(out.loss - loss_fn(model(x), y).item()) < 1e-12
+
+
+def test_a_given_weight_overrules():
+    model, x, made = small()
+    target = {"y": torch.randint(0, 2, (9,)), "keep": torch.arange(9) % 3 > 0}
+
+    def loss_fn(output, target):
+        return F.cross_entropy(output[target["keep"]], target["y"][target["keep"]])
+
+    def weight(args, kwargs, target):
+        assert args[0].shape[0] == len(target["keep"])
+        return target["keep"].sum().item()
+
+    out = Runtime(*made, loss_fn=loss_fn, loss_weight=weight).step(x, target=target)
+    assert abs(out.loss - loss_fn(model(x), target).item()) < 1e-12
+    with pytest.raises(InputError, match="not all zero"):
+        Runtime(*made, loss_fn=loss_fn, loss_weight=lambda *_: 0).step(x, target=target)
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x, bias, scale, mode="add", table=None):
+        h = self.lin(x) * scale
+        return torch.tanh(h + bias if mode == "add" else h) + (0 if table is None else table.sum())
+
+
+def test_arguments_without_a_batch_axis_stay_whole():
+    torch.manual_seed(0)
+    model = Mixed().double()
+    x = torch.randn(8, 3, dtype=torch.float64)
+    bias, scale = torch.randn(1, 3, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64)
+    table = torch.randn(5, dtype=torch.float64)
+    made = make(model, (x, bias, scale), {"mode": "add", "table": table}, n_stages=2, n_microbatches=3)
+    runtime = Runtime(*made, loss_fn=F.mse_loss)
+    out = runtime.forward(x[:7], bias, scale, mode="add", table=table)
+    torch.testing.assert_close(out, model(x[:7], bias, scale, mode="add", table=table))
+
+
+class Dims:
+    """The part of a capture that splitting looks at."""
+
+    class ops:
+        dims = ()
+        inputs = ()
+
+
+def test_batch_dims_settle_what_guessing_cannot():
+    leaves = {"x": torch.zeros(4, 2), "square": torch.zeros(4, 4), "time_first": torch.zeros(7, 4)}
+
+    class Named(Dims):
+        class ops:
+            dims = ()
+            inputs = tuple(type("Op", (), {"name": n}) for n in leaves)
+
+    batch = Splitter(Named, {"square": None, "time_first": 1}).split(leaves, None, 3)
+    assert batch.rows == (2, 1, 1)
+    assert [t.shape for t in batch.leaves["time_first"]] == [(7, 2), (7, 1), (7, 1)]
+    assert all(t is leaves["square"] for t in batch.leaves["square"])
+    with pytest.raises(InputError, match="disagree"):
+        Splitter(Named, {"time_first": 0}).split(leaves, None, 3)
+    with pytest.raises(InputError, match="nothing"):
+        Splitter(Named, {"nothing": 0})
+    with pytest.raises(InputError, match="empty"):
+        Splitter(Named).split({"x": torch.zeros(0, 2)}, None, 3)
