@@ -59,9 +59,12 @@ class Views(nn.Module):
         return x[..., None].expand(*x.shape, 2)[:, ::2]
 
 
-@register(sequences)
+@register(sequences, has_lengths=False)
 class Constants(nn.Module):
-    """Tensors that glue code makes: from lists, numpy, Python numbers, and one kept on a plain attribute."""
+    """Tensors that glue code makes: from lists, numpy, Python numbers, and one kept on a plain attribute.
+
+    A numpy array as long as the sequence fixes the length: numpy's C code takes the plain number.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +255,7 @@ class Sizes(nn.Module):
         x = torch.cat([self.layers[0](x[:, :half]), self.layers[1](x[:, half:])], 1)
         steps = torch.linspace(0, 1, t) * (b * t) ** -0.5
         x = x + steps.view(1, t, 1).expand(b, -1, c)
-        diagonal = torch.eye(t)[None].repeat(b, 1, 1) + x.new_ones(b, 1, t).tril(int(t) - t)
+        diagonal = torch.eye(t)[None].repeat(b, 1, 1) + x.new_ones(b, 1, t).tril(t - b)
         x = self.layers[2](diagonal @ x) * (4 * b / x.numel())
         x = x.reshape(b, -1).unflatten(1, (t, c)) if len(x) == b else x
         scale = max(t, 4) / min(t, 1000)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autopipe.errors import CaptureError
+from autopipe.errors import CaptureError, InputError
 from autopipe.hardware import Cluster
 from autopipe.stages import build
 from autopipe.stages.verify import run_stages
@@ -36,6 +36,10 @@ def sizes_of(name: str) -> list[tuple[int, int]]:
     return [EXAMPLE] + [OTHER_BATCH] * case.has_batches + [OTHER_LENGTH] * case.has_lengths
 
 
+@pytest.mark.filterwarnings(
+    # torch.compile reads .grad of what it is given, in the model alone as well
+    "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"
+)
 @pytest.mark.parametrize("name", [n for n, case in CASES.items() if not case.refused])
 def test_stages_equal_the_model_in_both_modes_at_every_size(name: str) -> None:
     found, stages = captured(name)
@@ -57,6 +61,13 @@ def test_branch_in_the_model_itself_is_refused_with_its_line(name: str) -> None:
     args, kwargs = CASES[name].inputs(*EXAMPLE)
     with pytest.raises(CaptureError, match=rf"models_text\.py:\d+.*{CASES[name].refused}"):
         capture(model, args, kwargs)
+
+
+def test_a_size_that_cannot_vary_is_refused_with_its_input_and_axis() -> None:
+    found, _ = captured("Constants")
+    args, kwargs = CASES["Constants"].inputs(*OTHER_LENGTH)
+    with pytest.raises(InputError, match="dim 1 of x is fixed at 32 and is 24 now"):
+        found.bind(args, kwargs)
 
 
 def run(found: Any, stages: Any, args: Any, kwargs: Any) -> Any:
