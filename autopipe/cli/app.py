@@ -56,6 +56,7 @@ def profile(
     inputs: o.Input = None,
     dtype: o.Dtype = None,
     device: o.Device = None,
+    recalibrate: o.Recalibrate = False,
     out: o.Out = None,
     as_json: o.Json = False,
     debug: o.Debug = False,
@@ -65,7 +66,7 @@ def profile(
         from .planning import Request
 
         request = Request(model, meta, batch, seq, tuple(inputs or ()), dtype, device)
-        _, costs = request.profile(microbatches or 1)
+        _, costs = request.profile(microbatches or 1, recalibrate)
         _write(out, json.dumps(costs.to_dict()))
     emit(costs.to_dict(), _shown(costs), as_json)
 

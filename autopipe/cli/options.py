@@ -93,6 +93,14 @@ Costs = Annotated[
 ]
 Ties = Annotated[str, typer.Option(help="Tied parameters: auto, sync or colocate.", rich_help_panel=RUN)]
 
+Recalibrate = Annotated[
+    bool,
+    typer.Option(
+        "--recalibrate",
+        help="Correct the costs by the stage times that `autopipe run` measured.",
+        rich_help_panel=RUN,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=SAY)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.", rich_help_panel=SAY)]
 Out = Annotated[

@@ -54,15 +54,24 @@ class Request:
         loaded = self.load()
         return autopipe.capture(loaded.model, loaded.args, loaded.kwargs)
 
-    def profile(self, n_microbatches: int) -> tuple[Capture, CostTable]:
-        """The captured model and what each op costs for one microbatch."""
+    def profile(self, n_microbatches: int, recalibrate: bool = False) -> tuple[Capture, CostTable]:
+        """The captured model and what each op costs for one microbatch.
+
+        Measurements are kept in the user's store, so that an interrupted profile goes on from there.
+        ``recalibrate`` corrects them by the stage times that earlier runs left in the ledger.
+        """
         import autopipe
 
+        from .. import measure
         from ..measure import described, device_name, estimate
 
         source, captured = self.source, self.capture()
         if source == "measured":
-            return captured, autopipe.profile(captured, n_microbatches=n_microbatches, device=self.device)
+            store = measure.Store.default()
+            table = autopipe.profile(captured, n_microbatches=n_microbatches, device=self.device, store=store)
+            if recalibrate:
+                table = measure.recalibrate(table, measure.entries(store, captured.ops.digest, table))
+            return captured, table
         dims = captured.ops.example_dims
         if "batch" in dims:
             dims["batch"] = math.ceil(dims["batch"] / n_microbatches)

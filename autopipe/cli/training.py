@@ -20,6 +20,7 @@ from ..look.table import seconds
 
 if TYPE_CHECKING:
     from ..api import Pipe
+    from ..costs import CostTable
 
 __all__ = ["Trained", "job", "train"]
 
@@ -91,12 +92,22 @@ def train(pipe: Pipe, steps: int, lr: float) -> Trained:
     worst = max(parity.max_output_error, parity.max_loss_error, parity.max_gradient_error)
     predicted = plan.step_s if n_ranks > 1 else in_turn
     measured = statistics.median(times[1:] or times)
-    return Trained(plan.n_stages, n_ranks, tuple(losses), worst, predicted, measured, _timeline(runtime))
+    report = runtime.report()
+    if pipe.costs is not None and pipe.costs.source == "measured":
+        _remember(pipe, pipe.costs, report)
+    return Trained(plan.n_stages, n_ranks, tuple(losses), worst, predicted, measured, _timeline(report))
 
 
-def _timeline(runtime: Any) -> dict[str, Any] | None:
-    """The last step's timeline where the runtime keeps one."""
-    report = runtime.report() if hasattr(runtime, "report") else None
+def _remember(pipe: Pipe, costs: CostTable, report: Any) -> None:
+    """Leaves stage times in the ledger that `autopipe profile --recalibrate` reads; one rank does."""
+    from ..measure import Store, record
+
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        record(Store.default(), pipe.plan, costs, report.to_dict())
+
+
+def _timeline(report: Any) -> dict[str, Any] | None:
+    """The last step's timeline where the report has one."""
     timeline = getattr(report, "timeline", None)
     return timeline.to_dict() if timeline is not None else None
 

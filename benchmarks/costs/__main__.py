@@ -22,9 +22,9 @@ from autopipe.measure import device_name
 
 from .models import MODELS
 from .pipelines import pipeline
-from .whole import deep, sums, symbolic
+from .whole import deep, estimates, sums, symbolic
 
-PARTS = ("sums", "pipelines", "symbolic", "deep")
+PARTS = ("sums", "pipelines", "symbolic", "deep", "estimates")
 
 
 def main() -> None:
@@ -57,6 +57,8 @@ def _runs(part: str, models: list[str]) -> list[tuple[str, Any]]:
     if part in ("sums", "pipelines"):
         run = {"sums": sums, "pipelines": pipeline}[part]
         return [(name, run) for name in models]
+    if part == "estimates":
+        return [("six models", lambda name: estimates())]
     return [("gpt2", {"symbolic": symbolic, "deep": deep}[part])]
 
 
@@ -68,6 +70,9 @@ def _summary(out: dict[str, Any]) -> dict[str, Any]:
         "stage": [s["error"] for p in pipelines for s in p["stages"]],
         "step": [p["step"]["error"] for p in pipelines],
         "memory": [m["error"] for p in pipelines for m in p["memory"]],
+        "estimate, efficiency fitted to the other models": [
+            row["fitted_error"] for rows in out.get("estimates", {}).values() for row in rows.values()
+        ],
         "formulas": [r["error"] for s in out.get("symbolic", {}).values() for r in s["rows"]],
     }
     summary: dict[str, Any] = {

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 import autopipe
-from autopipe.measure import fit_costs, profile
+from autopipe.measure import device, estimate, fit, fit_costs, profile
+from autopipe.measure.estimate import accounts
 
-from .models import build
+from .models import MODELS, build
 
-__all__ = ["deep", "sums", "symbolic"]
+__all__ = ["deep", "estimates", "sums", "symbolic"]
 
 FITTED = ((1, 64), (2, 128), (4, 192))
 PREDICTED = ((1, 128), (2, 64), (2, 192), (3, 96), (4, 128))
@@ -102,3 +103,31 @@ def _timed(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+def estimates() -> dict[str, Any]:
+    """Estimates against profiles: a generic CPU's description, its efficiency fitted to the other models."""
+    described = device("CPU")
+    measured, pairs, captures = {}, {}, {}
+    for name in MODELS:
+        model, args, kwargs = build(name, batch=2)
+        captures[name] = autopipe.capture(model, args, kwargs)
+        measured[name] = profile(captures[name], progress=False)
+        counted = accounts(captures[name]).accounts
+        pairs[name] = [
+            pair
+            for op, cost in measured[name].costs.items()
+            if op in counted and cost.source == "measured"
+            for pair in ((counted[op].forward, cost.forward_s), (counted[op].backward, cost.backward_s))
+        ]
+    rows = {}
+    for name, table in measured.items():
+        others = [pair for other, found in pairs.items() if other != name for pair in found]
+        total = table.total(table.costs).seconds
+        row = {"measured_s": total}
+        for label, efficiency in (("assumed", None), ("fitted", fit(others, described))):
+            guess = estimate(captures[name], described, efficiency=efficiency)
+            row[f"{label}_s"] = guess.total(guess.costs).seconds
+            row[f"{label}_error"] = row[f"{label}_s"] / total - 1
+        rows[name] = row
+    return rows
