@@ -5,6 +5,7 @@ The parts are left to the other modules of this room; cutting the graphs into st
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
-from ..errors import InputError
+from ..errors import CaptureError, InputError, ModelError
 from ..graph import OpGraph
-from . import emit, modes, opgraph
+from . import dims, emit, modes, opgraph
 from .caches import switched_off, without_cache
 from .calls import Recording
 from .examples import infer
@@ -143,7 +144,24 @@ def capture(
 def _capture(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, dynamic: Any
 ) -> Capture:
+    """A capture on the example, or, where it has one row, on two: one row hides what broadcasts."""
     kwargs = without_cache(model, kwargs)
+    inputs, tensors = Inputs.of(model, args, kwargs)
+    rows = [d for d in dims.candidates(inputs) if d.name == "batch" and d.example == 1]
+    if dynamic and rows:
+        wide = inputs.rebuild(model, dims.resize(tensors, {rows[0]: 2}))
+        with contextlib.suppress(CaptureError, ModelError):
+            found = _captured(model, *wide, policy, dynamic)
+            if any(d.name == "batch" for d in found.ops.dims):
+                as_given = tuple(dataclasses.replace(d, example=1) if d.name == "batch" else d for d in found.ops.dims)
+                ops = dataclasses.replace(found.ops, dims=as_given)
+                return dataclasses.replace(found, example=(args, kwargs), ops=ops)
+    return _captured(model, args, kwargs, policy, dynamic)
+
+
+def _captured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, dynamic: Any
+) -> Capture:
     with preserved(model) as snapshot, switched_off(model):
         session = Session(model, args, kwargs, policy, snapshot)
         forms = session.forms()

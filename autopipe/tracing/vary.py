@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..graph import Dim
 from ..units import Size, symbol
 from . import dims as sizing
 from .calls import Call, Guard, Recording
-from .functions import tensors
+from .functions import ExportFlags, tensors
 from .inputs import Inputs
 from .replay import Observation, replay, with_guards
 from .session import close_to
@@ -128,9 +128,14 @@ class _Explorer:
     ) -> None:
         self.model, self.forms, self.inputs = model, forms, inputs
         self.call, self.given, self.device = call, given, device
+        self.harmless: set[int] = set()
 
     def run(self, sizes: Mapping[Dim, int]) -> _Trial:
-        """Replay every form; raises what the model raises, or :class:`_Changed` where a guard fails."""
+        """Replay every form; raises what the model raises.
+
+        A guard that fails is harmless where the result is the model's all the same; else raises
+        :class:`_Changed`.
+        """
         given = sizing.resize(self.given, sizes)
         seen = []
         for form in self.forms:
@@ -138,21 +143,32 @@ class _Explorer:
             torch.manual_seed(0)
             with torch.no_grad():
                 seen.append(replay(self.model, form, given, self.device))
-            for guard in form.guards:
-                _require(guard, seen[-1])
-        return _Trial(sizes, tuple(seen))
+        trial = _Trial(sizes, tuple(seen))
+        failed = [
+            (g, said)
+            for form, shown in zip(self.forms, seen, strict=True)
+            for g in form.guards
+            if id(g) not in self.harmless and (said := _broken(g, shown))
+        ]
+        if failed and self.differs(trial):
+            raise _Changed(failed[0][1])
+        self.harmless.update(id(g) for g, _ in failed)
+        return trial
 
     def differs(self, trial: _Trial) -> str:
         """How the last form's result differs from the model's own at the trial's sizes; "" if it does not."""
-        if self.device.type == "meta":
-            return ""
         switch(self.model, self.forms[-1].training and len(self.forms) > 1)
         torch.manual_seed(0)
+        flags = ExportFlags.read()
+        if self.device.type == "meta":  # there is no data that the model could look at
+            ExportFlags(True, True).write()
         try:
             with torch.no_grad():
                 expected, _ = flatten(self.call(sizing.resize(self.given, trial.sizes)))
         except Exception as error:
             return f"the model itself fails: {_first_line(error)}"
+        finally:
+            flags.write()
         found = trial.seen[-1].result
         if len(expected) != len(found):
             return f"the model returns {len(expected)} values there, the captured graph {len(found)}"
@@ -166,12 +182,14 @@ class _Changed(Exception):
     """A guard came out differently."""
 
 
-def _require(guard: Guard, seen: Observation) -> None:
+def _broken(guard: Guard, seen: Observation) -> str:
+    """How a guard came out differently; "" where it did not."""
     values = [seen.numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands]
-    if guard.function(*values) != guard.outcome:
-        shown = _SIGNS.get(guard.function)
-        text = f"{values[0]} {shown} {values[1]}" if shown else f"{values[0]} == {guard.outcome}"
-        raise _Changed(f"{guard.source} decides by it ({text})")
+    if guard.function(*values) == guard.outcome:
+        return ""
+    sign = _SIGNS.get(guard.function)
+    text = f"{values[0]} {sign} {values[1]}" if sign else f"{values[0]} == {guard.outcome}"
+    return f"{guard.source} decides by it ({text})"
 
 
 def explore(
@@ -210,7 +228,15 @@ def _explore(explorer: _Explorer, forms: Sequence[Recording], inputs: Inputs) ->
             for place in dim.where:
                 fixed.pop(place)
     joint = _together(explorer, trials, fixed)
-    return _fitted(forms, trials, joint, fixed)
+    found = _fitted(forms, trials, joint, fixed, explorer.harmless)
+    for dim in trials:
+        if dim.example != 1 and any(not c.holds({**_sizes(trials), dim.name: 1}) for c in found.checks):
+            _first(explorer, [{dim: 1}])
+    return _fitted(forms, trials, joint, fixed, explorer.harmless)
+
+
+def _sizes(dims: Iterable[Dim]) -> dict[str, int]:
+    return {d.name: d.example for d in dims}
 
 
 def _first_line(error: Exception) -> str:
@@ -263,11 +289,15 @@ def _together(
 
 
 def _fitted(
-    forms: Sequence[Recording], trials: Mapping[Dim, _Trial], joint: _Trial | None, fixed: Mapping[Any, Fixed]
+    forms: Sequence[Recording],
+    trials: Mapping[Dim, _Trial],
+    joint: _Trial | None,
+    fixed: Mapping[Any, Fixed],
+    harmless: set[int],
 ) -> Variation:
     dims = tuple(trials)
     runs = [*trials.values(), *([joint] if joint else [])]
-    base = {d.name: d.example for d in dims}
+    base = _sizes(dims)
     points = (base, *(base | {d.name: s for d, s in run.sizes.items()} for run in runs))
     formulas = sizing.Formulas(dims, points)
     shapes: dict[int, tuple[tuple[Size, ...], ...]] = {}
@@ -284,7 +314,7 @@ def _fitted(
         for guard in form.guards:
             operands = tuple(numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands)
             check = Check(guard.function, operands, guard.outcome, guard.source)
-            if check.symbols:
+            if check.symbols and id(guard) not in harmless:
                 checks.setdefault((guard.function, operands, guard.outcome), check)
     return Variation(dims, fixed, tuple(checks.values()), shapes)
 

@@ -170,3 +170,12 @@ def test_random_ops_keep_their_order():
 
     order = nx.DiGraph(linked)
     assert all(nx.has_path(order, a, b) for a, b in zip(draws, draws[1:], strict=False))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_one_row_and_many(gpt2, batch):
+    gpt2.eval()
+    captured = capture(gpt2, kwargs={"input_ids": torch.randint(0, 50, (batch, 8))})
+    for other in (1, 2, 5):
+        ids = torch.randint(0, 50, (other, 8))
+        torch.testing.assert_close(captured(input_ids=ids).logits, gpt2(input_ids=ids).logits)
