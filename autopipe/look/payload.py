@@ -14,11 +14,13 @@ from ..graph import Op, OpGraph
 from ..plans import Plan
 from ..simulator import Event, Timeline
 from .lanes import lanes
-from .tables import shape
+from .tables import place, shape
 
 __all__ = ["graph_payload", "time_payload", "tree_payload"]
 
 KINDS = ("F", "B", "I", "W", "run", "ties", "optimizer")
+GLUE = "glue"
+"""What a module's own forward calls besides its children, kept together in the tree."""
 MOST_EVENTS = 300_000
 """Actions drawn one by one; above it neighbours on a rank are joined, since no screen shows more."""
 
@@ -34,7 +36,7 @@ def graph_payload(graph: OpGraph, plan: Plan, costs: CostTable | None) -> dict[s
         "name": [op.name for op in graph.ops],
         "kind": [op.kind for op in graph.ops],
         "target": [op.target for op in graph.ops],
-        "source": [op.source for op in graph.ops],
+        "source": [place(op.source) for op in graph.ops],
         "stages": [list(plan.stages_of.get(op.name, ())) for op in graph.ops],
         "lane": list(lanes(graph)),
         "takes": takes,
@@ -64,7 +66,7 @@ def tree_payload(graph: OpGraph, plan: Plan, costs: CostTable | None) -> dict[st
     for row, op in enumerate(graph.ops):
         if op.kind in ("input", "output"):
             continue
-        path = op.target if op.kind == "module" else ".".join(filter(None, (op.module_path, op.name)))
+        path = op.target if op.kind == "module" else ".".join(filter(None, (op.module_path, GLUE, op.name)))
         fresh = [p for p in op.parameters if p in graph.parameter and graph.parameter[p].name not in seen]
         seen |= {graph.parameter[p].name for p in fresh}
         weights = sum(graph.parameter[p].bytes for p in fresh)

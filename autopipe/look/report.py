@@ -83,9 +83,7 @@ def _header(plan: Plan, predicted: Timeline, measured: Timeline | None) -> str:
 
 
 def _figures(plan: Plan, predicted: Timeline, measured: Timeline | None) -> Sequence[tuple[str, str, str]]:
-    out = [
-        ("step, predicted", seconds(predicted.step_s), f"no less than {seconds(plan.bounds.step_lower_s)}")
-    ]
+    out = [("step, predicted", seconds(predicted.step_s), _bound(plan.bounds.step_lower_s))]
     if measured is not None:
         ratio = measured.step_s / predicted.step_s if predicted.step_s else float("nan")
         out.append(("step, measured", seconds(measured.step_s), f"{ratio:.2f}× predicted"))
@@ -101,6 +99,10 @@ def _figures(plan: Plan, predicted: Timeline, measured: Timeline | None) -> Sequ
     gap = "0%" if plan.bounds.proved else percent(plan.bounds.gap)
     out.append(("gap to optimum", gap, certificate(plan)))
     return out
+
+
+def _bound(least_s: float) -> str:
+    return f"no less than {seconds(least_s)}" if least_s > 0 else ""
 
 
 def _rank_memory(plan: Plan, predicted: Timeline, rank: int) -> float:

@@ -194,11 +194,17 @@ def _(graph: OpGraph) -> tuple[Table, ...]:
             op.bytes_at(dims),
             sum(graph.parameter[p].numel for p in op.parameters if p in graph.parameter),
             _notes(op),
-            op.source.rsplit("/", 1)[-1],
+            place(op.source),
         )
         for op in graph.ops
     )
     return (Table("Ops in program order", columns, rows, f"Sizes at {word(_dims(dims))}."),)
+
+
+def place(source: str) -> str:
+    """A file and line without the folders of the machine it is on."""
+    inside = source.replace("\\", "/").rpartition("site-packages/")[2]
+    return "/".join(inside.split("/")[-3:])
 
 
 def shape(tensor: TensorSpec) -> str:

@@ -89,7 +89,15 @@ def costs(graph: OpGraph) -> CostTable:
             0.03,
         )
     versions = {"torch": "2.13.0"}
-    return CostTable(table, {"batch": 2}, "CPU, 2 cores", "measured", 0.021, 1e-10, versions)
+    return CostTable(
+        table,
+        {"batch": 2},
+        "CPU, 2 cores",
+        "measured",
+        residual=0.021,
+        optimizer_s_per_byte=1e-10,
+        versions=versions,
+    )
 
 
 def plan(

@@ -65,11 +65,14 @@ function buildTree() {
     element("span", { textContent: t, className: i > 2 ? "n" : "" })));
   const top = treeNode(root, root.s, 0);
   $("#tree").append(head, top);
-  let open = top;
-  while (open?.tagName === "DETAILS") {
+  // opened down to where the time spreads out
+  let [node, open] = [root, top];
+  while (node?.c) {
     open.open = true;
     open.dispatchEvent(new Event("toggle"));
-    const inner = [...open.children].filter((child) => child.tagName === "DETAILS");
-    open = inner.length === 1 ? inner[0] : null;
+    const shown = groups(node.c);
+    const most = shown.reduce((best, child, i) => (child.s > shown[best].s ? i : best), 0);
+    if (shown[most].s < node.s / 2) break;
+    [node, open] = [shown[most], open.children[most + 1]];
   }
 }
