@@ -67,7 +67,13 @@ def _prepare() -> None:
     import torch.export
     import transformers
 
+    from autopipe.tracing import capture
+
     torch.set_num_threads(1)
+    # what either loads on first use is no part of a model's time
+    small = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
+    capture(small, (torch.zeros(2, 2),))
+    torch.export.export(small, (torch.zeros(2, 2),))
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
 

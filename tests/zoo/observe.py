@@ -145,8 +145,13 @@ def fingerprint(model: nn.Module) -> dict[str, Any]:
         "modes": {n: m.training for n, m in model.named_modules()},
         "hooks": {n: [len(getattr(m, h)) for h in hooks] for n, m in model.named_modules()},
         "attributes": {n: sorted(vars(m)) for n, m in model.named_modules()},
-        "parameters": {n: (id(p), p._version, p.requires_grad) for n, p in model.named_parameters()},
+        "parameters": {n: (id(p), _total(p), p.requires_grad) for n, p in model.named_parameters()},
         "gradients": {n: p.grad is None for n, p in model.named_parameters()},
-        "buffers": {n: float(b.double().sum()) for n, b in model.named_buffers() if not b.is_complex()},
+        "buffers": {n: _total(b) for n, b in model.named_buffers()},
         "random state": torch.get_rng_state().tolist(),
     }
+
+
+def _total(tensor: Tensor) -> float:
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return float(real.detach().double().sum())
