@@ -4,7 +4,9 @@ Capturing the graph and measuring its costs are left to ``tracing`` and ``measur
 plan to ``stages``.
 """
 
+from .chains import chain
+from .exact import Answer
 from .problem import Item, Net, Problem, Share, Stage
 from .search import solve
 
-__all__ = ["Item", "Net", "Problem", "Share", "Stage", "solve"]
+__all__ = ["Answer", "Item", "Net", "Problem", "Share", "Stage", "chain", "solve"]

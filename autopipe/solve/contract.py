@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from .problem import Item, Net, Problem, Share
+from .problem import HUGE, Item, Net, Problem, Share, scaled
 
 __all__ = ["Contraction", "contract", "merge"]
 
@@ -60,61 +60,117 @@ def merge(problem: Problem, together: Iterable[Sequence[int]]) -> Contraction:
 
 
 def contract(problem: Problem) -> Contraction:
-    """The problem without items that cost nothing and may follow a neighbour at no loss.
+    """The problem without items that lose nothing by joining a neighbour, whatever the other stages are.
 
-    An item without work and memory joins the maker of the one value it takes, where it is that value's only
-    taker and passes on no dearer a value, or passes on nothing that costs; it joins its only taker where
-    its own value is at least as dear as all it takes. Repeated until nothing changes.
+    Only where stages may be empty: joining may empty one. See :func:`_joins` for the rule. Repeated until
+    nothing changes, about log(items) rounds of O(items²/64 + nets).
     """
-    whole = merge(problem, ())
-    while True:
-        pairs = _free_pairs(whole.problem)
+    whole = Contraction(problem, tuple(range(len(problem.items))))
+    while problem.allow_empty:
+        pairs = _joins(whole.problem)
         if not pairs:
-            return whole
+            break
         whole = whole.then(merge(whole.problem, pairs))
+    return whole
 
 
-def _free_pairs(problem: Problem) -> list[tuple[int, int]]:
+def _joins(problem: Problem) -> list[tuple[int, int]]:
+    """Disjoint (item, partner) pairs where moving the item to its partner's stage never costs a stage more.
+
+    The partner's stage gains the item's work, what the item sends elsewhere and takes from elsewhere; it no
+    longer pays for values between the two. The item's old stage loses the work, and gains the transfers of
+    what it still takes from the item.
+    """
+    limited = problem.recompute != "never" or any(s.limit_bytes < HUGE for s in problem.stages)
+    if problem.recompute != "never" and limited:
+        return []
+    above, below = _closures(problem)
     made: list[list[Net]] = [[] for _ in problem.items]
     taken: list[list[Net]] = [[] for _ in problem.items]
     for net in problem.nets:
         made[net.producer].append(net)
         for v in net.consumers:
             taken[v].append(net)
-    pairs, moved = [], set()
+    pairs, used = [], set()
     for v, item in enumerate(problem.items):
-        if not _is_free(problem, v, item):
+        held = item.static_bytes or item.saved_bytes or item.workspace_bytes
+        pinned = item.first > 0 or item.last >= 0
+        if v in used or pinned or problem.shares_of[v] or (limited and held):
             continue
-        partner = _follows(problem, v, made[v], taken[v])
-        if partner is not None and partner not in moved and v not in moved:
-            pairs.append((v, partner))
-            moved |= {v, partner}
+        for u in _partners(problem, v, made[v], taken[v], above, below):
+            if u not in used and _is_no_loss(problem, v, u, made[v], taken[v]):
+                pairs.append((v, u))
+                used |= {v, u}
+                break
     return pairs
 
 
-def _is_free(problem: Problem, v: int, item: Item) -> bool:
-    spent = item.work_ns or item.static_bytes or item.saved_bytes or item.workspace_bytes
-    pinned = item.first > 0 or item.last >= 0
-    return not (spent or pinned or problem.shares_of[v]) and (problem.allow_empty or not item.ops)
+def _closures(problem: Problem) -> tuple[list[int], list[int]]:
+    """Per item, as bits: itself and all that must come no later, and no earlier."""
+    n = len(problem.items)
+    above, below = [1 << v for v in range(n)], [1 << v for v in range(n)]
+    for v in range(n):
+        for u in problem.before[v]:
+            above[v] |= above[u]
+    for v in range(n - 1, -1, -1):
+        for w in problem.after[v]:
+            below[v] |= below[w]
+    return above, below
 
 
-def _follows(problem: Problem, v: int, made: list[Net], taken: list[Net]) -> int | None:
-    """The neighbour that a free item may join without loss, if any."""
-    before, after = set(problem.before[v]), set(problem.after[v])
-    send, receive = sum(n.send_ns for n in made), sum(n.receive_ns for n in made)
-    free = not (send or receive or any(n.n_bytes for n in made))
-    if len(before) == 1:
-        (u,) = before
-        only = len(taken) == 1 and taken[0].producer == u and taken[0].consumers == (v,)
-        if free or (only and send <= taken[0].send_ns and receive <= taken[0].receive_ns):
-            return u
-    if len(after) == 1 and len(made) == 1 and made[0].consumers == tuple(after):
-        comes = sum(n.receive_ns for n in taken), sum(n.send_ns for n in taken)
-        if comes[0] <= receive and comes[1] <= receive and comes[0] <= send and comes[1] <= send:
-            return made[0].consumers[0]
-    if not before and len(after) == 1 and free:
-        return next(iter(after))
-    return None
+def _partners(
+    problem: Problem,
+    v: int,
+    made: Sequence[Net],
+    taken: Sequence[Net],
+    above: Sequence[int],
+    below: Sequence[int],
+) -> list[int]:
+    """The items whose stage ``v`` may always move to: order allows it wherever they are."""
+    before, after = problem.before[v], problem.after[v]
+    if not before and not after:
+        return sorted({*(n.producer for n in taken), *(w for n in made for w in n.consumers)} - {v})
+    out = []
+    if before:
+        last = max(before)
+        if all(above[last] >> u & 1 for u in before):
+            out.append(last)
+    if after:
+        first = min(after)
+        if all(below[first] >> w & 1 for w in after):
+            out.append(first)
+    return out
+
+
+def _is_no_loss(problem: Problem, v: int, u: int, made: Sequence[Net], taken: Sequence[Net]) -> bool:
+    here = there = between_here = between_there = 0
+    ordered = set(problem.before[v])
+    earlier = u in ordered
+    for net in made:
+        if net.consumers == (u,):
+            between_here += net.receive_ns
+            between_there += net.send_ns
+        else:
+            here += net.send_ns
+            there += net.receive_ns if earlier or u not in problem.after[v] else _loose(problem, v, net)
+    for net in taken:
+        if net.producer == u and net.consumers == (v,):
+            between_here += net.send_ns
+            between_there += net.receive_ns
+        elif net.producer != u:
+            here += net.receive_ns
+            there += 0 if earlier and net.producer in ordered else net.send_ns
+    speeds = [s.speed for s in problem.stages]
+    work = problem.items[v].work_ns
+    if problem.overlap:
+        return work == 0 and here <= between_here and there <= between_there
+    slow, fast = (scaled(work, f) for f in (min(speeds), max(speeds)))
+    return here + slow <= between_here and there <= between_there + fast
+
+
+def _loose(problem: Problem, v: int, net: Net) -> int:
+    """What the item's old stage may come to receive when the item moves to a later one: only loose takers."""
+    return 0 if set(net.consumers) <= set(problem.after[v]) else net.receive_ns
 
 
 def _union(n: int, together: Iterable[Sequence[int]]) -> list[int]:

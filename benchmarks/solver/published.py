@@ -2,6 +2,7 @@
 
 Accelerators only: every device is equal, nothing overlaps, fewer devices may be used. A value's price is
 paid once by the device that makes it and once by each that takes it, forward and backward nodes alike.
+Classes with backward nodes only are ordered by their backward edges, mirrored, as the published program does.
 Solving is left to ``autopipe.solve``.
 """
 
@@ -65,11 +66,15 @@ def from_dict(data: dict[str, Any], n_devices: int | None = None) -> Instance:
         if consumers and price[u] > 0:
             cost = round(price[u] * UNITS)
             nets.append(Net(of[u], consumers, cost, cost, str(u)))
-    order = sorted({(of[a], of[b]) for a, b in edges if {a, b} <= forward and of[a] != of[b]})
+    backward_only = {i for i, row in enumerate(rows) if not forward & set(row)}
+    order = {(of[a], of[b]) for a, b in edges if {a, b} <= forward and of[a] != of[b]}
+    for a, b in edges:
+        if not {a, b} & forward and of[a] != of[b] and {of[a], of[b]} & backward_only:
+            order.add((of[b], of[a]))
     stages = tuple(
         Stage(d, limit_bytes=int(data["maxSizePerFPGA"])) for d in range(n_devices or data["maxFPGAs"])
     )
-    problem = Problem(items, tuple(order), tuple(nets), (), stages, allow_empty=True)
+    problem = Problem(items, tuple(sorted(order)), tuple(nets), (), stages, allow_empty=True)
     latency = {v: n["fpgaLatency"] for v, n in nodes.items()}
     return Instance(problem, tuple(map(tuple, rows)), latency, price, edges)
 

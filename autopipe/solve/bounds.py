@@ -1,0 +1,117 @@
+"""What no chain can beat: room left by the total work, the cheapest cuts, and single items.
+
+Bounds hold for every assignment of a separable problem; searching with them is left to ``exact``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from .contract import Contraction, contract, merge
+from .problem import Problem, scaled
+
+__all__ = ["Room", "at_bound", "lower_bound"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Room:
+    """What the first i and the last i stages can hold together where no load exceeds a bound.
+
+    ``send_ns`` and ``receive_ns`` are the least that a stage sends and receives which holds no sink, and no
+    source: the topmost item of such a stage takes all its values from outside, the last passes all its on.
+    ``sinks`` and ``sources`` count the items that have neither. Where stages may be empty, using fewer never
+    leaves more room as long as the bound is at least one stage's least transfers.
+    """
+
+    problem: Problem
+    total_ns: int
+    send_ns: int
+    receive_ns: int
+    sources: int
+    sinks: int
+
+    @classmethod
+    def of(cls, problem: Problem) -> Room:
+        sends = [0] * len(problem.items)
+        receives = [0] * len(problem.items)
+        for net in problem.nets:
+            sends[net.producer] += net.send_ns
+            for v in net.consumers:
+                receives[v] += net.receive_ns
+        passes = [v for v in range(len(problem.items)) if problem.after[v]]
+        takes = [v for v in range(len(problem.items)) if problem.before[v]]
+        hidden = problem.overlap
+        return cls(
+            problem,
+            problem.total_ns,
+            0 if hidden else min((sends[v] for v in passes), default=0),
+            0 if hidden else min((receives[v] for v in takes), default=0),
+            len(problem.items) - len(takes),
+            len(problem.items) - len(passes),
+        )
+
+    def work(self, stages: range, bound: int) -> int:
+        """The most work that a run of stages can hold within the bound, transfers aside."""
+        speeds = [self.problem.stages[s].speed for s in stages]
+        if all(f == 1.0 for f in speeds):
+            return bound * len(speeds)
+        rounding = len(self.problem.items) + sum(len(s.items) for s in self.problem.shares)
+        return math.floor(bound * sum(speeds) + rounding * max(speeds, default=1.0)) + 1
+
+    def first(self, i: int) -> tuple[int, int]:
+        """The least that the first ``i`` stages send, and receive."""
+        later = i < self.problem.n_stages and not self.problem.allow_empty
+        return self._least(i, 0 if self.sinks == 1 and later else self.sinks, self.sources)
+
+    def last(self, i: int) -> tuple[int, int]:
+        """The least that the last ``i`` stages send, and receive."""
+        earlier = i < self.problem.n_stages and not self.problem.allow_empty
+        return self._least(i, self.sinks, 0 if self.sources == 1 and earlier else self.sources)
+
+    def _least(self, i: int, sinks: int, sources: int) -> tuple[int, int]:
+        if any(s.speed != 1.0 for s in self.problem.stages):
+            return 0, 0
+        return max(0, i - sinks) * self.send_ns, max(0, i - sources) * self.receive_ns
+
+
+def lower_bound(problem: Problem) -> int:
+    """The larger of a fair share of everything that must be paid, and the dearest single item. O(items)."""
+    room = Room.of(problem)
+    k = problem.n_stages
+    fastest = max(s.speed for s in problem.stages)
+    largest = max((scaled(i.work_ns, fastest) for i in problem.items), default=0)
+    if any(s.speed != 1.0 for s in problem.stages):
+        slack = len(problem.items) + sum(len(s.items) for s in problem.shares)
+        speeds = sum(s.speed for s in problem.stages)
+        return max(largest - 1, math.floor((room.total_ns - slack * fastest) / speeds) - 1, 0)
+    used = range(1, k + 1) if problem.allow_empty else (k,)
+    return max(largest, min(-(-(room.total_ns + sum(room.first(j))) // j) for j in used))
+
+
+def at_bound(problem: Problem, bound: int) -> Contraction:
+    """The problem with every value merged whose crossing would leave too little room for the work.
+
+    All chains whose every load is at most ``bound`` survive, or one as good does.
+    """
+    whole = Contraction(problem, tuple(range(len(problem.items))))
+    if problem.overlap:
+        return whole
+    while True:
+        small = whole.problem
+        room = Room.of(small)
+        send, receive = room.first(small.n_stages)
+        if small.allow_empty and bound < room.send_ns + room.receive_ns:
+            return whole
+        slack = room.work(range(small.n_stages), bound) - room.total_ns - send - receive
+        sets = [
+            (net.producer, *net.consumers)
+            for net in small.nets
+            if max(0, net.send_ns - (room.send_ns if send else 0))
+            + max(0, net.receive_ns - (room.receive_ns if receive else 0))
+            > slack
+        ]
+        if not sets:
+            return whole
+        whole = whole.then(merge(small, sets))
+        whole = whole.then(contract(whole.problem))

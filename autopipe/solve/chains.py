@@ -1,0 +1,79 @@
+"""The best chain of a problem with a certificate: contract, first answers, proof.
+
+Pricing whole steps is left to ``search``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from .bounds import at_bound, lower_bound
+from .contract import Contraction, contract, merge
+from .exact import Answer, prove
+from .intervals import best_chain
+from .orders import orders
+from .problem import HUGE, Problem, memory_bytes
+
+__all__ = ["chain"]
+
+
+def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
+    """The assignment of items to stages with the least bottleneck, and a bound that none beats.
+
+    Items may come in any order; sets in a cycle are kept together. An answer without an assignment and with
+    a proof says that no chain fits memory and pins. Deterministic unless the time limit cuts it short.
+    """
+    deadline = time.perf_counter() + time_limit_s
+    whole = contracted(problem)
+    best = first_answer(whole.problem, deadline)
+    if not best.proved:
+        best = prove(whole.problem, best, deadline)
+    stage_of = whole.expand(best.stage_of) if best.stage_of is not None else None
+    return Answer(stage_of, best.bottleneck_ns, best.lower_ns)
+
+
+def first_answer(problem: Problem, deadline: float) -> Answer:
+    """The best chain over intervals of several orders, of the problem as merged under each better bound."""
+    best = Answer(None, HUGE, lower_bound(problem))
+    under, previous = Contraction(problem, tuple(range(len(problem.items)))), HUGE + 1
+    while best.bottleneck_ns < previous:
+        previous = best.bottleneck_ns
+        for order in orders(under.problem):
+            found = best_chain(under.problem, order, best.bottleneck_ns - 1)
+            if found is not None:
+                best = Answer(under.expand(found[1]), found[0], best.lower_ns)
+            if best.proved or time.perf_counter() > deadline:
+                return best
+        if best.stage_of is not None:
+            under = at_bound(problem, best.bottleneck_ns - 1)
+            lower = max(best.lower_ns, min(lower_bound(under.problem), best.bottleneck_ns))
+            best = Answer(best.stage_of, best.bottleneck_ns, lower)
+    return best
+
+
+def contracted(problem: Problem) -> Contraction:
+    """The problem in a topological order without items that are free to follow a neighbour."""
+    whole = merge(without_idle_limits(problem), ())
+    return whole.then(contract(whole.problem))
+
+
+def without_idle_limits(problem: Problem) -> Problem:
+    """The problem without bytes where even a single stage that holds everything stays within every limit."""
+    parts = (*problem.items, *problem.shares)
+    static, saved = sum(p.static_bytes for p in parts), sum(p.saved_bytes for p in parts)
+    peak, received = max(p.workspace_bytes for p in parts), sum(n.n_bytes for n in problem.nets)
+    most = [max(memory_bytes(s, static, saved, peak, received)) for s in problem.stages]
+    limits = [s.limit_bytes for s in problem.stages]
+    if problem.recompute == "always" or any(m > b for m, b in zip(most, limits, strict=True)):
+        return problem
+    free: dict[str, Any] = {"static_bytes": 0, "saved_bytes": 0, "workspace_bytes": 0}
+    return dataclasses.replace(
+        problem,
+        items=tuple(dataclasses.replace(i, **free) for i in problem.items),
+        shares=tuple(dataclasses.replace(s, **free) for s in problem.shares),
+        nets=tuple(dataclasses.replace(n, n_bytes=0) for n in problem.nets),
+        stages=tuple(dataclasses.replace(s, limit_bytes=HUGE) for s in problem.stages),
+        recompute="never",
+    )
