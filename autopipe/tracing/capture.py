@@ -153,7 +153,9 @@ def _capture(
         with contextlib.suppress(CaptureError, ModelError):
             found = _captured(model, *wide, policy, dynamic)
             if any(d.name == "batch" for d in found.ops.dims):
-                as_given = tuple(dataclasses.replace(d, example=1) if d.name == "batch" else d for d in found.ops.dims)
+                as_given = tuple(
+                    dataclasses.replace(d, example=1) if d.name == "batch" else d for d in found.ops.dims
+                )
                 ops = dataclasses.replace(found.ops, dims=as_given)
                 return dataclasses.replace(found, example=(args, kwargs), ops=ops)
     return _captured(model, args, kwargs, policy, dynamic)

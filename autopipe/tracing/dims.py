@@ -120,7 +120,9 @@ def _single(dim: Dim, points: Any, values: Any, moved: int) -> list[Any]:
     import sympy
 
     d, n, base = symbol(dim.name), dim.example, values[0]
-    m = next(p[dim.name] for p, v in zip(points[1:], values[1:], strict=True) if p[dim.name] != n and v == moved)
+    m = next(
+        p[dim.name] for p, v in zip(points[1:], values[1:], strict=True) if p[dim.name] != n and v == moved
+    )
     slope = sympy.Rational(moved - base, m - n)
     out = [base + slope * (d - n)] if slope.is_Integer or base == slope * n else []
     if base * m * m == moved * n * n:
@@ -141,7 +143,10 @@ def _floored(d: Any, seen: Sequence[tuple[int, int]], slope: Any, factor: int) -
     high = min((f + 1) * q - 1 - p * n for n, f in seen)
     if low > high:
         return []
-    return [factor * sympy.floor((p * d + c) / sympy.Integer(q)) for c in dict.fromkeys((min(max(0, low), high), low, high))]
+    return [
+        factor * sympy.floor((p * d + c) / sympy.Integer(q))
+        for c in dict.fromkeys((min(max(0, low), high), low, high))
+    ]
 
 
 def _product(parts: Sequence[Any], base: int) -> Any:
@@ -158,4 +163,3 @@ def _at(formula: Any, point: Mapping[str, int]) -> Any:
     if isinstance(formula, (int, float)):
         return formula
     return formula.subs({symbol(k): v for k, v in point.items()})
-

@@ -29,7 +29,9 @@ def graph(recording: Recording) -> fx.Graph:
     return out
 
 
-def module(model: nn.Module, source: fx.Graph, constants: dict[str, Any], device: torch.device) -> fx.GraphModule:
+def module(
+    model: nn.Module, source: fx.Graph, constants: dict[str, Any], device: torch.device
+) -> fx.GraphModule:
     """A linted graph module over the model's own submodules, parameters and buffers."""
     copied = fx.Graph()
     copied.output(copied.graph_copy(source, {}))

@@ -62,7 +62,11 @@ def _transformers(model: nn.Module) -> Found:
     accepted = inspect.signature(model.forward).parameters
     place = next(model.parameters()).device
     out = {k: v.to(place) if isinstance(v, torch.Tensor) else v for k, v in dummy.items() if k in accepted}
-    if isinstance(vocabulary, int) and isinstance(out.get("input_ids"), torch.Tensor) and not place.type == "meta":
+    if (
+        isinstance(vocabulary, int)
+        and isinstance(out.get("input_ids"), torch.Tensor)
+        and not place.type == "meta"
+    ):
         out["input_ids"] = out["input_ids"].remainder(vocabulary)
     return ((), out) if out else None
 

@@ -72,11 +72,30 @@ _SHAPE_ONLY = {
 _DATA_SHAPED = {"nonzero", "unique", "unique_consecutive", "masked_select", "argwhere", "bincount"}
 _OPERATORS: dict[str, Callable[..., Any]] = {
     f"__{name}__": getattr(operator, name)
-    for name in "add sub mul truediv floordiv mod pow matmul neg invert eq ne lt le gt ge getitem setitem".split()
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "matmul",
+        "neg",
+        "invert",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "getitem",
+        "setitem",
+    ]
 } | {"__and__": operator.and_, "__or__": operator.or_, "__xor__": operator.xor}
 _REFLECTED = {
     f"__r{name}__": getattr(operator, name)
-    for name in "add sub mul truediv floordiv mod pow matmul".split()
+    for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
 } | {"__rdiv__": operator.truediv}
 
 
@@ -215,7 +234,9 @@ class CustomFunction(Named):
 
 
 def is_numpy_scalar(value: Any) -> bool:
-    return type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item")
+    return (
+        type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item")
+    )
 
 
 def takes_numpy(actual: Any) -> bool:

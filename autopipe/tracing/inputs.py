@@ -68,7 +68,9 @@ class Inputs:
     shapes: dict[int, tuple[int, ...]]
 
     @classmethod
-    def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
+    def of(
+        cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Inputs, dict[str, Any]]:
         """The structure of a call's arguments, and its tensors by placeholder name."""
         leaves, spec = flatten(arguments(model, args, kwargs))
         trails = paths(spec)
@@ -107,18 +109,28 @@ class Inputs:
     def _faults(self, i: int, leaf: Any) -> list[str]:
         shown = self.shown[i]
         if i in self.constants:
-            return [] if _same(leaf, self.constants[i]) else [
-                f"argument {shown} was {_short(self.constants[i])} when captured and is {_short(leaf)} now; "
-                f"capture again with it"
-            ]
+            return (
+                []
+                if _same(leaf, self.constants[i])
+                else [
+                    f"argument {shown} was {_short(self.constants[i])} when captured and is {_short(leaf)} now; "
+                    f"capture again with it"
+                ]
+            )
         if not isinstance(leaf, torch.Tensor):
-            return [f"argument {shown} was a tensor when captured and is {_short(leaf)} now; capture again with it"]
+            return [
+                f"argument {shown} was a tensor when captured and is {_short(leaf)} now; capture again with it"
+            ]
         if leaf.dtype != self.dtypes[i]:
-            return [f"argument {shown} is {leaf.dtype}, captured with {self.dtypes[i]}; convert it with "
-                    f".to({self.dtypes[i]})"]
+            return [
+                f"argument {shown} is {leaf.dtype}, captured with {self.dtypes[i]}; convert it with "
+                f".to({self.dtypes[i]})"
+            ]
         if leaf.dim() != len(self.shapes[i]):
-            return [f"argument {shown} has shape {list(leaf.shape)}, captured with {len(self.shapes[i])} dims "
-                    f"({list(self.shapes[i])})"]
+            return [
+                f"argument {shown} has shape {list(leaf.shape)}, captured with {len(self.shapes[i])} dims "
+                f"({list(self.shapes[i])})"
+            ]
         return []
 
     def _structure_message(self, given: dict[str, Any]) -> str:
@@ -132,15 +144,15 @@ class Inputs:
                 for name, child in zip(self.spec.keys, self.spec.children, strict=True)
                 if flatten(given[name])[1] != child
             ]
-            said = [f"argument {n} has another structure than when captured" for n in nested] or ["another order"]
+            said = [f"argument {n} has another structure than when captured" for n in nested] or [
+                "another order"
+            ]
         return (
             f"{self.model} was captured with arguments ({', '.join(self.spec.keys)}), this call differs: "
             f"{'; '.join(said)}; capture again with the arguments you will call it with"
         )
 
-    def rebuild(
-        self, model: nn.Module, tensors: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def rebuild(self, model: nn.Module, tensors: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with other tensors in the captured structure."""
         leaves = [self.constants[i] if n is None else tensors[n] for i, n in enumerate(self.names)]
         given = unflatten(self.spec, leaves)

@@ -213,7 +213,12 @@ class Ledger:
             parent = self.materialise(ref.parent)
             function = operator.getitem if ref.step[0] == "item" else getattr
             call = Call("call_function", function, (parent, ref.step[1]), hint=parent.hint)
-            call.path, call.depends, call.region, call.accessor = parent.path, parent.depends, parent.region, True
+            call.path, call.depends, call.region, call.accessor = (
+                parent.path,
+                parent.depends,
+                parent.region,
+                True,
+            )
             call.value, call.storages = meta(ref.value), functions.storages(ref.value)
             call.is_size = isinstance(ref.value, (int, float))
             ref.call = self.add(call)
@@ -270,7 +275,9 @@ class Ledger:
         for operand in operands:
             if isinstance(operand, Call) and operand.depends & Depends.DATA:
                 if compares and checks.is_check(source):
-                    call = Call("call_function", function, operands, hint="check", path=self.here, source=source)
+                    call = Call(
+                        "call_function", function, operands, hint="check", path=self.here, source=source
+                    )
                     call.depends, call.value = self.depends(call), outcome
                     self.expect(self.add(call), outcome, source)
                     return
@@ -336,5 +343,3 @@ class Ledger:
     def filled(self) -> list[tuple[Any, str]]:
         """Objects without tensors when passed to a call that hold some now: state kept outside the model."""
         return [(value, path) for value, path in self.bare if carries_tensors(value)]
-
-

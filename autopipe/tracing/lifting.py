@@ -16,7 +16,7 @@ from .functions import Named
 
 __all__ = ["Mapped", "lift"]
 
-Rebuild = Callable[[Sequence[torch.Tensor]], Callable[..., Any]]
+Rebuild = Callable[[Sequence[torch.Tensor]], Any]
 
 
 def lift(func: Any, wanted: Callable[[torch.Tensor], bool]) -> tuple[list[torch.Tensor], Rebuild]:
@@ -26,10 +26,10 @@ def lift(func: Any, wanted: Callable[[torch.Tensor], bool]) -> tuple[list[torch.
     """
     found: list[torch.Tensor] = []
     place = _lift(func, wanted, found)
-    return found, lambda tensors: place(tensors)
+    return found, place
 
 
-def _lift(value: Any, wanted: Callable[[torch.Tensor], bool], found: list[torch.Tensor]) -> Rebuild | Any:
+def _lift(value: Any, wanted: Callable[[torch.Tensor], bool], found: list[torch.Tensor]) -> Rebuild:
     """A function from the lifted tensors to the value made anew; it ignores them where nothing was lifted."""
     if isinstance(value, torch.Tensor) and wanted(value):
         index = len(found)
@@ -80,7 +80,9 @@ class Mapped(Named):
     ``how`` is (in_dims, out_dims, randomness, chunk_size).
     """
 
-    def __init__(self, vmap: Callable[..., Any], rebuild: Rebuild, n_lifted: int, how: tuple[Any, ...]) -> None:
+    def __init__(
+        self, vmap: Callable[..., Any], rebuild: Rebuild, n_lifted: int, how: tuple[Any, ...]
+    ) -> None:
         super().__init__(vmap, "vmap", "torch.vmap")
         self.rebuild, self.n_lifted, self.how = rebuild, n_lifted, how
 

@@ -161,7 +161,3 @@ def _name(recording: Recording, namer: _Namer) -> Recording:
         if not call.name:
             call.name = namer(call.hint)
     return recording
-
-
-
-

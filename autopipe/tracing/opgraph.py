@@ -18,7 +18,7 @@ from ..units import Size
 from .calls import Call, Depends, Recording
 from .functions import qualified_name, tensors
 
-__all__ = ["build", "parameter_specs"]
+__all__ = ["build", "configuration", "parameter_specs"]
 
 Shape = Callable[[Call, int, torch.Tensor], tuple[Size, ...]]
 """(call, index among its tensors, example) → the symbolic shape."""
@@ -45,12 +45,10 @@ def build(
         model=type(model).__name__,
         ops=ops,
         edges=tuple(sorted(edges, key=lambda e: (position[e[0]], position[e[1]]))),
-        order_edges=tuple(
-            sorted(order - edges, key=lambda e: (position[e[0]], position[e[1]]))
+        order_edges=tuple(sorted(order - edges, key=lambda e: (position[e[0]], position[e[1]]))),
+        groups=tuple(
+            sorted((tuple(sorted(g, key=position.__getitem__)) for g in groups), key=lambda g: position[g[0]])
         ),
-        groups=tuple(sorted(
-            (tuple(sorted(g, key=position.__getitem__)) for g in groups), key=lambda g: position[g[0]]
-        )),
         parameters=specs,
         dims=tuple(dims),
     )
@@ -171,14 +169,16 @@ def _signature(call: Call, op: Op, model: nn.Module) -> str:
     parts = [op.kind, op.target, str(given), str(call.region)]
     if call.op == "call_module":
         module = model.get_submodule(call.target)
-        parts[1] = _configuration(module, call.target)
+        parts[1] = configuration(module, call.target)
         parts.append(str([(tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()]))
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
 
 
 def _describe(value: Any) -> Any:
     if isinstance(value, Call):
-        return [(tuple(t.shape), dtype_name(t.dtype), t.requires_grad) for t in tensors(value.value)] or value.value
+        return [
+            (tuple(t.shape), dtype_name(t.dtype), t.requires_grad) for t in tensors(value.value)
+        ] or value.value
     if isinstance(value, (tuple, list)):
         return [_describe(v) for v in value]
     if isinstance(value, dict):
@@ -186,7 +186,7 @@ def _describe(value: Any) -> Any:
     return value
 
 
-def _configuration(module: nn.Module, path: str) -> str:
+def configuration(module: nn.Module, path: str) -> str:
     """Class and plain attributes of a module and everything below it; a layer's own number left out."""
     numbers = {int(p) for p in path.split(".") if p.isdigit()}
     parts = []
@@ -194,7 +194,9 @@ def _configuration(module: nn.Module, path: str) -> str:
         plain = {
             k: v
             for k, v in vars(inner).items()
-            if isinstance(v, (int, float, str, tuple)) and not k.startswith("_") and k != "training"
+            if isinstance(v, (int, float, str, tuple))
+            and not k.startswith("_")
+            and k != "training"
             and not (type(v) is int and v in numbers and "id" in k)
         }
         parts.append(f"{name}:{type(inner).__module__}.{type(inner).__qualname__}{sorted(plain.items())}")
@@ -222,8 +224,11 @@ def _constraints(
         calls = [c for c in recording.calls if c.op != "get_attr"]
         draws = [c.name for c in calls if c.is_random]
         order |= set(zip(draws, draws[1:], strict=False))
-        groups += [{c.name, *(g.name for g in c.inputs)} for c in calls if c.accessor and not c.is_size
-                   and all(g.op not in ("get_attr", "placeholder") for g in c.inputs)]
+        groups += [
+            {c.name, *(g.name for g in c.inputs)}
+            for c in calls
+            if c.accessor and not c.is_size and all(g.op not in ("get_attr", "placeholder") for g in c.inputs)
+        ]
         groups += _aliases(recording, order)
         mutated = {n for c in calls for n in c.mutated}
         groups += [{c.name for c in calls if name in ops[c.name].buffers} for name in mutated]

@@ -33,7 +33,9 @@ def applied(recorder: Recorder) -> Iterator[None]:
     shortcuts that depend on the data.
     """
     originals = [(owner, name, vars(owner)[name]) for owner, name, _ in _PATCHES]
-    patched = [make(recorder, _unwrapped(o)) for (_, _, make), (_, _, o) in zip(_PATCHES, originals, strict=True)]
+    patched = [
+        make(recorder, _unwrapped(o)) for (_, _, make), (_, _, o) in zip(_PATCHES, originals, strict=True)
+    ]
 
     def put_back() -> None:
         for owner, name, original in originals:

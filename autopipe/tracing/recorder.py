@@ -205,7 +205,9 @@ class Recorder(Ledger, TorchFunctionMode):
         if self.recording:
             self.keep_whole(f"{self.source()}: {name} draws a random number")
 
-    def mapped(self, vmap: Callable[..., Any], func: Callable[..., Any], how: Any, args: Any, kwargs: Any) -> Any:
+    def mapped(
+        self, vmap: Callable[..., Any], func: Callable[..., Any], how: Any, args: Any, kwargs: Any
+    ) -> Any:
         """``vmap`` of a function over arguments, the tensors in its closure among them."""
         with self.hushed():
             tensors, rebuild = lifting.lift(func, lambda t: id(t) in self.refs)
@@ -329,9 +331,7 @@ class Recorder(Ledger, TorchFunctionMode):
 
 
 def _check_output(value: Any) -> None:
-    if callable(value) and hasattr(value, "gi_frame") or hasattr(value, "__next__"):
+    if (callable(value) and hasattr(value, "gi_frame")) or hasattr(value, "__next__"):
         raise CaptureError(
             f"the model returns a {type(value).__name__}, which can be read only once; return a tuple or list"
         )
-
-

@@ -15,6 +15,8 @@ from torch import nn
 from . import regions
 from .calls import Call, Recording, map_calls
 from .functions import on_one_device, tensors
+from .opgraph import configuration
+from .structure import flatten
 
 __all__ = ["Observation", "replay", "with_guards"]
 
@@ -59,12 +61,13 @@ def replay(
     values: dict[int, Any] = {}
     shapes: dict[int, Seen] = {}
     numbers: dict[int, Any] = {}
+    alike: dict[Any, Any] = {}
     for i, call in enumerate(calls):
         args = map_calls(call.args, lambda c: values[id(c)])
         kwargs = map_calls(call.kwargs, lambda c: values[id(c)])
         if call.op == "output":
             return Observation(shapes, numbers, args[0])
-        value = _run(model, recording, call, args, kwargs, given, device)
+        value = _run(model, recording, call, args, kwargs, given, device, alike)
         shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
         if isinstance(value, (int, float)):
             numbers[id(call)] = value
@@ -83,6 +86,7 @@ def _run(
     kwargs: dict[str, Any],
     given: Mapping[str, torch.Tensor],
     device: torch.device,
+    alike: dict[Any, Any],
 ) -> Any:
     if call.op == "placeholder":
         return given[call.target]
@@ -93,12 +97,26 @@ def _run(
     token = regions.enter(call.region) if call.region else []
     try:
         if call.op == "call_module":
-            return model.get_submodule(call.target)(*args, **kwargs)
+            module = model.get_submodule(call.target)
+            if device.type != "meta":
+                return module(*args, **kwargs)
+            key = _likeness(module, call.target, args, kwargs)
+            if key not in alike:
+                alike[key] = module(*args, **kwargs)
+            return alike[key]
         if call.op == "call_method":
             return getattr(args[0], call.target)(*args[1:], **kwargs)
         return call.target(*args, **kwargs)
     finally:
         regions.leave(token)
+
+
+def _likeness(module: nn.Module, path: str, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Equal for leaves that give equal shapes; on meta there is nothing else to give."""
+    given = [(tuple(t.shape), t.dtype) for t in tensors((args, kwargs))]
+    rest = [v for v in flatten((args, kwargs))[0] if not isinstance(v, torch.Tensor)]
+    weights = [tuple(p.shape) for p in module.parameters()]
+    return configuration(module, path), str((given, rest, weights))
 
 
 def lookup(model: nn.Module, target: str, constants: Mapping[str, Any], device: torch.device) -> Any:

@@ -35,7 +35,12 @@ class Session:
     """The runs that one capture takes. The model is left to ``snapshot`` to put back."""
 
     def __init__(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, snapshot: Snapshot
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        policy: Policy,
+        snapshot: Snapshot,
     ) -> None:
         self.model, self.args, self.kwargs = model, args, kwargs
         self.policy, self.snapshot = policy, snapshot
@@ -170,7 +175,7 @@ class Session:
 
 def device_of(model: nn.Module, args: Any, kwargs: Any) -> torch.device:
     """Where the model is: its first parameter or buffer, else the first tensor it is given."""
-    held = next(model.parameters(), None)
+    held: torch.Tensor | None = next(model.parameters(), None)
     held = next(model.buffers(), None) if held is None else held
     given = (v for v in flatten((args, kwargs))[0] if isinstance(v, torch.Tensor))
     held = next(given, None) if held is None else held
@@ -212,7 +217,13 @@ def _held(model: nn.Module) -> list[int]:
     out: list[int] = []
     for module in model.modules():
         for value in vars(module).values():
-            items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+            items = (
+                value.values()
+                if isinstance(value, dict)
+                else value
+                if isinstance(value, (list, tuple))
+                else ()
+            )
             out += [id(v) for v in (value, *items) if isinstance(v, torch.Tensor)]
     return out
 

@@ -22,7 +22,7 @@ class Expression:
     once a recorded call has used them.
     """
 
-    function: Callable[..., Any] | None
+    function: Any
     operands: tuple[Any, ...]
     value: Any
     ref: Any = None
@@ -160,7 +160,7 @@ class _Tracked:
         return plain(self)
 
 
-class TrackedInt(_Tracked, int):
+class TrackedInt(_Tracked, int):  # type: ignore[misc]
     """An ``int`` made from sizes of tensors that depend on the inputs.
 
     Notes: what reads an int's value in C without asking its type (``range``, sequence indexing) sees the
@@ -174,7 +174,7 @@ class TrackedInt(_Tracked, int):
         return new
 
 
-class TrackedFloat(_Tracked, float):
+class TrackedFloat(_Tracked, float):  # type: ignore[misc]
     """A ``float`` made from sizes of tensors that depend on the inputs."""
 
     @classmethod

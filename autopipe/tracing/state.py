@@ -45,7 +45,9 @@ class Snapshot:
         for (path, module), before in zip(self.modules, self.attributes, strict=True):
             now = vars(module)
             names = [k for k in {**before, **now} if k not in _INTERNAL]
-            out += [(path, k) for k in names if k not in now or k not in before or _changed(*before[k], now[k])]
+            out += [
+                (path, k) for k in names if k not in now or k not in before or _changed(*before[k], now[k])
+            ]
         return out
 
 
@@ -85,7 +87,9 @@ def _refill(value: Any, content: Any) -> Any:
 
 def _changed(before: Any, content: Any, now: Any) -> bool:
     if content is None or now is not before:
-        return not (now is before or (isinstance(now, _SIMPLE) and type(before) is not bool and now == before))
+        return not (
+            now is before or (isinstance(now, _SIMPLE) and type(before) is not bool and now == before)
+        )
     if isinstance(content, dict):
         return content.keys() != now.keys() or any(now[k] is not v for k, v in content.items())
     if isinstance(content, list):

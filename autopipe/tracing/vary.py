@@ -258,12 +258,11 @@ def _first(explorer: _Explorer, choices: Sequence[Mapping[Dim, int]]) -> _Trial 
 
 
 def _unions(refused: Sequence[Dim]) -> list[Dim]:
-    """Dims of one tensor with equal sizes as one dim, for models that want them equal (square images)."""
+    """Dims of equal sizes as one dim, for models that want them equal (square images, edges of a graph)."""
     out = []
     for i, a in enumerate(refused):
         for b in refused[i + 1 :]:
-            same = a.example == b.example and {p for p, _ in a.where} & {p for p, _ in b.where}
-            if same and a.name != "batch":
+            if a.example == b.example and "batch" not in (a.name, b.name):
                 out.append(Dim("side" if "height" in a.name else a.name, a.example, a.where + b.where))
     return out
 
@@ -273,7 +272,10 @@ def _together(
 ) -> _Trial | None:
     """All dims changed at once, its result compared with the model's; dims that do not stand it are fixed."""
     while trials:
-        other = {d: next((s for s in sizing.trial_sizes(d) if s not in (t.sizes[d],)), t.sizes[d]) for d, t in trials.items()}
+        other = {
+            d: next((s for s in sizing.trial_sizes(d) if s not in (t.sizes[d],)), t.sizes[d])
+            for d, t in trials.items()
+        }
         joint = _first(explorer, [other, {d: t.sizes[d] for d, t in trials.items()}])
         reason = explorer.differs(joint) if isinstance(joint, _Trial) else joint
         if not reason:

@@ -1,7 +1,9 @@
 """The op graph of a capture: order, edges, groups, parameters, shapes, signatures; leaves opened and closed."""
 
+import itertools
 import time
 
+import networkx as nx
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,14 @@ from autopipe.units import symbol
 @pytest.fixture(scope="module")
 def gpt2():
     config = GPT2Config(
-        n_layer=4, n_embd=32, n_head=2, vocab_size=50, n_positions=64, bos_token_id=1, eos_token_id=2, loss_type="ForCausalLM"
+        n_layer=4,
+        n_embd=32,
+        n_head=2,
+        vocab_size=50,
+        n_positions=64,
+        bos_token_id=1,
+        eos_token_id=2,
+        loss_type="ForCausalLM",
     )
     return GPT2LMHeadModel(config)
 
@@ -51,7 +60,9 @@ def test_names_are_those_of_the_fx_graph(captured):
 def test_shapes_are_formulas(captured):
     batch, seq = symbol("batch"), symbol("seq")
     assert captured.ops.by_name["lm_head"].outputs[0].shape == (batch, seq, 50)
-    flat = next(op for op in captured.ops.ops if op.target == "torch.Tensor.view" and len(op.outputs[0].shape) == 1)
+    flat = next(
+        op for op in captured.ops.ops if op.target == "torch.Tensor.view" and len(op.outputs[0].shape) == 1
+    )
     assert flat.outputs[0].shape == (batch * seq,)
     assert captured.ops.example_dims == {"batch": 2, "seq": 16}
 
@@ -97,7 +108,9 @@ def test_open_and_closed(gpt2, captured):
 
 
 def test_padded_batches_stay_right():
-    config = BertConfig(num_hidden_layers=2, hidden_size=16, num_attention_heads=2, intermediate_size=16, vocab_size=30)
+    config = BertConfig(
+        num_hidden_layers=2, hidden_size=16, num_attention_heads=2, intermediate_size=16, vocab_size=30
+    )
     model = BertModel(config).eval()
     ids = torch.randint(0, 30, (2, 8))
     captured = capture(model, kwargs={"input_ids": ids, "attention_mask": torch.ones_like(ids)})
@@ -110,7 +123,11 @@ def test_padded_batches_stay_right():
 
 def test_a_70b_llama_on_meta_is_captured_in_seconds():
     config = LlamaConfig(
-        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
     )
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
@@ -166,10 +183,8 @@ def test_random_ops_keep_their_order():
     draws = [op.name for op in graph.ops if op.is_random]
     assert len(draws) == 5
     linked = {*graph.edges, *graph.order_edges}
-    import networkx as nx
-
     order = nx.DiGraph(linked)
-    assert all(nx.has_path(order, a, b) for a, b in zip(draws, draws[1:], strict=False))
+    assert all(nx.has_path(order, a, b) for a, b in itertools.pairwise(draws))
 
 
 @pytest.mark.parametrize("batch", [1, 2])

@@ -40,7 +40,11 @@ def captured():
     ("args", "kwargs", "message"),
     [
         ((torch.randn(3, 4),), {}, "missing mask"),
-        ((torch.randn(3, 4).double(),), {"mask": torch.ones(3, 1)}, r"argument x is torch.float64.*\.to\(torch.float32\)"),
+        (
+            (torch.randn(3, 4).double(),),
+            {"mask": torch.ones(3, 1)},
+            r"argument x is torch.float64.*\.to\(torch.float32\)",
+        ),
         ((torch.randn(3, 4),), {"mask": None}, "mask"),
         ((torch.randn(3, 4), torch.ones(3, 1), False), {}, "flag"),
         ((torch.randn(3, 4, 1),), {"mask": torch.ones(3, 1)}, "x has shape"),
@@ -135,10 +139,14 @@ def test_arguments_of_capture():
 
 
 @pytest.mark.parametrize(
-    "first", [nn.Linear(4, 4), nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Embedding(10, 4)], ids=["linear", "conv", "embedding"]
+    "first",
+    [nn.Linear(4, 4), nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Embedding(10, 4)],
+    ids=["linear", "conv", "embedding"],
 )
 def test_inputs_inferred_from_the_first_layer(first):
-    model = nn.Sequential(first, nn.ReLU(), nn.LayerNorm([4] if not isinstance(first, nn.Sequential) else [4, 30, 30]))
+    model = nn.Sequential(
+        first, nn.ReLU(), nn.LayerNorm([4] if not isinstance(first, nn.Sequential) else [4, 30, 30])
+    )
     assert len(capture(model).ops.inputs) == 1
 
 

@@ -176,7 +176,9 @@ class Checkpointed(Stack):
 class Numpy(Stack):
     def forward(self, x):
         shift = torch.from_numpy(np.linspace(0, 1, D).astype(np.float32))
-        return self.head(self.body(self.inp(x) * np.float32(0.5) + shift + torch.as_tensor(np.ones(D), dtype=x.dtype)))
+        return self.head(
+            self.body(self.inp(x) * np.float32(0.5) + shift + torch.as_tensor(np.ones(D), dtype=x.dtype))
+        )
 
 
 class Sizes(Stack):
@@ -382,7 +384,12 @@ class Structured(Stack):
         for mask in batch.masks:
             h = h * mask
         h = self.body(h) if mode == "sum" else h
-        extra = {"none": None, "pair": (h.mean(), [h.sum(), 3]), "name": "ok", "more": more["nested"]["a"] * 2}
+        extra = {
+            "none": None,
+            "pair": (h.mean(), [h.sum(), 3]),
+            "name": "ok",
+            "more": more["nested"]["a"] * 2,
+        }
         return Result(self.head(h) if bias is None else self.head(h) + bias, extra)
 
 
@@ -406,11 +413,15 @@ def test_any_structure_in_and_out():
     assert {"batch_x", "batch_masks_0", "rest_0", "bias"} <= {op.name for op in captured.ops.inputs}
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo's own
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # dynamo's own
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
 def test_compiled_and_scripted_modules_are_leaves():
     script = torch.jit.trace(nn.Linear(D, D), torch.randn(2, D))
-    model = nn.Sequential(nn.Linear(D, D), torch.compile(nn.Linear(D, D), backend="eager"), script, Block(p=0.0))
+    model = nn.Sequential(
+        nn.Linear(D, D), torch.compile(nn.Linear(D, D), backend="eager"), script, Block(p=0.0)
+    )
     captured = capture(model, (torch.randn(2, D),))
     assert [op.target for op in captured.ops.compute][:3] == ["0", "1", "2"]
     agree(captured, model, (torch.randn(4, D),))
