@@ -336,7 +336,7 @@ def failing(how, *rest):
     if how == "plan" and rank == 1:
         _, captured, plan, stages = mlp(world, n_microbatches=2)
     if how == "never" and rank == 1:
-        time.sleep(12)
+        time.sleep(10)
         os._exit(0)
     x = torch.randn(8, 8, dtype=torch.float64)
     try:
@@ -367,7 +367,7 @@ def misbehave(how):
     if how == "kill":
         os.kill(os.getpid(), 9)
     if how == "stuck":
-        time.sleep(12)
+        time.sleep(10)
         os._exit(0)
     if how == "exit":
         sys.exit(5)
