@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["NOTHING", "Counter", "Kernels", "Saved", "storage_bytes"]
+__all__ = ["NOTHING", "Counter", "Kernels", "Saved", "storage_bytes", "tensors"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Counter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.is_view or func in _FREE_VIEWS:
             return out
-        read, made = _tensors((args, kwargs)), _tensors(out)
+        read, made = tensors((args, kwargs)), tensors(out)
         taken = {t.untyped_storage()._cdata for t in read}
         for tensor in made:
             if tensor.untyped_storage()._cdata not in taken:
@@ -147,7 +147,8 @@ def storage_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
     return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors in a nest of tuples, lists and dicts."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 

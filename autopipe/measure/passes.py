@@ -42,6 +42,7 @@ class Passes:
         self.replay, self.surveyed, self.samples, self.autocast = replay, surveyed, samples, autocast
         self.watch = Stopwatch(replay.device)
         self.disturbed = 0
+        self.whole_failed = ""
         self.pieces = replay.pieces(self._is_heavy)
 
     def _guess_s(self, kernels: Kernels) -> float:
@@ -59,11 +60,15 @@ class Passes:
 
     def whole(self, keep: bool = True) -> None:
         """One forward and backward of the same ops under a single tape, as training runs them."""
-        if not keep:
-            self._whole()
-            self.watch.read()
+        if self.whole_failed:
             return
-        for part, value in self._undisturbed(self._whole).items():
+        try:
+            seconds = self._undisturbed(self._whole)
+        except Exception as error:  # the ops ran one by one: what fails here is only the calibration
+            self.watch.read()
+            self.whole_failed = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return
+        for part, value in seconds.items() if keep else ():
             self.samples.add("", str(part), value)
 
     def _undisturbed(self, run: Callable[[], None]) -> dict[Any, float]:
@@ -154,15 +159,21 @@ class Passes:
     @property
     def notes(self) -> tuple[str, ...]:
         """What may have spoilt the figures."""
-        if self.disturbed < _MOST_DISTURBED:
-            return ()
-        return ("other processes kept taking the CPU away; the seconds include their share",)
+        out = []
+        if self.disturbed >= _MOST_DISTURBED:
+            out.append("other processes kept taking the CPU away; the seconds include their share")
+        if self.whole_failed:
+            out.append(
+                f"the model could not be run whole, so its ops are not calibrated: {self.whole_failed}"
+            )
+        return tuple(out)
 
     @property
     def done(self) -> int:
         """Whole passes measured so far, by this run and earlier ones, of every op."""
         keys = {self.key(name) for piece in self.pieces for name in self._shares(piece, "F")}
-        return min([len(self.samples.of("", "B")), *(len(self.samples.of(k, "F")) for k in keys)])
+        whole = [] if self.whole_failed else [len(self.samples.of("", "F"))]
+        return min([*whole, *(len(self.samples.of(k, "F")) for k in keys)], default=0)
 
     def cost(self, name: str) -> OpCost:
         """The cost of an op that ran, or that one of its signature stands for."""

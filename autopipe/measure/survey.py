@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
-from .account import NOTHING, Counter, Kernels, Saved, storage_bytes
+from .account import NOTHING, Counter, Kernels, Saved, storage_bytes, tensors
 from .replay import Piece, Replay, Tape
 
 __all__ = ["Account", "Survey", "describe", "saved_values", "survey"]
@@ -73,7 +72,7 @@ class _Walk:
         with _allocator(self.replay.device) as allocated:
             tape = self.replay.forward(piece, env, saved())
         peak = allocated.peak if allocated else counter.peak_bytes - before
-        given = storage_bytes(_tensors(tape.feed))
+        given = storage_bytes(tensors(tape.feed))
         new = {key: n for key, n in saved.storages.items() if key not in self.kept}
         self.kept |= set(new)
         made = sum(n for key, n in new.items() if key not in given)
@@ -120,7 +119,7 @@ class _Walk:
 
     def _check(self, piece: Piece, tape: Tape) -> None:
         """Notes the first op on a path whose value holds NaN although what it took did not."""
-        if self.replay.device.type == "meta" or not any(_has_nan(t) for t in _tensors(tape.roots)):
+        if self.replay.device.type == "meta" or not any(_has_nan(t) for t in tensors(tape.roots)):
             return
         if not self.bad & set(piece.takes):
             self.notes.append(f"{describe(self.replay, piece.name)}: its value holds NaN")
@@ -139,7 +138,7 @@ def survey(replay: Replay, autocast: torch.dtype | None = None) -> Survey:
     walk.bad |= {k for k, v in env.items() if _has_nan(v)}
     tapes: list[tuple[Piece, Tape]] = []
     with Counter() as counter, replay.autocast(autocast):
-        counter.track(_tensors(env))
+        counter.track(tensors(env))
         for piece in replay.pieces(lambda name: True):
             with replay.attempt(piece, env):
                 tapes.append((piece, walk.forward(piece, env, counter)))
@@ -193,11 +192,7 @@ def _part(kernels: Kernels, n: int) -> Kernels:
 
 
 def _keeps(saved: Saved, value: Any) -> bool:
-    return any(t.untyped_storage()._cdata in saved.storages for t in _tensors(value))
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return any(t.untyped_storage()._cdata in saved.storages for t in tensors(value))
 
 
 def _has_nan(value: Any) -> bool:

@@ -209,3 +209,14 @@ def test_cuda_profile_of_a_model_on_the_host() -> None:
     assert table.device == torch.cuda.get_device_name()
     assert all(c.forward_s > 0 and c.backward_s > 0 for c in table.costs.values())
     assert all(p.device.type == "cpu" for p in model.parameters())
+
+
+def test_a_model_that_cannot_run_whole_is_not_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: passes_module.Passes) -> None:
+        raise RuntimeError("too large as a whole")
+
+    monkeypatch.setattr(passes_module.Passes, "_whole", fails)
+    table = profile(captured(Stack(2).train(), torch.ones(4, 16)), **QUICK)
+    assert table.residual is None
+    assert "too large as a whole" in table.notes[0]
+    assert all(cost.forward_s > 0 for cost in table.costs.values())
