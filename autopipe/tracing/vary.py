@@ -89,7 +89,7 @@ class Variation:
     shapes: Mapping[int, tuple[tuple[Size, ...], ...]] = dataclasses.field(default_factory=dict)
 
     def check(self, inputs: Inputs, values: Mapping[str, Any]) -> None:
-        """Raise :class:`InputError` where a size that is fixed has changed, or changes what the model does."""
+        """Raise :class:`InputError` where a size that is fixed has changed, or alters what the model does."""
         shown = dict(zip(inputs.names, inputs.shown, strict=True))
         faults = [
             f"dim {axis} of {shown[name]} is fixed at {fixed.size} and is {values[name].shape[axis]} now "
@@ -100,7 +100,8 @@ class Variation:
         sizes = {d.name: values[d.where[0][0]].shape[d.where[0][1]] for d in self.dims}
         faults += [
             f"captured where {check} held, which it does not at "
-            f"{', '.join(f'{s} = {sizes[s]}' for s in check.symbols)} ({check.source}); capture again at this size"
+            f"{', '.join(f'{s} = {sizes[s]}' for s in check.symbols)} ({check.source}); "
+            "capture again at this size"
             for check in self.checks
             if not check.holds(sizes)
         ]
