@@ -114,7 +114,7 @@ def heavy_head() -> dict:
     uniform = n - n // 2
     found = launch(
         "compare", 2, 300, **model, rows=16, cuts={"ours": [best], "torch": [uniform]}, schedule="1f1b",
-        n_microbatches=8, runners=["ours", "torch"], repeats=12, steps=1, out_width=8192,
+        n_microbatches=8, runners=["ours", "torch"], repeats=12, steps=1, out_width=16384,
     )  # fmt: skip
     wall = found["wall_s"]
     return {

@@ -53,7 +53,7 @@ def neurons(n: int) -> Chain:
     return Chain([nn.Linear(1, 1) for _ in range(n)])
 
 
-def heavy_head(n_blocks: int = 6, d: int = 256, vocab: int = 8192) -> Chain:
+def heavy_head(n_blocks: int = 5, d: int = 256, vocab: int = 16384) -> Chain:
     """Blocks and a head that costs several of them."""
     torch.manual_seed(0)
     return Chain([*(Block(d) for _ in range(n_blocks)), nn.Linear(d, vocab)])
