@@ -99,7 +99,7 @@ class Formulas:
 
 
 def fit(dims: Sequence[Dim], points: Sequence[Mapping[str, int]], values: Sequence[Any]) -> Size:
-    """See :class:`Formulas`. Products and sums of one-dim affine, floor-division and square terms are tried."""
+    """See :class:`Formulas`. Tries products and sums of one-dim affine, floor-division and square terms."""
     base = values[0]
     if all(v == base for v in values) or not isinstance(base, int) or isinstance(base, bool):
         return base

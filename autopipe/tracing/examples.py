@@ -23,7 +23,7 @@ def infer(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(args, kwargs) to capture a model with, on its device, from what it says of itself.
 
     In order: a Lightning module's ``example_input_array``, a transformers model's ``dummy_inputs``, a timm
-    model's ``default_cfg``, the first layer of an ``nn.Sequential``; a model whose forward takes nothing needs
+    model's ``default_cfg``, the first layer of an ``nn.Sequential``; a forward without arguments needs
     nothing. Raises :class:`InputError` that says what to pass otherwise.
     """
     parameters = inspect.signature(model.forward).parameters.values()
@@ -35,7 +35,8 @@ def infer(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
             return found
     wanted = ", ".join(str(p) for p in parameters if p.default is p.empty) or "its forward's arguments"
     raise InputError(
-        f"{type(model).__name__} does not tell its inputs; pass args=(...) or kwargs={{...}} for forward({wanted})"
+        f"{type(model).__name__} does not tell its inputs; pass args=(...) or kwargs={{...}} "
+        f"for forward({wanted})"
     )
 
 
@@ -65,7 +66,7 @@ def _transformers(model: nn.Module) -> Found:
     if (
         isinstance(vocabulary, int)
         and isinstance(out.get("input_ids"), torch.Tensor)
-        and not place.type == "meta"
+        and place.type != "meta"
     ):
         out["input_ids"] = out["input_ids"].remainder(vocabulary)
     return ((), out) if out else None

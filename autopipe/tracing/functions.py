@@ -27,7 +27,6 @@ __all__ = [
     "ExportFlags",
     "Named",
     "Rebuild",
-    "Reflected",
     "Versions",
     "as_call",
     "classify",
@@ -57,7 +56,8 @@ _METADATA = {
     "__format__", "__str__", "__dir__", "has_names", "is_same_size", "retain_grad", "retains_grad", "name",
     "is_sparse_csr", "is_vulkan", "is_ipu", "is_maia", "is_mtia", "is_distributed", "is_autocast_enabled",
     "broadcast_shapes", "_dispatch_keys", "__deepcopy__", "grad", "sym_size", "is_xla", "is_ort",
-    "_backward_hooks", "is_shared", "_grad_fn", "storage", "storage_type", "__reduce_ex__", "get_default_dtype",
+    "_backward_hooks", "is_shared", "_grad_fn", "storage", "storage_type", "__reduce_ex__",
+    "get_default_dtype",
     "_has_symbolic_sizes_strides", "__getstate__", "__cuda_array_interface__", "typename",
 }  # fmt: skip
 _READS = {

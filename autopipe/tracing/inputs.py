@@ -113,13 +113,14 @@ class Inputs:
                 []
                 if _same(leaf, self.constants[i])
                 else [
-                    f"argument {shown} was {_short(self.constants[i])} when captured and is {_short(leaf)} now; "
-                    f"capture again with it"
+                    f"argument {shown} was {_short(self.constants[i])} when captured and is {_short(leaf)} "
+                    f"now; capture again with it"
                 ]
             )
         if not isinstance(leaf, torch.Tensor):
             return [
-                f"argument {shown} was a tensor when captured and is {_short(leaf)} now; capture again with it"
+                f"argument {shown} was a tensor when captured and is {_short(leaf)} now; "
+                "capture again with it"
             ]
         if leaf.dtype != self.dtypes[i]:
             return [

@@ -102,7 +102,7 @@ class Ledger:
 
     @property
     def recording(self) -> bool:
-        """Whether calls are to be recorded now: not inside a leaf or a torch function, not on other threads."""
+        """Whether calls are to be recorded now: not inside a leaf or torch function, nor on other threads."""
         return self.quiet == 0 and threading.get_ident() == self.thread
 
     @property

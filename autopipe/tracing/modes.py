@@ -52,7 +52,8 @@ def _hoist(calls: list[Call]) -> list[Call]:
 def merge(train: Recording, evaluation: Recording) -> dict[bool, Recording]:
     """Both forms with calls named: equal names are the same op. One object twice where one form serves both.
 
-    Calls are matched by what they call and where; constants that differ follow the module's ``training`` flag.
+    Calls are matched by what they call and where; constants that differ follow the module's ``training``
+    flag.
     """
     pairs = _match(train.calls, evaluation.calls)
     twins = {id(e): t for t, e in pairs}

@@ -21,7 +21,10 @@ from torch import nn
 
 __all__ = ["Function", "Opaque", "drawing", "generators", "innermost", "replaced"]
 
-_OTHERS = (str(pathlib.Path(__file__).parent), *(str(pathlib.Path(m.__file__).parent) for m in (torch, np)))
+_OTHERS = (
+    str(pathlib.Path(__file__).parent),
+    *(str(pathlib.Path(str(m.__file__)).parent) for m in (torch, np)),
+)
 """Where functions are not the model's own."""
 
 _DRAWS = {
@@ -70,7 +73,8 @@ def innermost() -> Function | None:
 
 def generators() -> tuple[Any, ...]:
     """The state of Python's and numpy's global generators; equal states compare equal."""
-    _, keys, position, *_ = np.random.get_state()
+    state: Any = np.random.get_state()
+    _, keys, position, *_ = state
     return random.getstate(), keys.tobytes(), position
 
 

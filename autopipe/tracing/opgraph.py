@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -223,7 +224,7 @@ def _constraints(
     for recording in {id(r): r for r in forms.values()}.values():
         calls = [c for c in recording.calls if c.op != "get_attr"]
         draws = [c.name for c in calls if c.is_random]
-        order |= set(zip(draws, draws[1:], strict=False))
+        order |= set(itertools.pairwise(draws))
         groups += [
             {c.name, *(g.name for g in c.inputs)}
             for c in calls

@@ -133,7 +133,7 @@ class Recorder(Ledger, TorchFunctionMode):
 
     @contextlib.contextmanager
     def inside_leaf(self, path: str, compiled: bool) -> Iterator[None]:
-        """A leaf runs as it will run later: no export flags, and outside of this mode unless it is watched."""
+        """A leaf runs as it will run later: no export flags, and outside of this mode unless watched."""
         self.leaf_path = path
         flags = functions.ExportFlags.read()
         functions.ExportFlags(False, False).write()

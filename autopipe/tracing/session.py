@@ -74,7 +74,7 @@ class Session:
         raise CaptureError(f"{type(self.model).__name__}: no set of leaves found in {_MOST_TRIES} recordings")
 
     def training_form(self, evaluation: Recording) -> Recording:
-        """The recording in training mode; that of evaluation where the model refuses to train on the example."""
+        """The recording in training mode; that of evaluation where the model refuses to train so."""
         try:
             return self.record(training=True)
         except Refused as error:
@@ -86,8 +86,8 @@ class Session:
         path, name = restart.path, type(self.model).__name__
         if not path:
             raise CaptureError(
-                f"{name} cannot be captured: {restart.why}; move that code into a submodule, which is then kept "
-                f"whole, or out of the model"
+                f"{name} cannot be captured: {restart.why}; move that code into a submodule, which is then "
+                f"kept whole, or out of the model"
             ) from None
         if (path, restart.close) in self.tried or (not restart.close and not self.policy.is_openable(path)):
             parent = path.rpartition(".")[0]
@@ -150,8 +150,8 @@ class Session:
         if failed:
             raise Restart(failed, f"recording inside {failed} fails: {_short(error)}") from error
         raise CaptureError(
-            f"{name} runs, but cannot be recorded: {_short(error)} (at {_place(error)}); move that code into a "
-            f"submodule, which is then kept whole"
+            f"{name} runs, but cannot be recorded: {_short(error)} (at {_place(error)}); move that code "
+            f"into a submodule, which is then kept whole"
         ) from error
 
     def check_state(self, training: bool) -> None:

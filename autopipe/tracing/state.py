@@ -40,7 +40,7 @@ class Snapshot:
                     tensor.copy_(value)
 
     def changes(self) -> list[tuple[str, str]]:
-        """(module path, attribute) of every attribute or registered buffer replaced, added or removed since."""
+        """(module path, name) of each attribute or registered buffer replaced, added or removed since."""
         out = []
         for (path, module), before in zip(self.modules, self.attributes, strict=True):
             now = vars(module)

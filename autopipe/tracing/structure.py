@@ -88,7 +88,7 @@ _LEAF_TYPES = frozenset({*_PLAIN, torch.dtype, torch.device, slice, range, torch
 
 def carries_tensors(value: Any, depth: int = _MAX_DEPTH) -> bool:
     """Whether an object of no known container type holds tensors in its attributes."""
-    if isinstance(value, _PLAIN) or isinstance(value, type) or callable(value) or depth <= 0:
+    if isinstance(value, (*_PLAIN, type)) or callable(value) or depth <= 0:
         return False
     try:
         attributes = vars(value)

@@ -312,7 +312,8 @@ def _fitted(
             if call.op == "output":
                 continue
             if isinstance(call.value, (int, float)):
-                numbers[id(call)] = formulas([call.value, *(s.numbers.get(id(call)) for s in seen)])
+                values: list[Any] = [call.value, *(s.numbers.get(id(call)) for s in seen)]
+                numbers[id(call)] = formulas(values)
             shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], formulas)
         for guard in form.guards:
             operands = tuple(numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands)

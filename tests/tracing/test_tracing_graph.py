@@ -1,4 +1,4 @@
-"""The op graph of a capture: order, edges, groups, parameters, shapes, signatures; leaves opened and closed."""
+"""The op graph of a capture: order, edges, groups, parameters, shapes; opening and closing leaves."""
 
 import itertools
 import time

@@ -317,9 +317,9 @@ class Gnn(Stack):
 
 
 MODELS = [
-    Stack, ModeInGlue, BranchOnMode, UnusedDraw, DropoutIsIdentityInEval, Shared, Tied, Parameters, Buffers, InPlace,
-    Regions, CustomFunction, Vmap, Functional, Checkpointed, Numpy, Sizes, Hooked, Leaking, Mixture, Counting,
-    Recurrent, SizesFromLeaf, DeviceLiteral, FirstOfTorch,
+    Stack, ModeInGlue, BranchOnMode, UnusedDraw, DropoutIsIdentityInEval, Shared, Tied, Parameters,
+    Buffers, InPlace, Regions, CustomFunction, Vmap, Functional, Checkpointed, Numpy, Sizes, Hooked,
+    Leaking, Mixture, Counting, Recurrent, SizesFromLeaf, DeviceLiteral, FirstOfTorch,
 ]  # fmt: skip
 logging.getLogger("autopipe").setLevel(logging.ERROR)
 
