@@ -132,9 +132,9 @@ def test_a_70b_llama_on_meta_is_captured_in_seconds():
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     ids = torch.zeros(1, 64, dtype=torch.long)
-    start = time.perf_counter()
+    start = time.process_time()
     captured = capture(model, kwargs={"input_ids": ids, "labels": ids})
-    assert time.perf_counter() - start < 15  # 5 s on an idle machine
+    assert time.process_time() - start < 15  # seconds of CPU, about 4 on an idle machine
     blocks = [op for op in captured.ops.ops if op.target.startswith("model.layers.")]
     assert len(blocks) == 80
     assert captured.ops.example_dims == {"batch": 1, "seq": 64}
