@@ -26,12 +26,37 @@ def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
     a proof says that no chain fits memory and pins. Deterministic unless the time limit cuts it short.
     """
     deadline = time.perf_counter() + time_limit_s
+    if not problem.is_separable:
+        return _relaxed(problem, deadline)
     whole = contracted(problem)
     best = first_answer(whole.problem, deadline)
     if not best.proved:
         best = prove(whole.problem, best, deadline)
     stage_of = whole.expand(best.stage_of) if best.stage_of is not None else None
     return Answer(stage_of, best.bottleneck_ns, best.lower_ns)
+
+
+def _relaxed(problem: Problem, deadline: float) -> Answer:
+    """Where a stage's load depends on others: solved with the cheapest prices, scored with the true ones.
+
+    Cheapest prices bound the true ones from below, so that optimum is a bound. With several stages on a rank
+    only the rank's share of all work bounds its load.
+    """
+    cheap = dataclasses.replace(problem, pair_ns=None, sender_pays="once")
+    if problem.one_stage_per_rank:
+        answer = chain(cheap, time_limit_s=max(0.1, deadline - time.perf_counter()))
+        lower = answer.lower_ns
+    else:
+        own = tuple(dataclasses.replace(s, rank=i) for i, s in enumerate(problem.stages))
+        answer = chain(
+            dataclasses.replace(cheap, stages=own), time_limit_s=max(0.1, deadline - time.perf_counter())
+        )
+        speeds = sum({s.rank: s.speed for s in problem.stages}.values())
+        rounding = len(problem.items) + sum(len(s.items) for s in problem.shares)
+        lower = max(0, int(problem.total_ns / speeds) - rounding)
+    if answer.stage_of is None:
+        return answer
+    return Answer(answer.stage_of, problem.bottleneck(problem.loads(answer.stage_of)), lower)
 
 
 def first_answer(problem: Problem, deadline: float) -> Answer:

@@ -45,6 +45,8 @@ def prove(problem: Problem, known: Answer, deadline: float) -> Answer:
     """
     lower = max(known.lower_ns, lower_bound(problem))
     best = known
+    if not problem.is_separable:
+        return known
     if best.bottleneck_ns > lower and best.stage_of is not None:
         under = at_bound(problem, best.bottleneck_ns - 1).problem
         lower = max(lower, min(dearest_item(under, best.bottleneck_ns, deadline), best.bottleneck_ns))
