@@ -219,6 +219,7 @@ class Engine:
         training = self.capture.model.training
         position = self.peers.position
         position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
+        position.is_idle = False
         words = (
             f"with {sum(batch.rows)} rows in {batch.n_microbatches} microbatches of "
             f"{_shapes(batch)}, training={training}, gradients={step.grad}, sync={step.syncs}, "
@@ -259,7 +260,7 @@ class Engine:
             edge.begin(0)
         if self.peers is not None:
             position = self.peers.position
-            position.index, position.waits_for = -2, -1
+            position.index, position.waits_for, position.is_idle = -2, -1, True
             position.words = f"the user's own code after step {position.step}"
 
     # -- results ------------------------------------------------------------------------------------

@@ -29,6 +29,9 @@ SIGN_OF_LIFE_S = 10 * POLL_S
 MIN_STALL_S = 60.0
 STALL_STEPS = 20.0
 FIRST_STEP_FACTOR = 5.0
+HOST_GONE = "the process that hosts the store is gone (rank 0 of the job, or its launcher)"
+IDLE_FACTOR = 10.0
+"""How much longer a rank may stay in the user's own code between steps: it may save, evaluate or log."""
 
 
 @dataclasses.dataclass
@@ -54,13 +57,15 @@ class Patience:
 class Position:
     """Where a rank is: the step number, the index in its program, and what that is in words.
 
-    ``waits_for`` is the rank it waits for, or -1 while it computes or is in the user's own code.
+    ``waits_for`` is the rank it waits for, or -1 while it computes or is in the user's own code, where
+    ``is_idle`` is set.
     """
 
     step: int = 0
     index: int = -1
     words: object = "before its first step"
     waits_for: int = -1
+    is_idle: bool = False
 
 
 class Watch:
@@ -138,24 +143,28 @@ class Watch:
                 told = now
                 self._tell(position, quiet_s)
             if position.waits_for >= 0 and quiet_s > self._patience.limit_s:
-                self.failure = self._judge(position, quiet_s)
+                try:
+                    self.failure = self._judge(position, quiet_s)
+                except RuntimeError:
+                    self.failure = HOST_GONE
 
     def _look(self, store: Any) -> str | None:
         try:
             return store.get("error").decode() if store.check(["error"]) else None
         except RuntimeError:
-            return "the process that hosts the store is gone (rank 0 of the job, or its launcher)"
+            return HOST_GONE
 
     def _tell(self, position: Position, quiet_s: float) -> None:
         report = {"step": position.step, "words": str(position.words), "waits_for": position.waits_for}
+        report["is_idle"] = position.is_idle
         report |= {"quiet_s": quiet_s, "at": time.time()}
         try:
             self._store.set(f"position/{self._rank}", json.dumps(report))
         except RuntimeError:
-            self.failure = "the process that hosts the store is gone (rank 0 of the job, or its launcher)"
+            self.failure = HOST_GONE
 
-    def _judge(self, position: Position, quiet_s: float) -> str:
-        """Follow who waits for whom to the rank that holds everybody up, and publish it."""
+    def _judge(self, position: Position, quiet_s: float) -> str | None:
+        """Follow who waits for whom to the rank that holds everybody up, and publish it; None to wait on."""
         rank, seen, report = position.waits_for, {self._rank}, dict[str, Any]()
         while rank not in seen:
             seen.add(rank)
@@ -164,7 +173,13 @@ class Watch:
                 break
             rank = report["waits_for"]
         stuck_s = report["quiet_s"] + time.time() - report["at"] if report else 0.0
-        if not report or time.time() - report["at"] > SIGN_OF_LIFE_S:
+        is_dead = not report or time.time() - report["at"] > SIGN_OF_LIFE_S
+        limit_s = self._patience.limit_s
+        if is_dead and quiet_s < limit_s + SIGN_OF_LIFE_S:
+            return None  # it may be about to give one
+        if not is_dead and report["is_idle"] and quiet_s < IDLE_FACTOR * limit_s:
+            return None
+        if is_dead:
             what = f"rank {rank} shows no sign of life"
         elif report["waits_for"] < 0:
             what = f"rank {rank} is stuck in {report['words']} for {stuck_s:.1f} s"
@@ -172,7 +187,7 @@ class Watch:
             what = f"ranks {sorted(seen)} wait for one another"
         message = (
             f"{what}; rank {self._rank} waited {quiet_s:.1f} s at {position.words}, the limit is "
-            f"{self._patience.limit_s:.1f} s (stall_limit_s)"
+            f"{limit_s:.1f} s (stall_limit_s)"
         )
         stands: str = self._store.compare_set("error", "", message).decode()
         return stands

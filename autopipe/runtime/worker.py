@@ -109,10 +109,6 @@ class Worker:
         """Call ``module``, a data-parallel wrapper, instead of the stage."""
         self.module, self._replicas = module, Replicas(module)
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The stage's parameters under the model's names."""
-        return self.stage.named_parameters()
-
     def reduce(self) -> None:
         """Reduce gradients over data-parallel replicas, once all microbatches are through."""
         self._replicas.after_step()

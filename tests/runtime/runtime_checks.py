@@ -373,6 +373,17 @@ def misbehave(how):
         sys.exit(5)
 
 
+def patience():
+    """A rank may take its time between steps."""
+    _, *made = mlp(dist.get_world_size())
+    runtime = Runtime(*made, loss_fn=F.mse_loss, stall_limit_s=1.5)
+    x = torch.randn(8, 8, dtype=torch.float64)
+    for _ in range(2):
+        runtime.step(x, target=x)
+        if dist.get_rank() == 1:
+            time.sleep(5)
+
+
 def growth(n_steps):
     """Thousands of steps without a byte more, on every rank."""
     import resource

@@ -21,6 +21,11 @@ def test_checkpoints_fit_any_cut(tmp_path):
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
 
 
+@pytest.mark.timeout(90)
+def test_a_rank_may_take_its_time_between_steps():
+    runtime_ranks.run("patience", 2, timeout_s=60)
+
+
 @pytest.mark.timeout(120)
 def test_memory_does_not_grow():
     runtime_ranks.run("growth", 2, 300, timeout_s=100)
