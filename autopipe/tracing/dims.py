@@ -101,7 +101,7 @@ class Formulas:
 def fit(dims: Sequence[Dim], points: Sequence[Mapping[str, int]], values: Sequence[Any]) -> Size:
     """See :class:`Formulas`. Tries products and sums of one-dim affine, floor-division and square terms."""
     base = values[0]
-    if all(v == base for v in values) or not isinstance(base, int) or isinstance(base, bool):
+    if all(v == base for v in values) or any(isinstance(v, bool) or not isinstance(v, int) for v in values):
         return base
     moved = [(d, values[i + 1]) for i, d in enumerate(dims) if values[i + 1] != base]
     if not moved:
