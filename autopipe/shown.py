@@ -27,6 +27,10 @@ class Shown:
     def _repr_html_(self) -> str:
         return str(_look().html(self))
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's plain text: the table, not the dataclass with every field."""
+        printer.text(str(self))
+
     def to_frame(self) -> pd.DataFrame:
         """The rows of the main table, unformatted: seconds and bytes as numbers. Needs pandas."""
         return _look().frame(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 
 import look_examples
 import pytest
@@ -37,6 +38,9 @@ def test_every_type_shows_itself(name):
     assert page.startswith("<!doctype html>")
     assert "http" not in page.replace("http://www.w3.org", "")
     assert len(item.to_frame())
+    printed = []
+    item._repr_pretty_(SimpleNamespace(text=printed.append), False)
+    assert printed == [str(item)]
 
 
 def test_a_plan_as_text_has_each_stage_and_tie():
