@@ -21,6 +21,11 @@ class Shown:
 
     __slots__ = ()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # IPython prefers a class's own __repr__, which dataclasses write, to what a base class offers
+        cls._repr_pretty_ = Shown._repr_pretty_  # type: ignore[method-assign]
+
     def __str__(self) -> str:
         return str(_look().text(self))
 
