@@ -1,0 +1,57 @@
+"""The solver equals exhaustive search on small problems with ties, memory, pins and recompute."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopipe.solve import Item, Net, Problem, Share, Stage, chain
+from autopipe.solve.exhaustive import exhaustive
+from autopipe.solve.problem import HUGE
+
+
+@st.composite
+def problems(draw) -> Problem:
+    n, k = draw(st.integers(1, 6)), draw(st.integers(1, 3))
+    small = st.integers(0, 6)
+    limit = draw(st.sampled_from((HUGE, HUGE, 30, 15)))
+    pinned = draw(st.sampled_from((None, None, *range(k))))
+    items = [Item((f"o{v}",), *draw(st.tuples(small, small, small, small, small))) for v in range(n)]
+    if pinned is not None:
+        v = draw(st.integers(0, n - 1))
+        items[v] = Item(items[v].ops, 3, 1, first=pinned, last=pinned)
+    nets = []
+    for v in range(n - 1):
+        takers = draw(st.sets(st.integers(v + 1, n - 1), max_size=3))
+        if takers:
+            nets.append(Net(v, tuple(sorted(takers)), draw(small), draw(small), f"v{v}", draw(small)))
+    edges = tuple(sorted({(m.producer, c) for m in nets for c in m.consumers}))
+    shares = []
+    if n > 1 and draw(st.booleans()):
+        held = draw(st.sets(st.integers(0, n - 1), min_size=2, max_size=3))
+        shares.append(Share(tuple(sorted(held)), "w", draw(small), 0, draw(small), sync_ns=draw(small)))
+    stages = tuple(
+        Stage(s, draw(st.sampled_from((1.0, 1.0, 2.0))), limit, draw(st.integers(1, 3))) for s in range(k)
+    )
+    return Problem(
+        tuple(items),
+        edges,
+        tuple(nets),
+        tuple(shares),
+        stages,
+        overlap=draw(st.booleans()),
+        recompute=draw(st.sampled_from(("never", "auto", "always"))),
+        allow_empty=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems())
+def test_equals_exhaustive_search(problem):
+    answer, best = chain(problem), exhaustive(problem)
+    if best is None:
+        assert answer.stage_of is None
+        return
+    assert answer.stage_of is not None
+    assert problem.is_valid(answer.stage_of)
+    assert problem.bottleneck(problem.loads(answer.stage_of)) == answer.bottleneck_ns == best[0]
+    assert answer.lower_ns <= best[0]
+    assert answer.proved
