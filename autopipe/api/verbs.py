@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -120,6 +121,7 @@ def split(
     memory_limit: per rank, such as ``"70GB"``.
     ties: tied parameters: ``"sync"`` (a copy per stage, gradients summed), ``"colocate"``, or ``"auto"``.
     pin: module path → stage, such as ``{"lm_head": 3}``.
+    store: a folder that keeps measurements between runs and models; by default nothing is kept.
     dynamic: input dims that may change between calls; ``"auto"`` finds them.
     plan: build the stages of this plan instead of solving.
 
@@ -178,6 +180,7 @@ def _plan(
     ties: str = "auto",
     pin: Mapping[str, int] | None = None,
     dynamic: Any = "auto",
+    store: str | pathlib.Path | None = None,
     **solver: Any,
 ) -> Planned:
     if not isinstance(n_stages, int) or n_stages < 1:
@@ -193,7 +196,7 @@ def _plan(
         pieces = _n_microbatches(captured, n_microbatches, n_stages)
         planned = refine(
             captured,
-            lambda c: _costs(c, costs, device, _microbatch_dims(c, pieces)),
+            lambda c: _costs(c, costs, device, _microbatch_dims(c, pieces), store),
             lambda c, table: solve(
                 c.ops,
                 table,
@@ -289,6 +292,7 @@ def _costs(
     costs: str | CostTable | pathlib.Path,
     device: str | torch.device | Device | None,
     dims: Mapping[str, int],
+    store: str | pathlib.Path | None,
 ) -> CostTable:
     if isinstance(costs, CostTable):
         return costs
@@ -310,7 +314,18 @@ def _costs(
             f"costs='measured' runs on this machine, but device describes another, {device}; pass "
             "costs='estimated', or a torch device"
         )
-    return measure.profile(captured, device=device, dims=dims)
+    return measure.profile(
+        captured, device=device, dims=dims, n_peers=_busy_peers(captured, device), store=store
+    )
+
+
+def _busy_peers(captured: Capture, device: str | torch.device | None) -> int:
+    """Ranks that will compute beside this one on its processor: they share its memory bandwidth."""
+    where = torch.device(device) if device is not None else _device_of(captured.model)
+    if not in_group() or where.type != "cpu":
+        return 0
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    return min(beside, os.cpu_count() or 1) - 1
 
 
 def _read_json(path: str | pathlib.Path) -> dict[str, Any]:

@@ -15,7 +15,8 @@ def raised(action) -> str:
     try:
         action()
     except autopipe.AutopipeError as error:
-        return f"{type(error).__name__}: {error}"
+        names = [c.__name__ for c in type(error).__mro__ if issubclass(c, autopipe.AutopipeError)]
+        return f"{' '.join(names)}: {error}"
     return "nothing"
 
 
