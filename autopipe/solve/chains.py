@@ -14,7 +14,7 @@ from .contract import Contraction, contract, merge
 from .exact import Answer, prove
 from .intervals import best_chain
 from .orders import orders
-from .problem import HUGE, Problem, memory_bytes
+from .problem import HUGE, Item, Problem, Share, memory_bytes
 
 __all__ = ["chain"]
 
@@ -48,9 +48,10 @@ def _relaxed(problem: Problem, deadline: float) -> Answer:
         lower = answer.lower_ns
     else:
         own = tuple(dataclasses.replace(s, rank=i) for i, s in enumerate(problem.stages))
-        answer = chain(
-            dataclasses.replace(cheap, stages=own), time_limit_s=max(0.1, deadline - time.perf_counter())
-        )
+        whole = contracted(dataclasses.replace(cheap, stages=own))
+        found = first_answer(whole.problem, deadline)
+        stage_of = whole.expand(found.stage_of) if found.stage_of is not None else None
+        answer = dataclasses.replace(found, stage_of=stage_of)
         speeds = sum({s.rank: s.speed for s in problem.stages}.values())
         rounding = len(problem.items) + sum(len(s.items) for s in problem.shares)
         lower = max(0, int(problem.total_ns / speeds) - rounding)
@@ -86,7 +87,7 @@ def contracted(problem: Problem) -> Contraction:
 
 def without_idle_limits(problem: Problem) -> Problem:
     """The problem without bytes where even a single stage that holds everything stays within every limit."""
-    parts = (*problem.items, *problem.shares)
+    parts: tuple[Item | Share, ...] = (*problem.items, *problem.shares)
     static, saved = sum(p.static_bytes for p in parts), sum(p.saved_bytes for p in parts)
     peak, received = max(p.workspace_bytes for p in parts), sum(n.n_bytes for n in problem.nets)
     most = [max(memory_bytes(s, static, saved, peak, received)) for s in problem.stages]
