@@ -109,14 +109,16 @@ def _closing(problem: Problem) -> tuple[int, ...]:
 
     heap = [(change(v), v) for v, n in enumerate(waiting) if n == 0]
     heapq.heapify(heap)
-    out: list[int] = []
+    out: dict[int, None] = {}
     while heap:
         old, v = heapq.heappop(heap)
+        if v in out:
+            continue
         now = change(v)
         if now > old:
             heapq.heappush(heap, (now, v))
             continue
-        out.append(v)
+        out[v] = None
         for n in takes[v]:
             left[n] -= 1
         for w in problem.after[v]:
@@ -126,6 +128,6 @@ def _closing(problem: Problem) -> tuple[int, ...]:
         for n in takes[v]:
             if left[n] == 1:
                 for w in problem.nets[n].consumers:
-                    if waiting[w] == 0 and w not in out[-1:]:
+                    if waiting[w] == 0 and w not in out:
                         heapq.heappush(heap, (change(w), w))
-    return tuple(dict.fromkeys(out))
+    return tuple(out)
