@@ -15,14 +15,14 @@ import torch
 from torch import fx, nn
 
 from ..errors import CaptureError, InputError, ModelError
-from ..graph import OpGraph
+from ..graph import Dim, OpGraph
 from . import dims, emit, modes, opgraph
 from .caches import switched_off, without_cache
 from .calls import Recording
 from .examples import infer
 from .inputs import Inputs
 from .leaves import Policy
-from .session import Session, fresh
+from .session import Session, device_of, fresh
 from .state import preserved
 from .structure import Spec, unflatten
 from .vary import Variation, explore
@@ -96,6 +96,13 @@ class Capture:
         policy = self.policy.with_opened(paths)
         return _capture(self.model, *self.example, policy, self.dynamic)
 
+    def with_example(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Dim) -> Capture:
+        """The same capture, said to be made on other arguments, whose ``batch`` is of another size."""
+        inputs, _ = Inputs.of(self.model, args, kwargs)
+        sizes = tuple(batch if d.where == batch.where else d for d in self.ops.dims)
+        ops = dataclasses.replace(self.ops, dims=sizes)
+        return dataclasses.replace(self, example=(args, kwargs), inputs=inputs, ops=ops)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the captured graph as the model would run."""
         values = self.bind(args, kwargs)
@@ -144,20 +151,22 @@ def capture(
 def _capture(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, dynamic: Any
 ) -> Capture:
-    """A capture on the example, or, where it has one row, on two: one row hides what broadcasts."""
+    """A capture on few rows of the example, which is fast and, unlike one row, hides no broadcasting.
+
+    On all of them where the model runs on few, or is captured there, only in a way that does not fit them.
+    """
     kwargs = without_cache(model, kwargs)
     inputs, tensors = Inputs.of(model, args, kwargs)
-    rows = [d for d in dims.candidates(inputs) if d.name == "batch" and d.example == 1]
-    if dynamic and rows:
-        wide = inputs.rebuild(model, dims.resize(tensors, {rows[0]: 2}))
-        with contextlib.suppress(CaptureError, ModelError):
-            found = _captured(model, *wide, policy, dynamic)
-            if any(d.name == "batch" for d in found.ops.dims):
-                as_given = tuple(
-                    dataclasses.replace(d, example=1) if d.name == "batch" else d for d in found.ops.dims
-                )
-                ops = dataclasses.replace(found.ops, dims=as_given)
-                return dataclasses.replace(found, example=(args, kwargs), ops=ops)
+    few = dims.few_rows(inputs, device_of(model, args, kwargs)) if dynamic else {}
+    if few:
+        batch = next(iter(few))
+        given = inputs.rebuild(model, dims.resize(tensors, few))
+        with contextlib.suppress(CaptureError, ModelError, InputError):
+            found = _captured(model, *given, policy, dynamic)
+            if batch.where in [d.where for d in found.ops.dims]:
+                found = found.with_example(args, kwargs, batch)
+                found.bind(args, kwargs)
+                return found
     return _captured(model, args, kwargs, policy, dynamic)
 
 

@@ -17,7 +17,10 @@ from ..graph import Dim
 from ..units import Size, symbol
 from .inputs import Inputs
 
-__all__ = ["Formulas", "candidates", "fit", "resize", "trial_sizes"]
+__all__ = ["Formulas", "candidates", "few_rows", "fit", "resize", "trial_sizes"]
+
+
+_SHORT = 7
 
 
 def candidates(inputs: Inputs) -> list[Dim]:
@@ -60,11 +63,31 @@ def _alternatives(placeholder: str, name: str) -> Any:
 
 
 def trial_sizes(dim: Dim) -> list[int]:
-    """Other sizes to try a dim at, likeliest to be allowed first."""
+    """Other sizes to try a dim at, the most telling first: odd ones show rounding, small ones are fast."""
     n = dim.example
     if dim.name == "batch":
         return [n + 1, 2 * n]
-    return list(dict.fromkeys(s for s in (n + n // 2, 2 * n, n // 2) if s not in (0, n)))
+    odd = (n // 2 | 1, n + n // 2 | 1) if n > _SHORT else ()
+    return list(dict.fromkeys(s for s in (*odd, n + n // 2, 2 * n, n // 2) if s not in (0, n)))
+
+
+def few_rows(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
+    """The batch and the few rows that are enough to record a model with; empty where its own size is as good.
+
+    A batch is cut only where every tensor has it, so that no index into rows comes to point outside; and only
+    on a CPU, where time grows with it and such an index would raise.
+    """
+    batches = [d for d in candidates(inputs) if d.where[0][1] == 0]
+    tensors = {n: inputs.shapes[i] for i, n in enumerate(inputs.names) if n is not None}
+    others = {size for shape in tensors.values() for size in shape[1:]}
+    few = next(n for n in itertools.count(2) if n not in others)
+    if not batches or batches[0].name != "batch" or few == batches[0].example:
+        return {}
+    batch = batches[0]
+    if batch.example == 1:
+        return {batch: 2}
+    is_everywhere = all((n, 0) in batch.where for n, shape in tensors.items() if shape)
+    return {batch: few} if batch.example > 2 * few and is_everywhere and device.type == "cpu" else {}
 
 
 def resize(tensors: Mapping[str, torch.Tensor], sizes: Mapping[Dim, int]) -> dict[str, torch.Tensor]:

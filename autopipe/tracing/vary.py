@@ -273,10 +273,7 @@ def _together(
 ) -> _Trial | None:
     """All dims changed at once, its result compared with the model's; dims that do not stand it are fixed."""
     while trials:
-        other = {
-            d: next((s for s in sizing.trial_sizes(d) if s not in (t.sizes[d],)), t.sizes[d])
-            for d, t in trials.items()
-        }
+        other = {d: _next(sizing.trial_sizes(d), t.sizes[d]) for d, t in trials.items()}
         joint = _first(explorer, [other, {d: t.sizes[d] for d, t in trials.items()}])
         reason = explorer.differs(joint) if isinstance(joint, _Trial) else joint
         if not reason:
@@ -289,6 +286,11 @@ def _together(
             said = f"at {trials.pop(dim).sizes[dim]}, {why}"
             fixed.update(dict.fromkeys(dim.where, Fixed(dim.example, said)))
     return None
+
+
+def _next(sizes: Sequence[int], size: int) -> int:
+    """The size to try behind ``size``, which is the last one's own."""
+    return (*sizes, size)[sizes.index(size) + 1]
 
 
 def _fitted(

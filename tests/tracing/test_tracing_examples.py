@@ -1,0 +1,89 @@
+"""Large examples are recorded on few of their rows, where that is all the same to the model."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from autopipe.errors import InputError
+from autopipe.tracing import capture
+
+
+class Noting(nn.Linear):
+    """Notes how many rows it has run on, where no state that a capture puts back is."""
+
+    rows: ClassVar[list[int]] = []
+
+    def forward(self, x):
+        self.rows.append(len(x))
+        return super().forward(x)
+
+
+class Net(nn.Module):
+    """What it does may depend on the number of rows; some may be picked by their index."""
+
+    def __init__(self, behaviour):
+        super().__init__()
+        self.linear, self.behaviour = Noting(5, 5), behaviour
+
+    def forward(self, x, picked=None):
+        h = self.linear(x)
+        if self.behaviour == "branches" and x.shape[0] > 10:
+            h = h.relu()
+        if self.behaviour == "fixed":
+            h = h + torch.arange(100.0).view(20, 5)
+        return h if picked is None else h[picked]
+
+
+def captured(behaviour, *more):
+    Noting.rows.clear()
+    model = Net(behaviour)
+    args = (torch.randn(20, 5), *more)
+    return model, args, capture(model, args, closed=["linear"])
+
+
+def test_few_rows_are_enough():
+    model, args, found = captured("plain")
+    assert max(Noting.rows) < 20
+    assert found.example[0][0] is args[0]
+    assert found.ops.example_dims["batch"] == 20
+    for rows in (1, 3, 20, 33):
+        x = torch.randn(rows, 5)
+        torch.testing.assert_close(found(x), model(x))
+
+
+@pytest.mark.parametrize("behaviour", ["branches", "fixed"])
+def test_model_that_is_another_on_few_rows(behaviour):
+    model, args, found = captured(behaviour)
+    torch.testing.assert_close(found(*args), model(*args))
+    with pytest.raises(InputError):
+        found(torch.randn(2, 5))
+
+
+def test_rows_that_are_pointed_to_are_kept():
+    picked = torch.randint(0, 20, (7, 3))
+    model, args, found = captured("plain", picked)
+    assert min(Noting.rows) == 20
+    torch.testing.assert_close(found(*args), model(*args))
+
+
+class Halving(nn.Module):
+    """Bakes in that a length is even, in a way that only an odd length shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.linear(x)
+        odd = list(range(h.shape[1]))[-1] % 2 == 0
+        return h[:, :-1] if odd else h
+
+
+def test_length_that_must_stay_even_is_refused():
+    model = Halving()
+    found = capture(model, (torch.randn(2, 16, 4),))
+    torch.testing.assert_close(found(torch.randn(3, 16, 4)).shape, torch.Size([3, 16, 4]))
+    with pytest.raises(InputError, match="fixed at 16"):
+        found(torch.randn(2, 17, 4))
