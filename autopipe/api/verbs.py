@@ -122,6 +122,8 @@ def split(
     ties: tied parameters: ``"sync"`` (a copy per stage, gradients summed), ``"colocate"``, or ``"auto"``.
     pin: module path → stage, such as ``{"lm_head": 3}``.
     store: a folder that keeps measurements between runs and models; by default nothing is kept.
+    time_limit_s: how long each solve may look for a proof; past it the plan says how far from optimal the
+        cut can be at most.
     dynamic: input dims that may change between calls; ``"auto"`` finds them.
     plan: build the stages of this plan instead of solving.
 
@@ -181,6 +183,7 @@ def _plan(
     pin: Mapping[str, int] | None = None,
     dynamic: Any = "auto",
     store: str | pathlib.Path | None = None,
+    time_limit_s: float = 2.0,
     **solver: Any,
 ) -> Planned:
     if not isinstance(n_stages, int) or n_stages < 1:
@@ -208,6 +211,7 @@ def _plan(
                 memory_limit=memory_limit,
                 ties=ties,
                 pin=pin,
+                time_limit_s=time_limit_s,
                 **solver,
             ),
             may_open=balance == "cost" and costs in ("measured", "estimated"),
