@@ -129,17 +129,18 @@ def fit(dims: Sequence[Dim], points: Sequence[Mapping[str, int]], values: Sequen
     moved = [(d, values[i + 1]) for i, d in enumerate(dims) if values[i + 1] != base]
     if not moved:
         return base
-    parts = [_single(d, points, values, moved_value) for d, moved_value in moved]
-    for combination in itertools.product(*parts):
-        for join in (_product, _sum):
-            formula = join(combination, base)
-            if all(_at(formula, p) == v for p, v in zip(points, values, strict=True)):
-                return formula
+    for is_rounded in (False, True):
+        parts = [_single(d, points, values, moved_value, is_rounded) for d, moved_value in moved]
+        for combination in itertools.product(*parts):
+            for join in (_product, _sum)[: len(parts)]:
+                formula = join(combination, base)
+                if all(_at(formula, p) == v for p, v in zip(points, values, strict=True)):
+                    return formula
     return _product([p[0] for p in parts], base)
 
 
-def _single(dim: Dim, points: Any, values: Any, moved: int) -> list[Any]:
-    """Formulas of one dim alone through its two points, simplest first."""
+def _single(dim: Dim, points: Any, values: Any, moved: int, is_rounded: bool) -> list[Any]:
+    """Formulas of one dim alone through its two points, simplest first; those with a floor only on demand."""
     import sympy
 
     d, n, base = symbol(dim.name), dim.example, values[0]
@@ -150,7 +151,7 @@ def _single(dim: Dim, points: Any, values: Any, moved: int) -> list[Any]:
     out = [base + slope * (d - n)] if slope.is_Integer or base == slope * n else []
     if base * m * m == moved * n * n:
         out.append(sympy.Rational(base, n * n) * d**2)
-    for factor in dict.fromkeys((math.gcd(base, moved), 1)):
+    for factor in dict.fromkeys((math.gcd(base, moved), 1)) if is_rounded else ():
         out += _floored(d, [(n, base // factor), (m, moved // factor)], slope / factor, factor)
     return out or [base + slope * (d - n)]
 
