@@ -52,9 +52,13 @@ def merge(problem: Problem, together: Iterable[Sequence[int]]) -> Contraction:
         dataclasses.replace(s, items=tuple(sorted({part_of[v] for v in s.items}))) for s in problem.shares
     ]
     pairs = problem.pair_ns and {k: tuple(row[n] for n in kept) for k, row in problem.pair_ns.items()}
-    items, shares, nets, pairs = _settle(items, shares, nets, pairs)
     smaller = dataclasses.replace(
-        problem, items=tuple(items), edges=tuple(edges), nets=tuple(nets), shares=tuple(shares), pair_ns=pairs
+        problem,
+        items=tuple(_absorbing(items, shares)),
+        edges=tuple(edges),
+        nets=tuple(nets if pairs is not None else _merged(nets)),
+        shares=tuple(s for s in shares if len(s.items) > 1),
+        pair_ns=pairs,
     )
     return Contraction(smaller, part_of)
 
@@ -275,17 +279,15 @@ def _joined(problem: Problem, members: Sequence[int]) -> Item:
     )
 
 
-def _settle(items, shares, nets, pairs):  # type: ignore[no-untyped-def]
-    """Shares of one item become part of it; equal nets become one (unless their prices differ by pair)."""
-    left: list[Share] = []
-    items = list(items)
+def _absorbing(items: Sequence[Item], shares: Iterable[Share]) -> list[Item]:
+    """The items, with the shares that only one of them uses as part of it."""
+    out = list(items)
     for share in shares:
         if len(share.items) > 1:
-            left.append(share)
             continue
         for v in share.items:
-            it = items[v]
-            items[v] = dataclasses.replace(
+            it = out[v]
+            out[v] = dataclasses.replace(
                 it,
                 forward_ns=it.forward_ns + share.forward_ns,
                 backward_ns=it.backward_ns + share.backward_ns,
@@ -293,22 +295,21 @@ def _settle(items, shares, nets, pairs):  # type: ignore[no-untyped-def]
                 saved_bytes=it.saved_bytes + share.saved_bytes,
                 workspace_bytes=max(it.workspace_bytes, share.workspace_bytes),
             )
-    if pairs is not None:
-        return items, left, nets, pairs
+    return out
+
+
+def _merged(nets: Iterable[Net]) -> list[Net]:
+    """One net for all between the same items, none for what costs nothing."""
     merged: dict[tuple[int, tuple[int, ...]], Net] = {}
     for net in nets:
         key = (net.producer, net.consumers)
         old = merged.get(key)
-        merged[key] = (
-            net
-            if old is None
-            else Net(
-                net.producer,
-                net.consumers,
-                old.send_ns + net.send_ns,
-                old.receive_ns + net.receive_ns,
-                old.value,
-                old.n_bytes + net.n_bytes,
+        if old is not None:
+            net = dataclasses.replace(
+                old,
+                send_ns=old.send_ns + net.send_ns,
+                receive_ns=old.receive_ns + net.receive_ns,
+                n_bytes=old.n_bytes + net.n_bytes,
             )
-        )
-    return items, left, [n for n in merged.values() if n.send_ns or n.receive_ns or n.n_bytes], None
+        merged[key] = net
+    return [n for n in merged.values() if n.send_ns or n.receive_ns or n.n_bytes]

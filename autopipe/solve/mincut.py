@@ -1,23 +1,26 @@
 """A bound from single items: the least that any stage holding a given item costs, by minimum cut.
 
-``min over S ∋ v of work(S) + transfers(S)`` over every set of items, in whatever order: a relaxation of one
-stage that keeps all of its own prices. Bounds from totals are left to ``bounds``.
+``min over S ∋ v of work(S) + transfers(S)`` over every set of items in which what lies between ``v`` and
+another of its items lies too: a relaxation of one stage that keeps all of its own prices. Bounds from totals
+are left to ``bounds``.
 """
 
 from __future__ import annotations
 
+import collections
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import Problem, scaled
+from .problem import HUGE, Problem, scaled
 
 __all__ = ["dearest_item"]
 
 _LARGEST = 1 << 29
-"""Capacities are rounded down to this many steps: scipy's flows are 32-bit."""
+"""Capacities are first rounded down to this many steps: scipy's flows are 32-bit."""
 
 
 def dearest_item(problem: Problem, enough: int, deadline: float, tries: int = 12) -> int:
@@ -49,33 +52,86 @@ class _Network:
     """Items inside the source's side are the stage; nets and shares are gadgets of one or two nodes."""
 
     def __init__(self, problem: Problem, enough: int) -> None:
+        self.problem, self.enough = problem, enough
         self.step = max(1, math.ceil(enough / _LARGEST))
-        self.unbounded = (1 << 30) - 1
         self.size = len(problem.items) + 2 * len(problem.nets) + 2
-        self.sink = self.size - 1
+        self.source, self.sink = self.size - 2, self.size - 1
         fastest = max(s.speed for s in problem.stages)
-        rows: list[tuple[int, int, int]] = [
-            (v, self.sink, self._units(scaled(i.work_ns, fastest))) for v, i in enumerate(problem.items)
-        ]
+        rows = [(v, self.sink, scaled(i.work_ns, fastest)) for v, i in enumerate(problem.items)]
         node = len(problem.items)
         for net in problem.nets:
-            rows.append((net.producer, node, self._units(net.send_ns)))
-            rows.append((node + 1, net.producer, self._units(net.receive_ns)))
+            rows.append((net.producer, node, net.send_ns))
+            rows.append((node + 1, net.producer, net.receive_ns))
             for v in net.consumers:
-                rows.append((node, v, self.unbounded))
-                rows.append((v, node + 1, self.unbounded))
+                rows.append((node, v, HUGE))
+                rows.append((v, node + 1, HUGE))
             node += 2
         self.rows = [row for row in rows if row[2]]
-
-    def _units(self, ns: int) -> int:
-        return min(ns // self.step, self.unbounded)
 
     def bound(self, v: int) -> int:
         """The least cost of a stage that holds ``v``."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import maximum_flow
 
-        rows: Sequence[tuple[int, int, int]] = [*self.rows, (self.sink - 1, v, self.unbounded)]
-        source, target, capacity = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
+        p = self.problem
+        rows = [*self.rows, (self.source, v, HUGE), *_between(v, p.before), *_between(v, p.after)]
+        most = (1 << 30) - 1
+        source, target, capacity = (
+            np.array(column, dtype=np.int32)
+            for column in zip(*((a, b, min(c // self.step, most)) for a, b, c in rows), strict=True)
+        )
         network = csr_array((capacity, (source, target)), shape=(self.size, self.size))
-        return int(maximum_flow(network, self.sink - 1, self.sink).flow_value) * self.step
+        found = maximum_flow(network, self.source, self.sink)
+        value = int(found.flow_value) * self.step
+        if self.step > 1 and value < self.enough <= value + self.step * len(rows):
+            value += self._rest(rows, found.flow.tocoo())
+        return value
+
+    def _rest(self, rows: Sequence[tuple[int, int, int]], flow: Any) -> int:
+        """What still flows beside the flow of the rounded capacities, along shortest paths, up to enough."""
+        left: list[dict[int, int]] = [{} for _ in range(self.size)]
+        for a, b, capacity in rows:
+            left[a][b] = left[a].get(b, 0) + capacity
+            left[b].setdefault(a, 0)
+        out = 0
+        for a, b, units in zip(flow.row.tolist(), flow.col.tolist(), flow.data.tolist(), strict=True):
+            left[a][b] -= units * self.step
+            out += units * self.step if a == self.source else 0
+        more = 0
+        while out + more < self.enough and (path := _path(left, self.source, self.sink)):
+            least = min(left[a][b] for a, b in path)
+            for a, b in path:
+                left[a][b] -= least
+                left[b][a] += least
+            more += least
+        return more
+
+
+def _between(v: int, beside: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+    """An item on one side of ``v`` brings along what lies on its way to ``v``."""
+    rows, seen, stack = [], {v}, [v]
+    while stack:
+        w = stack.pop()
+        for u in beside[w]:
+            rows.append((u, w, HUGE))
+            if u not in seen:
+                seen.add(u)
+                stack.append(u)
+    return rows
+
+
+def _path(left: Sequence[Mapping[int, int]], source: int, sink: int) -> list[tuple[int, int]]:
+    """The edges of a shortest path with room left, empty when there is none."""
+    came = {source: source}
+    queue = collections.deque([source])
+    while queue and sink not in came:
+        a = queue.popleft()
+        for b, room in left[a].items():
+            if room > 0 and b not in came:
+                came[b] = a
+                queue.append(b)
+    path, at = [], sink
+    while at != source and at in came:
+        path.append((came[at], at))
+        at = came[at]
+    return path

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
-from .published import solve_file
+from .published import is_instance, solve_file
 
 
 def main() -> None:
@@ -15,7 +16,12 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=30.0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    rows = [solve_file(f, given.devices, given.time_limit) for f in given.files]
+    rows = []
+    for file in given.files:
+        if is_instance(file):
+            rows.append(solve_file(file, given.devices, given.time_limit))
+        else:
+            print(f"{file} is no partitioning instance: it has no nodes; left out", file=sys.stderr)
     if given.json:
         print(json.dumps(rows))
         return

@@ -32,6 +32,11 @@ class Instance:
     edges: tuple[tuple[int, int], ...]
 
 
+def is_instance(path: str | pathlib.Path) -> bool:
+    """Whether a file holds an instance: other data lies beside them."""
+    return "nodes" in json.loads(pathlib.Path(path).read_text())
+
+
 def read(path: str | pathlib.Path, n_devices: int | None = None) -> Instance:
     """The instance in a file, for its own number of accelerators or another."""
     return from_dict(json.loads(pathlib.Path(path).read_text()), n_devices)

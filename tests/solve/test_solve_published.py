@@ -1,0 +1,70 @@
+"""The published instances with proven optima, through the benchmark's own command, judged by their scorer."""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+FOLDER = ROOT.parent / "shared" / "workloads"
+pytestmark = [
+    pytest.mark.skipif(
+        not (FOLDER / "optima.json").is_file(), reason=f"the published instances are not in {FOLDER}"
+    ),
+    # the scorer leaves closing its files to the garbage collector
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    spec = importlib.util.spec_from_file_location("score", FOLDER / "score.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*arguments) -> list[dict]:
+    command = [sys.executable, "-m", "benchmarks.solver", *map(str, arguments), "--json"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    return json.loads(out.stdout)
+
+
+def assert_valid(scorer, row, n_devices=None):
+    instance = scorer.load_instance(row["file"])
+    instance["k"] = n_devices or instance["k"]
+    result = scorer.score(instance, scorer.assignment_from_result(row))
+    assert result["problems"] == []
+    assert result["chain_plus"]
+    assert result["max_load"] == pytest.approx(row["max_load"], rel=1e-12)
+
+
+def test_published_optima_are_found_and_proved(scorer):
+    optima = json.loads((FOLDER / "optima.json").read_text())
+    rows = run(*(FOLDER / f"{name}.json" for name in optima))
+    assert len(rows) == len(optima) == 6
+    for row in rows:
+        name = pathlib.Path(row["file"]).stem
+        assert row["proved"], name
+        assert row["max_load"] == pytest.approx(optima[name]["optimum_max_load"], rel=1e-9), name
+        assert row["lower_bound"] == pytest.approx(row["max_load"], rel=1e-9)
+        assert_valid(scorer, row)
+
+
+@pytest.mark.parametrize("n_devices", [2, 5, 16])
+def test_other_device_counts_are_proved(scorer, n_devices):
+    names = ("layer_bert24_inference", "layer_resnet50_inference", "operator_bert6_inference")
+    for row in run(*(FOLDER / f"{name}.json" for name in names), "--devices", n_devices):
+        assert row["proved"], row["file"]
+        assert len(row["fpgas"]) <= n_devices
+        assert_valid(scorer, row, n_devices)
+
+
+def test_what_is_no_instance_is_named_and_left_out():
+    command = [sys.executable, "-m", "benchmarks.solver", str(FOLDER / "optima.json"), "--json"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(out.stdout) == []
+    assert "optima.json" in out.stderr
