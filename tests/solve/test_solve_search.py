@@ -1,0 +1,163 @@
+"""``solve`` on a small language model by hand: what it is asked for holds, and hand-made splits never win."""
+
+import pytest
+
+from autopipe.costs import CostTable, OpCost
+from autopipe.errors import InfeasibleError, InputError, PlanError
+from autopipe.graph import Op, OpGraph, ParameterSpec, TensorSpec
+from autopipe.hardware import Cluster, Device, Link
+from autopipe.plans import Plan
+from autopipe.solve import solve
+
+N_LAYERS = 6
+WEIGHT = ParameterSpec("embed.weight", ("embed.weight", "head.weight"), (500, 64), "float32")
+LINK = Link(1e-5, 1e9)
+HIDDEN = (TensorSpec((8, 64), "float32", True),)
+
+
+def graph() -> OpGraph:
+    """An embedding, six layers that all take a mask, a head that shares the embedding's weight."""
+    ops = [Op("ids", "input", "ids", outputs=(TensorSpec((8,), "int64"),))]
+    edges = []
+
+    def add(name: str, takes: tuple[str, ...], weight: str, **fields) -> None:
+        ops.append(Op(name, "module", name, name, outputs=HIDDEN, parameters=(weight,), **fields))
+        edges.extend((p, name) for p in takes)
+
+    add("embed", ("ids",), "embed.weight")
+    mask = (TensorSpec((8, 8), "bool"),)
+    ops.append(Op("mask", "function", "torch.tril", outputs=mask, is_movable=True))
+    edges.append(("ids", "mask"))
+    for i in range(N_LAYERS):
+        add(f"layer{i}", (f"layer{i - 1}" if i else "embed", "mask"), f"layer{i}.weight")
+    add("head", (f"layer{N_LAYERS - 1}",), "embed.weight")
+    ops.append(Op("output", "output", "output"))
+    edges.append(("head", "output"))
+    place = {op.name: i for i, op in enumerate(ops)}
+    edges.sort(key=lambda e: (place[e[0]], place[e[1]]))
+    layers = tuple(
+        ParameterSpec(f"layer{i}.weight", (f"layer{i}.weight",), (64, 64), "float32") for i in range(N_LAYERS)
+    )
+    return OpGraph("LM", tuple(ops), tuple(edges), parameters=(WEIGHT, *layers))
+
+
+def costs(head_s: float = 3e-3) -> CostTable:
+    def cost(forward_s: float, saved_bytes: int = 1 << 10) -> OpCost:
+        return OpCost(forward_s, 2 * forward_s, forward_s, forward_s, saved_bytes)
+
+    layers = {f"layer{i}": cost(1e-3) for i in range(N_LAYERS)}
+    return CostTable(
+        {"embed": cost(1e-4), "mask": OpCost(1e-7), **layers, "head": cost(head_s)}, optimizer_s_per_byte=1e-9
+    )
+
+
+def cluster(n_ranks: int = 3, link: Link = LINK) -> Cluster:
+    return Cluster.uniform(n_ranks, link=link)
+
+
+def made(**changes) -> Plan:
+    fields = {"n_stages": 3, "n_microbatches": 6, "costs": costs(), "cluster": cluster()} | changes
+    return solve(graph(), fields.pop("costs"), fields.pop("cluster"), **fields)
+
+
+def stage_of(plan: Plan, op: str) -> int:
+    (stage,) = plan.stages_of[op]
+    return stage
+
+
+def test_the_balanced_cut_is_found_and_proved():
+    plan = made()
+    assert [stage_of(plan, f"layer{i}") for i in range(N_LAYERS)] == [0, 0, 0, 1, 1, 1]
+    assert stage_of(plan, "head") == 2
+    assert plan.bounds.proved
+    assert plan.bounds.gap == 0
+    assert plan.bounds.step_lower_s <= plan.step_s
+    assert [b.value for b in plan.boundaries] == ["layer2", "layer5"]
+
+
+def test_a_cheap_mask_is_computed_where_it_is_needed():
+    plan = made()
+    assert plan.stages_of["mask"] == (0, 1)
+    assert plan.stages[1].clones == ("mask",)
+    sent = made(clone="never")
+    assert len(sent.stages_of["mask"]) == 1
+    assert "mask" in {b.value for b in sent.boundaries}
+
+
+@pytest.mark.parametrize("stage", [0, -1])
+def test_pins_hold(stage):
+    plan = made(pin={"layer3": stage})
+    assert stage_of(plan, "layer3") == stage % 3
+
+
+def test_pins_that_cannot_be_met_say_so():
+    with pytest.raises(InputError, match="stages 0 to 2"):
+        made(pin={"layer3": 3})
+    with pytest.raises(PlanError, match="matches no op"):
+        made(pin={"layers.3": 1})
+    with pytest.raises(InfeasibleError, match="drop a pin"):
+        made(pin={"embed": 1})
+
+
+def test_together_and_uncut_hold():
+    plan = made(together=[["layer2", "layer4"]], uncut=["layer5"])
+    assert stage_of(plan, "layer2") == stage_of(plan, "layer4")
+    assert stage_of(plan, "layer5") == stage_of(plan, "head")
+
+
+def test_a_tied_weight_is_synchronised_where_that_is_cheap():
+    (tie,) = made().ties
+    assert (tie.parameter, tie.mode, tie.stages) == ("embed.weight", "sync", (0, 2))
+    assert tie.seconds == pytest.approx(1e-5 + 500 * 64 * 4 / 1e9)
+
+
+@pytest.mark.parametrize("n_stages", [2, 3])
+def test_colocated_users_leave_nothing_between_them(n_stages):
+    """Every other op lies on a path from the embedding to the head, so nothing is left to cut."""
+    with pytest.raises(InfeasibleError, match="1 stages at most"):
+        made(n_stages=n_stages, cluster=cluster(n_stages), ties="colocate")
+
+
+def test_a_v_placement_makes_the_tie_free():
+    plan = made(n_stages=4, cluster=cluster(2), schedule="zbv")
+    assert plan.placement == (0, 1, 1, 0)
+    (tie,) = plan.ties
+    assert (tie.stages, tie.mode, tie.seconds) == ((0, 3), "colocate", 0.0)
+
+
+def test_too_little_memory_names_stage_limit_and_remedy():
+    with pytest.raises(InfeasibleError, match=r"in stage \d, limit .* per rank fits.* more stages"):
+        made(memory_limit=100_000)
+    need = max(s.memory_bytes for s in made().stages)
+    assert max(s.memory_bytes for s in made(memory_limit=need).stages) <= need
+
+
+def test_unequal_memory_moves_the_cut():
+    plain = made()
+    short = Device(memory_bytes=plain.stages[1].memory_bytes - 1)
+    devices = (Device(), short, Device())
+    plan = made(cluster=Cluster(devices, local=LINK))
+    assert plan.stages[1].memory_bytes < plain.stages[1].memory_bytes
+
+
+@pytest.mark.parametrize("head_s", [1e-4, 1e-3, 6e-3])
+@pytest.mark.parametrize("link", [Link(1e-6, 1e10), Link(1e-3, 1e6)])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_never_slower_than_hand_made_splits(head_s, link, schedule):
+    given = {"costs": costs(head_s), "cluster": cluster(link=link), "schedule": schedule}
+    plan = made(**given)
+    for balance in ("uniform", "parameters"):
+        assert plan.step_s <= made(**given, balance=balance).step_s
+        assert any(c.label.endswith(balance) for c in plan.candidates)
+    assert plan.step_s == min(c.step_s for c in plan.candidates if c.feasible)
+
+
+def test_a_plan_survives_json():
+    plan = made(schedule="auto", n_stages=2, cluster=cluster(2), n_microbatches="auto")
+    assert Plan.from_json(plan.to_json()) == plan
+    assert len({(c.schedule, c.n_microbatches) for c in plan.candidates}) > 4
+
+
+def test_the_same_problem_has_the_same_plan():
+    first, second = made(), made()
+    assert first.to_json() == second.to_json()
