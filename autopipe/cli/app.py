@@ -225,12 +225,12 @@ def diff(
     """What changed between two plans; exit code 1 when the second is worse by more than the threshold."""
     with guard(debug):
         from ..plans import Plan
-        from .comparing import difference
 
-        result = difference(Plan.from_json(before), Plan.from_json(after), threshold)
-        emit(result.to_dict(), str(result), as_json)
-        if result.worse:
-            raise Verdict("" if as_json else f"worse by more than {threshold:.1%}: {', '.join(result.worse)}")
+        result = Plan.from_json(before).diff(Plan.from_json(after))
+        worse = result.worse(threshold)
+        emit({**result.to_dict(), "worse": list(worse)}, str(result), as_json)
+        if worse:
+            raise Verdict("" if as_json else f"worse by more than {threshold:.1%}: {', '.join(worse)}")
 
 
 @app.command()

@@ -14,6 +14,7 @@ from ..memory import memory_limits
 from ..plans import Plan
 from ..schedule import Schedule
 from ..simulator import Report, StageTimes, Timeline, simulate, simulate_schedule
+from . import diffs  # noqa: F401 (registers its tables)
 from .report import report
 from .svg import gantt, memory
 from .tables import headline, rank_table, tables

@@ -1,0 +1,63 @@
+"""A plan against another: what moved, what crosses otherwise, whether it is worse."""
+
+import dataclasses
+import json
+
+from plans import make_plan
+
+from autopipe.plans import Boundary, Tie
+
+
+def moved_plan(plan):
+    """``op1`` computed by stage 2, its value sent no more, the tie's ends on one stage."""
+    first, second, third, *rest = plan.stages
+    stages = (
+        first,
+        dataclasses.replace(second, ops=()),
+        dataclasses.replace(third, ops=("op1", *third.ops), memory_bytes=5000),
+        *rest,
+    )
+    tie = Tie("weight", ("weight", "head.weight"), (3,), 200, "colocate")
+    boundaries = (Boundary("op0", 0, (2,), 500), *plan.boundaries[2:])
+    return dataclasses.replace(plan, stages=stages, boundaries=boundaries, ties=(tie,), step_s=2.0)
+
+
+def test_a_plan_does_not_differ_from_itself():
+    plan = make_plan()
+    diff = plan.diff(plan)
+    assert diff.is_empty
+    assert diff.worse() == ()
+    assert "equal" in str(diff)
+
+
+def test_what_changed_is_named_both_ways():
+    plan = make_plan(step_s=1.0)
+    diff = plan.diff(moved_plan(plan))
+    assert diff.moved == (("op1", (1,), (2,)),)
+    assert diff.crossing == (("op0", (0, 1, 2), (0, 2)), ("op1", (1, 2), ()))
+    assert diff.ties == (("weight", ("sync", 0, 3), ("colocate", 3)),)
+    back = moved_plan(plan).diff(plan)
+    assert {(n, b, a) for n, a, b in back.moved + back.crossing + back.ties} == {
+        *diff.moved, *diff.crossing, *diff.ties,
+    }  # fmt: skip
+
+
+def test_worse_is_step_or_memory_beyond_the_threshold():
+    plan = make_plan(step_s=1.0)
+    other = dataclasses.replace(plan, step_s=1.1, schedule="gpipe")
+    assert plan.diff(other).worse() == ("step",)
+    assert plan.diff(other).worse(0.2) == ()
+    assert other.diff(plan).worse() == ()
+    assert plan.diff(moved_plan(plan)).worse(0.5) == ("step", "fullest rank")
+
+
+def test_a_difference_is_shown_and_written():
+    plan = make_plan(step_s=1.0)
+    other = moved_plan(dataclasses.replace(plan, schedule="gpipe"))
+    diff = plan.diff(other)
+    shown = str(diff)
+    for words in ("1f1b → gpipe", "+100.0%", "1 op moved", "2 values crossing", "1 parameter tied"):
+        assert words in shown
+    told = json.loads(json.dumps(diff.to_dict()))
+    assert told["schedule"] == ["1f1b", "gpipe"]
+    assert told["moved"] == [{"op": "op1", "before": [1], "after": [2]}]
