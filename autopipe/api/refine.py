@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from torch import nn
+
 from ..costs import CostTable
 from ..errors import CaptureError, InfeasibleError
 from ..plans import Plan
@@ -100,7 +102,7 @@ def _open_heaviest(
         names = set(max(plan.stages, key=lambda s: s.seconds).ops)
     leaves = [op for op in capture.ops.compute if op.kind == "module" and op.name in names]
     for op in sorted(leaves, key=lambda op: -costs[op.name].seconds):
-        if op.module_path in closed:
+        if op.module_path in closed or _is_single(capture.model.get_submodule(op.module_path)):
             continue
         try:
             return capture.open(op.module_path), op.module_path
@@ -108,3 +110,8 @@ def _open_heaviest(
             # a single op, or pinned closed by the caller
             closed.add(op.module_path)
     return None
+
+
+def _is_single(module: nn.Module) -> bool:
+    """Whether a leaf is one of torch's own layers without parts, which opens into a single call."""
+    return type(module).__module__.startswith("torch.nn.modules") and not any(module.children())
