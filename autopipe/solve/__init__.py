@@ -6,7 +6,20 @@ plan to ``stages``.
 
 from .chains import chain
 from .exact import Answer
+from .explain import Explanation, Move, explain
 from .problem import Item, Net, Problem, Share, Stage
 from .search import solve
 
-__all__ = ["Answer", "Item", "Net", "Problem", "Share", "Stage", "chain", "solve"]
+__all__ = [
+    "Answer",
+    "Explanation",
+    "Item",
+    "Move",
+    "Net",
+    "Problem",
+    "Share",
+    "Stage",
+    "chain",
+    "explain",
+    "solve",
+]

@@ -1,0 +1,54 @@
+"""What an explanation says of a move is what solving with that move made says."""
+
+import dataclasses
+
+import pytest
+from test_solve_search import N_LAYERS, costs, graph, made, stage_of
+
+from autopipe.errors import PlanError
+from autopipe.solve import explain
+
+
+def test_the_bottleneck_is_the_dearest_op_of_the_fullest_stage():
+    told = explain(made(costs=costs(head_s=8e-3)), graph(), costs(head_s=8e-3))
+    assert (told.bottleneck_stage, told.bottleneck_op) == (2, "head")
+    assert told.bottleneck_s == pytest.approx(24e-3)
+    assert "stage 2" in str(told)
+
+
+def test_no_move_improves_a_proved_bottleneck():
+    plan = made()
+    assert plan.bounds.proved
+    told = explain(plan, graph(), costs())
+    assert [(m.cut, m.source, m.target) for m in told.moves] == [(0, 0, 1), (0, 1, 0), (1, 1, 2)]
+    assert all(m.bottleneck_s >= 0 for m in told.moves)
+    assert {m.ops for m in told.moves} == {("layer2",), ("layer3",), ("layer5",)}
+
+
+@pytest.mark.parametrize("move", [0, 1, 2])
+def test_a_move_costs_what_the_moved_plan_costs(move):
+    plan = made()
+    told = explain(plan, graph(), costs()).moves[move]
+    pins = {name: stage_of(plan, name) for name in ("embed", *(f"layer{i}" for i in range(N_LAYERS)), "head")}
+    moved = made(pin={**pins, told.ops[0]: told.target})
+    assert told.bottleneck_s == pytest.approx(moved.bounds.bottleneck_s - plan.bounds.bottleneck_s)
+    assert told.step_s == pytest.approx(moved.step_s - plan.step_s)
+    assert told.fits
+
+
+def test_pinned_ops_are_not_moved():
+    plan = made(pin={"layer2": 0, "layer5": 1})
+    assert [m.ops for m in explain(plan, graph(), costs()).moves] == [("layer3",)]
+
+
+def test_a_move_that_memory_forbids_says_so():
+    need = max(s.memory_bytes for s in made().stages)
+    told = explain(made(memory_limit=need), graph(), costs())
+    assert not any(m.fits for m in told.moves if m.source == 1 and m.target == 0)
+    assert "memory does not suffice" in str(told)
+
+
+def test_another_graph_is_refused():
+    other = dataclasses.replace(graph(), model="other")
+    with pytest.raises(PlanError, match="capture the model"):
+        explain(made(), other, costs())
