@@ -15,7 +15,6 @@ solve          solve                                           no torch
 stages         stages                                          torch
 runtime        runtime                                         torch
 look           look                                            no torch
-neighbours     integrations                                    torch
 face           api                                             torch
 command line   cli, demo                                       torch
 =============  ==============================================  ========
