@@ -191,6 +191,17 @@ def explain(
         pathlib.Path | None,
         typer.Option(help="Costs that `autopipe profile --out` wrote: adds what moving each cut would cost."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help=f"With --costs: prices moves with communication and memory. {o.MODEL_HELP}",
+            show_default=False,
+        ),
+    ] = None,
+    meta: o.Meta = False,
+    batch: o.Batch = 8,
+    seq: o.Seq = 128,
+    inputs: o.Input = None,
     as_json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
@@ -200,16 +211,28 @@ def explain(
         from ..errors import InputError
         from ..look import certificate, cut_reasons
         from ..plans import Plan
-        from .planning import read_json
+        from ..solve import explain as explain_moves
+        from .planning import Request, read_json
 
         loaded = Plan.from_json(plan)
-        reasons = cut_reasons(loaded, CostTable.from_dict(read_json(costs)) if costs is not None else None)
-        if cut is not None and cut >= len(reasons):
+        if cut is not None and cut >= loaded.n_stages - 1:
             raise InputError(f"there is no cut after stage {cut}; the plan has {loaded.n_stages} stages")
+        if model is not None and costs is None:
+            raise InputError("--model prices moves by --costs; give what `autopipe profile --out` wrote")
+        prices = CostTable.from_dict(read_json(costs)) if costs is not None else None
+        reasons = cut_reasons(loaded, prices if model is None else None)
         shown = reasons if cut is None else reasons[cut : cut + 1]
         bounds = {**dataclasses.asdict(loaded.bounds), "gap": loaded.bounds.gap}
-    lines = [f"{loaded.model}: {certificate(loaded)}", *shown]
-    emit({"cuts": list(shown), "bounds": bounds}, "\n".join(lines), as_json)
+        told: dict[str, Any] = {"cuts": list(shown), "bounds": bounds}
+        lines = [f"{loaded.model}: {certificate(loaded)}", *shown]
+        if model is not None and prices is not None:
+            graph = _graph(Request(model, meta, batch, seq, tuple(inputs or ())), loaded)
+            found = explain_moves(loaded, graph, prices)
+            moves = tuple(m for m in found.moves if cut in (None, m.cut))
+            found = dataclasses.replace(found, moves=moves)
+            told["explanation"] = found.to_dict()
+            lines.append(str(found))
+    emit(told, "\n".join(lines), as_json)
 
 
 @app.command()

@@ -167,6 +167,10 @@ def test_explain_says_each_cut(plan_path, tmp_path):
     costs = tmp_path / "costs.json"
     assert invoke("profile", SAMPLE, "-m", "4", *ESTIMATED[:2], "--out", costs).exit_code == 0
     assert "slowest stage" in invoke("explain", plan_path, "--costs", costs).stdout
+    priced = invoke("explain", plan_path, "--costs", costs, "--model", SAMPLE)
+    assert "bottleneck: stage" in priced.stdout
+    assert "step +" in priced.stdout or "step −" in priced.stdout
+    assert invoke("explain", plan_path, "--model", SAMPLE).exit_code == 2
     told = json.loads(invoke("explain", plan_path, "--json").stdout)
     assert len(told["cuts"]) == 1
     assert told["bounds"]["bottleneck_s"] > 0
