@@ -1,4 +1,4 @@
-"""The single-stage bound bounds every assignment, is exact however large costs are, and keeps stages whole."""
+"""The single-stage bound holds for every assignment, is exact however large costs are, keeps stages whole."""
 
 import dataclasses
 import math
