@@ -25,7 +25,7 @@ from .leaves import Policy
 from .session import Session, device_of, fresh
 from .state import preserved
 from .structure import Spec, unflatten
-from .vary import Variation, explore
+from .vary import Variation, confirm, explore
 
 __all__ = ["Capture", "capture"]
 
@@ -96,11 +96,11 @@ class Capture:
         policy = self.policy.with_opened(paths)
         return _capture(self.model, *self.example, policy, self.dynamic)
 
-    def with_example(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Dim) -> Capture:
-        """The same capture, said to be made on other arguments, whose ``batch`` is of another size."""
+    def with_example(self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sequence[Dim]) -> Capture:
+        """The same capture, said to be made on other arguments, which have ``sizes``."""
         inputs, _ = Inputs.of(self.model, args, kwargs)
-        sizes = tuple(batch if d.where == batch.where else d for d in self.ops.dims)
-        ops = dataclasses.replace(self.ops, dims=sizes)
+        other = {d.where: d for d in sizes}
+        ops = dataclasses.replace(self.ops, dims=tuple(other.get(d.where, d) for d in self.ops.dims))
         return dataclasses.replace(self, example=(args, kwargs), inputs=inputs, ops=ops)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -151,28 +151,36 @@ def capture(
 def _capture(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, dynamic: Any
 ) -> Capture:
-    """A capture on few rows of the example, which is fast and, unlike one row, hides no broadcasting.
+    """A capture on few rows and positions of the example, which is fast and, unlike one row, hides nothing.
 
     On all of them where the model runs on few, or is captured there, only in a way that does not fit them.
     """
     kwargs = without_cache(model, kwargs)
     inputs, tensors = Inputs.of(model, args, kwargs)
-    few = dims.few_rows(inputs, device_of(model, args, kwargs)) if dynamic else {}
-    if few:
-        batch = next(iter(few))
-        given = inputs.rebuild(model, dims.resize(tensors, few))
+    device = device_of(model, args, kwargs)
+    rows = dims.few_rows(inputs, device) if dynamic else {}
+    tokens = dims.few_tokens(inputs, device) if dynamic else {}
+    for cut in filter(None, (rows | tokens, rows) if tokens else (rows,)):
+        given = inputs.rebuild(model, dims.resize(tensors, cut))
+        confirm_at = dims.resize(tensors, rows) if len(cut) > len(rows) else None
         with contextlib.suppress(CaptureError, ModelError, InputError):
-            found = _captured(model, *given, policy, dynamic)
-            if batch.where in [d.where for d in found.ops.dims]:
-                found = found.with_example(args, kwargs, batch)
+            found = _captured(model, *given, policy, dynamic, confirm_at)
+            if {d.where for d in cut} <= {d.where for d in found.ops.dims}:
+                found = found.with_example(args, kwargs, tuple(cut))
                 found.bind(args, kwargs)
                 return found
     return _captured(model, args, kwargs, policy, dynamic)
 
 
 def _captured(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, dynamic: Any
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    policy: Policy,
+    dynamic: Any,
+    confirm_at: Mapping[str, torch.Tensor] | None = None,
 ) -> Capture:
+    """A capture on the example; where ``confirm_at`` is given, its shapes are held against a run on it."""
     with preserved(model) as snapshot, switched_off(model):
         session = Session(model, args, kwargs, policy, snapshot)
         forms = session.forms()
@@ -182,6 +190,9 @@ def _captured(
         variation = Variation()
         if dynamic:
             variation = _vary(session, list({id(f): f for f in merged.values()}.values()), inputs, tensors)
+        if confirm_at is not None:
+            session.start(training=False)
+            confirm(model, merged[False], variation, confirm_at, session.device)
     graphs = {True: emit.graph(merged[True])}
     graphs[False] = graphs[True] if merged[False] is merged[True] else emit.graph(merged[False])
     shapes = variation.shapes

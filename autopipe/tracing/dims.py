@@ -17,10 +17,10 @@ from ..graph import Dim
 from ..units import Size, symbol
 from .inputs import Inputs
 
-__all__ = ["Formulas", "candidates", "few_rows", "fit", "resize", "trial_sizes"]
+__all__ = ["Formulas", "candidates", "few_rows", "few_tokens", "fit", "resize", "trial_sizes"]
 
 
-_SHORT = 7
+_SHORT, _FEW_TOKENS = 7, 16
 
 
 def candidates(inputs: Inputs) -> list[Dim]:
@@ -88,6 +88,22 @@ def few_rows(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
         return {batch: 2}
     is_everywhere = all((n, 0) in batch.where for n, shape in tensors.items() if shape)
     return {batch: few} if batch.example > 2 * few and is_everywhere and device.type == "cpu" else {}
+
+
+def few_tokens(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
+    """The length and the few positions that are enough to record a model of tokens alone; else empty.
+
+    It is cut only where all tensors are ``[batch, length]`` and hold no floats, and only on a CPU.
+    """
+    shapes = set(inputs.shapes.values())
+    if len(shapes) != 1 or device.type != "cpu" or any(t.is_floating_point for t in inputs.dtypes.values()):
+        return {}
+    (shape,) = shapes
+    few = _FEW_TOKENS + (_FEW_TOKENS in shape)
+    if len(shape) != 2 or shape[1] <= 4 * few:
+        return {}
+    lengths = [d for d in candidates(inputs) if {axis for _, axis in d.where} == {1}]
+    return {lengths[0]: few} if len(lengths) == 1 else {}
 
 
 def resize(tensors: Mapping[str, torch.Tensor], sizes: Mapping[Dim, int]) -> dict[str, torch.Tensor]:

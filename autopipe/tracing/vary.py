@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import InputError
+from ..errors import CaptureError, InputError
 from ..graph import Dim
-from ..units import Size
+from ..units import Size, size_at
 from . import dims as sizing
 from .calls import Call, Guard, Recording
 from .functions import ExportFlags, tensors
@@ -28,7 +28,7 @@ from .session import close_to
 from .state import switch
 from .structure import flatten
 
-__all__ = ["Check", "Fixed", "Variation", "explore"]
+__all__ = ["Check", "Fixed", "Variation", "confirm", "explore"]
 
 _SIGNS = {
     operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
@@ -210,6 +210,28 @@ def explore(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the model said what it had to say when it was recorded
         return _explore(explorer, forms, inputs)
+
+
+def confirm(
+    model: nn.Module,
+    form: Recording,
+    variation: Variation,
+    given: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> None:
+    """Replay one form at other sizes; :class:`CaptureError` where a shape is not what its formula says."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            seen = replay(model, form, given, device)
+        except Exception as error:
+            raise CaptureError(f"the captured graph fails at other sizes: {_first_line(error)}") from error
+    sizes = {d.name: given[d.where[0][0]].shape[d.where[0][1]] for d in variation.dims}
+    value = functools.cache(lambda formula: size_at(formula, sizes))
+    for call, shapes in seen.shapes.items():
+        said = tuple(tuple(map(value, shape)) for shape in variation.shapes.get(call, shapes))
+        if said != shapes:
+            raise CaptureError(f"a shape at {sizes} is {shapes}, not {said} as its formula says")
 
 
 def _explore(explorer: _Explorer, forms: Sequence[Recording], inputs: Inputs) -> Variation:

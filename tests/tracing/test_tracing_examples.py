@@ -8,6 +8,7 @@ from torch import nn
 
 from autopipe.errors import InputError
 from autopipe.tracing import capture
+from autopipe.units import size_at
 
 
 class Noting(nn.Linear):
@@ -66,6 +67,32 @@ def test_rows_that_are_pointed_to_are_kept():
     model, args, found = captured("plain", picked)
     assert min(Noting.rows) == 20
     torch.testing.assert_close(found(*args), model(*args))
+
+
+class Tokens(nn.Module):
+    """May look at the first hundred tokens alone, which shows at more than a hundred only."""
+
+    def __init__(self, n_most):
+        super().__init__()
+        self.embedding, self.head, self.n_most = nn.Embedding(10, 5), Noting(5, 5), n_most
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens)[:, : self.n_most].flatten(0, 1))
+
+
+@pytest.mark.parametrize("n_most", [None, 100])
+def test_few_tokens_are_enough_where_shapes_agree_at_all(n_most):
+    Noting.rows.clear()
+    model, tokens = Tokens(n_most), torch.randint(0, 10, (2, 200))
+    found = capture(model, (tokens,), closed=["head"])
+    length = n_most or 200
+    assert (sum(rows >= 2 * length for rows in Noting.rows) == 1) == (n_most is None)
+    assert found.ops.example_dims == {"batch": 2, "seq": 200}
+    (shape,) = {t.shape for t in found.ops.by_name["head"].outputs}
+    assert size_at(shape[0], found.ops.example_dims) == 2 * length
+    for size in (200, 31, 250):
+        other = torch.randint(0, 10, (3, size))
+        torch.testing.assert_close(found(other), model(other))
 
 
 class Halving(nn.Module):
