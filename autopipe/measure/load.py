@@ -6,11 +6,14 @@ What they work on is left to the caller.
 from __future__ import annotations
 
 import contextlib
+import gc
+import io
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import torch
 
@@ -34,19 +37,44 @@ def busy(work: Callable[[], object], n_peers: int, device: torch.device) -> Iter
     finally:
         for pid in peers:
             os.kill(pid, signal.SIGKILL)
+        for pid in peers:
             os.waitpid(pid, 0)
 
 
 def _fork(work: Callable[[], object]) -> int:
-    with warnings.catch_warnings():
-        # the child runs kernels on one thread and touches no lock that another thread could hold
-        warnings.filterwarnings("ignore", "This process.*is multi-threaded", DeprecationWarning)
-        pid = os.fork()
-    if pid:
-        return pid
+    parent = os.getpid()
+    # A signal's Python handler belongs to the parent (a kernel, a launcher): it must not run in the child,
+    # so none is delivered before the child has dropped them all.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
+        with warnings.catch_warnings():
+            # the child runs kernels on one thread and touches no lock that another thread could hold
+            warnings.filterwarnings("ignore", "This process.*is multi-threaded", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            _repeat(work, parent)
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _repeat(work: Callable[[], object], parent: int) -> NoReturn:
+    """The child: works in silence until its parent is gone, and leaves without any of Python's clean-up.
+
+    What it inherited (sockets of process groups and kernels, open files) is never read, written, flushed or
+    closed by it: no finalizer runs, as nothing is collected, and nothing printed reaches the parent's.
+    """
+    try:
+        gc.disable()
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         torch.set_num_threads(1)
-        while os.getppid() != 1:
+        sys.stdout = sys.stderr = io.StringIO()
+        while os.getppid() == parent:
             work()
     finally:
         os._exit(0)
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

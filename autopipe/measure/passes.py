@@ -133,10 +133,11 @@ class Passes:
             with self.watch("F"):
                 for node in self.replay.nodes:
                     env[node.name] = self.replay.call(node, env)
-            seeds = self.replay.seed(env)
+            roots = [*self.replay.seed(env), *self.replay.cut_off(env)]
+            gradients = [torch.ones_like(t) for t in roots]
             with self.watch("B"):
-                if seeds:
-                    torch.autograd.backward(seeds, [torch.ones_like(t) for t in seeds])
+                if roots:
+                    torch.autograd.backward(roots, gradients)
 
     def key(self, name: str) -> str:
         return self.replay.ops.by_name[name].signature or name

@@ -130,6 +130,29 @@ class Replay:
             self.ran(p.name) for n in self.graph.nodes if n.name in self.skipped for p in n.all_input_nodes
         )
 
+    @functools.cached_property
+    def _reaching(self) -> frozenset[str]:
+        """Executed values that the output depends on, with stand-ins in the place of what is not run."""
+        found: set[str] = set()
+        ahead = [self.output]
+        while ahead:
+            for read in ahead.pop().all_input_nodes:
+                name = self.ran(read.name)
+                if name not in found:
+                    found.add(name)
+                    ahead.append(self.node(name))
+        return frozenset(found)
+
+    def cut_off(self, env: Mapping[str, Any]) -> list[Tensor]:
+        """Tensors that would get their gradient only through ops that are not run.
+
+        Without a gradient of their own, a backward from the outputs would leave out the ops that made them.
+        """
+        names = sorted(self.unfed - self._reaching)
+        leaves = pytree.tree_leaves([env[name] for name in names if name in env])
+        tensors = (t for t in leaves if isinstance(t, Tensor) and t.requires_grad and not t.is_leaf)
+        return list({id(t): t for t in tensors}.values())
+
     def inputs(self) -> dict[str, Any]:
         """The example's leaves at the microbatch's dims, on the device, by placeholder name."""
         args, kwargs = self.capture.example
@@ -248,10 +271,7 @@ class Replay:
     @contextlib.contextmanager
     def attempt(self, piece: Piece, env: dict[str, Any]) -> Iterator[None]:
         """Within it an error of the piece is noted, the piece is taken out, and its value made up."""
-        missing = [name for name in piece.takes if name not in env]
         try:
-            if missing:
-                raise CostError(f"takes the value of {', '.join(missing)}, which could not be run")
             yield
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
@@ -291,6 +311,9 @@ class Replay:
 
     def forward(self, piece: Piece, env: dict[str, Any], around: Around) -> Tape:
         """Runs a piece on ``env`` inside ``around`` and adds the values it gives, detached, to ``env``."""
+        missing = [name for name in piece.takes if name not in env]
+        if missing:
+            raise CostError(f"takes the value of {', '.join(missing)}, which could not be run")
         local = {name: self._feed(env, name) for name in piece.takes}
         feed = dict(local)
         with around:

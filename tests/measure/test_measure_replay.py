@@ -1,0 +1,100 @@
+"""Replays: what is taken out when it fails, what the whole-model pass runs, and the processes beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopipe
+from autopipe.measure.load import busy
+from autopipe.measure.passes import Passes
+from autopipe.measure.replay import INSTANCES, Replay, stand_ins
+from autopipe.measure.samples import Samples
+from autopipe.measure.survey import survey
+
+
+class Twice(nn.Module):
+    """More residual sums than linear layers per block, so the sums are skipped blocks earlier."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + x
+            x = x + layer(x)
+        return x.sum()
+
+
+def test_the_whole_backward_reaches_every_parameter_that_is_run() -> None:
+    capture = autopipe.capture(Twice(3 * INSTANCES), (torch.ones(4, 8),))
+    replay = Replay(capture)
+    with stand_ins(replay):
+        passes = Passes(replay, survey(replay), Samples({}, ""), None)
+        for parameter in replay.parameters:
+            parameter.grad = None
+        assert 2 * INSTANCES <= len(replay.parameters) < 3 * 2 * INSTANCES
+        passes._whole()
+        assert all(parameter.grad is not None for parameter in replay.parameters)
+
+
+def test_an_op_without_its_input_is_estimated() -> None:
+    class Pair(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x + 1, x + 2
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair, self.last = Pair(), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            a, b = self.pair(x)
+            return self.last(a * b)
+
+    capture = autopipe.capture(Net(), (torch.ones(4, 8),))
+    replay = Replay(capture)
+    with stand_ins(replay):
+        piece = replay.pieces(lambda name: True)[-1]
+        env: dict[str, object] = {}
+        with replay.attempt(piece, env):
+            replay.forward(piece, env, torch.no_grad())
+    (reason,) = set(replay.failures.values())
+    assert "could not be run" in reason
+    assert piece.takes[0] in reason
+
+
+def test_peers_share_no_signal_handler_and_end_with_an_error() -> None:
+    read, write = os.pipe()
+    seen = signal.signal(signal.SIGTERM, lambda *_: os.write(write, b"handled"))
+    try:
+        with pytest.raises(ZeroDivisionError), busy(lambda: os.write(write, b"."), 2, torch.device("cpu")):
+            raise ZeroDivisionError
+        with busy(lambda: os.kill(os.getpid(), signal.SIGTERM), 1, torch.device("cpu")):
+            time.sleep(0.05)
+    finally:
+        signal.signal(signal.SIGTERM, seen)
+    os.close(write)
+    rest = b""
+    while chunk := os.read(read, 1 << 16):
+        rest += chunk
+    os.close(read)
+    assert b"handled" not in rest
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_peers_do_not_outlive_failing_work() -> None:
+    def fails() -> None:
+        raise RuntimeError("no work")
+
+    with busy(fails, 1, torch.device("cpu")):
+        time.sleep(0.01)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
