@@ -57,7 +57,10 @@ class _Network:
         self.size = len(problem.items) + 2 * len(problem.nets) + 2
         self.source, self.sink = self.size - 2, self.size - 1
         fastest = max(s.speed for s in problem.stages)
-        rows = [(v, self.sink, scaled(i.work_ns, fastest)) for v, i in enumerate(problem.items)]
+        # a stage rounds forward and backward apart: together they may be one less than the rounded sum
+        rounding = int(fastest != 1.0)
+        works = [max(0, scaled(i.work_ns, fastest) - rounding) for i in problem.items]
+        rows = [(v, self.sink, work) for v, work in enumerate(works)]
         node = len(problem.items)
         for net in problem.nets:
             rows.append((net.producer, node, net.send_ns))

@@ -14,10 +14,12 @@ def problems(draw) -> Problem:
     small = st.integers(0, 6)
     limit = draw(st.sampled_from((HUGE, HUGE, 30, 15)))
     pinned = draw(st.sampled_from((None, None, *range(k))))
-    items = [Item((f"o{v}",), *draw(st.tuples(small, small, small, small, small))) for v in range(n)]
+    # even, so that a device of twice the speed halves them without rounding, which merged items do once
+    time = small.map(lambda t: 2 * t)
+    items = [Item((f"o{v}",), *draw(st.tuples(time, time, small, small, small))) for v in range(n)]
     if pinned is not None:
         v = draw(st.integers(0, n - 1))
-        items[v] = Item(items[v].ops, 3, 1, first=pinned, last=pinned)
+        items[v] = Item(items[v].ops, 4, 2, first=pinned, last=pinned)
     nets = []
     for v in range(n - 1):
         takers = draw(st.sets(st.integers(v + 1, n - 1), max_size=3))
@@ -27,7 +29,7 @@ def problems(draw) -> Problem:
     shares = []
     if n > 1 and draw(st.booleans()):
         held = draw(st.sets(st.integers(0, n - 1), min_size=2, max_size=3))
-        shares.append(Share(tuple(sorted(held)), "w", draw(small), 0, draw(small), sync_ns=draw(small)))
+        shares.append(Share(tuple(sorted(held)), "w", draw(time), 0, draw(small), sync_ns=draw(small)))
     stages = tuple(
         Stage(s, draw(st.sampled_from((1.0, 1.0, 2.0))), limit, draw(st.integers(1, 3))) for s in range(k)
     )
