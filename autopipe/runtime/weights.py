@@ -10,6 +10,7 @@ mend (batch norm, auxiliary losses of a mixture of experts) equals microbatches 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ..tracing import Capture
 
 __all__ = ["LossWeight", "Weigher"]
+
+_logger = logging.getLogger(__name__)
 
 LossWeight = Callable[[tuple[Any, ...], dict[str, Any], Any], float]
 """``loss_weight(args, kwargs, target)`` of one microbatch; only ratios matter."""
@@ -87,28 +90,40 @@ def _normalised(weights: Sequence[float]) -> list[float]:
 class _LabelGraph:
     """The part of a captured graph from the inputs to the labels its ``cross_entropy`` averages over."""
 
-    def __init__(self, nodes: list[fx.Node], labels: fx.Node, ignore_index: int, is_sum: bool) -> None:
+    def __init__(
+        self,
+        nodes: list[fx.Node],
+        labels: fx.Node,
+        ignore_index: int,
+        is_sum: bool,
+        constants: dict[str, Any],
+    ) -> None:
         self._nodes, self._target, self._ignore = nodes, labels, ignore_index
-        self.is_sum = is_sum
+        self.is_sum, self._constants = is_sum, constants
 
     @classmethod
     def find(cls, capture: Capture) -> _LabelGraph | None:
-        """None when the loss is not a ``cross_entropy``, or its labels are not made from inputs alone."""
+        """None when the loss is not a ``cross_entropy``; one that cannot be weighed exactly is warned of."""
         graph = capture.graphs[True]
         calls = [n for n in graph.nodes if n.op == "call_function" and n.target in _MEANS_OVER_LABELS]
-        calls = [n for n in calls if _argument(n, 2, "weight", None) is None and _reaches_output(n)]
+        calls = [n for n in calls if _reaches_output(n)]
         if not calls:
             return None
-        call = calls[-1]
+        call, fixed = calls[-1], {**capture.constants, "_device": capture.device}
         labels = _argument(call, 1, "target", None)
-        if not isinstance(labels, fx.Node):
+        why = _why_not(calls, fixed)
+        if why or not isinstance(labels, fx.Node):
+            _logger.warning(
+                "the model's loss cannot be weighed exactly by its labels, since %s: microbatches weigh by "
+                "rows, which differs from the full batch where their counted labels do; pass loss_weight to "
+                "say otherwise",
+                why or "they are constant",
+            )
             return None
         needed = _ancestors(labels)
-        if any(n.op not in ("placeholder", "call_function", "call_method") for n in needed):
-            return None
         nodes = [n for n in graph.nodes if n in needed]
-        reduction = _argument(call, 6, "reduction", "mean")
-        return cls(nodes, labels, int(_argument(call, 4, "ignore_index", -100)), reduction == "sum")
+        ignored = int(_argument(call, 4, "ignore_index", -100))
+        return cls(nodes, labels, ignored, _argument(call, 6, "reduction", "mean") == "sum", fixed)
 
     def count(self, batch: Batch, m: int) -> int:
         """How many labels of microbatch ``m`` count."""
@@ -116,6 +131,9 @@ class _LabelGraph:
         for node in self._nodes:
             if node.op == "placeholder":
                 values[node] = batch.leaves[node.name][m]
+                continue
+            if node.op == "get_attr":
+                values[node] = self._constants[str(node.target)]
                 continue
             args = fx.map_arg(node.args, values.__getitem__)
             kwargs = fx.map_arg(node.kwargs, values.__getitem__)
@@ -127,6 +145,23 @@ class _LabelGraph:
         if labels.is_floating_point():
             return labels.shape[0] if labels.ndim else 1
         return int((labels != self._ignore).sum())
+
+
+def _can_run(node: fx.Node, fixed: Mapping[str, Any]) -> bool:
+    if node.op == "get_attr":
+        return str(node.target) in fixed
+    return node.op in ("placeholder", "call_function", "call_method")
+
+
+def _why_not(calls: Sequence[fx.Node], fixed: Mapping[str, Any]) -> str:
+    """Why no single count of labels weighs the loss; empty where one does."""
+    targets = {_argument(call, 1, "target", None) for call in calls}
+    if len(targets) > 1:
+        return "it averages several times over different labels"
+    labels = targets.pop()
+    if isinstance(labels, fx.Node) and not all(_can_run(n, fixed) for n in _ancestors(labels)):
+        return "they are made inside the model"
+    return "" if _argument(calls[-1], 2, "weight", None) is None else "its classes are weighted"
 
 
 _MEANS_OVER_LABELS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
