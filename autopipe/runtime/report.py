@@ -11,7 +11,7 @@ from typing import Any
 
 from ..plans import Plan
 from ..schedule import Action
-from ..simulator import Report, StageReport
+from ..simulator import Report, StageReport, simulate
 
 __all__ = ["make_report"]
 
@@ -47,7 +47,7 @@ def make_report(plan: Plan, ranks: Sequence[dict[str, Any]]) -> Report:
             ]
     return Report(
         stages,
-        plan.step_s,
+        simulate(plan).before_optimizer_s,
         statistics.median(lengths) if lengths else 0.0,
         n_steps,
         tuple(sorted(events, key=lambda e: (e[2], e[0]))),

@@ -40,7 +40,8 @@ class Report(Shown):
     Attributes
     ----------
     stages: see :class:`StageReport`.
-    predicted_step_s, measured_step_s: of a whole step; measured is the median of ``n_steps`` recent ones.
+    predicted_step_s, measured_step_s: of a step without the optimizer's;
+        measured is the median of ``n_steps`` recent ones.
     events: every action of the last step, on one clock (hosts' clocks are taken as they are).
     plan: what was predicted.
     """

@@ -154,6 +154,12 @@ class Timeline(Shown):
         return tuple(busy)
 
     @property
+    def before_optimizer_s(self) -> float:
+        """When gradients are ready, tied ones summed: what ``Runtime.step`` takes, without an optimizer's."""
+        ends = [row[-1] for row in self.ends_s if len(row)]
+        return max([*ends, *(e.end_s for e in self.tail if e.action != "optimizer")], default=0.0)
+
+    @property
     def bubble_fraction(self) -> float:
         """Idle over total: 1 − busy / (ranks × step)."""
         return 1 - sum(self.busy_s) / (self.schedule.n_ranks * self.step_s) if self.step_s else 0.0

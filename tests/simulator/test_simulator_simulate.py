@@ -199,6 +199,7 @@ def test_ties_then_optimizer():
         (1, "optimizer", 7.0, 9.0),
     ]
     assert timeline.step_s == 10.5
+    assert timeline.before_optimizer_s == 9.5
     everywhere = simulate_schedule(build("gpipe", 3, 3, 1), (StageTimes(),) * 3, tie_s=1.0, optimizer_s=2.0)
     assert everywhere.step_s == 12.0
 
