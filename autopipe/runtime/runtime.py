@@ -177,8 +177,13 @@ class Runtime:
                     yield (first[name].name if name in first else name), parameter
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """This rank's parameters once each, for an optimizer."""
-        return (parameter for _, parameter in self.named_parameters())
+        """This rank's parameters once each, for an optimizer.
+
+        A rank whose stages hold none (only a loss, say) gives one empty parameter that never gets a
+        gradient: torch's optimizers refuse an empty list, and every rank runs the same script.
+        """
+        own = [parameter for _, parameter in self.named_parameters()]
+        return iter(own or [nn.Parameter(torch.empty(0, device=self.device))])
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -187,7 +192,7 @@ class Runtime:
 
         Every rank calls it. Returns the norm before clipping.
         """
-        engine, parameters = self._engine, list(self.parameters())
+        engine, parameters = self._engine, [p for _, p in self.named_parameters()]
         return clip_grad_norm(
             parameters,
             [p for p in parameters if id(p) not in engine.counted_elsewhere],

@@ -15,6 +15,7 @@ from runtime_models import (
 )
 from torch import nn
 
+import autopipe
 from autopipe.errors import InputError, StepError
 from autopipe.runtime import Runtime
 from autopipe.schedule import NAMES
@@ -230,3 +231,13 @@ def test_nothing_of_a_step_stays_alive():
     for _ in range(3):
         runtime.step(*args, **kwargs, target=target)
     assert tensors() == before
+
+
+def test_a_model_without_parameters_still_makes_an_optimizer():
+    pipe = autopipe.split(nn.Sequential(nn.Tanh(), nn.Sigmoid()), 2, (torch.randn(4, 3),), costs="estimated")
+    runtime = pipe.runtime(loss_fn=nn.functional.mse_loss)
+    optimizer = torch.optim.AdamW(runtime.parameters())
+    runtime.step(torch.randn(4, 3), target=torch.randn(4, 3))
+    runtime.clip_grad_norm_(1.0)
+    optimizer.step()
+    assert not dict(runtime.named_parameters())
