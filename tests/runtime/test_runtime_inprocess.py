@@ -234,7 +234,7 @@ def test_nothing_of_a_step_stays_alive():
 
 
 def test_a_model_without_parameters_still_makes_an_optimizer():
-    pipe = autopipe.split(nn.Sequential(nn.Tanh(), nn.Sigmoid()), 2, (torch.randn(4, 3),), costs="estimated")
+    pipe = autopipe.split(nn.Sequential(nn.Tanh(), nn.Sigmoid()), 1, (torch.randn(4, 3),), costs="estimated")
     runtime = pipe.runtime(loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.AdamW(runtime.parameters())
     runtime.step(torch.randn(4, 3), target=torch.randn(4, 3))
