@@ -66,7 +66,8 @@ def clones_of(graph: OpGraph, costs: CostTable, cluster: Cluster, choice: str = 
     """The ops to compute again in each stage that needs them, rather than send.
 
     A movable op is cloned where its forward, with all that must be cloned or sent to feed it, is no dearer
-    than receiving its value over the cluster's slowest link. Numbers made from input shapes always are.
+    than receiving its value over the cluster's slowest link. Numbers made from input shapes always are, and
+    what the model returns never is: it has a place of its own.
     ``choice`` ``never`` leaves the rest to be sent, ``always`` clones all that can be.
     """
     link = slowest_link(cluster)
@@ -75,6 +76,7 @@ def clones_of(graph: OpGraph, costs: CostTable, cluster: Cluster, choice: str = 
         inputs[consumer].append(producer)
     grouped = {name for group in graph.groups for name in group}
     ordered = {name for edge in graph.order_edges for name in edge}
+    returned = {a for a, b in graph.edges if graph.by_name[b].kind == "output"}
     price = {op.name: 0.0 for op in graph.inputs}
     again: set[str] = set()
     for op in graph.ops:
@@ -82,7 +84,7 @@ def clones_of(graph: OpGraph, costs: CostTable, cluster: Cluster, choice: str = 
             continue
         ship = link.seconds(value_bytes(op, costs))
         price[op.name] = ship
-        if not _may_clone(op) or op.name in grouped or op.name in ordered:
+        if not _may_clone(op) or op.name in grouped | ordered | returned:
             continue
         redo = costs[op.name].forward_s + sum(price[u] for u in set(inputs[op.name]))
         is_number = op.is_size and redo == costs[op.name].forward_s
