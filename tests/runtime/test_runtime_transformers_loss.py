@@ -99,7 +99,7 @@ class MadeLabels(torch.nn.Module):
 
 
 def test_a_loss_that_cannot_be_weighed_is_warned_of(caplog):
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
         autopipe.split(MadeLabels(), 1, (torch.randn(4, 4),), costs="estimated").runtime()
     assert "made inside the model" in caplog.text
     assert "loss_weight" in caplog.text
