@@ -9,13 +9,14 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from ..errors import PlanError
 from ..plans import Plan
 from ..tracing import regions
+from ..tracing.scope import attach
 from . import rng
-from .stage import Stage, StageForm, attach
+from .stage import Stage, StageForm
 
 if TYPE_CHECKING:
     from ..tracing import Capture
@@ -134,14 +135,7 @@ def _stage(capture: Capture, plan: Plan, flow: _Flow, index: int) -> Stage:
         inputs=wires.inputs,
         outputs=outputs,
     )
-    constants = {t for t in targets if t in capture.constants}
-    for name in sorted(constants):
-        value = capture.constants[name]
-        if isinstance(value, Tensor):
-            stage.register_buffer(name, value, persistent=False)
-        else:
-            setattr(stage, name, value)
-    attach(stage, capture.model, targets - constants)
+    attach(stage, capture.model, targets, capture.constants)
     return stage
 
 
@@ -184,7 +178,7 @@ def _adopt_leftovers(capture: Capture, stages: tuple[Stage, ...]) -> None:
         nearest = max(
             range(len(stages)), key=lambda s: (max(_shared(name, n, aliases) for n in held[s] | {""}), -s)
         )
-        attach(stages[nearest], model, [name])
+        attach(stages[nearest], model, [name], {})
 
 
 def _shared(name: str, other: str, aliases: tuple[str, ...]) -> int:

@@ -9,46 +9,17 @@ import dataclasses
 import itertools
 import linecache
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-__all__ = ["Scope", "Stage", "StageForm"]
+from ..tracing.scope import Scope
+
+__all__ = ["Stage", "StageForm"]
 
 _counter = itertools.count()
-
-
-class Scope(nn.Module):
-    """A stand-in for a container of the model that a stage holds only in part.
-
-    Its mode is the container's own, so a flag read in glue code (``training=self.training``) follows
-    ``model.train()`` and ``model.encoder.eval()`` alike.
-    """
-
-    _twin: list[nn.Module]
-
-    def __init__(self, twin: nn.Module) -> None:
-        # a one-element list hides the model from nn.Module's bookkeeping
-        object.__setattr__(self, "_twin", [twin])
-        super().__init__()
-
-    @property
-    def training(self) -> bool:
-        return self._twin[0].training
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        # nn.Module.__init__ sets the flag before there are submodules; the container's own flag stands
-        if "_modules" in self.__dict__:
-            self._twin[0].training = mode
-
-    def __getitem__(self, index: int | str) -> Any:
-        return getattr(self, str(index))
-
-    def _get_name(self) -> str:
-        return type(self._twin[0]).__name__
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,36 +106,3 @@ class Stage(Scope):
 
     def extra_repr(self) -> str:
         return f"{', '.join(self.inputs)} -> {', '.join(self.outputs) or 'output'}"
-
-
-def attach(stage: Stage, model: nn.Module, targets: Iterable[str]) -> None:
-    """Give ``stage`` the model's own modules, parameters and buffers named by ``targets``."""
-    for target in sorted(set(targets), key=lambda t: (t.count("."), t)):
-        *path, name = target.split(".")
-        scope, twin = stage, model
-        for part in path:
-            twin = getattr(twin, part)
-            existing = scope._modules.get(part)
-            if existing is None:
-                existing = Scope(twin)
-                scope.add_module(part, existing)
-            if not isinstance(existing, Scope):
-                break  # the whole submodule is here already
-            scope = existing  # type: ignore[assignment]
-        else:
-            _attach_one(scope, twin, name)
-
-
-def _attach_one(scope: Scope, twin: nn.Module, name: str) -> None:
-    if name in twin._modules:
-        scope.add_module(name, twin._modules[name])
-    elif name in twin._parameters:
-        scope.register_parameter(name, twin._parameters[name])
-    elif name in twin._buffers:
-        scope.register_buffer(name, twin._buffers[name], name not in twin._non_persistent_buffers_set)
-    elif name not in ("training", "_device"):
-        value = getattr(twin, name)
-        if isinstance(value, Tensor):
-            object.__setattr__(scope, name, value)
-        else:
-            setattr(scope, name, value)

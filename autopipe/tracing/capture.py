@@ -108,15 +108,8 @@ class Capture:
         values = self.bind(args, kwargs)
         training = self.model.training
         module = self.modules[training]
-        self._sync(module)
+        module.training = training
         return self.assemble(module(*values.values()), training)
-
-    def _sync(self, module: fx.GraphModule) -> None:
-        """Let the flags that generated code reads be the model's."""
-        for node in module.graph.nodes:
-            if node.op == "get_attr" and node.target.split(".")[-1] == "training":
-                path = node.target.rpartition(".")[0]
-                module.get_submodule(path).training = self.model.get_submodule(path).training
 
 
 def capture(

@@ -12,8 +12,9 @@ from torch import fx, nn
 
 from . import regions
 from .calls import Recording, map_calls
+from .scope import attach
 
-__all__ = ["attach", "graph", "module"]
+__all__ = ["graph", "module"]
 
 
 def graph(recording: Recording) -> fx.Graph:
@@ -38,47 +39,9 @@ def module(
     regions.insert(copied)
     out = fx.GraphModule(nn.Module(), fx.Graph(), type(model).__name__)
     out.training = model.training
-    for node in copied.nodes:
-        if node.op in ("call_module", "get_attr"):
-            attach(out, model, node.target, constants, device)
+    out._device = device  # type: ignore[assignment]
+    attach(out, model, (n.target for n in copied.nodes if n.op in ("call_module", "get_attr")), constants)
     out.graph = copied
     out.graph.lint()
     out.recompile()
     return out
-
-
-def attach(
-    holder: nn.Module, model: nn.Module, target: str, constants: dict[str, Any], device: torch.device
-) -> None:
-    """Give ``holder`` what a node's target names: the model's own object, under the model's own path."""
-    if target == "_device":
-        holder._device = device  # type: ignore[assignment]
-        return
-    *path, last = target.split(".")
-    owner: Any = model
-    for name in path:
-        inner = getattr(owner, name)
-        if name not in holder._modules:
-            child = _Shell()
-            child.training = inner.training
-            holder.add_module(name, child)
-        holder, owner = holder._modules[name], inner  # type: ignore[assignment]
-        if holder is owner:
-            return
-    if last == "training":
-        holder.training = owner.training
-        return
-    value = constants[target] if target in constants else getattr(owner, last) if last else owner
-    if isinstance(value, nn.Module):
-        holder._modules[last] = value
-    elif isinstance(value, nn.Parameter):
-        holder.register_parameter(last, value)
-    elif isinstance(value, torch.Tensor):
-        keep = target in constants or last in getattr(owner, "_non_persistent_buffers_set", ())
-        holder.register_buffer(last, value, persistent=not keep)
-    else:
-        setattr(holder, last, value)
-
-
-class _Shell(nn.Module):
-    """Stands where the model has a module that was opened, so that paths stay the model's own."""

@@ -1,0 +1,84 @@
+"""Gives generated modules the model's own submodules, parameters and buffers under the model's own paths.
+
+The code that uses them is left to ``emit`` and, for a stage, to ``stages``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["Scope", "attach"]
+
+
+class Scope(nn.Module):
+    """A stand-in for a container of the model that a generated module holds only in part.
+
+    Its mode is the container's own, so a flag read in glue code (``training=self.training``) follows
+    ``model.train()`` and ``model.encoder.eval()`` alike.
+    """
+
+    _twin: list[nn.Module]
+
+    def __init__(self, twin: nn.Module) -> None:
+        # a one-element list hides the model from nn.Module's bookkeeping
+        object.__setattr__(self, "_twin", [twin])
+        super().__init__()
+
+    @property
+    def training(self) -> bool:
+        return self._twin[0].training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        # nn.Module.__init__ sets the flag before there are submodules; the container's own flag stands
+        if "_modules" in self.__dict__:
+            self._twin[0].training = mode
+
+    def __getitem__(self, index: int | str) -> Any:
+        return getattr(self, str(index))
+
+    def _get_name(self) -> str:
+        return type(self._twin[0]).__name__
+
+
+def attach(holder: nn.Module, model: nn.Module, targets: Iterable[str], constants: Mapping[str, Any]) -> None:
+    """Give ``holder`` what ``targets`` name: the model's own objects, or one of ``constants``.
+
+    The model's own mode and device are the holder's to answer.
+    """
+    for target in sorted(set(targets), key=lambda t: (t.count("."), t)):
+        if target in constants:
+            _keep(holder, target, constants[target])
+            continue
+        *path, name = target.split(".")
+        scope, twin = holder, model
+        for part in path:
+            twin = getattr(twin, part)
+            existing = scope._modules.get(part)
+            if existing is None:
+                existing = Scope(twin)
+                scope.add_module(part, existing)
+            if not isinstance(existing, Scope):
+                break  # the whole submodule is here already
+            scope = existing
+        else:
+            if name not in ("training", "_device"):
+                _share(scope, twin, name)
+
+
+def _keep(holder: nn.Module, name: str, value: Any) -> None:
+    if isinstance(value, Tensor):
+        holder.register_buffer(name, value, persistent=False)
+    else:
+        setattr(holder, name, value)
+
+
+def _share(scope: nn.Module, twin: nn.Module, name: str) -> None:
+    value = getattr(twin, name)
+    if name in twin._buffers:
+        scope.register_buffer(name, value, name not in twin._non_persistent_buffers_set)
+    else:
+        setattr(scope, name, value)
