@@ -27,7 +27,7 @@ from ..plans import Plan
 from ..simulator import Timeline
 from ..simulator import simulate as _simulate
 from ..solve import solve
-from ..tracing import Capture
+from ..tracing import Capture, device_of
 from ..tracing import capture as _capture
 from .agree import decide_once, in_group, make_alike
 from .pipe import Pipe
@@ -272,7 +272,7 @@ def _hardware(captured: Capture, device: str | torch.device | Device | None) -> 
     if isinstance(device, str) and not _is_torch_device(device):
         device = measure.device(device)
     if not isinstance(device, Device):
-        where = torch.device(device) if device is not None else _device_of(captured.model)
+        where = torch.device(device) if device is not None else device_of(captured.model)
         device = measure.described(measure.device_name(where))
         if where.type == "cpu":
             return dataclasses.replace(device, memory_bytes=None), measure.link("loopback")
@@ -287,10 +287,6 @@ def _is_torch_device(text: str) -> bool:
     return True
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
 def _costs(
     captured: Capture,
     costs: str | CostTable | pathlib.Path,
@@ -301,7 +297,7 @@ def _costs(
     if isinstance(costs, CostTable):
         return costs
     if costs == "estimated":
-        if device is None and _device_of(captured.model).type == "meta":
+        if device is None and device_of(captured.model).type == "meta":
             raise InputError(
                 "the model is on the meta device; name the device to estimate for, such as device='H200'"
             )
@@ -325,7 +321,7 @@ def _costs(
 
 def _busy_peers(captured: Capture, device: str | torch.device | None) -> int:
     """Ranks that will compute beside this one on its processor: they share its memory bandwidth."""
-    where = torch.device(device) if device is not None else _device_of(captured.model)
+    where = torch.device(device) if device is not None else device_of(captured.model)
     if not in_group() or where.type != "cpu":
         return 0
     beside = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))

@@ -10,13 +10,12 @@ import functools
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 from tqdm import tqdm
 
 from ..costs import CostTable, OpCost
+from ..tracing import Capture, device_of
 from .clock import device_name
 from .devices import described
 from .efficiency import fit
@@ -27,9 +26,6 @@ from .replay import Replay, stand_ins
 from .samples import Samples
 from .store import Store
 from .survey import Survey, describe, survey
-
-if TYPE_CHECKING:
-    from ..tracing import Capture
 
 __all__ = ["profile"]
 
@@ -76,7 +72,7 @@ def profile(
     Raises :class:`CostError` for a model without data; ops that fail are reported in the table's ``notes``
     and estimated.
     """
-    device = torch.device(device or _device_of(capture.model))
+    device = torch.device(device or device_of(capture.model))
     replay = Replay(capture, dims=dims, device=device, dtype=dtype, training=training, compiled=compiled)
     context = {
         "dims": replay.dims,
@@ -160,7 +156,3 @@ def _run(passes: Passes, min_passes: int, max_passes: int, min_s: float, progres
 
 def _store(store: Store | str | os.PathLike[str] | None) -> Store | None:
     return store if store is None or isinstance(store, Store) else Store(store)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))

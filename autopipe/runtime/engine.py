@@ -23,7 +23,7 @@ from ..errors import AutopipeError, InputError, StepError
 from ..plans import Plan
 from ..schedule import Schedule
 from ..simulator import stage_times
-from ..stages import Stage, find_loss
+from ..stages import Stage, find_loss, rng
 from .boundary import edges_between
 from .channel import Channel
 from .executor import Call, Clock, Executor
@@ -205,7 +205,7 @@ class Engine:
             return seed if scale is None else seed * scale.to(seed.dtype)
 
         count = self.n_steps if grad else -1 - self.n_forwards
-        seed = _mix(self.seed, count) if self._is_random else None
+        seed = rng.mix(self.seed, count) if self._is_random else None
         return StepInputs(batch, weights, seeds, seed, grad, loss, outputs, self.syncs)
 
     def _begin(self, step: StepInputs) -> None:
@@ -379,10 +379,6 @@ class Engine:
             program = compile_program(chosen, self._edges, rank, times)
             self._programs[key] = self._executor.compile(program)
         return self._programs[key]
-
-
-def _mix(seed: int, count: int) -> int:
-    return (seed * 0x9E3779B97F4A7C15 + count * 0xBF58476D1CE4E5B9) & ((1 << 62) - 1)
 
 
 def _shapes(batch: Batch) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["reseed", "scope"]
+__all__ = ["mix", "reseed", "scope"]
 
 _seed: int | None = None
 _MASK = (1 << 63) - 1
@@ -27,7 +27,7 @@ def scope(seed: int, microbatch: int) -> Iterator[None]:
     user's stream saves and restores it around a whole step.
     """
     global _seed
-    outer, _seed = _seed, _mix(seed, microbatch)
+    outer, _seed = _seed, mix(seed, microbatch)
     try:
         yield
     finally:
@@ -38,13 +38,13 @@ def reseed(op: str) -> None:
     """Seed the default generators for ``op`` when a scope is open."""
     if _seed is None:
         return
-    seed = _mix(_seed, zlib.crc32(op.encode()))
+    seed = mix(_seed, zlib.crc32(op.encode()))
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
 
 
-def _mix(a: int, b: int) -> int:
+def mix(a: int, b: int) -> int:
     """SplitMix64's finaliser over the pair: nearby seeds give unrelated streams."""
     z = (a * 0x9E3779B97F4A7C15 + b + 0x632BE59BD9B4E019) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

@@ -4,5 +4,6 @@ What the ops cost is left to ``measure``, cutting the graph to ``solve`` and ``s
 """
 
 from .capture import Capture, capture
+from .session import device_of
 
-__all__ = ["Capture", "capture"]
+__all__ = ["Capture", "capture", "device_of"]

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .calls import UNSAFE, Call, Depends
 from .structure import Spec, unflatten
@@ -23,7 +22,6 @@ from .structure import Spec, unflatten
 __all__ = [
     "SIZES",
     "CustomFunction",
-    "Draws",
     "ExportFlags",
     "Named",
     "Rebuild",
@@ -346,50 +344,6 @@ class Versions:
             tracks = training and owner.training and getattr(owner, "track_running_stats", False)
             if now.get(name) is not tensor or _version(tensor) != version or tracks:
                 yield name, tensor
-
-
-class Draws:
-    """Tells which calls draw random numbers: by the generators' state, on meta by the ops' tags."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.tagged = _Tagged() if device.type == "meta" else None
-        self.state = self._read()
-
-    def _read(self) -> bytes:
-        state = torch.default_generator.get_state().numpy().tobytes()
-        if self.device.type == "cuda":
-            state += torch.cuda.get_rng_state(self.device).numpy().tobytes()
-        return state
-
-    def drawn(self) -> bool:
-        """Whether random numbers were drawn since the last question."""
-        if self.tagged is not None:
-            was, self.tagged.seen = self.tagged.seen, False
-            return was
-        before, self.state = self.state, self._read()
-        return self.state != before
-
-    def __enter__(self) -> Draws:
-        if self.tagged is not None:
-            self.tagged.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self.tagged is not None:
-            self.tagged.__exit__(*error)
-
-
-class _Tagged(TorchDispatchMode):
-    """Notes ops that draw random numbers; on the meta device no generator moves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= torch.Tag.nondeterministic_seeded in func.tags
-        return func(*args, **(kwargs or {}))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import CaptureError
 from . import checks, functions, lifting, opaque, regions
 from .calls import UNSAFE, Call, Depends, Recording, meta
+from .draws import Draws
 from .leaves import is_compiled
 from .ledger import Ledger, Method, Piece, Ref, Restart
 from .sizes import Expression, plain, track
@@ -44,7 +45,7 @@ class Recorder(Ledger, TorchFunctionMode):
         self.is_leaf, self.training = is_leaf, training
         self.watched = {} if watch else None
         self.base = regions.ambient()
-        self.draws = functions.Draws(device)
+        self.draws = Draws(device)
         self.leaf_path = ""
         self.failed: str | None = None
         self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext

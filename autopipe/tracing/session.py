@@ -173,12 +173,12 @@ class Session:
         return any(self.policy.is_leaf(".".join(names[: i + 1])) for i in range(len(names)))
 
 
-def device_of(model: nn.Module, args: Any, kwargs: Any) -> torch.device:
-    """Where the model is: its first parameter or buffer, else the first tensor it is given."""
+def device_of(model: nn.Module, *given: Any) -> torch.device:
+    """Where the model is: its first parameter or buffer, else the first tensor in what it is given."""
     held: torch.Tensor | None = next(model.parameters(), None)
     held = next(model.buffers(), None) if held is None else held
-    given = (v for v in flatten((args, kwargs))[0] if isinstance(v, torch.Tensor))
-    held = next(given, None) if held is None else held
+    tensors = (v for v in flatten(given)[0] if isinstance(v, torch.Tensor))
+    held = next(tensors, None) if held is None else held
     return torch.device("cpu") if held is None else held.device
 
 
