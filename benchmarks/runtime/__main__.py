@@ -125,6 +125,29 @@ def heavy_head() -> dict:
     }
 
 
+def exactness() -> dict:
+    """The adversarial programs on every schedule: largest difference from one process, fp64."""
+    found: dict[str, dict] = {}
+    for program, noisy in (("exact", False), ("noisy", True)):
+        in_process = launch("exactness", 1, 300, planned=4, noisy=noisy)
+        found[program] = {"in process": in_process}
+        for n in (1, 2, 3, 4):
+            found[program][f"{n} ranks"] = launch("exactness", n, 300, planned=n, noisy=noisy)
+    worst = max(error for runs in found.values() for run in runs.values() for error in run.values())
+    return {"worst": worst, **found}
+
+
+def memory() -> dict:
+    """Resident bytes and live tensors after 1,000, 5,000 and 10,000 steps."""
+    options = {"schedule": "1f1b", "marks": [1_000, 5_000, 10_000]}
+    runs = {"in process": launch("endurance", 1, 600, **options)}
+    runs["2 ranks"] = launch("endurance", 2, 900, **options)
+    growth = [
+        marks[-1]["resident_bytes"] - marks[0]["resident_bytes"] for run in runs.values() for marks in run
+    ]
+    return {"most growth from 1,000 to 10,000 steps, bytes": max(growth), **runs}
+
+
 MEASUREMENTS: dict[str, Callable[[], dict]] = {
     f.__name__: f
     for f in (
@@ -135,6 +158,8 @@ MEASUREMENTS: dict[str, Callable[[], dict]] = {
         cpu_per_action,
         in_process,
         heavy_head,
+        exactness,
+        memory,
     )
 }
 

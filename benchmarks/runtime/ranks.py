@@ -11,9 +11,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 
-def launch(name: str, n_ranks: int, timeout_s: float, **options: object) -> dict:
+def launch(name: str, n_ranks: int, timeout_s: float, **options: object) -> Any:
     """Run ``measurements.<name>`` on ``n_ranks`` single-threaded processes; what rank 0 returned."""
     with socket.socket() as s, tempfile.NamedTemporaryFile("r", suffix=".json") as out:
         s.bind(("127.0.0.1", 0))
