@@ -28,7 +28,7 @@ def plans_of(
     for n in counts:
         captured, costs = request.profile(n)
         for n_stages in stages:
-            options = {"device": request.hardware or request.device, "cluster": request.cluster}
+            options = {"device": request.hardware or request.making.device, "cluster": request.making.cluster}
             known: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
             plan = autopipe.plan(
                 captured, n_stages, costs=costs, n_microbatches=n, memory_limit=memory, **known

@@ -1,11 +1,11 @@
 """The verbs that touch machines: probe, run, doctor.
 
-Measuring links is left to ``measure``, training to ``runtime``; the other verbs are in ``app``.
+Measuring links is left to ``measure``, training to ``runtime``; the other verbs are in ``looking``.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -21,115 +21,90 @@ from typing import Annotated, Any
 import typer
 
 from . import options as o
-from .output import Verdict, emit, guard, note, step, table
+from .app import verb
+from .output import Told, note, table
 
-__all__ = ["register"]
+__all__: list[str] = []
 
 RUN_TIMEOUT_S = 300
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
-    app.command()(probe)
-    app.command()(run)
-    app.command()(doctor)
-
-
+@verb("measuring devices and links")
 def probe(
     ranks: Annotated[int, typer.Option(help="Processes to measure between, on this machine.", min=1)] = 2,
     out: o.Out = None,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
-) -> None:
+) -> Told:
     """Measure the devices here and the links between ranks; writes a cluster file for other verbs.
 
     Under torchrun it measures between the job's own ranks.
     """
-    with guard(debug), step("measuring devices and links"):
-        from ..look import Column, Table
-        from ..look.table import count, seconds, word
-        from ..measure import probe as measure_cluster
+    from ..look import Column, Table
+    from ..look.table import count, seconds, word
+    from ..measure import probe as measure_cluster
 
-        cluster = measure_cluster(ranks)
-        text = json.dumps(cluster.to_dict())
-        if out is not None:
-            out.write_text(text)
-        columns = (
-            Column("source", "from", count),
-            Column("destination", "to", count),
-            Column("latency_s", "latency", seconds),
-            Column("bandwidth", "bandwidth"),
-            Column("origin", "source"),
-        )
-        pairs = [(a, b) for a in range(cluster.n_ranks) for b in range(cluster.n_ranks) if a != b]
-        links = [(a, b, cluster.link(a, b)) for a, b in pairs]
-        rows = tuple(
-            (a, b, x.latency_s, f"{x.bandwidth_bytes_s / 1e9:.2f} GB/s", word(x.source)) for a, b, x in links
-        )
-    names = ", ".join(dict.fromkeys(d.name for d in cluster.devices))
-    emit(
-        cluster.to_dict(),
-        f"{cluster.n_ranks} ranks on {names}\n\n{table(Table('Links', columns, rows))}",
-        as_json,
+    cluster = measure_cluster(ranks)
+    if out is not None:
+        out.write_text(json.dumps(cluster.to_dict()))
+    columns = (
+        Column("source", "from", count),
+        Column("destination", "to", count),
+        Column("latency_s", "latency", seconds),
+        Column("bandwidth", "bandwidth"),
+        Column("origin", "source"),
     )
+    pairs = [(a, b) for a in range(cluster.n_ranks) for b in range(cluster.n_ranks) if a != b]
+    links = [(a, b, cluster.link(a, b)) for a, b in pairs]
+    rows = tuple(
+        (a, b, x.latency_s, f"{x.bandwidth_bytes_s / 1e9:.2f} GB/s", word(x.source)) for a, b, x in links
+    )
+    names = ", ".join(dict.fromkeys(d.name for d in cluster.devices))
+    text = f"{cluster.n_ranks} ranks on {names}\n\n{table(Table('Links', columns, rows))}"
+    return Told(cluster.to_dict(), text)
 
 
+@verb("splitting and training", spin=False)
 def run(
     model: o.Model,
-    stages: o.Stages = 2,
+    making: o.Making,
+    how: o.Planning,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1, rich_help_panel=o.RUN)] = 3,
-    microbatches: o.Microbatches = None,
-    schedule: o.Schedule = "1f1b",
     lr: Annotated[float, typer.Option(help="Learning rate of SGD.", rich_help_panel=o.RUN)] = 1e-3,
-    memory: o.Memory = None,
-    device: o.Device = None,
-    costs: o.Costs = None,
-    batch: o.Batch = 8,
-    seq: o.Seq = 128,
-    inputs: o.Input = None,
-    dtype: o.Dtype = None,
     out: o.Out = None,
-    as_json: o.Json = False,
-    debug: o.Debug = False,
-) -> None:
+) -> Told | None:
     """Split a model, check it against the original, train it some steps; predicted and measured side by side.
 
-    All stages run in this process; under torchrun each rank runs its own. A model that computes no loss of
-    its own is trained on the mean square of its outputs.
+    All stages run in this process, 2 by default; under torchrun each rank runs its own, by default one. A
+    model that computes no loss of its own is trained on the mean square of its outputs.
     """
-    with guard(debug), step("splitting and training", spin=False), contextlib.ExitStack() as stack:
-        from .planning import Request
-        from .training import job, train
+    from ..errors import InputError
+    from .planning import Request
+    from .training import job, train
 
-        stack.enter_context(job())
-        request = Request(model, False, batch, seq, tuple(inputs or ()), dtype, device, costs)
-        pipe = request.split(stages, n_microbatches=microbatches, schedule=schedule, memory_limit=memory)
+    if making.meta:
+        raise InputError("--meta makes no weights to train; leave it out, or use plan and simulate")
+    with job() as n_ranks:
+        how = how if how.stages is not None else dataclasses.replace(how, stages=max(2, n_ranks))
+        pipe = Request(model, making).split(how)
         result = train(pipe, steps, lr)
         if out is not None and result.timeline is not None:
             out.write_text(json.dumps(result.timeline))
-    if os.environ.get("RANK", "0") == "0":
-        emit(result.to_dict(), str(result), as_json)
+    return Told(result.to_dict(), str(result)) if os.environ.get("RANK", "0") == "0" else None
 
 
-def doctor(as_json: o.Json = False, debug: o.Debug = False) -> None:
+@verb("looking around")
+def doctor() -> Told:
     """Check what is installed and that a small model splits, trains and agrees with itself; 1 if not."""
-    with guard(debug):
-        from ..look import Column, Table
+    from ..look import Column, Table
 
-        with step("looking around"):
-            checks = [(name, *_checked(check)) for name, check in CHECKS.items()]
-        columns = (Column("what", "what"), Column("ok", "ok"), Column("found", "found"))
-        rows = tuple(
-            (name, "yes" if ok else "NO" if ok is False else "–", found) for name, ok, found in checks
-        )
-        emit(
-            [{"what": n, "ok": ok, "found": found} for n, ok, found in checks],
-            table(Table("This machine", columns, rows, "– means optional and absent.")),
-            as_json,
-        )
-        bad = [name for name, ok, _ in checks if ok is False]
-        if bad:
-            raise Verdict(f"not well: {', '.join(bad)}")
+    checks = [(name, *_checked(check)) for name, check in CHECKS.items()]
+    columns = (Column("what", "what"), Column("ok", "ok"), Column("found", "found"))
+    rows = tuple((name, "yes" if ok else "NO" if ok is False else "–", found) for name, ok, found in checks)
+    bad = [name for name, ok, _ in checks if ok is False]
+    return Told(
+        [{"what": n, "ok": ok, "found": found} for n, ok, found in checks],
+        table(Table("This machine", columns, rows, "– means optional and absent.")),
+        f"not well: {', '.join(bad)}" if bad else "",
+    )
 
 
 def _checked(check: Callable[[], tuple[bool | None, str]]) -> tuple[bool | None, str]:

@@ -1,33 +1,17 @@
-"""The options verbs share, each declared once. What they do is left to the verbs."""
+"""The options verbs share, each declared once, in groups that a verb takes whole.
+
+What they do is left to the verbs, making options of a group's fields to ``app``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Annotated
 
 import typer
 
-__all__ = [
-    "Batch",
-    "Cluster",
-    "Costs",
-    "Debug",
-    "Device",
-    "Dtype",
-    "Input",
-    "Json",
-    "Memory",
-    "Meta",
-    "Microbatches",
-    "Model",
-    "Out",
-    "PlanFile",
-    "Ranks",
-    "Schedule",
-    "Seq",
-    "Stages",
-    "Ties",
-]
+__all__ = ["MODEL_HELP", "RUN", "SAY", "Making", "Microbatches", "Model", "Name", "Out", "Planning", "Target"]
 
 MODEL_HELP = (
     "package.module:factory, file.py:factory, hf:CONFIG.json or its directory, timm:NAME or torchvision:NAME"
@@ -36,73 +20,120 @@ MODEL = "The model"
 RUN = "How it runs"
 SAY = "Output"
 
-Model = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
-PlanFile = Annotated[pathlib.Path, typer.Argument(help="A plan's JSON, as `autopipe plan --out` writes it.")]
 
-Meta = Annotated[
-    bool, typer.Option("--meta", help="Shapes only, no weights; costs are estimated.", rich_help_panel=MODEL)
-]
-Batch = Annotated[int, typer.Option(help="Rows of the example batch.", min=1, rich_help_panel=MODEL)]
-Seq = Annotated[int, typer.Option(help="Tokens per row, for text models.", min=1, rich_help_panel=MODEL)]
-Input = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        help="An example input by shape, such as 8x3x224x224 or 8x128:int64; repeat in order.",
-        rich_help_panel=MODEL,
+def _schedules() -> list[str]:
+    from ..schedule import NAMES
+
+    return [*NAMES, "cost-aware", "auto"]
+
+
+def _devices() -> list[str]:
+    from ..measure import DEVICES
+
+    return ["cpu", "cuda", *DEVICES]
+
+
+Model = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
+Target = Annotated[
+    str,
+    typer.Argument(
+        help=f"A plan's JSON, as `autopipe plan --out` writes it, or a model to plan: {MODEL_HELP}.",
+        show_default=False,
     ),
 ]
-Dtype = Annotated[
-    str | None, typer.Option(help="Make the model in this dtype, such as bfloat16.", rich_help_panel=MODEL)
-]
-
-Stages = Annotated[int, typer.Option("--stages", "-n", help="How many stages.", min=1, rich_help_panel=RUN)]
-Ranks = Annotated[
-    int | None, typer.Option(help="How many processes share the stages.", min=1, rich_help_panel=RUN)
+Name = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="With a plan's JSON: the model it was made for, which adds its op graph and costs.",
+        show_default=False,
+        rich_help_panel=MODEL,
+    ),
 ]
 Microbatches = Annotated[
     int | None,
     typer.Option("--microbatches", "-m", help="Pieces of a batch per step.", min=1, rich_help_panel=RUN),
 ]
-Schedule = Annotated[
-    str,
-    typer.Option(
-        "--schedule",
-        "-s",
-        help="gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-h2, zbv, dualpipev or auto.",
-        rich_help_panel=RUN,
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        help="Measure on this torch device (cpu, cuda:0), or estimate for this hardware (H100, a file).",
-        rich_help_panel=RUN,
-    ),
-]
-Cluster = Annotated[
-    pathlib.Path | None,
-    typer.Option(help="A cluster's JSON, as `autopipe probe --out` writes it.", rich_help_panel=RUN),
-]
-Memory = Annotated[str | None, typer.Option(help="Limit per rank, such as 80GB.", rich_help_panel=RUN)]
-Costs = Annotated[
-    str | None,
-    typer.Option(
-        help="measured, estimated, or a file that `autopipe profile --out` wrote.", rich_help_panel=RUN
-    ),
-]
-Ties = Annotated[str, typer.Option(help="Tied parameters: auto, sync or colocate.", rich_help_panel=RUN)]
-
-Recalibrate = Annotated[
-    bool,
-    typer.Option(
-        "--recalibrate",
-        help="Correct the costs by the stage times that `autopipe run` measured.",
-        rich_help_panel=RUN,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=SAY)]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.", rich_help_panel=SAY)]
 Out = Annotated[
     pathlib.Path | None, typer.Option("--out", "-o", help="Also write the result here.", rich_help_panel=SAY)
 ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Making:
+    """How a model is made and what its ops cost."""
+
+    meta: Annotated[
+        bool,
+        typer.Option("--meta", help="Shapes only, no weights; costs are estimated.", rich_help_panel=MODEL),
+    ] = False
+    batch: Annotated[int, typer.Option(help="Rows of the example batch.", min=1, rich_help_panel=MODEL)] = 8
+    seq: Annotated[
+        int, typer.Option(help="Tokens per row, for text models.", min=1, rich_help_panel=MODEL)
+    ] = 128
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            help="An example input by shape, such as 8x3x224x224 or 8x128:int64; repeat in order.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Make the model in this dtype, such as bfloat16.", rich_help_panel=MODEL),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure on this torch device (cpu, cuda:0), or estimate for this hardware (H100, a file).",
+            rich_help_panel=RUN,
+            autocompletion=_devices,
+        ),
+    ] = None
+    costs: Annotated[
+        str | None,
+        typer.Option(
+            help="measured, estimated, or a file that `autopipe profile --out` wrote.", rich_help_panel=RUN
+        ),
+    ] = None
+    cluster: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="A cluster's JSON, as `autopipe probe --out` writes it.", rich_help_panel=RUN),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Planning:
+    """How a model is cut and run; None means what suits, or what a given plan says."""
+
+    stages: Annotated[
+        int | None, typer.Option("--stages", "-n", help="How many stages.", min=1, rich_help_panel=RUN)
+    ] = None
+    microbatches: Microbatches = None
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            "--schedule",
+            "-s",
+            help="gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-h2, zbv, dualpipev, cost-aware or auto.",
+            show_default="1f1b",
+            rich_help_panel=RUN,
+            autocompletion=_schedules,
+        ),
+    ] = None
+    ranks: Annotated[
+        int | None, typer.Option(help="How many processes share the stages.", min=1, rich_help_panel=RUN)
+    ] = None
+    memory: Annotated[str | None, typer.Option(help="Limit per rank, such as 80GB.", rich_help_panel=RUN)] = (
+        None
+    )
+    ties: Annotated[
+        str | None,
+        typer.Option(
+            help="Tied parameters: auto, sync or colocate.",
+            show_default="auto",
+            rich_help_panel=RUN,
+            autocompletion=lambda: ["auto", "sync", "colocate"],
+        ),
+    ] = None

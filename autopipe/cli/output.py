@@ -6,6 +6,7 @@ What is said is left to the verbs.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -22,12 +23,12 @@ from ..errors import (
     StoreError,
 )
 
-__all__ = ["EXIT_CODES", "Verdict", "emit", "exit_code", "guard", "note", "step", "table"]
+__all__ = ["EXIT_CODES", "Told", "emit", "exit_code", "guard", "note", "step", "table"]
 
 OK, NO, USAGE, INFEASIBLE, MODEL, OTHER = range(6)
 EXIT_CODES = {
     OK: "done",
-    NO: "done, and the answer is no (diff: worse; doctor: a check failed)",
+    NO: "done, and the answer is no (diff: worse; simulate: over --memory; doctor: a check failed)",
     USAGE: "wrong usage: an option, a name or a file that does not fit",
     INFEASIBLE: "no plan meets the limits, or a plan or schedule does not fit",
     MODEL: "the model cannot be loaded, captured, costed or run",
@@ -35,13 +36,26 @@ EXIT_CODES = {
 }
 
 
-class Verdict(Exception):
-    """The verb is done and its answer is no: exit code 1."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Told:
+    """What a verb found: as plain values for JSON, as text, and why its answer is no, if it is."""
+
+    result: Any
+    text: str
+    no: str = ""
 
 
-def emit(result: Any, text: str, as_json: bool) -> None:
-    """Print ``result`` as JSON, or ``text``."""
-    print(json.dumps(result, indent=1, default=str) if as_json else text, flush=True)
+def emit(told: Told | None, as_json: bool) -> None:
+    """Print what a verb found, if it is this process that says it; exit code 1 where its answer is no."""
+    import typer
+
+    if told is None:
+        return
+    print(json.dumps(told.result, indent=1, default=str) if as_json else told.text, flush=True)
+    if told.no:
+        if not as_json:
+            print(told.no, file=sys.stderr)
+        raise typer.Exit(NO)
 
 
 def note(message: str) -> None:
@@ -92,7 +106,6 @@ def table(rows: Any) -> str:
 def exit_code(error: BaseException) -> int:
     """The documented exit code of an error."""
     kinds: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
-        ((Verdict,), NO),
         ((InputError, StoreError), USAGE),
         ((PlanError, ScheduleError), INFEASIBLE),
         ((ModelError, CaptureError, CostError), MODEL),
@@ -107,10 +120,6 @@ def guard(debug: bool) -> Iterator[None]:
 
     try:
         yield
-    except Verdict as verdict:
-        if str(verdict):
-            print(verdict, file=sys.stderr)
-        raise typer.Exit(NO) from None
     except AutopipeError as error:
         if debug:
             raise

@@ -1,4 +1,4 @@
-"""From the options of a planning verb to a captured model, its costs and a pipe.
+"""From a verb's options to a captured model, its costs, a plan, a pipe.
 
 Loading models is left to ``models``, planning itself to ``api``. This is where torch is first imported.
 """
@@ -11,41 +11,37 @@ import math
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, StoreError
+from ..costs import CostTable
+from ..errors import InputError, PlanError, StoreError
+from ..graph import OpGraph
 from ..hardware import Cluster
+from ..plans import Plan
+from .options import Making, Planning
 
 if TYPE_CHECKING:
     from ..api import Pipe
-    from ..costs import CostTable
     from ..tracing import Capture
     from .models import Loaded
 
-__all__ = ["Request", "read_json"]
+__all__ = ["Planned", "Request", "planned", "read_json"]
 
 TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """What the options ask for; each step is made when asked."""
+    """A model as the options ask for it; each step is made when asked."""
 
     model: str
-    meta: bool = False
-    batch: int = 8
-    seq: int = 128
-    inputs: tuple[str, ...] = ()
-    dtype: str | None = None
-    device: str | None = None
-    costs: str | None = None
-    cluster: pathlib.Path | None = None
+    making: Making
 
     def load(self) -> Loaded:
         """The model and its inputs."""
         from .models import Sizes, load
 
-        sizes = Sizes(self.batch, self.seq, self.inputs, self.dtype)
-        device = self.device if self._is_torch_device else None
-        return load(self.model, meta=self.meta, device=device, sizes=sizes)
+        m = self.making
+        sizes = Sizes(m.batch, m.seq, tuple(m.inputs or ()), m.dtype)
+        return load(self.model, meta=m.meta, device=m.device if self._is_torch_device else None, sizes=sizes)
 
     def capture(self) -> Capture:
         """The model, captured."""
@@ -55,7 +51,15 @@ class Request:
         return autopipe.capture(loaded.model, loaded.args, loaded.kwargs)
 
     def profile(self, n_microbatches: int, recalibrate: bool = False) -> tuple[Capture, CostTable]:
-        """The captured model and what each op costs for one microbatch.
+        """The captured model and what each op costs for one microbatch."""
+        source = self.source  # refuses what does not fit before any work
+        captured = self.capture()
+        return captured, self.cost(captured, n_microbatches, source, recalibrate)
+
+    def cost(
+        self, captured: Capture, n_microbatches: int, source: str, recalibrate: bool = False
+    ) -> CostTable:
+        """What each op costs for one microbatch; ``source`` says from where.
 
         Measurements are kept in the user's store, so that an interrupted profile goes on from there.
         ``recalibrate`` corrects them by the stage times that earlier runs left in the ledger.
@@ -65,56 +69,144 @@ class Request:
         from .. import measure
         from ..measure import described, device_name, estimate
 
-        source, captured = self.source, self.capture()
+        if source not in ("measured", "estimated"):
+            return CostTable.from_dict(read_json(pathlib.Path(source)))
+        where = self.making.device
         if source == "measured":
             store = measure.Store.default()
-            table = autopipe.profile(captured, n_microbatches=n_microbatches, device=self.device, store=store)
+            table = autopipe.profile(captured, n_microbatches=n_microbatches, device=where, store=store)
             if recalibrate:
                 table = measure.recalibrate(table, measure.entries(store, captured.ops.digest, table))
-            return captured, table
+            return table
         dims = captured.ops.example_dims
         if "batch" in dims:
             dims["batch"] = math.ceil(dims["batch"] / n_microbatches)
-        device = self.hardware or described(device_name(self.device or "cpu"))
-        return captured, estimate(captured, device, dims=dims)
+        return estimate(captured, self.hardware or described(device_name(where or "cpu")), dims=dims)
 
-    def split(self, n_stages: int, **options: Any) -> Pipe:
+    def split(self, how: Planning) -> Pipe:
         """The model, planned and split."""
         import autopipe
 
+        if how.stages is None:
+            raise InputError("how many stages to cut the model into is not said; add --stages, such as -n 4")
         source, loaded = self.source, self.load()
-        given = {"costs": source, "device": self.hardware or self.device, "cluster": self.cluster, **options}
-        known = {k: v for k, v in given.items() if v is not None}
-        return autopipe.split(loaded.model, n_stages, loaded.args, loaded.kwargs, **known)
+        given = {
+            "costs": source,
+            "device": self.hardware or self.making.device,
+            "cluster": self.making.cluster,
+            "n_microbatches": how.microbatches,
+            "schedule": how.schedule,
+            "n_ranks": how.ranks,
+            "memory_limit": how.memory,
+            "ties": how.ties,
+        }
+        known: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+        return autopipe.split(loaded.model, how.stages, loaded.args, loaded.kwargs, **known)
 
     @property
     def _is_torch_device(self) -> bool:
-        return self.device is not None and self.device.partition(":")[0] in TORCH_DEVICES
+        device = self.making.device
+        return device is not None and device.partition(":")[0] in TORCH_DEVICES
 
     @property
     def hardware(self) -> Any:
         """The described device to estimate for: the one named, or the cluster's for a meta model."""
         from ..measure import device
 
-        if self.device is not None:
-            return None if self._is_torch_device else device(self.device)
-        if self.meta and self.cluster is not None:
-            return Cluster.from_dict(read_json(self.cluster)).devices[0]
+        m = self.making
+        if m.device is not None:
+            return None if self._is_torch_device else device(m.device)
+        if m.meta and m.cluster is not None:
+            return read_cluster(m.cluster).devices[0]
         return None
 
     @property
     def source(self) -> str:
         """Where costs come from: as asked, else measured where that can be."""
-        if self.meta and self.hardware is None:
+        m = self.making
+        if m.meta and self.hardware is None:
             from ..measure import DEVICES
 
             raise InputError(
                 f"--meta has nothing to measure; say what to estimate for: --device {' or '.join(DEVICES)}, "
                 "a device file, or --cluster FILE"
             )
-        if self.costs is not None:
-            return self.costs
-        return "estimated" if self.meta or self.hardware is not None else "measured"
+        if m.costs is not None:
+            return m.costs
+        return "estimated" if m.meta or self.hardware is not None else "measured"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, and the op graph and costs behind it where they are known."""
+
+    plan: Plan
+    graph: OpGraph | None = None
+    costs: CostTable | None = None
+
+
+def planned(target: str, making: Making, how: Planning, model: str | None = None) -> Planned:
+    """What ``target`` means: a plan's JSON, with what ``model`` adds to it, or a model, which is planned.
+
+    Raises :class:`InputError` for options that do not go with a plan that is made already,
+    :class:`PlanError` where the plan is for another graph than the model's.
+    """
+    if not is_plan(target):
+        if model is not None:
+            raise InputError(
+                f"--model goes with a plan's JSON, and {target} is a model already; leave it out"
+            )
+        pipe = Request(target, making).split(how)
+        return Planned(pipe.plan, pipe.graph.ops, pipe.costs)
+    made = {"--stages": how.stages, "--ranks": how.ranks, "--ties": how.ties}
+    refused = [option for option, value in made.items() if value is not None]
+    if refused:
+        raise InputError(f"{refused[0]} is settled in {target}; name the model instead, to plan it anew")
+    plan = _under(Plan.from_json(target), how.memory, making.cluster)
+    if model is None:
+        alone = dataclasses.replace(making, costs=None, cluster=None)
+        if alone != Making():
+            raise InputError(f"{target} is a plan; options of the model need --model to say which it is")
+        costs = None if making.costs is None else CostTable.from_dict(read_json(pathlib.Path(making.costs)))
+        return Planned(plan, None, costs)
+    request = Request(model, making)
+    source, captured = request.source, _opened(request, plan)
+    return Planned(plan, captured.ops, request.cost(captured, plan.n_microbatches, source))
+
+
+def is_plan(target: str) -> bool:
+    """Whether a verb's target names a plan's file, and not a model."""
+    return target.endswith(".json") and not target.startswith("hf:")
+
+
+def _under(plan: Plan, memory: str | None, path: pathlib.Path | None) -> Plan:
+    """The plan as it stands, under another memory limit and on other links."""
+    if memory is not None:
+        plan = dataclasses.replace(plan, settings={**plan.settings, "memory_limit": memory})
+    if path is not None:
+        cluster = read_cluster(path)
+        if cluster.n_ranks != plan.n_ranks:
+            raise PlanError(f"the plan is for {plan.n_ranks} ranks, {path} has {cluster.n_ranks}; plan again")
+        plan = dataclasses.replace(plan, cluster=cluster)
+    return plan
+
+
+def _opened(request: Request, plan: Plan) -> Capture:
+    """The model captured, opened as it was when the plan was made."""
+    captured = request.capture()
+    for path in plan.settings.get("opened", ()):
+        captured = captured.open(path)
+    if captured.ops.digest != plan.graph_digest:
+        raise PlanError(
+            f"the plan was made for another graph ({plan.graph_digest}) than {request.model} has now "
+            f"({captured.ops.digest}); give the same --batch, --seq, --input and --meta, or plan again"
+        )
+    return captured
+
+
+def read_cluster(path: pathlib.Path) -> Cluster:
+    """A cluster from its file."""
+    return Cluster.from_dict(read_json(path))
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -59,13 +59,13 @@ class Trained:
 
 
 @contextlib.contextmanager
-def job() -> Iterator[None]:
-    """Under torchrun, be in its process group: ranks then plan and run together."""
+def job() -> Iterator[int]:
+    """Under torchrun, be in its process group: ranks then plan and run together. Says how many they are."""
     joins = dist.is_torchelastic_launched() and not dist.is_initialized()
     if joins:
         dist.init_process_group()
     try:
-        yield
+        yield dist.get_world_size() if dist.is_initialized() else 1
     finally:
         if joins:
             dist.destroy_process_group()

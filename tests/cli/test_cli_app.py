@@ -12,12 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import autopipe
-from autopipe.cli import machine
-from autopipe.cli.app import app
+from autopipe.cli.app import command as command_line
 from autopipe.schedule import build, to_csv
-
-if not any(c.name == "doctor" or c.callback is machine.doctor for c in app.registered_commands):
-    machine.register(app)
 
 SAMPLE = str(pathlib.Path(autopipe.__file__).parent / "cli" / "sample.py") + ":small"
 VERBS = ("profile", "plan", "simulate", "compare", "explain", "diff", "report", "probe", "run", "doctor")
@@ -33,7 +29,7 @@ def plan_path(tmp_path_factory):
 
 
 def invoke(*words):
-    return CliRunner().invoke(app, list(map(str, words)))
+    return CliRunner().invoke(command_line(), list(map(str, words)))
 
 
 def command(*words, **environment):
@@ -167,10 +163,10 @@ def test_explain_says_each_cut(plan_path, tmp_path):
     costs = tmp_path / "costs.json"
     assert invoke("profile", SAMPLE, "-m", "4", *ESTIMATED[:2], "--out", costs).exit_code == 0
     assert "slowest stage" in invoke("explain", plan_path, "--costs", costs).stdout
-    priced = invoke("explain", plan_path, "--costs", costs, "--model", SAMPLE)
-    assert "bottleneck: stage" in priced.stdout
-    assert "step +" in priced.stdout or "step −" in priced.stdout
-    assert invoke("explain", plan_path, "--model", SAMPLE).exit_code == 2
+    for words in (("--costs", costs), ("--device", "H100")):
+        priced = invoke("explain", plan_path, "--model", SAMPLE, *words)
+        assert "bottleneck: stage" in priced.stdout
+        assert "step +" in priced.stdout or "step −" in priced.stdout
     told = json.loads(invoke("explain", plan_path, "--json").stdout)
     assert len(told["cuts"]) == 1
     assert told["bounds"]["bottleneck_s"] > 0
@@ -192,8 +188,33 @@ def test_report_with_the_model_has_its_op_graph(plan_path, tmp_path):
     page = tmp_path / "report.html"
     assert invoke("report", plan_path, "--out", page).exit_code == 0
     assert "Op graph" not in page.read_text()
-    assert invoke("report", plan_path, "--out", page, "--model", SAMPLE).exit_code == 0
+    assert invoke("report", plan_path, "--out", page, "--model", SAMPLE, *ESTIMATED).exit_code == 0
     assert "Op graph" in page.read_text()
+
+
+@pytest.mark.parametrize("verb", ["simulate", "explain", "report", "compare"])
+def test_verbs_that_look_at_a_plan_also_plan_a_model(verb, tmp_path):
+    out = ("--out", tmp_path / "page.html") if verb == "report" else ()
+    done = invoke(verb, SAMPLE, "--meta", "--device", "H100", "-n", "2", "--memory", "80GB", "--json", *out)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)
+    if verb != "compare":
+        assert invoke(verb, SAMPLE, "--device", "H100").exit_code == 2  # into how many stages?
+
+
+def test_a_plan_is_looked_at_under_another_limit_and_on_other_links(plan_path, tmp_path):
+    plan = autopipe.Plan.from_json(plan_path)
+    most = max(s.memory_bytes for s in plan.stages)
+    assert invoke("simulate", plan_path, "--memory", f"{4 * most}").exit_code == 0
+    over = invoke("simulate", plan_path, "--memory", "1KB")
+    assert over.exit_code == 1
+    assert "limit 1000 B" in over.stderr
+    slow = autopipe.Cluster.uniform(2, link=autopipe.Link(latency_s=1.0))
+    (tmp_path / "slow.json").write_text(json.dumps(slow.to_dict()))
+    told = json.loads(invoke("simulate", plan_path, "--cluster", tmp_path / "slow.json", "--json").stdout)
+    assert told["step_s"] > 1.0 > plan.step_s
+    (tmp_path / "wide.json").write_text(json.dumps(autopipe.Cluster.uniform(3).to_dict()))
+    assert invoke("simulate", plan_path, "--cluster", tmp_path / "wide.json").exit_code == 3
 
 
 def test_run_trains_and_agrees_with_the_model():
@@ -219,6 +240,10 @@ def test_run_trains_and_agrees_with_the_model():
         (("plan", SAMPLE, "-n", "2", "--input", "a,b"), 2, "8x3x224x224"),
         (("simulate", "absent.json"), 2, "absent.json"),
         (("compare", "absent:x"), 2, "cannot import"),
+        (("plan", SAMPLE), 2, "--stages"),
+        (("run", SAMPLE, "--meta"), 2, "no weights to train"),
+        (("simulate", "plan.json", "--stages", "3"), 2, "plan it anew"),
+        (("explain", SAMPLE, "--model", SAMPLE), 2, "leave it out"),
     ],
 )
 def test_errors_are_short_say_the_remedy_and_have_their_code(words, code, says):
@@ -227,6 +252,12 @@ def test_errors_are_short_say_the_remedy_and_have_their_code(words, code, says):
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2
     assert "Traceback" not in done.output
+
+
+def test_options_of_a_model_need_one(plan_path):
+    done = invoke("explain", plan_path, "--batch", "4")
+    assert done.exit_code == 2
+    assert "--model" in done.stderr
 
 
 def test_debug_shows_the_traceback():

@@ -8,8 +8,7 @@ import pathlib
 import pytest
 from typer.testing import CliRunner
 
-from autopipe.cli import machine
-from autopipe.cli.app import app
+from autopipe.cli.app import command
 
 MODEL = """
 from torch import nn
@@ -21,8 +20,7 @@ def make():
 
 def test_a_run_corrects_the_next_profile(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOPIPE_STORE", str(tmp_path / "store"))
-    if not any(command.callback is machine.run for command in app.registered_commands):
-        machine.register(app)
+    app = command()
     file = tmp_path / "model.py"
     file.write_text(MODEL)
     common = [f"{file}:make", "-m", "2", "--batch", "8"]

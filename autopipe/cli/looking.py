@@ -1,0 +1,251 @@
+"""The verbs that plan and look: profile, plan, simulate, compare, explain, diff, report.
+
+Verbs that touch machines are left to ``machine``; both are thin over ``planning`` and the package's rooms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Annotated, Any
+
+import typer
+
+from . import options as o
+from .app import verb
+from .output import Told, note, table
+
+__all__: list[str] = []
+
+
+@verb("profiling", spin=False)
+def profile(
+    model: o.Model,
+    making: o.Making,
+    microbatches: o.Microbatches = 1,
+    recalibrate: Annotated[
+        bool,
+        typer.Option(
+            "--recalibrate",
+            help="Correct the costs by the stage times that `autopipe run` measured.",
+            rich_help_panel=o.RUN,
+        ),
+    ] = False,
+    out: o.Out = None,
+) -> Told:
+    """What each op of a model costs for one microbatch: measured, or estimated for a described device."""
+    from .planning import Request
+
+    _, costs = Request(model, making).profile(microbatches or 1, recalibrate)
+    _write(out, json.dumps(costs.to_dict()))
+    return Told(costs.to_dict(), _shown(costs))
+
+
+@verb("capturing, costing and solving", spin=False)
+def plan(
+    model: o.Model,
+    making: o.Making,
+    how: o.Planning,
+    html: Annotated[
+        pathlib.Path | None, typer.Option(help="Also write the report here.", rich_help_panel=o.SAY)
+    ] = None,
+    out: o.Out = None,
+) -> Told:
+    """Where to cut a model into stages, what a step should take, and how far from optimal the cut can be."""
+    from .planning import Request
+
+    pipe = Request(model, making).split(how)
+    text = pipe.plan.to_json()
+    _write(out, text)
+    if html is not None:
+        pipe.plan.to_html(html, graph=pipe.graph.ops, costs=pipe.costs)
+    return Told(json.loads(text), _shown(pipe.plan))
+
+
+@verb("simulating", spin=False)
+def simulate(
+    target: o.Target,
+    making: o.Making,
+    how: o.Planning,
+    trace: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Write a Chrome / Perfetto trace here.", rich_help_panel=o.SAY),
+    ] = None,
+) -> Told:
+    """A step of a plan in time: length, idle time by cause, memory; as planned or under another schedule.
+
+    `--schedule` also takes a .csv of a schedule as torch writes it. With a plan's JSON, `--cluster` puts it
+    on other links, and `--memory` says whether it would fit.
+    """
+    from ..look import headline, tables
+    from ..memory import memory_limits
+    from ..schedule import from_csv
+    from ..simulator import simulate as predict
+    from ..units import format_bytes
+    from .planning import is_plan, planned
+
+    own = pathlib.Path(how.schedule) if how.schedule and how.schedule.endswith(".csv") else None
+    given = from_csv(own) if own is not None else None
+    if own is not None:
+        how = dataclasses.replace(how, schedule=None)
+    found = planned(target, making, how)
+    asked = (how.schedule, how.microbatches) if is_plan(target) else (None, None)
+    timeline = predict(found.plan, schedule=given or asked[0], n_microbatches=asked[1], costs=found.costs)
+    if trace is not None:
+        trace.write_text(json.dumps(timeline.to_chrome_trace()))
+    over = [
+        f"rank {r} needs {format_bytes(peak)}, limit {format_bytes(limit)}"
+        for r, (peak, limit) in enumerate(zip(timeline.peak_bytes, memory_limits(found.plan), strict=False))
+        if limit is not None and peak > limit
+    ]
+    text = f"{headline(timeline)}\n\n{timeline}\n\n{table(tables(timeline)[0])}"
+    return Told({**timeline.to_dict(), "over_memory": over}, text, "; ".join(over))
+
+
+@verb("planning and simulating", spin=False)
+def compare(
+    target: o.Target,
+    making: o.Making,
+    stages: Annotated[
+        str,
+        typer.Option("--stages", "-n", help="For a model: counts, by commas.", rich_help_panel=o.RUN),
+    ] = "2,4",
+    schedules: Annotated[str, typer.Option(help="By commas.", rich_help_panel=o.RUN)] = "gpipe,1f1b,zb-h1",
+    microbatches: Annotated[
+        str,
+        typer.Option(
+            "--microbatches",
+            "-m",
+            help="Counts, by commas; by default the plan's, or 8 for a model.",
+            rich_help_panel=o.RUN,
+        ),
+    ] = "",
+    memory: Annotated[
+        str | None, typer.Option(help="Limit per rank, such as 80GB.", rich_help_panel=o.RUN)
+    ] = None,
+) -> Told:
+    """Schedules × microbatch counts × stage counts as a table, the fastest first."""
+    from .comparing import comparison, plans_of
+    from .planning import Request, is_plan, planned
+
+    counts = _numbers(microbatches, "--microbatches")
+    if is_plan(target):
+        plan = planned(target, making, o.Planning(memory=memory)).plan
+        pairs = [(plan, n) for n in counts or [plan.n_microbatches]]
+    else:
+        pairs = plans_of(Request(target, making), _numbers(stages, "--stages"), counts or [8], memory)
+    result = comparison(pairs, [s.strip() for s in schedules.split(",")])
+    rows = [dict(zip((c.key for c in result.columns), row, strict=True)) for row in result.rows]
+    return Told(rows, table(result))
+
+
+@verb("planning and pricing moves", spin=False)
+def explain(
+    target: o.Target,
+    making: o.Making,
+    how: o.Planning,
+    model: o.Name = None,
+    cut: Annotated[
+        int | None, typer.Option(help="Only the cut after this stage.", min=0, show_default=False)
+    ] = None,
+) -> Told:
+    """Why each cut is where it is: loads on both sides, what crosses, what else was tried, how sure it is.
+
+    With a plan's JSON, `--costs` FILE adds what moving each cut would cost, and `--model` prices moves with
+    communication and memory.
+    """
+    from ..errors import InputError
+    from ..look import certificate, cut_reasons
+    from ..solve import explain as explain_moves
+    from .planning import planned
+
+    found = planned(target, making, how, model)
+    plan, graph, costs = found.plan, found.graph, found.costs
+    if cut is not None and cut >= plan.n_stages - 1:
+        raise InputError(f"there is no cut after stage {cut}; the plan has {plan.n_stages} stages")
+    reasons = cut_reasons(plan, costs if graph is None else None)
+    shown = reasons if cut is None else reasons[cut : cut + 1]
+    told: dict[str, Any] = {
+        "cuts": list(shown),
+        "bounds": {**dataclasses.asdict(plan.bounds), "gap": plan.bounds.gap},
+    }
+    lines = [f"{plan.model}: {certificate(plan)}", *shown]
+    if graph is not None and costs is not None:
+        priced = explain_moves(plan, graph, costs)
+        priced = dataclasses.replace(priced, moves=tuple(m for m in priced.moves if cut in (None, m.cut)))
+        told["explanation"] = priced.to_dict()
+        lines.append(str(priced))
+    return Told(told, "\n".join(lines))
+
+
+@verb("comparing")
+def diff(
+    before: Annotated[pathlib.Path, typer.Argument(help="The plan that was.")],
+    after: Annotated[pathlib.Path, typer.Argument(help="The plan that would be.")],
+    threshold: Annotated[
+        float, typer.Option(help="How much worse is too much, as a fraction of step time and of memory.")
+    ] = 0.02,
+) -> Told:
+    """What changed between two plans; exit code 1 when the second is worse by more than the threshold."""
+    from ..plans import Plan
+
+    result = Plan.from_json(before).diff(Plan.from_json(after))
+    worse = result.worse(threshold)
+    no = f"worse by more than {threshold:.1%}: {', '.join(worse)}" if worse else ""
+    return Told({**result.to_dict(), "worse": list(worse)}, str(result), no)
+
+
+@verb("drawing", spin=False)
+def report(
+    target: o.Target,
+    making: o.Making,
+    how: o.Planning,
+    model: o.Name = None,
+    measured: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="A timeline of a step that ran, as `autopipe run --out` writes.", rich_help_panel=o.SAY
+        ),
+    ] = None,
+    out: Annotated[
+        pathlib.Path, typer.Option("--out", "-o", help="The page to write.", rich_help_panel=o.SAY)
+    ] = pathlib.Path("report.html"),
+) -> Told:
+    """One offline page about a plan: stages, modules, ops, boundaries, schedule, memory, reasons."""
+    from ..simulator import Timeline
+    from ..simulator import simulate as predict
+    from .planning import is_plan, planned, read_json
+
+    found = planned(target, making, how, model)
+    context: dict[str, Any] = {"graph": found.graph, "costs": found.costs}
+    if is_plan(target) and (how.schedule or how.microbatches):
+        context["timeline"] = predict(
+            found.plan, schedule=how.schedule, n_microbatches=how.microbatches, costs=found.costs
+        )
+    if measured is not None:
+        context["measured"] = Timeline.from_dict(read_json(measured))
+    found.plan.to_html(out, **context)
+    note("open it in any browser; it loads nothing from elsewhere")
+    return Told({"path": str(out)}, str(out))
+
+
+def _shown(item: Any) -> str:
+    from ..look import headline, tables
+
+    return "\n\n".join([headline(item), *map(table, tables(item))])
+
+
+def _write(path: pathlib.Path | None, text: str) -> None:
+    if path is not None:
+        path.write_text(text)
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    from ..errors import InputError
+
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    bad = [part for part in parts if not part.isdigit() or int(part) < 1]
+    if bad:
+        raise InputError(f"{option} has {bad[0]!r}; write whole numbers of at least 1, separated by commas")
+    return list(map(int, parts))
