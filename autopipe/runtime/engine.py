@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map
 
@@ -146,6 +146,28 @@ class Engine:
         for worker in workers.values():
             worker.receivers = workers
         return workers
+
+    def wrap(self, wrapper: Callable[[Stage], nn.Module | None]) -> None:
+        """Put every stage's worker behind what ``wrapper`` makes of it; ties follow replaced parameters.
+
+        Raises :class:`InputError` where stages of this rank share a parameter and no longer do.
+        """
+        replaced: dict[int, nn.Parameter] = {}
+        for worker in self.workers.values():
+            before = dict(worker.stage.named_parameters(remove_duplicate=False))
+            worker.wrap(wrapper(worker.stage) or worker.stage)
+            after = dict(worker.stage.named_parameters(remove_duplicate=False))
+            for name, old in before.items():
+                new = after.get(name, old)
+                if replaced.setdefault(id(old), new) is not new:
+                    raise InputError(
+                        f"{name} is shared by several stages of rank {self.rank}, and the wrapper gave stage "
+                        f"{worker.stage.index} a copy of its own; plan with ties='colocate', or with one "
+                        "stage per rank"
+                    )
+        self.counted_elsewhere = {id(replaced[i]) for i in self.counted_elsewhere if i in replaced}
+        if self._ties is not None:
+            self._ties.replace(replaced)
 
     # -- a call -------------------------------------------------------------------------------------
 

@@ -206,11 +206,11 @@ class Runtime:
     def wrap(self, wrapper: Callable[[Stage], nn.Module | None]) -> None:
         """Wrap each of this rank's stages: ``lambda s: DDP(s, process_group=…)``, or ``fully_shard``.
 
-        A wrapper that returns None has changed the stage in place. Gradients are reduced over the replicas
-        once per step, outside :meth:`no_sync`. Make the optimizer afterwards.
+        A wrapper that returns None has changed the stage in place; ``parallelize_module`` does that too.
+        Gradients are reduced over the replicas once per step, outside :meth:`no_sync`. Make the optimizer
+        afterwards. Raises :class:`InputError` where the wrapper unties what stages of one rank share.
         """
-        for worker in self._engine.workers.values():
-            worker.wrap(wrapper(worker.stage) or worker.stage)
+        self._engine.wrap(wrapper)
 
     # -- checkpoints and reports --------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ drop theirs: so the next sum counts what was there once, with ``zero_grad`` betw
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
@@ -50,6 +50,11 @@ class TieSum:
             members = [t.parameter for t in ties if t.ranks == ranks]
             self._groups[ranks] = (new_group("ties", ranks), members)
         self._is_summed = False
+
+    def replace(self, replaced: Mapping[int, nn.Parameter]) -> None:
+        """Sum the gradients of other parameters from now on: id of the old → the new."""
+        for _, parameters in self._groups.values():
+            parameters[:] = [replaced.get(id(p), p) for p in parameters]
 
     def before_step(self) -> None:
         """Make the gradients of the last sum count once in the next."""

@@ -6,6 +6,7 @@ import pathlib
 import sys
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 from runtime_models import (
@@ -19,8 +20,9 @@ from runtime_models import (
 )
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopipe.errors import AutopipeError
+from autopipe.errors import AutopipeError, InputError
 from autopipe.runtime import Runtime
 
 SCHEDULES = {
@@ -175,18 +177,20 @@ def accumulation_and_zero_grad():
 
 
 class Mlp(nn.Module):
-    def __init__(self, d=8):
+    def __init__(self, d=8, tied=False):
         super().__init__()
         self.a, self.b, self.c, self.d = (nn.Linear(d, d) for _ in range(4))
+        if tied:
+            self.d.weight = self.a.weight
 
     def forward(self, x):
         return self.d(torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x)))))))
 
 
-def mlp(n_ranks, dtype=torch.float64, **options):
+def mlp(n_stages, dtype=torch.float64, tied=False, **options):
     torch.manual_seed(1)
-    model = Mlp().to(dtype)
-    return model, *make(model, (torch.randn(8, 8, dtype=dtype),), {}, n_stages=n_ranks, **options)
+    model = Mlp(tied=tied).to(dtype)
+    return model, *make(model, (torch.randn(8, 8, dtype=dtype),), {}, n_stages=n_stages, **options)
 
 
 def overflow_and_autocast():
@@ -221,7 +225,7 @@ def overflow_and_autocast():
 
 
 def data_parallel():
-    """2 × 2: a pipeline of two ranks, two replicas, in DDP and sharded by FSDP2."""
+    """2 × 2: a pipeline of two ranks with a tie, two replicas, in DDP and sharded by FSDP2."""
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
@@ -233,7 +237,7 @@ def data_parallel():
         "fsdp": lambda stage: fully_shard(stage, mesh=mesh["dp"]) and None,
     }
     for (name, wrapper), schedule in zip(wrappers.items(), ("1f1b", "zb-h1"), strict=True):
-        model, *made = mlp(2, schedule=schedule)
+        model, *made = mlp(2, schedule=schedule, tied=True)
         plain = copy.deepcopy(model)
         runtime = Runtime(*made, loss_fn=F.mse_loss, mesh=mesh)
         runtime.wrap(wrapper)
@@ -245,17 +249,87 @@ def data_parallel():
             mine = x[8 * replica : 8 * replica + 8]
             optimizer.zero_grad(), reference.zero_grad()
             with runtime.no_sync():
-                runtime.step(mine[:4], target=mine[:4])
-            runtime.step(mine[4:], target=mine[4:])
+                assert reductions(runtime, mine[:4]) == 0, name
+            assert reductions(runtime, mine[4:]) == 1, name
             (F.mse_loss(plain(x[[0, 1, 2, 3, 8, 9, 10, 11]]), x[[0, 1, 2, 3, 8, 9, 10, 11]])).backward()
             (F.mse_loss(plain(x[[4, 5, 6, 7, 12, 13, 14, 15]]), x[[4, 5, 6, 7, 12, 13, 14, 15]])).backward()
-            norm = runtime.clip_grad_norm_(0.5)
-            wanted = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
-            assert abs(norm - wanted) < 1e-10, (name, norm, wanted)
-            optimizer.step(), reference.step()
-        for parameter_name, p in runtime.named_parameters():
-            whole = p.full_tensor() if hasattr(p, "full_tensor") else p
-            torch.testing.assert_close(whole, plain.get_parameter(parameter_name), rtol=0, atol=1e-10)
+            clip_and_step(runtime, optimizer, plain, reference)
+        compare_whole(runtime, plain)
+
+
+class Reductions(TorchDispatchMode):
+    """Counts the reductions among replicas; the pipeline's own communicators do not go through here."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.namespace == "c10d" and "reduce" in func.__name__
+        return func(*args, **(kwargs or {}))
+
+
+def reductions(runtime, x):
+    """How many times a step reduces gradients over replicas."""
+    with Reductions() as seen:
+        runtime.step(x, target=x)
+    return seen.count
+
+
+def clip_and_step(runtime, optimizer, plain, reference):
+    norm = runtime.clip_grad_norm_(0.5)
+    wanted = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+    assert abs(norm - wanted) < 1e-10, (norm, wanted)
+    optimizer.step(), reference.step()
+
+
+def compare_whole(runtime, plain):
+    for name, p in runtime.named_parameters():
+        whole = p.full_tensor() if hasattr(p, "full_tensor") else p
+        torch.testing.assert_close(whole, plain.get_parameter(name), rtol=0, atol=1e-10)
+
+
+def tensor_parallel():
+    """2 × 2: a pipeline of two ranks, each stage's layers split over two by DTensor."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+
+    def shard(stage):
+        first, second = [name for name, _ in stage.named_children()]
+        return parallelize_module(stage, mesh["tp"], {first: ColwiseParallel(), second: RowwiseParallel()})
+
+    for schedule in ("1f1b", "zb-h1"):
+        model, *made = mlp(2, schedule=schedule)
+        plain = copy.deepcopy(model)
+        runtime = Runtime(*made, loss_fn=F.mse_loss, mesh=mesh)
+        runtime.wrap(shard)
+        optimizer = torch.optim.SGD(runtime.parameters(), 0.1, momentum=0.9)
+        assert all(hasattr(p, "full_tensor") for n, p in runtime.named_parameters() if "weight" in n)
+        reference = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+        torch.manual_seed(4)
+        for _ in range(3):
+            x = torch.randn(8, 8, dtype=torch.float64)
+            optimizer.zero_grad(), reference.zero_grad()
+            runtime.step(x, target=x)
+            F.mse_loss(plain(x), x).backward()
+            clip_and_step(runtime, optimizer, plain, reference)
+        compare_whole(runtime, plain)
+
+
+def wrapping_unties_nothing_in_silence():
+    """Stages of one rank that share a parameter, each sharded on its own."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    alone = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "pp"))
+    _, *made = mlp(4, n_ranks=1, tied=True)
+    runtime = Runtime(*made, loss_fn=F.mse_loss, mesh=alone)
+    with pytest.raises(InputError, match="is shared by several stages of rank 0"):
+        runtime.wrap(lambda stage: fully_shard(stage, mesh=mesh) and None)
+
+
+def replicas():
+    data_parallel()
+    tensor_parallel()
 
 
 def checkpoints(directory):

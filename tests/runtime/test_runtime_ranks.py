@@ -11,8 +11,13 @@ def test_ranks_equal_one_process(n_ranks):
 
 
 @pytest.mark.timeout(120)
-def test_data_parallel_beside_the_pipeline():
-    runtime_ranks.run("data_parallel", 4, timeout_s=100)
+def test_data_and_tensor_parallel_beside_the_pipeline():
+    runtime_ranks.run("replicas", 4, timeout_s=100)
+
+
+@pytest.mark.timeout(90)
+def test_wrapping_unties_nothing_in_silence():
+    runtime_ranks.run("wrapping_unties_nothing_in_silence", 2, timeout_s=60)
 
 
 @pytest.mark.timeout(120)
