@@ -34,11 +34,9 @@ class Announcement:
     def __post_init__(self) -> None:
         small = [i for i, n in enumerate(self._bytes()) if n < PACK_BYTES]
         object.__setattr__(self, "packed", tuple(small) if len(small) > 1 else ())
-        object.__setattr__(self, "n_bytes", sum(self._bytes()))
         object.__setattr__(self, "flags", tuple(flag for _, _, flag in self.tensors))
 
     packed: tuple[int, ...] = dataclasses.field(default=(), init=False, compare=False)
-    n_bytes: int = dataclasses.field(default=0, init=False, compare=False)
     flags: tuple[bool, ...] = dataclasses.field(default=(), init=False, compare=False)
 
     def _bytes(self) -> list[int]:
@@ -75,11 +73,11 @@ class Announcement:
     def to_wire(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The tensors as :meth:`buffers` lays them out, contiguous."""
         if not self.packed:
-            return [t.contiguous() for t in tensors]
+            return [_plain(t) for t in tensors]
         pack = torch.empty(self._offsets[-1], dtype=torch.uint8, device=tensors[0].device)
         for view, i in zip(self._views(pack), self.packed, strict=True):
             view.copy_(tensors[i])
-        return [t.contiguous() for i, t in enumerate(tensors) if i not in self.packed] + [pack]
+        return [_plain(t) for i, t in enumerate(tensors) if i not in self.packed] + [pack]
 
     def from_wire(self, buffers: list[Tensor]) -> list[Tensor]:
         """The tensors again, out of filled buffers."""
@@ -98,3 +96,8 @@ class Announcement:
 
     def __str__(self) -> str:
         return ", ".join(f"{dtype}{list(shape)}" for shape, dtype, _ in self.tensors) or "no tensor"
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Contiguous, and with conjugation or negation that torch only notes carried out."""
+    return tensor.clone() if tensor.is_conj() or tensor.is_neg() else tensor.contiguous()

@@ -24,9 +24,6 @@ from .peers import Peers, unpickle
 
 __all__ = ["Channel"]
 
-EAGER_BYTES = 1 << 16
-"""Over gloo, a receive below this size is posted when it is waited for: its transfer is shorter than what
-posting ahead costs both sides. What is expected from one peer is still posted in wire order."""
 LAG = 8
 """Unfinished sends to one peer before the oldest is waited for."""
 
@@ -42,13 +39,9 @@ class Channel:
     def __init__(self, peers: Peers, device: torch.device) -> None:
         self._peers, self._group, self._device = peers, peers.group, device
         self._arriving: dict[tuple[str, Edge, int], Arriving] = {}
-        self._expected: list[collections.deque[tuple[str, Edge, int, Announcement]]] = [
-            collections.deque() for _ in range(peers.n_ranks)
-        ]
         self._leaving: list[collections.deque[tuple[Any, Tensor]]] = [
             collections.deque() for _ in range(peers.n_ranks)
         ]
-        self._eager_bytes = 0 if peers.group.is_nccl else EAGER_BYTES
         self.signatures: Sequence[int] = ()
 
     # -- values -------------------------------------------------------------------------------------
@@ -75,9 +68,9 @@ class Channel:
         """Start receiving the values of microbatch ``m``."""
         self._recv("F", edge, m, peer)
 
-    def take_values(self, edge: Edge, m: int, peer: int) -> list[Any]:
+    def take_values(self, edge: Edge, m: int) -> list[Any]:
         """Wait for the values of microbatch ``m``: detached, requiring gradients as at their source."""
-        announced, tensors = self._wait("F", edge, m, peer)
+        announced, tensors = self._wait("F", edge, m)
         grown = edge.grow(m, tensors, announced.flags)
         return grown if announced.frame is None else announced.frame.fill(grown)
 
@@ -117,9 +110,9 @@ class Channel:
         """Start receiving the gradients of what was sent along ``edge``."""
         self._recv("B", edge, m, peer)
 
-    def take_grads(self, edge: Edge, m: int, peer: int) -> None:
+    def take_grads(self, edge: Edge, m: int) -> None:
         """Wait for the gradients of microbatch ``m`` and put them in ``edge``."""
-        announced, tensors = self._wait("B", edge, m, peer)
+        announced, tensors = self._wait("B", edge, m)
         if len(tensors) == len(announced.present):
             edge.grads[m] = tensors
         else:
@@ -149,22 +142,12 @@ class Channel:
 
     def _recv(self, kind: str, edge: Edge, m: int, peer: int) -> None:
         announced = self._book(kind, edge).get(self.signatures[m]) or self._learn(kind, edge, m)
-        expected = self._expected[peer]
-        expected.append((kind, edge, m, announced))
-        if announced.n_bytes >= self._eager_bytes:
-            while expected:
-                self._post(peer, *expected.popleft())
-
-    def _post(self, peer: int, kind: str, edge: Edge, m: int, announced: Announcement) -> None:
         buffers = announced.buffers(self._device)
         works = [self._group.recv(b, peer) for b in buffers]
         self._arriving[kind, edge, m] = (announced, buffers, works)
 
-    def _wait(self, kind: str, edge: Edge, m: int, peer: int) -> tuple[Announcement, list[Tensor]]:
-        expected, key = self._expected[peer], (kind, edge, m)
-        while key not in self._arriving:
-            self._post(peer, *expected.popleft())
-        announced, buffers, works = self._arriving.pop(key)
+    def _wait(self, kind: str, edge: Edge, m: int) -> tuple[Announcement, list[Tensor]]:
+        announced, buffers, works = self._arriving.pop((kind, edge, m))
         for work in works:
             work.wait(FOREVER)
         return announced, announced.from_wire(buffers)

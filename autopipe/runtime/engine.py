@@ -110,7 +110,7 @@ class Engine:
         if ranks:
             mine = card(capture, plan, stages, str(options.schedule))
             self.peers = Peers(ranks, self.device, mine, self._patience)
-            weakref.finalize(self, self.peers.watch.close)
+            weakref.finalize(self, self.peers.close)
         self.rank = self.peers.rank if self.peers else 0
         self.seed: int = self.peers.cards[0]["own seed"] if self.peers else torch.initial_seed()
         self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
@@ -374,7 +374,7 @@ class Engine:
         elif not isinstance(error, Exception):
             watch.publish(f"rank {self.rank} was stopped by {type(error).__name__} in {position.words}")
             raise error
-        elif isinstance(error, RuntimeError) and position.waits_for >= 0:
+        elif isinstance(error, (RuntimeError, ConnectionError)) and position.waits_for >= 0:
             found = watch.cause()
             cause = found if found is not None else watch.publish(self._lost())
         else:

@@ -93,17 +93,17 @@ class Executor:
             for edge in worker.edges_in:
                 if edge.source not in self._workers:
                     peer = self._placement[edge.source]
-                    yield action, peer, None, functools.partial(self._take, worker, edge, m, peer)
+                    yield action, peer, None, functools.partial(self._take, worker, edge, m)
         elif action.kind != "W":
             for edge in worker.edges_out:
                 if edge.destination not in self._workers:
                     assert self._channel is not None
                     peer = self._placement[edge.destination]
-                    yield action, peer, None, functools.partial(self._channel.take_grads, edge, m, peer)
+                    yield action, peer, None, functools.partial(self._channel.take_grads, edge, m)
 
-    def _take(self, worker: Worker, edge: Edge, m: int, peer: int) -> None:
+    def _take(self, worker: Worker, edge: Edge, m: int) -> None:
         assert self._channel is not None
-        worker.accept(edge, m, self._channel.take_values(edge, m, peer))
+        worker.accept(edge, m, self._channel.take_values(edge, m))
 
     def _move(self, step: ProgramStep) -> Callable[[], None]:
         message, channel = step.message, self._channel

@@ -6,13 +6,15 @@ Made straight from a store, so that only its members need to ask for it. Who the
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
+
+from .link import LINK_BYTES, Link
 
 __all__ = ["Group"]
 
@@ -21,7 +23,10 @@ FOREVER = datetime.timedelta(days=7)
 
 
 class Group:
-    """Messages among ``ranks`` (numbers within the pipeline), of tensors on ``device``."""
+    """Messages among ``ranks`` (numbers within the pipeline), of tensors on ``device``.
+
+    Small ones on the CPU go over ``links`` where there are any.
+    """
 
     def __init__(
         self,
@@ -31,10 +36,12 @@ class Group:
         rank: int,
         device: torch.device,
         connect_s: float,
+        links: Mapping[int, Link] | None = None,
     ) -> None:
         self.ranks, self._me = tuple(ranks), tuple(ranks).index(rank)
         place = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
         self.is_nccl = device.type == "cuda"
+        self._links = {} if self.is_nccl or links is None else links
         if self.is_nccl:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = FOREVER
@@ -46,10 +53,14 @@ class Group:
 
     def send(self, tensor: Tensor, peer: int) -> Any:
         """Start sending a contiguous tensor to rank ``peer``; ``wait()`` on what is returned."""
+        if tensor.nbytes < LINK_BYTES and peer in self._links:
+            return self._links[peer].send(tensor)
         return self.send_to([tensor], self.ranks.index(peer), 0)
 
     def recv(self, tensor: Tensor, peer: int) -> Any:
         """Start receiving into a contiguous tensor from rank ``peer``."""
+        if tensor.nbytes < LINK_BYTES and peer in self._links:
+            return self._links[peer].recv(tensor)
         return self.recv_from([tensor], self.ranks.index(peer), 0)
 
     def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..errors import InputError, PlanError, StepError
 from .failure import Patience, Position, Watch, first_difference, roll_call
 from .group import FOREVER, Group
+from .link import connect
 
 __all__ = ["Peers", "pipeline_ranks"]
 
@@ -76,10 +77,11 @@ class Peers:
         self.store: Any = dist.PrefixStore(prefix, default.clone())  # type: ignore[attr-defined]
         self.cards = self._compare(card, patience.limit_s)
         self._connect_s = patience.limit_s
+        self._links = connect(self.store, self.rank, self.n_ranks)
         everyone = tuple(range(self.n_ranks))
         self.group = self.new_group("tensors", everyone)
         cpu = torch.device("cpu")
-        self.control = Group(self.store, "control", everyone, self.rank, cpu, self._connect_s)
+        self.control = Group(self.store, "control", everyone, self.rank, cpu, self._connect_s, self._links)
         self.position, self._shared = Position(), 0
         self.watch = Watch(
             self.store,
@@ -105,7 +107,7 @@ class Peers:
     def new_group(self, purpose: str, ranks: tuple[int, ...]) -> Group:
         """A communicator of some of the pipeline's ranks; only they ask for it, once for each purpose."""
         name = f"{purpose}/{'-'.join(map(str, ranks))}"
-        return Group(self.store, name, ranks, self.rank, self._device, self._connect_s)
+        return Group(self.store, name, ranks, self.rank, self._device, self._connect_s, self._links)
 
     def agree(self, step: int, words: str, all_words: str) -> None:
         """Check that the rank before this one begins the same step with the same kind of batch.
@@ -164,7 +166,15 @@ class Peers:
             pause_s = min(2 * pause_s, 5e-3)
         return self.store.get(key)
 
+    def close(self) -> None:
+        """Stop watching and drop the links; nothing may be sent after."""
+        self.watch.close()
+        for link in self._links.values():
+            link.close()
+
     def _abort(self) -> None:
+        for link in self._links.values():
+            link.abort()
         self.group.abort()
         self.control.abort()
 

@@ -1,0 +1,164 @@
+"""Direct connections between ranks on one host, for small messages: a Unix socket for each pair of ranks.
+
+Large messages, and those between hosts, are left to ``group``.
+
+A message here is one system call on each side, made by the thread that computes. A communicator instead
+shakes hands for every message and hands it to a thread of its own: waking that costs several times what the
+microbatch of a small model does.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import pathlib
+import socket
+import tempfile
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["LINK_BYTES", "Arrival", "Link", "connect"]
+
+LINK_BYTES = 1 << 15
+"""Messages below this size go over the socket."""
+BUFFER_BYTES = 1 << 20
+"""The socket buffer asked for; Linux grants 416 KiB by default."""
+
+
+class Link:
+    """One end of a connection: tensors arrive in the order they were sent.
+
+    A send ends at the latest once the other end expects the message: of what is expected, no more than a
+    quarter of the socket's buffer is ever left unread, and below that Linux lets a sender go on. So whatever
+    order is safe for sends that wait for their receive is safe here. Raises ``ConnectionError`` once the
+    other end, or :meth:`abort`, has closed the link.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        self._room = connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 4
+        self._socket = connection
+        self._coming: collections.deque[Arrival] = collections.deque()
+        self._unread = 0
+
+    def send(self, tensor: Tensor) -> Sent:
+        """Send a contiguous CPU tensor; it may be changed as soon as this returns."""
+        self._socket.sendall(_memory(tensor))
+        return SENT
+
+    def recv(self, tensor: Tensor) -> Arrival:
+        """Expect a message in a contiguous CPU tensor; ``wait()`` on what is returned fills it."""
+        self._unread += _buffered(tensor)
+        while self._coming and self._unread > self._room:
+            self._read()
+        arrival = Arrival(self, tensor)
+        self._coming.append(arrival)
+        return arrival
+
+    def read_to(self, arrival: Arrival) -> None:
+        """Fill the tensors expected up to and including this one, in order."""
+        while not arrival.is_here:
+            self._read()
+
+    def _read(self) -> None:
+        arrival = self._coming.popleft()
+        self._unread -= _buffered(arrival.tensor)
+        self._fill(arrival.tensor)
+        arrival.is_here = True
+
+    def _fill(self, tensor: Tensor) -> None:
+        memory, n_bytes = _memory(tensor), tensor.nbytes
+        n_read = self._socket.recv_into(memory, n_bytes, socket.MSG_WAITALL)
+        while n_read < n_bytes:
+            rest = memoryview(memory).cast("B")[n_read:]
+            n_more = self._socket.recv_into(rest, n_bytes - n_read, socket.MSG_WAITALL)
+            if n_more == 0:
+                raise ConnectionResetError("the other end of the link is gone")
+            n_read += n_more
+
+    def abort(self) -> None:
+        """Break the connection: calls that wait, here and at the other end, raise at once."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the socket back."""
+        self._socket.close()
+
+
+class Arrival:
+    """A message on its way into ``tensor``."""
+
+    __slots__ = ("_link", "is_here", "tensor")
+
+    def __init__(self, link: Link, tensor: Tensor) -> None:
+        self._link, self.tensor, self.is_here = link, tensor, False
+
+    def wait(self, _limit: object = None) -> None:
+        """Return once the message is here."""
+        if not self.is_here:
+            self._link.read_to(self)
+
+
+class Sent:
+    """A message that has left."""
+
+    def wait(self, _limit: object = None) -> None:
+        """Return at once."""
+
+
+SENT = Sent()
+
+
+def connect(store: Any, rank: int, n_ranks: int) -> dict[int, Link]:
+    """Links from ``rank`` to the ranks of a pipeline it shares a host with; each rank calls it once.
+
+    Every rank opens a socket in a folder only its user can enter, and knocks at those of lower ranks: who
+    finds the folder is on the same host.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        return {}
+    links: dict[int, Link] = {}
+    with tempfile.TemporaryDirectory(prefix="autopipe-") as folder, _socket() as door:
+        path = str(pathlib.Path(folder) / "door")
+        with contextlib.suppress(OSError):  # a folder whose name is too long for a socket: nobody finds it
+            door.bind(path)
+            door.listen(n_ranks)
+        store.set(f"door/{rank}", path)
+        for lower in range(rank):
+            connection = _knock(store.get(f"door/{lower}").decode())
+            store.set(f"knock/{rank}/{lower}", "" if connection is None else "here")
+            if connection is not None:
+                connection.sendall(rank.to_bytes(4, "little"))
+                links[lower] = Link(connection)
+        for _ in [h for h in range(rank + 1, n_ranks) if store.get(f"knock/{h}/{rank}")]:
+            connection, _ = door.accept()
+            higher = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "little")
+            links[higher] = Link(connection)
+    return links
+
+
+def _socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def _knock(path: str) -> socket.socket | None:
+    connection = _socket()
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def _memory(tensor: Tensor) -> Any:
+    """The bytes of a contiguous tensor of any dtype, as a buffer; the tensor must outlive it."""
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+
+
+def _buffered(tensor: Tensor) -> int:
+    """The most a message takes of a socket's buffer: memory in powers of two, and its bookkeeping."""
+    return 2 * tensor.nbytes + 1024
