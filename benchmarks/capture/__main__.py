@@ -67,13 +67,14 @@ def _prepare() -> None:
     import torch.export
     import transformers
 
-    from autopipe.tracing import capture
+    import autopipe
 
     torch.set_num_threads(1)
-    # what either loads on first use is no part of a model's time
+    # what each loads on first use is no part of a model's time
     small = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
-    capture(small, (torch.zeros(2, 2),))
+    autopipe.split(small, 2, (torch.zeros(2, 2),), costs="estimated")
     torch.export.export(small, (torch.zeros(2, 2),))
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=0, hidden_size=32, vocab_size=8))
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
 

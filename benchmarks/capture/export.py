@@ -46,11 +46,11 @@ def try_export(subject: Subject, report: Report) -> None:
         pipe = pipeline(model, mb_args=args, mb_kwargs=kwargs, split_spec=split)
     report({"n_stages": pipe.num_stages, "is_cut": pipe.num_stages >= min(N_STAGES, n_blocks(model))})
 
-    def run(args: Any, kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         # Pipe.forward detaches what crosses between stages, so its stages are called in turn instead
         return fx.Interpreter(pipe.split_gm).run(*_in_order(pipe.split_gm, args, kwargs))
 
-    report(compare(subject, run, modes=(False,), is_flat=True))
+    report(compare(subject, {"stages": run}, modes=(False,), is_flat=True)["stages"])
 
 
 def _in_order(module: fx.GraphModule, args: Any, kwargs: Any) -> list[Any]:

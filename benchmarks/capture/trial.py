@@ -1,4 +1,4 @@
-"""One model of the walk: build it small, run it eagerly, capture and cut it, and compare everything.
+"""One model of the walk: build it small, run it eagerly, capture and split it, and compare everything.
 
 The same for torch.export with torch.distributed.pipelining is left to ``export``; which models, and in
 which processes, to ``zoo`` and ``workers``.
@@ -9,18 +9,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from autopipe.hardware import Cluster
-from autopipe.stages import build as build_stages
-from autopipe.stages.verify import run_stages
-from autopipe.tracing import capture
-from tests.zoo.cut import uniform_plan
-from tests.zoo.observe import difference, fingerprint, flat, observe, seed
+import autopipe
+from tests.zoo.observe import Observation, difference, fingerprint, flat, observe, seed
 
 from .configs import RUNGS, Rung, shrink, walk
 from .inputs import EXAMPLE, OTHER_BATCH, OTHER_LENGTH, Recipe, Sizes, make, recipes
@@ -29,6 +25,8 @@ from .zoo import Entry, config_of, own_case
 __all__ = ["N_STAGES", "NoSubject", "Subject", "build", "try_autopipe"]
 
 N_STAGES = 4
+SOLVE_S = 0.5
+"""Seconds that a solve may look for a proof; the plan is good without."""
 MAX_PARAMETERS = 120_000_000
 MAX_BUILD_S = 15.0
 """Processor time after which no milder rules are tried."""
@@ -118,12 +116,16 @@ def _recipe(model: nn.Module, task: str, problems: list[str], rung: str) -> Reci
 
 
 def try_autopipe(subject: Subject, report: Report) -> None:
-    """Captures, cuts in 4, compares with the model in both modes and at other sizes; reports as it goes."""
+    """Captures, splits in 4, compares with the model in both modes and at other sizes; reports as it goes.
+
+    ``seconds`` is the time of ``autopipe.capture`` alone; ``autopipe.split`` captures once more, estimates,
+    solves, and opens leaves for balance, as it does for any user.
+    """
     model = subject.model
     args, kwargs = subject.inputs(EXAMPLE)
     before = fingerprint(model)
     start = time.perf_counter()
-    captured = capture(model, args, kwargs)
+    captured = autopipe.capture(model, args, kwargs)
     seconds = time.perf_counter() - start
     after = fingerprint(model)
     changed = [k for k in before if before[k] != after[k]]
@@ -131,14 +133,24 @@ def try_autopipe(subject: Subject, report: Report) -> None:
     report({"captured": True, "seconds": seconds, "nodes": len(captured.ops.ops), "leaves": n_leaves})
     report({"changed": ", ".join(changed)})
     captured.module.graph.lint()
-    report({"graph": compare(subject, lambda args, kwargs: captured(*args, **kwargs))})
-    stages = build_stages(captured, uniform_plan(captured.ops, N_STAGES, Cluster.uniform(N_STAGES)))
-    report({"n_stages": len(stages), "is_cut": len(stages) >= min(N_STAGES, n_blocks(model))})
-
-    def run(args: Any, kwargs: Any) -> Any:
-        return captured.assemble(run_stages(captured, stages, args, kwargs))
-
-    report(compare(subject, run))
+    runs: dict[str, Callable[..., Any]] = {"graph": captured}
+    try:
+        start = time.perf_counter()
+        pipe = autopipe.split(
+            model,
+            min(N_STAGES, n_blocks(model)),
+            args,
+            kwargs,
+            costs="estimated",
+            n_microbatches=1,
+            time_limit_s=SOLVE_S,
+        )
+        seconds = time.perf_counter() - start
+        report({"n_stages": len(pipe.stages), "is_cut": True, "split_seconds": seconds})
+        runs["stages"] = pipe
+    finally:
+        found = compare(subject, runs)
+        report({"graph": found["graph"], **found.get("stages", {})})
 
 
 def n_blocks(model: nn.Module) -> int:
@@ -148,49 +160,54 @@ def n_blocks(model: nn.Module) -> int:
 
 def compare(
     subject: Subject,
-    run: Callable[..., Any],
+    runs: Mapping[str, Callable[..., Any]],
     modes: tuple[bool, ...] = (False, True),
     *,
     is_flat: bool = False,
-) -> dict[str, Any]:
-    """Parity of ``run(args, kwargs)`` with the model: at the example, another batch, another length.
+) -> dict[str, dict[str, Any]]:
+    """Parity of each ``run(*args, **kwargs)`` with the model: at the example, another batch, another length.
 
     ``is_flat``: outputs come without their structure and are compared in order.
     """
-    out: dict[str, Any] = {}
-    for name, sizes in (("parity", EXAMPLE), ("batch", OTHER_BATCH), ("length", OTHER_LENGTH)):
-        problems = [
-            p
-            for p in (_compare_at(subject, run, sizes, training, is_flat) for training in modes)
-            if p != "refused"
-        ]
-        out[name] = None if not problems else not any(problems)
-        if any(problems):
-            out[f"{name}_problem"] = next(p for p in problems if p)
+    out: dict[str, dict[str, Any]] = {name: {} for name in runs}
+    for asked, sizes in (("parity", EXAMPLE), ("batch", OTHER_BATCH), ("length", OTHER_LENGTH)):
+        found = [_compare_at(subject, runs, sizes, training, is_flat) for training in modes]
+        for name, answers in out.items():
+            problems = [given[name] for given in found if given is not None]
+            answers[asked] = None if not problems else not any(problems)
+            if any(problems):
+                answers[f"{asked}_problem"] = next(p for p in problems if p)
     return out
 
 
 def _compare_at(
-    subject: Subject, run: Callable[..., Any], sizes: Sizes, training: bool, is_flat: bool
-) -> str:
-    """What differs, in words; "" for nothing; "refused" where the model itself does not run."""
-    model = subject.model.train(training)
-    mode = "train" if training else "eval"
+    subject: Subject, runs: Mapping[str, Callable[..., Any]], sizes: Sizes, training: bool, is_flat: bool
+) -> dict[str, str] | None:
+    """What differs in each run, in words, "" for nothing; None where the model itself does not run."""
+    model = subject.model
     try:
         args, kwargs = subject.inputs(sizes)
-        expected = observe(model, lambda: model(*args, **kwargs))
-        if difference(expected, observe(model, lambda: model(*args, **kwargs))):
-            return "refused"
+        expected = _observed(model, model, training, args, kwargs)
+        if difference(expected, _observed(model, model, training, args, kwargs)):
+            return None
     except Exception:
-        return "refused"
-    finally:
-        model.eval()
+        return None
+    problems = {}
+    for name, run in runs.items():
+        try:
+            got = _observed(model, run, training, args, kwargs)
+            problem = difference(flat(expected), flat(got)) if is_flat else difference(expected, got)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {str(error)[:300]}"
+        problems[name] = problem and f"{'train' if training else 'eval'}: {problem}"
+    return problems
+
+
+def _observed(
+    model: nn.Module, run: Callable[..., Any], training: bool, args: Any, kwargs: Any
+) -> Observation:
+    model.train(training)
     try:
-        model.train(training)
-        got = observe(model, lambda: run(args, kwargs))
-        problem = difference(flat(expected), flat(got)) if is_flat else difference(expected, got)
-    except Exception as error:
-        problem = f"{type(error).__name__}: {str(error)[:300]}"
+        return observe(model, lambda: run(*args, **kwargs))
     finally:
         model.eval()
-    return problem and f"{mode}: {problem}"

@@ -1,4 +1,4 @@
-"""One forked process per model, with a time limit: nothing that a model does can hurt the walk.
+"""One forked process per model, with limits of time and memory: nothing that a model does can hurt the walk.
 
 What a process does is left to ``trial``.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import resource
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,9 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 __all__ = ["run"]
+
+MEMORY_BYTES = 12 * 2**30
+"""Address space of one process; a model that wants more fails alone."""
 
 
 def run(
@@ -64,6 +68,7 @@ def run(
 
 
 def _child(work: Callable[..., None], item: Any, send: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         work(item, send.send)
     except BaseException as error:
