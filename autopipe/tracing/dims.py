@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ __all__ = ["Formulas", "candidates", "few_rows", "few_tokens", "fit", "resize", 
 
 
 _SHORT, _FEW_TOKENS = 7, 16
+_MOST_TERMS = 16
 
 
 def candidates(inputs: Inputs) -> list[Dim]:
@@ -142,64 +144,90 @@ def fit(dims: Sequence[Dim], points: Sequence[Mapping[str, int]], values: Sequen
     base = values[0]
     if all(v == base for v in values) or any(isinstance(v, bool) or not isinstance(v, int) for v in values):
         return base
-    moved = [(d, values[i + 1]) for i, d in enumerate(dims) if values[i + 1] != base]
+    moved = [(d, p[d.name], v) for d, p, v in zip(dims, points[1:], values[1:], strict=False) if v != base]
     if not moved:
         return base
+    names = [d.name for d, _, _ in moved]
     for is_rounded in (False, True):
-        parts = [_single(d, points, values, moved_value, is_rounded) for d, moved_value in moved]
-        for combination in itertools.product(*parts):
-            for join in (_product, _sum)[: len(parts)]:
-                formula = join(combination, base)
-                if all(_at(formula, p) == v for p, v in zip(points, values, strict=True)):
-                    return formula
-    return _product([p[0] for p in parts], base)
+        terms = [
+            list(itertools.islice(_terms((d.example, base), (m, v), is_rounded), _MOST_TERMS))
+            for d, m, v in moved
+        ]
+        for chosen in itertools.product(*terms):
+            for join in (_product, _sum)[: len(moved)]:
+                if all(
+                    join([t(p[n]) for t, n in zip(chosen, names, strict=True)], base) == v
+                    for p, v in zip(points, values, strict=True)
+                ):
+                    return join([t.formula(n) for t, n in zip(chosen, names, strict=True)], base)
+    return _product([t[0].formula(n) for t, n in zip(terms, names, strict=True)], base)
 
 
-def _single(dim: Dim, points: Any, values: Any, moved: int, is_rounded: bool) -> list[Any]:
-    """Formulas of one dim alone through its two points, simplest first; those with a floor only on demand."""
-    import sympy
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Term:
+    """``factor * (p * size**power + c) / q`` of one dim's size, rounded down before the factor on demand.
 
-    d, n, base = symbol(dim.name), dim.example, values[0]
-    m = next(
-        p[dim.name] for p, v in zip(points[1:], values[1:], strict=True) if p[dim.name] != n and v == moved
-    )
-    slope = sympy.Rational(moved - base, m - n)
-    out = [base + slope * (d - n)] if slope.is_Integer or base == slope * n else []
+    Plain numbers, because sympy takes a hundred times as long to try a formula.
+    """
+
+    p: int
+    c: int = 0
+    q: int = 1
+    power: int = 1
+    factor: int = 1
+    is_floored: bool = False
+
+    def __call__(self, size: int) -> int | Fraction:
+        above = self.p * size**self.power + self.c
+        return self.factor * (above // self.q if self.is_floored else Fraction(above, self.q))
+
+    def formula(self, name: str) -> Any:
+        import sympy
+
+        d = symbol(name)
+        if self.is_floored:
+            return self.factor * sympy.floor((self.p * d + self.c) / sympy.Integer(self.q))
+        return sympy.Rational(self.p, self.q) * d**self.power + sympy.Rational(self.c, self.q)
+
+
+def _terms(example: tuple[int, int], other: tuple[int, int], is_rounded: bool) -> Iterator[_Term]:
+    """Terms through two (size, value) points, simplest first; those with a floor only on demand."""
+    (n, base), (m, moved) = example, other
+    slope = Fraction(moved - base, m - n)
+    p, q = slope.as_integer_ratio()
+    if q == 1 or base == slope * n:
+        yield _Term(p, base * q - p * n, q)
     if base * m * m == moved * n * n:
-        out.append(sympy.Rational(base, n * n) * d**2)
+        yield _Term(base, q=n * n, power=2)
     for factor in dict.fromkeys((math.gcd(base, moved), 1)) if is_rounded else ():
-        out += _floored(d, [(n, base // factor), (m, moved // factor)], slope / factor, factor)
-    return out or [base + slope * (d - n)]
+        yield from _floored([(n, base // factor), (m, moved // factor)], factor)
 
 
-def _floored(d: Any, seen: Sequence[tuple[int, int]], slope: Any, factor: int) -> list[Any]:
-    """``factor * floor((p*d + c) / q)`` with the constant nearest to zero that fits, if any does."""
-    import sympy
+def _floored(seen: Sequence[tuple[int, int]], factor: int) -> Iterator[_Term]:
+    """``factor * floor((p*d + c) / q)`` with the constant nearest to zero that fits, if any does.
 
-    p, q = int(slope.p), int(slope.q)
-    if q == 1:
-        return []
-    low = max(f * q - p * n for n, f in seen)
-    high = min((f + 1) * q - 1 - p * n for n, f in seen)
-    if low > high:
-        return []
-    return [
-        factor * sympy.floor((p * d + c) / sympy.Integer(q))
-        for c in dict.fromkeys((min(max(0, low), high), low, high))
-    ]
+    First as a stride makes it (p = 1), then with the slope that is seen.
+    """
+    (n, base), (m, moved) = seen
+    steps, rise = abs(m - n), abs(moved - base)
+    strides = range(max(2, steps // (rise + 1)), (steps // (rise - 1) if rise > 1 else max(n, m)) + 1)
+    likely = sorted(strides, key=lambda q: n % q) if (moved > base) == (m > n) else ()
+    seen_slope = Fraction(moved - base, m - n).as_integer_ratio()
+    for p, q in (*((1, q) for q in likely), seen_slope):
+        low = max(f * q - p * size for size, f in seen)
+        high = min((f + 1) * q - 1 - p * size for size, f in seen)
+        if q > 1 and low <= high:
+            for c in dict.fromkeys((min(max(0, low), high), low, high)):
+                yield _Term(p, c, q, factor=factor, is_floored=True)
 
 
 def _product(parts: Sequence[Any], base: int) -> Any:
-    import sympy
-
-    return sympy.prod(parts) / sympy.Integer(base) ** (len(parts) - 1) if base else sum(parts)
+    if not base:
+        return sum(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return math.prod(parts) / Fraction(base ** (len(parts) - 1))
 
 
 def _sum(parts: Sequence[Any], base: int) -> Any:
     return sum(parts) - base * (len(parts) - 1)
-
-
-def _at(formula: Any, point: Mapping[str, int]) -> Any:
-    if isinstance(formula, (int, float)):
-        return formula
-    return formula.subs({symbol(k): v for k, v in point.items()})

@@ -18,7 +18,7 @@ from .inputs import Inputs
 from .leaves import Policy
 from .ledger import Restart, Suspect
 from .recorder import Recorder
-from .state import Snapshot, switch
+from .state import Snapshot, seed, switch
 from .structure import flatten, unflatten
 
 __all__ = ["Refused", "Session", "close_to", "device_of"]
@@ -131,10 +131,10 @@ class Session:
         if self.model.training != training:
             switch(self.model, training)
 
-    def run(self, training: bool, seed: int = 0) -> Any:
+    def run(self, training: bool) -> Any:
         """The model's own result, not recorded, from the state it is in."""
         args, kwargs = fresh((self.args, self.kwargs), self.device)
-        torch.manual_seed(seed)
+        seed(self.device)
         return self.model(*args, **kwargs)
 
     def explain(self, error: Exception, failed: str | None, training: bool) -> None:

@@ -6,13 +6,14 @@ What follows from a forward that changes Python state is left to ``session``.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["Snapshot", "preserved", "switch"]
+__all__ = ["Snapshot", "preserved", "seed", "switch"]
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers"}
 _SIMPLE = (int, float, str, bool, type(None))
@@ -22,18 +23,15 @@ class Snapshot:
     """A model's attributes and buffers at one moment; parameters too with ``parameters=True``."""
 
     def __init__(self, model: nn.Module, *, parameters: bool = False) -> None:
-        self.modules = list(model.named_modules())
-        self.attributes = [{k: _shallow(v) for k, v in vars(m).items()} for _, m in self.modules]
+        self.modules = [(path, m, _Held(vars(m))) for path, m in model.named_modules()]
         held = [*model.buffers(), *(model.parameters() if parameters else ())]
         self.tensors = [(t, t.detach().clone()) for t in held if not t.is_meta]
         self.devices = [d for d in {t.device for t in model.parameters()} if d.type == "cuda"]
 
     def restore(self) -> None:
         """Put everything back, the same objects with the same content."""
-        for (_, module), before in zip(self.modules, self.attributes, strict=True):
-            if vars(module).keys() != before.keys():
-                vars(module).clear()
-            vars(module).update({k: _refill(*v) for k, v in before.items()})
+        for _, module, before in self.modules:
+            before.restore(vars(module))
         with torch.no_grad():
             for tensor, value in self.tensors:
                 if not _equal(tensor, value):
@@ -42,13 +40,53 @@ class Snapshot:
     def changes(self) -> list[tuple[str, str]]:
         """(module path, name) of each attribute or registered buffer replaced, added or removed since."""
         out = []
-        for (path, module), before in zip(self.modules, self.attributes, strict=True):
+        for path, module, before in self.modules:
             now = vars(module)
-            names = [k for k in {**before, **now} if k not in _INTERNAL]
-            out += [
-                (path, k) for k in names if k not in now or k not in before or _changed(*before[k], now[k])
-            ]
+            if not before.is_still(now):
+                names = [k for k in {**before.values, **now} if k not in _INTERNAL]
+                out += [(path, k) for k in names if before.differs(k, now)]
         return out
+
+
+class _Held:
+    """An object's attributes at one moment, and what the containers among them held."""
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        self.values = dict(attributes)
+        self.contents = [(k, v, v.copy()) for k, v in attributes.items() if isinstance(v, (dict, list, set))]
+
+    def is_still(self, now: dict[str, Any]) -> bool:
+        """Whether nothing has changed at all: a fast answer that can only err to no."""
+        return _same(now, self.values) and all(
+            not (value or content) or _same(value, content) for _, value, content in self.contents
+        )
+
+    def restore(self, now: dict[str, Any]) -> None:
+        for _, value, content in self.contents:
+            if (value or content) and not _same(value, content):
+                value.clear()
+                (value.extend if isinstance(value, list) else value.update)(content)
+        if not _same(now, self.values):
+            now.clear()
+            now.update(self.values)
+
+    def differs(self, name: str, now: dict[str, Any]) -> bool:
+        """Whether an attribute has come, gone or changed; plain numbers and text by value."""
+        if name not in now or name not in self.values:
+            return True
+        before, after = self.values[name], now[name]
+        if after is before:
+            return any(k == name and not _same(value, content) for k, value, content in self.contents)
+        return not (isinstance(after, _SIMPLE) and type(before) is not bool and after == before)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two containers of one kind hold the same objects."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(map(operator.is_, a.values(), b.values()))
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(operator.is_, a, b))
+    return bool(a == b)
 
 
 @contextlib.contextmanager
@@ -68,33 +106,14 @@ def switch(model: nn.Module, training: bool) -> None:
         model.train(training)
 
 
-def _shallow(value: Any) -> tuple[Any, Any]:
-    """A container and its content now; anything else and nothing."""
-    return (value, value.copy()) if isinstance(value, (dict, list, set)) else (value, None)
+def seed(device: torch.device) -> None:
+    """Put the generators that a model on ``device`` draws from in one fixed state.
 
-
-def _refill(value: Any, content: Any) -> Any:
-    """The same container object with its content of before."""
-    if content is None or not _changed(value, content, value):
-        return value
-    if isinstance(value, list):
-        value[:] = content
-    else:
-        value.clear()
-        value.update(content)
-    return value
-
-
-def _changed(before: Any, content: Any, now: Any) -> bool:
-    if content is None or now is not before:
-        return not (
-            now is before or (isinstance(now, _SIMPLE) and type(before) is not bool and now == before)
-        )
-    if isinstance(content, dict):
-        return content.keys() != now.keys() or any(now[k] is not v for k, v in content.items())
-    if isinstance(content, list):
-        return len(content) != len(now) or any(a is not b for a, b in zip(content, now, strict=True))
-    return bool(content != now)
+    ``torch.manual_seed`` would do, but formats a traceback each time where CUDA is not in use.
+    """
+    torch.default_generator.manual_seed(0)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(0)
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -25,7 +25,7 @@ from .functions import ExportFlags, tensors
 from .inputs import Inputs
 from .replay import Observation, replay, with_guards
 from .session import close_to
-from .state import switch
+from .state import seed, switch
 from .structure import flatten
 
 __all__ = ["Check", "Fixed", "Variation", "confirm", "explore"]
@@ -130,6 +130,15 @@ class _Explorer:
         self.model, self.forms, self.inputs = model, forms, inputs
         self.call, self.given, self.device = call, given, device
         self.harmless: set[int] = set()
+        self.mode: bool | None = None
+
+    def prepare(self, form: Recording) -> None:
+        """Put the model in the form's mode and the generators in the same state every time."""
+        mode = form.training and len(self.forms) > 1
+        if self.mode != mode:
+            switch(self.model, mode)
+            self.mode = mode
+        seed(self.device)
 
     def run(self, sizes: Mapping[Dim, int]) -> _Trial:
         """Replay every form; raises what the model raises.
@@ -140,8 +149,7 @@ class _Explorer:
         given = sizing.resize(self.given, sizes)
         seen = []
         for form in self.forms:
-            switch(self.model, form.training and len(self.forms) > 1)
-            torch.manual_seed(0)
+            self.prepare(form)
             with torch.no_grad():
                 seen.append(replay(self.model, form, given, self.device))
         trial = _Trial(sizes, tuple(seen))
@@ -158,8 +166,7 @@ class _Explorer:
 
     def differs(self, trial: _Trial) -> str:
         """How the last form's result differs from the model's own at the trial's sizes; "" if it does not."""
-        switch(self.model, self.forms[-1].training and len(self.forms) > 1)
-        torch.manual_seed(0)
+        self.prepare(self.forms[-1])
         flags = ExportFlags.read()
         if self.device.type == "meta":  # there is no data that the model could look at
             ExportFlags(True, True).write()
@@ -252,9 +259,12 @@ def _explore(explorer: _Explorer, forms: Sequence[Recording], inputs: Inputs) ->
                 fixed.pop(place)
     joint = _together(explorer, trials, fixed)
     found = _fitted(forms, trials, joint, fixed, explorer.harmless)
+    n_harmless = len(explorer.harmless)
     for dim in trials:
         if dim.example != 1 and any(not c.holds({**_sizes(trials), dim.name: 1}) for c in found.checks):
             _first(explorer, [{dim: 1}])
+    if len(explorer.harmless) == n_harmless:
+        return found
     return _fitted(forms, trials, joint, fixed, explorer.harmless)
 
 
