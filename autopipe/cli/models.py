@@ -232,3 +232,8 @@ def _library(name: str, package: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         raise InputError(f"{name}: models need {name}: pip install {package}") from None
+    except Exception as error:  # torchvision's compiled part checks the torch it is loaded by
+        raise InputError(
+            f"{name} is installed but cannot be imported: {error}; install the build of it (and of "
+            f"torchvision) that goes with torch {torch.__version__}"
+        ) from None

@@ -7,8 +7,10 @@ import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import autopipe
@@ -92,6 +94,32 @@ def test_a_missing_library_is_named_with_its_remedy(library, monkeypatch):
     done = invoke("plan", f"{library}:resnet18", "-n", "2")
     assert done.exit_code == 2
     assert f"pip install {library}" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["timm:tiny", "torchvision:tiny"])
+def test_models_of_vision_libraries_get_images_of_their_size(name, monkeypatch):
+    class Tiny(torch.nn.Sequential):
+        default_cfg = {"input_size": (3, 32, 32)}  # noqa: RUF012 - as timm has it
+
+    def make(wanted, **options):
+        assert wanted == "tiny"
+        return Tiny(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3))
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=make))
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=SimpleNamespace(get_model=make)))
+    told = json.loads(invoke("profile", name, "--meta", "--device", "H100", "--batch", "2", "--json").stdout)
+    side = 32 if name.startswith("timm") else 224
+    assert told["costs"]["_1"]["saved_bytes"] == 4 * 2 * 4 * (side - 2) ** 2
+
+
+def test_a_library_built_for_another_torch_is_named(tmp_path, monkeypatch):
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    done = invoke("plan", "timm:resnet18", "-n", "2")
+    assert done.exit_code == 2
+    assert "torchvision::nms" in done.stderr
+    assert f"torch {torch.__version__}" in done.stderr
 
 
 def test_probe_writes_a_cluster_that_plans_take(tmp_path):
