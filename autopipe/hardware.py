@@ -28,6 +28,10 @@ class Link:
         """Seconds to move ``n_bytes``; 0 for nothing."""
         return self.latency_s + n_bytes / self.bandwidth_bytes_s if n_bytes else 0.0
 
+    def all_reduce_s(self, n_bytes: float, n_ranks: int) -> float:
+        """Seconds for ``n_ranks`` to sum ``n_bytes`` round a ring of such links: 2 (n − 1) pieces of 1/n."""
+        return 2 * (n_ranks - 1) * self.seconds(n_bytes / n_ranks) if n_ranks > 1 else 0.0
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:

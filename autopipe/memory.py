@@ -28,6 +28,7 @@ __all__ = [
     "ADAM",
     "RankMemory",
     "StageMemory",
+    "asked_limits",
     "memory_limits",
     "optimizer_ratio",
     "plan_memory",
@@ -114,17 +115,15 @@ def rank_memory(
     actions.
     """
     out = []
-    for rank, row in enumerate(schedule.actions):
+    for rank, moments in enumerate(schedule.moments):
         own = schedule.stages_of(rank)
         static = sum(stages[s].static_bytes for s in own) - (shared_bytes[rank] if shared_bytes else 0)
         buffers = sum(stages[s].boundary_bytes for s in own)
-        alive = peak = 0
-        for a in row:
-            if a.kind == "F" and schedule.has_backward:
-                alive += stages[a.stage].saved_bytes
-            peak = max(peak, alive + stages[a.stage].workspace_bytes)
-            if a.kind in "BW":
-                alive -= stages[a.stage].saved_bytes
+        saved = [stages[s].saved_bytes for s in own]
+        peak = max(
+            sum(n * kept for n, kept in zip(alive, saved, strict=True)) + stages[own[x]].workspace_bytes
+            for alive, x in moments
+        )
         out.append(RankMemory(static, peak + buffers))
     return tuple(out)
 
@@ -148,30 +147,35 @@ def tied_bytes(
     return tuple(out)
 
 
+def asked_limits(plan: Plan) -> tuple[int | None, ...]:
+    """Per rank, the limit that the plan's settings have, a number for all ranks or one for each."""
+    asked = plan.settings.get("memory_limit")
+    each = asked if isinstance(asked, (list, tuple)) else [asked] * plan.n_ranks
+    return tuple(None if limit is None else parse_bytes(limit) for limit in each)
+
+
 def memory_limits(plan: Plan) -> tuple[int | None, ...]:
     """Per rank, the bytes it may use: the lesser of the limit asked for and its device's memory, if known."""
-    asked = plan.settings.get("memory_limit")
-    limit = [] if asked is None else [parse_bytes(asked)]
-    known = [[*limit, *([] if d.memory_bytes is None else [d.memory_bytes])] for d in plan.cluster.devices]
-    return tuple(min(k, default=None) for k in known)
+    known = zip(asked_limits(plan), (d.memory_bytes for d in plan.cluster.devices), strict=True)
+    return tuple(min((b for b in pair if b is not None), default=None) for pair in known)
 
 
 def plan_memory(plan: Plan, costs: CostTable | None = None) -> tuple[StageMemory, ...]:
     """Per stage, the bytes a plan says it needs; with op costs closer than the bound a solver can afford.
 
-    Without costs these are the plan's own sums: all that is saved and the largest workspace. With them,
-    each stage's ops are walked: the microbatch under way peaks where saved bytes and workspace together do.
+    Without costs these are the plan's own sums, as the solver counts them: all that is saved, the largest
+    workspace, and the buffers. With them, each stage's ops are walked: the microbatch under way peaks where
+    saved bytes and workspace together do.
     Values received are held from forward to backward. Beside them lie the next microbatch's arriving, the
     last one's gradients leaving, and for values sent on, their gradients arriving. Where the optimizer's
     step needs more than that, it counts instead. Linear in the ops.
     """
     if costs is None:
         return tuple(_as_planned(plan, stage) for stage in plan.stages)
-    training = any(stage.backward_s for stage in plan.stages)
+    training = _is_training(plan)
     out = []
     for stage in plan.stages:
         received = {b.value: b.n_bytes for b in plan.boundaries if stage.index in b.destinations}
-        sent = [b.n_bytes for b in plan.boundaries if stage.index == b.source and b.differentiable]
         saved = sum(costs[op].saved_bytes for op in stage.ops)
         kept = costs.kept_bytes(stage.ops, received) if training else 0
         peak = costs.peak_bytes(stage.ops, training=training)
@@ -179,7 +183,7 @@ def plan_memory(plan: Plan, costs: CostTable | None = None) -> tuple[StageMemory
             kept, peak = sum(received.values()), peak + sum(received.values())
         else:
             peak += kept - saved if training else 0
-        buffers = 2 * sum(received.values()) + (sum(sent) if training else 0)
+        buffers = _buffers(plan, stage.index)
         stepping = costs.optimizer_workspace_bytes - stage.in_flight * kept - buffers
         out.append(
             stage_memory(
@@ -201,9 +205,21 @@ def _as_planned(plan: Plan, stage: StagePlan) -> StageMemory:
         gradient_bytes=stage.gradient_bytes,
         saved_bytes=stage.saved_bytes,
         workspace_bytes=stage.workspace_bytes,
+        boundary_bytes=_buffers(plan, stage.index),
         in_flight=stage.in_flight,
         optimizer_bytes_per_parameter_byte=optimizer_ratio(plan),
     )
+
+
+def _is_training(plan: Plan) -> bool:
+    return any(stage.backward_s for stage in plan.stages)
+
+
+def _buffers(plan: Plan, stage: int) -> int:
+    """Twice what a stage receives, and the gradients that come back to it."""
+    received = sum(b.n_bytes for b in plan.boundaries if stage in b.destinations)
+    back = (b.n_bytes for b in plan.boundaries if stage == b.source and b.differentiable)
+    return 2 * received + (sum(back) if _is_training(plan) else 0)
 
 
 def optimizer_ratio(plan: Plan) -> float:

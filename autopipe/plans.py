@@ -39,7 +39,7 @@ class StagePlan:
     saved_bytes: kept for backward, per microbatch in flight.
     workspace_bytes: peak above the rest while an action runs.
     in_flight: most microbatches alive at once under the plan's schedule.
-    memory_bytes: predicted peak: weights, gradients, optimizer state, in flight × saved, workspace.
+    memory_bytes: predicted peak: weights, gradients, optimizer state, in flight × saved, workspace, buffers.
     """
 
     index: int

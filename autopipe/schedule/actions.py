@@ -142,6 +142,25 @@ class Schedule(Shown):
                     alive[a.stage] -= 1
         return tuple(peak) if self.has_backward else (0,) * self.n_stages
 
+    @functools.cached_property
+    def moments(self) -> tuple[tuple[tuple[tuple[int, ...], int], ...], ...]:
+        """Per rank, what it must have room for: (microbatches alive in each of its stages, which one acts).
+
+        Alive as for :attr:`in_flight`; moments that another of the same stage contains are left out.
+        """
+        out = []
+        for rank, row in enumerate(self.actions):
+            own = {s: x for x, s in enumerate(self.stages_of(rank))}
+            alive, seen = [0] * len(own), set()
+            for a in row:
+                if a.kind == "F" and self.has_backward:
+                    alive[own[a.stage]] += 1
+                seen.add((tuple(alive), own[a.stage]))
+                if a.kind in "BW":
+                    alive[own[a.stage]] -= 1
+            out.append(tuple(sorted(m for m in seen if not any(_contains(o, m) for o in seen))))
+        return tuple(out)
+
     def phases(self, rank: int) -> tuple[int, int, int]:
         """How many of a rank's actions are warmup (before its first backward), steady, and cooldown (after
         its last forward)."""
@@ -152,6 +171,11 @@ class Schedule(Shown):
 
     def __str__(self) -> str:
         return "\n".join(f"rank {r}: " + " ".join(map(str, row)) for r, row in enumerate(self.actions))
+
+
+def _contains(larger: tuple[tuple[int, ...], int], moment: tuple[tuple[int, ...], int]) -> bool:
+    same_stage = larger[1] == moment[1] and larger != moment
+    return same_stage and all(a >= b for a, b in zip(larger[0], moment[0], strict=True))
 
 
 def parse_action(text: str) -> Action | None:

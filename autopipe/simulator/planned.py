@@ -36,12 +36,13 @@ def plan_schedule(plan: Plan, name: str | None = None, n_microbatches: int | Non
 
 
 def _budgets(plan: Plan) -> list[float]:
-    """Per rank, what its limit leaves beside weights, gradients, optimizer state and workspace."""
+    """Per rank, what its limit leaves beside weights, gradients, optimizer state, buffers and workspace."""
     memory, budgets = plan_memory(plan), []
     shared = tied_bytes(plan, optimizer_ratio(plan))
     for rank, limit in enumerate(memory_limits(plan)):
         own = [m for m, placed in zip(memory, plan.placement, strict=True) if placed == rank]
-        taken = sum(m.static_bytes for m in own) - shared[rank] + max(m.workspace_bytes for m in own)
+        taken = sum(m.static_bytes + m.boundary_bytes for m in own) - shared[rank]
+        taken += max(m.workspace_bytes for m in own)
         budgets.append(math.inf if limit is None else limit - taken)
     return budgets
 

@@ -9,7 +9,7 @@ import dataclasses
 import math
 
 from .contract import Contraction, contract, merge
-from .problem import Problem, scaled
+from .problem import Problem, most_work, scaled
 
 __all__ = ["Room", "at_bound", "lower_bound"]
 
@@ -53,11 +53,14 @@ class Room:
 
     def work(self, stages: range, bound: int) -> int:
         """The most work that a run of stages can hold within the bound, transfers aside."""
-        speeds = [self.problem.stages[s].speed for s in stages]
-        if all(f == 1.0 for f in speeds):
-            return bound * len(speeds)
-        rounding = len(self.problem.items) + sum(len(s.items) for s in self.problem.shares)
-        return math.floor(bound * sum(speeds) + rounding * max(speeds, default=1.0)) + 1
+        return sum(most_work(bound, self.problem.stages[s].speed) for s in stages)
+
+    def as_work(self, transfers_ns: int) -> int:
+        """The least work that a stage could have done instead of its transfers."""
+        slowest = min(s.speed for s in self.problem.stages)
+        if slowest == 1.0:
+            return transfers_ns
+        return max(0, math.floor(transfers_ns * slowest) - 2 * self.problem.n_stages)
 
     def first(self, i: int) -> tuple[int, int]:
         """The least that the first ``i`` stages send, and receive."""
@@ -80,11 +83,10 @@ def lower_bound(problem: Problem) -> int:
     room = Room.of(problem)
     k = problem.n_stages
     fastest = max(s.speed for s in problem.stages)
-    largest = max((scaled(i.work_ns, fastest) for i in problem.items), default=0)
+    works = (scaled(i.forward_ns, fastest) + scaled(i.backward_ns, fastest) for i in problem.items)
+    largest = max(works, default=0)
     if any(s.speed != 1.0 for s in problem.stages):
-        slack = len(problem.items) + sum(len(s.items) for s in problem.shares)
-        speeds = sum(s.speed for s in problem.stages)
-        return max(largest - 1, math.floor((room.total_ns - slack * fastest) / speeds) - 1, 0)
+        return max(largest, math.floor(room.total_ns / sum(s.speed for s in problem.stages)) - 2)
     used = range(1, k + 1) if problem.allow_empty else (k,)
     return max(largest, min(-(-(room.total_ns + sum(room.first(j))) // j) for j in used))
 
@@ -107,8 +109,10 @@ def at_bound(problem: Problem, bound: int) -> Contraction:
         sets = [
             (net.producer, *net.consumers)
             for net in small.nets
-            if max(0, net.send_ns - (room.send_ns if send else 0))
-            + max(0, net.receive_ns - (room.receive_ns if receive else 0))
+            if room.as_work(
+                max(0, net.send_ns - (room.send_ns if send else 0))
+                + max(0, net.receive_ns - (room.receive_ns if receive else 0))
+            )
             > slack
         ]
         if not sets:

@@ -90,7 +90,8 @@ def without_idle_limits(problem: Problem) -> Problem:
     parts: tuple[Item | Share, ...] = (*problem.items, *problem.shares)
     static, saved = sum(p.static_bytes for p in parts), sum(p.saved_bytes for p in parts)
     peak, received = max(p.workspace_bytes for p in parts), sum(n.n_bytes for n in problem.nets)
-    most = [max(memory_bytes(s, static, saved, peak, received)) for s in problem.stages]
+    sent = sum(n.sent_bytes for n in problem.nets)
+    most = [max(memory_bytes(s, static, saved, peak, received, sent)) for s in problem.stages]
     limits = [s.limit_bytes for s in problem.stages]
     if problem.recompute == "always" or any(m > b for m, b in zip(most, limits, strict=True)):
         return problem
@@ -99,7 +100,7 @@ def without_idle_limits(problem: Problem) -> Problem:
         problem,
         items=tuple(dataclasses.replace(i, **free) for i in problem.items),
         shares=tuple(dataclasses.replace(s, **free) for s in problem.shares),
-        nets=tuple(dataclasses.replace(n, n_bytes=0) for n in problem.nets),
+        nets=tuple(dataclasses.replace(n, n_bytes=0, sent_bytes=0) for n in problem.nets),
         stages=tuple(dataclasses.replace(s, limit_bytes=HUGE) for s in problem.stages),
         recompute="never",
     )

@@ -145,8 +145,9 @@ def _ties(source: Source, ops: Sequence[Sequence[str]], placement: Sequence[int]
         p = graph.parameter[name]
         if not p.requires_grad or (len(stages) < 2 and len(p.names) < 2):
             continue
-        apart = len({placement[s] for s in stages}) > 1
-        seconds = link.seconds(p.bytes) if apart and source.settings.training else 0.0
+        n_ranks = len({placement[s] for s in stages})
+        apart = n_ranks > 1
+        seconds = link.all_reduce_s(p.bytes, n_ranks) if source.settings.training else 0.0
         mode = "sync" if apart else "colocate"
         out.append(Tie(name, p.names, tuple(sorted(stages)), p.bytes, mode, seconds))  # type: ignore[arg-type]
     return tuple(out)

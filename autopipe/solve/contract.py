@@ -7,9 +7,10 @@ What must stay together for other reasons (groups, pins) is said by the caller; 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
-from .problem import HUGE, Item, Net, Problem, Share, scaled
+from .problem import HUGE, Item, Net, Problem, Share
 
 __all__ = ["Contraction", "contract", "merge"]
 
@@ -85,8 +86,9 @@ def _joins(problem: Problem) -> list[tuple[int, int]]:
     longer pays for values between the two. The item's old stage loses the work, and gains the transfers of
     what it still takes from the item.
     """
-    limited = problem.recompute != "never" or any(s.limit_bytes < HUGE for s in problem.stages)
-    if problem.recompute != "never" and limited:
+    limited = any(s.limit_bytes < HUGE for s in problem.stages)
+    buffered = limited and any(net.n_bytes or net.sent_bytes for net in problem.nets)
+    if problem.recompute != "never" or buffered:
         return []
     above, below = _closures(problem)
     made: list[list[Net]] = [[] for _ in problem.items]
@@ -168,8 +170,10 @@ def _is_no_loss(problem: Problem, v: int, u: int, made: Sequence[Net], taken: Se
     work = problem.items[v].work_ns
     if problem.overlap:
         return work == 0 and here <= between_here and there <= between_there
-    slow, fast = (scaled(work, f) for f in (min(speeds), max(speeds)))
-    return here + slow <= between_here and there <= between_there + fast
+    # of forward and backward together, a stage's rounded work may change by that much more or less
+    slack = 3 if work and set(speeds) != {1.0} else 0
+    slow, fast = math.ceil(work / min(speeds)) + slack, math.floor(work / max(speeds)) - slack
+    return here + slow <= between_here and there <= between_there + max(0, fast)
 
 
 def _loose(problem: Problem, v: int, net: Net) -> int:
@@ -310,6 +314,7 @@ def _merged(nets: Iterable[Net]) -> list[Net]:
                 send_ns=old.send_ns + net.send_ns,
                 receive_ns=old.receive_ns + net.receive_ns,
                 n_bytes=old.n_bytes + net.n_bytes,
+                sent_bytes=old.sent_bytes + net.sent_bytes,
             )
         merged[key] = net
-    return [n for n in merged.values() if n.send_ns or n.receive_ns or n.n_bytes]
+    return [n for n in merged.values() if n.send_ns or n.receive_ns or n.n_bytes or n.sent_bytes]

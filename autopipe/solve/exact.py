@@ -74,8 +74,8 @@ class _Node:
     held: int
     ready: tuple[int, ...]
     barred: int
-    work: int
     forward: int
+    backward: int
     receive: int
     received: int
     send: int
@@ -86,6 +86,7 @@ class _Node:
     saved: int
     workspace: int
     received_bytes: int
+    sent_bytes: int
 
 
 class Chains:
@@ -109,6 +110,7 @@ class Chains:
         self.real = _mask([v for v, i in enumerate(p.items) if i.ops])
         self.peaks = [peak_bytes(p, v) for v in range(self.n)]
         self.has_memory = p.recompute != "never" or any(s.limit_bytes < HUGE for s in p.stages)
+        self.room = Room.of(self.problem)
         self.after = self._descendants()
         self.steps = 0
         self._set_windows()
@@ -124,7 +126,7 @@ class Chains:
 
     def _set_windows(self) -> None:
         """For i stages done: the most work before the cut, and the least, with what transfers take of it."""
-        p, room, k = self.problem, Room.of(self.problem), self.k
+        p, room, k = self.problem, self.room, self.k
         self.most, self.least = [], []
         for i in range(k + 1):
             tight = not p.allow_empty or self.bound >= room.send_ns + room.receive_ns
@@ -171,7 +173,7 @@ class Chains:
                 cross_send += net.send_ns
                 cross_receive += net.receive_ns
         ready = tuple(v for v in _bits(self.may[s] & ~inside) if not self.needs[v] & ~inside)
-        return _Node(inside, 0, ready, 0, 0, 0, 0, 0, 0, cross_send, cross_receive, 0, 0, 0, 0, 0)
+        return _Node(inside, 0, ready, 0, 0, 0, 0, 0, 0, cross_send, cross_receive, 0, 0, 0, 0, 0, 0)
 
     def _rest(self, inside: int, s: int) -> list[tuple[int, int]]:
         """The last stage takes all that is left, if it can."""
@@ -218,16 +220,17 @@ class Chains:
             return False
         hidden = self.problem.overlap
         most, send, receive = self.most[i]
-        if done + (0 if hidden else max(send, node.cross_send)) + receive > most:
+        if done + (0 if hidden else max(send, self.room.as_work(node.cross_send))) + receive > most:
             return False
         least, send, receive = self.least[i]
-        return done >= least + send + (0 if hidden else max(receive, node.cross_receive))
+        return done >= least + send + (0 if hidden else max(receive, self.room.as_work(node.cross_receive)))
 
     def _with(self, node: _Node, start: int, v: int, ready: tuple[int, ...], barred: int, s: int) -> _Node:
         """The stage with one more item."""
-        p, item, f = self.problem, self.problem.items[v], self.problem.stages[s].speed
+        p, item = self.problem, self.problem.items[v]
         inside = node.inside | 1 << v
-        forward, backward = scaled(item.forward_ns, f), scaled(item.backward_ns, f)
+        forward, backward = item.forward_ns, item.backward_ns
+        sent_bytes = node.sent_bytes
         receive, received, send = node.receive, node.received, node.send
         cross_send, cross_receive, received_bytes = node.cross_send, node.cross_receive, node.received_bytes
         for n in self.takes[v]:
@@ -242,9 +245,11 @@ class Chains:
                 cross_receive -= net.receive_ns
                 if not old:
                     send -= net.send_ns
+                    sent_bytes -= net.sent_bytes
         for n in self.makes[v]:
             net = p.nets[n]
             send += net.send_ns
+            sent_bytes += net.sent_bytes
             cross_send += net.send_ns
             cross_receive += net.receive_ns
         touched, static, saved = node.touched, node.static + item.static_bytes, node.saved + item.saved_bytes
@@ -252,8 +257,8 @@ class Chains:
             if not touched >> r & 1:
                 share = p.shares[r]
                 touched |= 1 << r
-                forward += scaled(share.forward_ns, f)
-                backward += scaled(share.backward_ns, f)
+                forward += share.forward_ns
+                backward += share.backward_ns
                 static += share.static_bytes
                 saved += share.saved_bytes
         if ready or inside != self.full:
@@ -264,8 +269,8 @@ class Chains:
             node.held | 1 << v,
             ready,
             barred,
-            node.work + forward + backward,
             node.forward + forward,
+            node.backward + backward,
             receive,
             received,
             send,
@@ -276,6 +281,7 @@ class Chains:
             saved,
             max(node.workspace, self.peaks[v]),
             received_bytes,
+            sent_bytes,
         )
 
     def _load(self, node: _Node, s: int) -> int:
@@ -283,26 +289,30 @@ class Chains:
         for r in _bits(node.touched):
             if self.members[r] & ~node.held:
                 sync += self.problem.shares[r].sync_ns
-        return self._combined(node, node.receive + node.send + sync, s)
+        return self._combined(node, node.receive + node.send + sync, node.sent_bytes, s)
 
     def _may_fit(self, node: _Node, s: int) -> bool:
         """Whether a larger stage may come within the bound again: closed values are no longer sent."""
-        sure = node.receive
-        for v in _bits(node.held) if node.send else ():
+        sure, sent_bytes = node.receive, 0
+        for v in _bits(node.held) if node.send or node.sent_bytes else ():
             for n in self.makes[v]:
                 if self.takers[n] & node.barred:
                     sure += self.problem.nets[n].send_ns
+                    sent_bytes += self.problem.nets[n].sent_bytes
         for r in _bits(node.touched):
             if self.members[r] & (node.barred | node.inside & ~node.held):
                 sure += self.problem.shares[r].sync_ns
-        return self._combined(node, sure, s) <= self.bound
+        return self._combined(node, sure, sent_bytes, s) <= self.bound
 
-    def _combined(self, node: _Node, transfers: int, s: int) -> int:
-        p, stage, work = self.problem, self.problem.stages[s], node.work
+    def _combined(self, node: _Node, transfers: int, sent_bytes: int, s: int) -> int:
+        p, stage = self.problem, self.problem.stages[s]
+        forward = scaled(node.forward, stage.speed)
+        work = forward + scaled(node.backward, stage.speed)
         if self.has_memory:
-            kept, again = memory_bytes(stage, node.static, node.saved, node.workspace, node.received_bytes)
+            bytes_of = node.static, node.saved, node.workspace, node.received_bytes, sent_bytes
+            kept, again = memory_bytes(stage, *bytes_of)
             if p.recompute == "always" or (p.recompute == "auto" and kept > stage.limit_bytes):
-                kept, work = again, work + node.forward
+                kept, work = again, work + forward
             if kept > stage.limit_bytes:
                 return HUGE
         return max(work, transfers) if p.overlap else work + transfers

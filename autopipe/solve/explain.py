@@ -13,8 +13,9 @@ from typing import Any
 from ..costs import CostTable
 from ..errors import PlanError
 from ..graph import OpGraph
+from ..memory import asked_limits
 from ..plans import Plan
-from ..simulator import simulate
+from ..simulator import plan_schedule, simulate
 from ..units import format_seconds
 from .compose import Source, lay_out
 from .formulate import Settings, formulate
@@ -79,10 +80,7 @@ def explain(plan: Plan, graph: OpGraph, costs: CostTable) -> Explanation:
             f"{graph.digest}; capture the model the plan was made for"
         )
     source = Source(graph, costs, plan.cluster, _settings(plan))
-    alive = [s.in_flight for s in plan.stages]
-    problem = formulate(
-        graph, costs, plan.cluster, plan.placement, alive, plan.n_microbatches, source.settings
-    )
+    problem = formulate(graph, costs, plan.cluster, plan_schedule(plan), source.settings)
     now = _assignment(plan, problem)
     before, step_s = problem.bottleneck(problem.loads(now)), _step_s(plan, source, problem, now)
     moves = []
@@ -108,12 +106,11 @@ def _settings(plan: Plan) -> Settings:
     """The settings that the plan was solved under, as far as they decide what it costs."""
     kept = plan.settings
     names = {f.name for f in dataclasses.fields(Settings)} - {"memory_limit", "together", "uncut"}
-    limit = kept.get("memory_limit")
     return Settings(
         **{name: kept[name] for name in names if name in kept},
         together=tuple(tuple(group) for group in kept.get("together", ())),
         uncut=tuple(kept.get("uncut", ())),
-        memory_limit=() if limit is None else (limit,),
+        memory_limit=tuple(limit for limit in asked_limits(plan) if limit is not None),
         training=plan.schedule != "forward-only",
     )
 

@@ -14,6 +14,7 @@ from ..costs import CostTable
 from ..errors import InputError, PlanError
 from ..graph import Op, OpGraph
 from ..hardware import Cluster
+from ..schedule import Schedule
 from .contract import merge
 from .problem import HUGE, Item, Net, Problem, Share, Stage
 
@@ -31,7 +32,7 @@ class Settings:
     together: tuple[tuple[str, ...], ...] = ()
     uncut: tuple[str, ...] = ()
     recompute: str = "never"
-    memory_limit: tuple[int | None, ...] = ()
+    memory_limit: tuple[int, ...] = ()
     optimizer_bytes_per_parameter_byte: float = 2.0
     send_factor: float = 1.0
     receive_factor: float = 1.0
@@ -45,18 +46,16 @@ def formulate(
     graph: OpGraph,
     costs: CostTable,
     cluster: Cluster,
-    placement: Sequence[int],
-    in_flight: Sequence[int],
-    n_microbatches: int,
+    schedule: Schedule,
     settings: Settings,
 ) -> Problem:
-    """The problem of cutting ``graph`` into ``len(placement)`` stages on the cluster's ranks.
+    """The problem of cutting ``graph`` into the stages of ``schedule``, placed on the cluster's ranks.
 
     Every compute op that is not computed again where needed is an item; the model's output is one more, kept
     in the last stage. Raises :class:`PlanError` where pins or groups name nothing or contradict each other.
     """
-    maker = _Maker(graph, costs, cluster, n_microbatches, settings)
-    problem = maker.problem(placement, in_flight)
+    maker = _Maker(graph, costs, cluster, schedule.n_microbatches, settings)
+    problem = maker.problem(schedule)
     merged = merge(problem, maker.together(problem)).problem
     _check_windows(merged)
     return merged
@@ -143,7 +142,8 @@ class _Maker:
                     users[op.name].add(len(self.placed))
         return users
 
-    def problem(self, placement: Sequence[int], in_flight: Sequence[int]) -> Problem:
+    def problem(self, schedule: Schedule) -> Problem:
+        placement = schedule.placement
         k, link = len(placement), cheapest_link(self.cluster, placement)
         items = [self._item(op, k) for op in self.placed] + [Item(first=k - 1)]
         nets = tuple(self._net(op, link) for op in self.placed if self.users[op.name] - {self.index[op.name]})
@@ -159,11 +159,12 @@ class _Maker:
             edges=tuple(sorted(edges)),
             nets=nets,
             shares=shares,
-            stages=self._stages(placement, in_flight),
+            stages=self._stages(schedule),
             pair_ns=self._pairs(nets, placement),
             sender_pays=self.settings.sender_pays,
             overlap=self.settings.overlap,
             recompute=self.settings.recompute,
+            moments=schedule.moments,
         )
         return self._pinned(problem)
 
@@ -189,7 +190,9 @@ class _Maker:
         v = self.index[op.name]
         send, receive = self._price(op, link)
         users = tuple(sorted(self.users[op.name] - {v}))
-        return Net(v, users, send, receive, op.name, value_bytes(op, self.costs))
+        n_bytes = value_bytes(op, self.costs)
+        back = op.requires_grad and self.settings.training
+        return Net(v, users, send, receive, op.name, n_bytes, n_bytes if back else 0)
 
     def _pairs(
         self, nets: Sequence[Net], placement: Sequence[int]
@@ -216,8 +219,16 @@ class _Maker:
             p = self.graph.parameter[name]
             trained = p.requires_grad and self.settings.training
             ratio = 2 + self.settings.optimizer_bytes_per_parameter_byte if trained else 1
-            sync = ns(slow.seconds(p.bytes) / self.n_microbatches) if trained else 0
-            yield Share(tuple(sorted(places)), name, static_bytes=round(p.bytes * ratio), sync_ns=sync)
+            n_ranks = range(2, min(len(places), self.cluster.n_ranks) + 1) if trained else ()
+            prices = [ns(slow.all_reduce_s(p.bytes, n) / self.n_microbatches) for n in n_ranks]
+            yield Share(
+                tuple(sorted(places)),
+                name,
+                static_bytes=round(p.bytes * ratio),
+                sync_ns=prices[0] if prices else 0,
+                more_ns=tuple(prices[1:]),
+                tied=trained,
+            )
 
     def _recomputed(self) -> Iterable[Share]:
         """Cloned ops: every stage that needs one computes it."""
@@ -232,13 +243,13 @@ class _Maker:
                     workspace_bytes=c.workspace_bytes,
                 )
 
-    def _stages(self, placement: Sequence[int], in_flight: Sequence[int]) -> tuple[Stage, ...]:
+    def _stages(self, schedule: Schedule) -> tuple[Stage, ...]:
         out = []
-        for rank, alive in zip(placement, in_flight, strict=True):
+        for rank, alive in zip(schedule.placement, schedule.in_flight, strict=True):
             device = self.cluster.devices[rank]
             limits = [device.memory_bytes]
             if self.settings.memory_limit:
-                limits.append(self.settings.memory_limit[min(rank, len(self.settings.memory_limit) - 1)])
+                limits.append(self.settings.memory_limit[rank])
             known = [b for b in limits if b is not None]
             out.append(Stage(rank, device.speed, min(known, default=HUGE), alive))
         return tuple(out)
@@ -279,7 +290,7 @@ class _Maker:
                 raise PlanError(f"uncut value {value!r} is no op of the graph that a stage computes")
             sets.append([self.index[value], *sorted(self.users[value] - {len(self.placed)})])
         if self.settings.ties == "colocate" and problem.one_stage_per_rank:
-            sets += [list(s.items) for s in problem.shares if s.sync_ns]
+            sets += [list(s.items) for s in problem.shares if s.tied]
         return [s for s in sets if len(s) > 1]
 
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from .problem import HUGE, Problem, memory_bytes, peak_bytes, scaled
+from .problem import HUGE, Array, Problem, memory_bytes, most_work, peak_bytes, scaled
 
 __all__ = ["Rows", "best_chain", "lightest_chain"]
-
-Array = npt.NDArray[np.int64]
 
 
 class Rows:
@@ -31,8 +28,8 @@ class Rows:
         self.speeds = sorted({s.speed for s in problem.stages})
         self.has_memory = problem.recompute != "never" or any(s.limit_bytes < HUGE for s in problem.stages)
         items = [problem.items[v] for v in order]
-        self.forward = {f: _prefix([scaled(i.forward_ns, f) for i in items]) for f in self.speeds}
-        self.backward = {f: _prefix([scaled(i.backward_ns, f) for i in items]) for f in self.speeds}
+        self.forward = _prefix([i.forward_ns for i in items])
+        self.backward = _prefix([i.backward_ns for i in items])
         self.real = _prefix([1 if i.ops else 0 for i in items])
         self.static = _prefix([i.static_bytes for i in items])
         self.saved = _prefix([i.saved_bytes for i in items])
@@ -48,12 +45,10 @@ class Rows:
             for r, places in enumerate(rows):
                 for k, x in enumerate(places):
                     self.at[x].append((is_net, r, k))
-        names = ("transfers", "received", "static", "saved")
+        names = ("forward", "backward", "transfers", "received", "sent", "static", "saved")
         self.d = {name: np.zeros(self.n + 1, dtype=np.int64) for name in names}
-        self.d_forward = {f: np.zeros(self.n + 1, dtype=np.int64) for f in self.speeds}
-        self.d_backward = {f: np.zeros(self.n + 1, dtype=np.int64) for f in self.speeds}
         self.share_work = any(s.forward_ns or s.backward_ns for s in problem.shares)
-        self.least = self.forward[self.speeds[-1]] + self.backward[self.speeds[-1]]
+        self.plain = self.forward + self.backward
 
     def descend(self, limit: int) -> Iterator[tuple[int, int, Array]]:
         """(i, end, loads) for each start, last first; ``loads[s, j - i - 1]`` is stage s holding [i, j).
@@ -63,9 +58,10 @@ class Rows:
         for i in range(self.n - 1, -1, -1):
             for is_net, r, k in self.at[i]:
                 (self._enter_net if is_net else self._enter_share)(r, k)
-            end = int(np.searchsorted(self.least, self.least[i] + limit, side="right")) - 1
-            if self.least[i] + limit >= self.least[-1]:
-                end = self.n
+            reach = int(self.plain[i]) + most_work(limit, self.speeds[-1])
+            end = self.n
+            if reach < self.plain[-1]:
+                end = int(np.searchsorted(self.plain, reach, side="right")) - 1
             yield i, max(end, i + 1), self._loads(i, max(end, i + 1))
 
     def _enter_net(self, r: int, k: int) -> None:
@@ -76,6 +72,8 @@ class Rows:
             self.d["received"][places[1]] -= net.n_bytes
             d[x] += net.send_ns
             d[places[-1]] -= net.send_ns
+            self.d["sent"][x] += net.sent_bytes
+            self.d["sent"][places[-1]] -= net.sent_bytes
             return
         d[x] += net.receive_ns
         self.d["received"][x] += net.n_bytes
@@ -96,20 +94,20 @@ class Rows:
         self.d["transfers"][x] += sign * share.sync_ns
         self.d["static"][x] += sign * share.static_bytes
         self.d["saved"][x] += sign * share.saved_bytes
-        for f in self.speeds:
-            self.d_forward[f][x] += sign * scaled(share.forward_ns, f)
-            self.d_backward[f][x] += sign * scaled(share.backward_ns, f)
+        self.d["forward"][x] += sign * share.forward_ns
+        self.d["backward"][x] += sign * share.backward_ns
 
     def _loads(self, i: int, end: int) -> Array:
         p = self.problem
         transfers = np.cumsum(self.d["transfers"][i:end])
-        work = {f: self._work(f, i, end) for f in self.speeds}
+        forward, backward = self._work("forward", i, end), self._work("backward", i, end)
+        work = {f: (scaled(forward, f), scaled(forward, f) + scaled(backward, f)) for f in self.speeds}
         out = np.empty((p.n_stages, end - i), dtype=np.int64)
         memory = self._memory(i, end) if self.has_memory else None
         for s, stage in enumerate(p.stages):
             forward, total = work[stage.speed]
             if memory is not None:
-                kept, again = memory_bytes(stage, *memory)  # type: ignore[arg-type]
+                kept, again = memory_bytes(stage, *memory)
                 fits, fits_again = kept <= stage.limit_bytes, again <= stage.limit_bytes
                 if p.recompute == "always":
                     total, fits = total + forward, fits_again
@@ -126,15 +124,12 @@ class Rows:
             out[(stages < first) | (stages > last)] = HUGE
         return out
 
-    def _work(self, f: float, i: int, end: int) -> tuple[Array, Array]:
-        forward = self.forward[f][i + 1 : end + 1] - self.forward[f][i]
-        backward = self.backward[f][i + 1 : end + 1] - self.backward[f][i]
-        if self.share_work:
-            forward = forward + np.cumsum(self.d_forward[f][i:end])
-            backward = backward + np.cumsum(self.d_backward[f][i:end])
-        return forward, forward + backward
+    def _work(self, what: str, i: int, end: int) -> Array:
+        prefix: Array = getattr(self, what)
+        own: Array = prefix[i + 1 : end + 1] - prefix[i]
+        return own + np.cumsum(self.d[what][i:end]) if self.share_work else own
 
-    def _memory(self, i: int, end: int) -> tuple[Array, Array, Array, Array]:
+    def _memory(self, i: int, end: int) -> tuple[Array, Array, Array, Array, Array]:
         static = self.static[i + 1 : end + 1] - self.static[i] + np.cumsum(self.d["static"][i:end])
         saved = self.saved[i + 1 : end + 1] - self.saved[i] + np.cumsum(self.d["saved"][i:end])
         return (
@@ -142,6 +137,7 @@ class Rows:
             saved,
             np.maximum.accumulate(self.workspace[i:end]),
             np.cumsum(self.d["received"][i:end]),
+            np.cumsum(self.d["sent"][i:end]),
         )
 
 

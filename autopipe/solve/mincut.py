@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .problem import HUGE, Problem, scaled
+from .problem import HUGE, Problem
 
 __all__ = ["dearest_item"]
 
@@ -57,9 +57,9 @@ class _Network:
         self.size = len(problem.items) + 2 * len(problem.nets) + 2
         self.source, self.sink = self.size - 2, self.size - 1
         fastest = max(s.speed for s in problem.stages)
-        # a stage rounds forward and backward apart: together they may be one less than the rounded sum
-        rounding = int(fastest != 1.0)
-        works = [max(0, scaled(i.work_ns, fastest) - rounding) for i in problem.items]
+        # a stage rounds forward and backward apart: together they may be one less than their exact sum
+        self.rounding = int(fastest != 1.0)
+        works = [math.floor(i.work_ns / fastest) for i in problem.items]
         rows = [(v, self.sink, work) for v, work in enumerate(works)]
         node = len(problem.items)
         for net in problem.nets:
@@ -88,7 +88,7 @@ class _Network:
         value = int(found.flow_value) * self.step
         if self.step > 1 and value < self.enough <= value + self.step * len(rows):
             value += self._rest(rows, found.flow.tocoo())
-        return value
+        return max(0, value - self.rounding)
 
     def _rest(self, rows: Sequence[tuple[int, int, int]], flow: Any) -> int:
         """What still flows beside the flow of the rounded capacities, along shortest paths, up to enough."""

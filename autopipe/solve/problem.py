@@ -11,13 +11,24 @@ solvers. This module is the definition that every solver, bound and test is held
     work(s)      = (forward + backward of its items and of the shares it touches) / speed(s)
                  + forward once more where the stage recomputes
     transfers(s) = what it sends and receives, once per value (or per receiver), + synchronising its shares
+    memory(s)    = static + in flight × saved + workspace + 2 × received + sent
+
+A rank's load is the sum of its stages'. What stays there adds up too, a tied parameter counted once; of what
+comes and goes the fullest moment of the schedule counts. A device's speed divides the sums of a stage, which
+are then rounded: merging items changes nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
 
 __all__ = [
     "HUGE",
@@ -28,12 +39,18 @@ __all__ = [
     "Stage",
     "StageLoad",
     "memory_bytes",
+    "most_work",
     "peak_bytes",
     "scaled",
 ]
 
+Array = npt.NDArray[np.int64]
+
 HUGE = 1 << 60
 """More than any load or size; what an impossible stage costs."""
+
+_MANY_STAGES = 6
+"""A rank with more stages recomputes in all of them or none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +75,8 @@ class Item:
 class Net:
     """A value, the item that makes it and those that take it; sending and receiving it have a price.
 
-    ``n_bytes`` is what a stage that recomputes keeps of it.
+    ``n_bytes`` is what a stage that recomputes keeps of it, and what each of a receiver's two buffers for it
+    takes; ``sent_bytes`` is its sender's buffer, for the gradient that comes back.
     """
 
     producer: int
@@ -67,13 +85,15 @@ class Net:
     receive_ns: int = 0
     value: str = ""
     n_bytes: int = 0
+    sent_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Share:
     """What every stage that holds one of ``items`` must hold too: a parameter, or an op computed again.
 
-    Where more than one rank holds it, each of their stages pays ``sync_ns`` per microbatch.
+    Where two ranks hold it, each of their stages pays ``sync_ns`` per microbatch; where three or more do, the
+    entries of ``more_ns`` in turn (none: the same). ``tied``: stages of one rank hold one copy.
     """
 
     items: tuple[int, ...]
@@ -84,6 +104,14 @@ class Share:
     saved_bytes: int = 0
     workspace_bytes: int = 0
     sync_ns: int = 0
+    more_ns: tuple[int, ...] = ()
+    tied: bool = False
+
+    def price_ns(self, n_ranks: int) -> int:
+        """What each stage pays where so many ranks hold it."""
+        if n_ranks < 3 or not self.more_ns:
+            return self.sync_ns if n_ranks > 1 else 0
+        return self.more_ns[min(n_ranks - 3, len(self.more_ns) - 1)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,7 +126,10 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StageLoad:
-    """What one stage costs per microbatch, in the problem's integers."""
+    """What one stage costs per microbatch, in the problem's integers.
+
+    ``extra_bytes`` of ``static_bytes`` are tied copies that an earlier stage of its rank holds already.
+    """
 
     forward_ns: int
     backward_ns: int
@@ -111,6 +142,7 @@ class StageLoad:
     received_bytes: int
     memory_bytes: int
     recompute: bool
+    extra_bytes: int
     load_ns: int
 
     @property
@@ -130,6 +162,8 @@ class Problem:
     sender_pays: ``once`` per value, or per ``receiver`` stage.
     recompute: ``never``, ``auto`` (where a stage would not fit otherwise) or ``always``.
     allow_empty: stages may hold no item (the published model: fewer devices are allowed).
+    moments: per rank, what its schedule lets be at once: (microbatches alive in each of its stages, which of
+        them acts). Without them, all stages are at their most at once.
     """
 
     items: tuple[Item, ...]
@@ -142,6 +176,7 @@ class Problem:
     overlap: bool = False
     recompute: str = "never"
     allow_empty: bool = False
+    moments: tuple[tuple[tuple[tuple[int, ...], int], ...], ...] = ()
 
     @property
     def n_stages(self) -> int:
@@ -159,7 +194,17 @@ class Problem:
     @functools.cached_property
     def is_separable(self) -> bool:
         """Whether a stage's load depends on its own items alone, as the exact method needs."""
-        return self.one_stage_per_rank and self.pair_ns is None and self.sender_pays == "once"
+        paid_alike = not any(s.more_ns and len(s.items) > 2 for s in self.shares)
+        once = self.pair_ns is None and self.sender_pays == "once"
+        return self.one_stage_per_rank and once and paid_alike
+
+    @functools.cached_property
+    def stages_of(self) -> Mapping[int, tuple[int, ...]]:
+        """The stages of each rank, in order."""
+        ranks: dict[int, list[int]] = {}
+        for s, stage in enumerate(self.stages):
+            ranks.setdefault(stage.rank, []).append(s)
+        return {rank: tuple(own) for rank, own in ranks.items()}
 
     @functools.cached_property
     def nets_of(self) -> tuple[tuple[int, ...], ...]:
@@ -203,16 +248,25 @@ class Problem:
         """What each stage costs under an assignment, with the true prices of every transfer."""
         tallies = [_Tally() for _ in self.stages]
         for v, item in enumerate(self.items):
-            tallies[stage_of[v]].add(item, self.stages[stage_of[v]].speed)
+            tallies[stage_of[v]].add(item)
         for share in self.shares:
-            touched = sorted({stage_of[v] for v in share.items})
-            ranks = {self.stages[s].rank for s in touched}
-            for s in touched:
-                tallies[s].add(share, self.stages[s].speed)
-                tallies[s].sync_ns += share.sync_ns if len(ranks) > 1 else 0
+            self._share(share, sorted({stage_of[v] for v in share.items}), tallies)
         for n, net in enumerate(self.nets):
             self._transfer(n, stage_of[net.producer], {stage_of[v] for v in net.consumers}, tallies)
-        return tuple(self._finish(s, t) for s, t in enumerate(tallies))
+        out: dict[int, StageLoad] = {}
+        for rank, own in self.stages_of.items():
+            out |= zip(own, self._rank(rank, [tallies[s] for s in own]), strict=True)
+        return tuple(out[s] for s in range(self.n_stages))
+
+    def _share(self, share: Share, touched: Sequence[int], tallies: list[_Tally]) -> None:
+        ranks: set[int] = set()
+        for s in touched:
+            tallies[s].add(share)
+            if share.tied and self.stages[s].rank in ranks:
+                tallies[s].extra_bytes += share.static_bytes
+            ranks.add(self.stages[s].rank)
+        for s in touched:
+            tallies[s].sync_ns += share.price_ns(len(ranks))
 
     def _transfer(self, n: int, source: int, touched: set[int], tallies: list[_Tally]) -> None:
         net, here = self.nets[n], self.stages[source].rank
@@ -225,19 +279,33 @@ class Problem:
             pair = self.pair_ns[here, there][n] if self.pair_ns else (net.send_ns, net.receive_ns)
             sends.append(pair[0])
             tallies[s].receive_ns += pair[1]
+        if touched - {source}:
+            tallies[source].sent_bytes += net.sent_bytes
         if sends:
             tallies[source].send_ns += max(sends) if self.sender_pays == "once" else sum(sends)
 
-    def _finish(self, s: int, t: _Tally) -> StageLoad:
-        stage = self.stages[s]
-        forward, backward = t.forward_ns, t.backward_ns
-        kept, again = memory_bytes(stage, t.static_bytes, t.saved_bytes, t.workspace_bytes, t.received_bytes)
-        recompute = self.recompute == "always" or (self.recompute == "auto" and kept > stage.limit_bytes)
-        work = forward + backward + (forward if recompute else 0)
-        transfers = t.send_ns + t.receive_ns + t.sync_ns
+    def _rank(self, rank: int, tallies: Sequence[_Tally]) -> tuple[StageLoad, ...]:
+        """The loads of a rank's stages; those recompute that let it fit at the least load."""
+        stages = [self.stages[s] for s in self.stages_of[rank]]
+        best: tuple[int, tuple[StageLoad, ...]] | None = None
+        for chosen in _choices(self.recompute, len(stages)):
+            loads = tuple(self._finish(*row) for row in zip(stages, tallies, chosen, strict=True))
+            if self.rank_bytes(rank, loads) <= stages[0].limit_bytes:
+                total = sum(load.load_ns for load in loads)
+                if best is None or total < best[0]:
+                    best = total, loads
+                if not any(chosen):
+                    break
+        return loads if best is None else best[1]
+
+    def _finish(self, stage: Stage, t: _Tally, recompute: bool) -> StageLoad:
+        forward, backward = scaled(t.forward_ns, stage.speed), scaled(t.backward_ns, stage.speed)
+        backward += forward if recompute else 0
+        work, transfers = forward + backward, t.send_ns + t.receive_ns + t.sync_ns
+        bytes_of = t.static_bytes, t.saved_bytes, t.workspace_bytes, t.received_bytes, t.sent_bytes
         return StageLoad(
             forward,
-            backward + (forward if recompute else 0),
+            backward,
             t.send_ns,
             t.receive_ns,
             t.sync_ns,
@@ -245,20 +313,43 @@ class Problem:
             t.saved_bytes,
             t.workspace_bytes,
             t.received_bytes,
-            again if recompute else kept,
+            memory_bytes(stage, *bytes_of)[recompute],
             recompute,
+            t.extra_bytes,
             max(work, transfers) if self.overlap else work + transfers,
         )
 
+    def rank_bytes(self, rank: int, loads: Sequence[StageLoad]) -> int:
+        """A rank's peak, from the loads of its stages."""
+        if len(loads) == 1:
+            return loads[0].memory_bytes
+        stages = [self.stages[s] for s in self.stages_of[rank]]
+        kept = [load.received_bytes if load.recompute else load.saved_bytes for load in loads]
+        acting = [load.workspace_bytes + load.saved_bytes * load.recompute for load in loads]
+        still = sum(
+            load.memory_bytes - load.extra_bytes - stage.in_flight * k - a
+            for load, stage, k, a in zip(loads, stages, kept, acting, strict=True)
+        )
+        return still + max(
+            sum(n * k for n, k in zip(alive, kept, strict=True)) + acting[x]
+            for alive, x in self.moments_of(rank)
+        )
+
+    def moments_of(self, rank: int) -> Sequence[tuple[tuple[int, ...], int]]:
+        """What a rank's schedule lets be at once."""
+        if self.moments:
+            return self.moments[rank]
+        most = tuple(self.stages[s].in_flight for s in self.stages_of[rank])
+        return [(most, x) for x in range(len(most))]
+
     def bottleneck(self, loads: Sequence[StageLoad]) -> int:
         """The largest load of a rank: the sum over its stages; :data:`HUGE` or more where memory is short."""
-        ranks: dict[int, int] = {}
-        memory: dict[int, int] = {}
-        for stage, load in zip(self.stages, loads, strict=True):
-            ranks[stage.rank] = ranks.get(stage.rank, 0) + load.load_ns
-            memory[stage.rank] = memory.get(stage.rank, 0) + load.memory_bytes
-        short = sum(memory[s.rank] > s.limit_bytes for s in self.stages)
-        return max(ranks.values()) + short * HUGE
+        worst = short = 0
+        for rank, own in self.stages_of.items():
+            held = [loads[s] for s in own]
+            worst = max(worst, sum(load.load_ns for load in held))
+            short += self.rank_bytes(rank, held) > self.stages[own[0]].limit_bytes
+        return worst + short * HUGE
 
 
 class _Tally:
@@ -266,11 +357,13 @@ class _Tally:
 
     __slots__ = (
         "backward_ns",
+        "extra_bytes",
         "forward_ns",
         "receive_ns",
         "received_bytes",
         "saved_bytes",
         "send_ns",
+        "sent_bytes",
         "static_bytes",
         "sync_ns",
         "workspace_bytes",
@@ -278,25 +371,51 @@ class _Tally:
 
     def __init__(self) -> None:
         self.forward_ns = self.backward_ns = self.send_ns = self.receive_ns = self.sync_ns = 0
-        self.static_bytes = self.saved_bytes = self.workspace_bytes = self.received_bytes = 0
+        self.static_bytes = self.saved_bytes = self.workspace_bytes = 0
+        self.received_bytes = self.sent_bytes = self.extra_bytes = 0
 
-    def add(self, part: Item | Share, speed: float) -> None:
-        self.forward_ns += scaled(part.forward_ns, speed)
-        self.backward_ns += scaled(part.backward_ns, speed)
+    def add(self, part: Item | Share) -> None:
+        self.forward_ns += part.forward_ns
+        self.backward_ns += part.backward_ns
         self.static_bytes += part.static_bytes
         self.saved_bytes += part.saved_bytes
         self.workspace_bytes = max(self.workspace_bytes, part.workspace_bytes)
 
 
-def scaled(ns: int, speed: float) -> int:
-    """An item's work on a device of another speed."""
-    return ns if speed == 1.0 else round(ns / speed)
+def _choices(recompute: str, n_stages: int) -> Iterator[tuple[bool, ...]]:
+    """Which of a rank's stages may recompute: those who do not first, none of many stages or all of them."""
+    if recompute != "auto":
+        return iter([(recompute == "always",) * n_stages])
+    if n_stages > _MANY_STAGES:
+        return iter([(False,) * n_stages, (True,) * n_stages])
+    return itertools.product((False, True), repeat=n_stages)
 
 
-def memory_bytes(stage: Stage, static: int, saved: int, workspace: int, received: int) -> tuple[int, int]:
-    """Bytes of a stage that keeps what it saved, and of one that recomputes it from what it received."""
-    kept = static + stage.in_flight * saved + workspace
-    return kept, static + stage.in_flight * received + saved + workspace
+@overload
+def scaled(ns: int, speed: float) -> int: ...
+@overload
+def scaled(ns: Array, speed: float) -> Array: ...
+def scaled(ns: int | Array, speed: float) -> int | Array:
+    """A stage's work on a device of another speed, rounded to even halves; of one or an array of them."""
+    if speed == 1.0:
+        return ns
+    return np.rint(ns / speed).astype(np.int64) if isinstance(ns, np.ndarray) else round(ns / speed)
+
+
+def most_work(limit: int, speed: float) -> int:
+    """The most that a stage's work can be where its time is at most ``limit``, rounding allowed for."""
+    return limit if speed == 1.0 else math.floor((limit + 1) * speed)
+
+
+def memory_bytes(
+    stage: Stage, static: Any, saved: Any, workspace: Any, received: Any, sent: Any
+) -> tuple[Any, Any]:
+    """Bytes of a stage that keeps what it saved, and of one that recomputes it from what it received.
+
+    Both hold buffers beside: the next microbatch's values, the last one's gradients, and gradients arriving.
+    """
+    still = static + workspace + 2 * received + sent
+    return still + stage.in_flight * saved, still + stage.in_flight * received + saved
 
 
 def peak_bytes(problem: Problem, v: int) -> int:

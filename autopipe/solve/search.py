@@ -49,9 +49,9 @@ class _Case:
         """Its integer problem. Raises :class:`InfeasibleError` when the graph has too few pieces."""
         n_ranks = self.source.cluster.n_ranks
         placed = placement(self.schedule, n_ranks, self.n_stages)
-        alive = build(self.schedule, n_ranks, self.n_stages, self.n_microbatches, placement=placed).in_flight
+        schedule = build(self.schedule, n_ranks, self.n_stages, self.n_microbatches, placement=placed)
         s = self.source
-        problem = formulate(s.graph, s.costs, s.cluster, placed, alive, self.n_microbatches, s.settings)
+        problem = formulate(s.graph, s.costs, s.cluster, schedule, s.settings)
         most = largest_cut(problem)
         if most < self.n_stages:
             raise InfeasibleError(
@@ -70,7 +70,7 @@ def solve(
     n_microbatches: int | str,
     schedule: str = "1f1b",
     balance: str | Weigh = "cost",
-    memory_limit: str | float | None = None,
+    memory_limit: str | float | Sequence[str | float] | None = None,
     ties: str = "auto",
     pin: Mapping[str, int] | None = None,
     together: Sequence[Sequence[str]] = (),
@@ -93,7 +93,7 @@ def solve(
         least time per microbatch among powers of two up to four per stage.
     schedule: a name of ``schedule.NAMES``, or ``"auto"`` to simulate every one that the ranks allow.
     balance: ``"cost"``, ``"parameters"``, ``"uniform"``, or a callable from an op to its weight.
-    memory_limit: for every rank, beside the devices' own.
+    memory_limit: for every rank, or a sequence of one per rank; beside the devices' own.
     ties: ``"auto"`` and ``"sync"`` price synchronising against keeping users together; ``"colocate"``
         forces the latter (on ranks that hold several stages, it stays a price).
     pin: module path prefix or op name → stage; negative stages count from the end.
@@ -113,7 +113,7 @@ def solve(
         together=tuple(tuple(g) for g in together),
         uncut=tuple(uncut),
         recompute=_one_of("recompute", recompute, ("never", "auto", "always")),
-        memory_limit=() if memory_limit is None else (parse_bytes(memory_limit),),
+        memory_limit=_limits(memory_limit, cluster.n_ranks),
         optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
         sender_pays=_one_of("sender_pays", sender_pays, ("once", "receiver")),
         overlap=overlap,
@@ -244,7 +244,7 @@ def _written(case: _Case) -> dict[str, Any]:
         "sender_pays": s.sender_pays,
         "recompute": s.recompute,
         "overlap": s.overlap,
-        "memory_limit": s.memory_limit[0] if s.memory_limit else None,
+        "memory_limit": _limit_written(s.memory_limit),
         "optimizer_bytes_per_parameter_byte": s.optimizer_bytes_per_parameter_byte,
         "optimizer_s_per_byte": costs.optimizer_s_per_byte,
         "costs": costs.source,
@@ -294,6 +294,25 @@ def _choices(
             except InputError:
                 continue
         yield name, n
+
+
+def _limits(given: str | float | Sequence[str | float] | None, n_ranks: int) -> tuple[int, ...]:
+    """Bytes per rank, none where nothing is asked."""
+    if given is None:
+        return ()
+    if isinstance(given, (str, int, float)):
+        return (parse_bytes(given),) * n_ranks
+    if len(given) != n_ranks:
+        raise InputError(
+            f"memory_limit has {len(given)} entries for {n_ranks} ranks; give one for all, or one per rank"
+        )
+    return tuple(parse_bytes(limit) for limit in given)
+
+
+def _limit_written(limits: Sequence[int]) -> int | list[int] | None:
+    if len(set(limits)) <= 1:
+        return next(iter(limits), None)
+    return list(limits)
 
 
 def _one_of(what: str, given: str, known: tuple[str, ...]) -> str:

@@ -249,18 +249,23 @@ def test_a_plan_as_it_is():
 def test_a_cost_aware_plan_keeps_to_the_devices_memory():
     roomy = make_plan(n_stages=4, n_microbatches=12)
     static = max(m.static_bytes for m in simulate(roomy).rank_memory)
-    tight = dataclasses.replace(
-        roomy, cluster=Cluster((Device(memory_bytes=static + 3 * 1000 + 50),) * 4, local=Link(0.01, 1e6))
-    )
+    buffers = [m.boundary_bytes for m in simulate(roomy).memory]
+    devices = tuple(Device(memory_bytes=static + 3 * 1000 + 50 + b) for b in buffers)
+    tight = dataclasses.replace(roomy, cluster=Cluster(devices, local=Link(0.01, 1e6)))
     assert max(in_flight(plan_schedule(roomy, "cost-aware"))) > 3
     schedule = plan_schedule(tight, "cost-aware")
     assert max(in_flight(schedule)) == 3
-    assert max(simulate(tight, schedule=schedule).peak_bytes) <= static + 3 * 1000 + 50
-    limited = dataclasses.replace(roomy, settings={**roomy.settings, "memory_limit": static + 2 * 1000 + 50})
+    peaks = simulate(tight, schedule=schedule).peak_bytes
+    assert all(peak <= limit for peak, limit in zip(peaks, memory_limits(tight), strict=True))
+    limits = [static + 2 * 1000 + 50 + b for b in buffers]
+    limited = dataclasses.replace(roomy, settings={**roomy.settings, "memory_limit": limits})
     assert max(in_flight(plan_schedule(limited, "cost-aware"))) == 2
     words = dataclasses.replace(limited, settings={**limited.settings, "memory_limit": "1 GB"})
     assert memory_limits(words) == (10**9,) * 4
-    assert memory_limits(dataclasses.replace(words, cluster=tight.cluster)) == (static + 3050,) * 4
+    assert memory_limits(dataclasses.replace(words, cluster=tight.cluster)) == tuple(
+        d.memory_bytes for d in devices
+    )
+    assert memory_limits(dataclasses.replace(limited, cluster=tight.cluster)) == tuple(limits)
     assert memory_limits(make_plan()) == (None,) * 4
 
 

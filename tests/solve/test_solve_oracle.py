@@ -14,9 +14,7 @@ def problems(draw) -> Problem:
     small = st.integers(0, 6)
     limit = draw(st.sampled_from((HUGE, HUGE, 30, 15)))
     pinned = draw(st.sampled_from((None, None, *range(k))))
-    # even, so that a device of twice the speed halves them without rounding, which merged items do once
-    time = small.map(lambda t: 2 * t)
-    items = [Item((f"o{v}",), *draw(st.tuples(time, time, small, small, small))) for v in range(n)]
+    items = [Item((f"o{v}",), *draw(st.tuples(small, small, small, small, small))) for v in range(n)]
     if pinned is not None:
         v = draw(st.integers(0, n - 1))
         items[v] = Item(items[v].ops, 4, 2, first=pinned, last=pinned)
@@ -24,15 +22,15 @@ def problems(draw) -> Problem:
     for v in range(n - 1):
         takers = draw(st.sets(st.integers(v + 1, n - 1), max_size=3))
         if takers:
-            nets.append(Net(v, tuple(sorted(takers)), draw(small), draw(small), f"v{v}", draw(small)))
+            prices = draw(small), draw(small), f"v{v}", draw(small), draw(small)
+            nets.append(Net(v, tuple(sorted(takers)), *prices))
     edges = tuple(sorted({(m.producer, c) for m in nets for c in m.consumers}))
     shares = []
     if n > 1 and draw(st.booleans()):
         held = draw(st.sets(st.integers(0, n - 1), min_size=2, max_size=3))
-        shares.append(Share(tuple(sorted(held)), "w", draw(time), 0, draw(small), sync_ns=draw(small)))
-    stages = tuple(
-        Stage(s, draw(st.sampled_from((1.0, 1.0, 2.0))), limit, draw(st.integers(1, 3))) for s in range(k)
-    )
+        shares.append(Share(tuple(sorted(held)), "w", draw(small), 0, draw(small), sync_ns=draw(small)))
+    speeds = st.sampled_from((1.0, 1.0, 2.0, 1.5, 0.7))
+    stages = tuple(Stage(s, draw(speeds), limit, draw(st.integers(1, 3))) for s in range(k))
     return Problem(
         tuple(items),
         edges,

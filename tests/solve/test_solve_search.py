@@ -108,7 +108,7 @@ def test_together_and_uncut_hold():
 def test_a_tied_weight_is_synchronised_where_that_is_cheap():
     (tie,) = made().ties
     assert (tie.parameter, tie.mode, tie.stages) == ("embed.weight", "sync", (0, 2))
-    assert tie.seconds == pytest.approx(1e-5 + 500 * 64 * 4 / 1e9)
+    assert tie.seconds == pytest.approx(2e-5 + 500 * 64 * 4 / 1e9)
 
 
 @pytest.mark.parametrize("n_stages", [2, 3])
