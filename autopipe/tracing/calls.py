@@ -77,10 +77,18 @@ class Call:
     name: str = ""
     is_check: bool = False
 
+    _inputs: list[Call] | None = None
+
     @property
     def inputs(self) -> list[Call]:
-        """The calls whose values this one takes, each once, in order."""
-        return list(dict.fromkeys([*calls_in(self.args), *calls_in(self.kwargs)]))
+        """The calls whose values this one takes, each once, in order; found once, so ``take`` others."""
+        if self._inputs is None:
+            self._inputs = list(dict.fromkeys([*calls_in(self.args), *calls_in(self.kwargs)]))
+        return self._inputs
+
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let the call have other arguments."""
+        self.args, self.kwargs, self._inputs = args, kwargs, None
 
     @property
     def is_pure(self) -> bool:

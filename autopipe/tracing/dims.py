@@ -187,7 +187,8 @@ class _Term:
         d = symbol(name)
         if self.is_floored:
             return self.factor * sympy.floor((self.p * d + self.c) / sympy.Integer(self.q))
-        return sympy.Rational(self.p, self.q) * d**self.power + sympy.Rational(self.c, self.q)
+        slope = self.p if self.q == 1 else sympy.Rational(self.p, self.q)
+        return slope * d**self.power + (sympy.Rational(self.c, self.q) if self.c else 0)
 
 
 def _terms(example: tuple[int, int], other: tuple[int, int], is_rounded: bool) -> Iterator[_Term]:

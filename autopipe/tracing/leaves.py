@@ -104,9 +104,10 @@ def is_atomic(module: nn.Module) -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module is scripted or wrapped by ``torch.compile``."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    types = (torch.jit.ScriptModule, *([dynamo.OptimizedModule] if dynamo else []))
-    return isinstance(module, types)
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
 def _is_wrapper(module: nn.Module) -> bool:

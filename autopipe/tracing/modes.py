@@ -108,8 +108,8 @@ def _follow_mode(train: Recording, pairs: list[tuple[Call, Call]]) -> Recording:
     flags: dict[str, Call] = {}
     for t, e in pairs:
         made: list[Call] = []
-        t.args = _blend(t.args, e.args, t, flags, made)
-        t.kwargs = _blend(t.kwargs, e.kwargs, t, flags, made)
+        args = _blend(t.args, e.args, t, flags, made)
+        t.take(args, _blend(t.kwargs, e.kwargs, t, flags, made))
         calls += [*made, t]
     return dataclasses.replace(train, calls=calls)
 

@@ -98,9 +98,11 @@ class Recorder(Ledger, TorchFunctionMode):
         path = self.modules.get(id(module))
         if path is None:
             return original(module, *args, **kwargs)
-        if self.stack and path and self.is_leaf(path) and not self.is_swapped(module):
-            with self.hushed():
-                return self.leaf(module, path, original, args, kwargs)
+        if self.stack and path and self.is_leaf(path):
+            inside = list(module.modules())
+            if not self.is_swapped(inside):
+                with self.hushed():
+                    return self.leaf(module, inside, path, original, args, kwargs)
         self.stack.append(path)
         try:
             return original(module, *args, **kwargs)
@@ -110,24 +112,35 @@ class Recorder(Ledger, TorchFunctionMode):
         finally:
             self.stack.pop()
 
-    def is_swapped(self, module: nn.Module) -> bool:
-        """Whether the module runs with other parameters than its own (``torch.func.functional_call``)."""
-        return any(id(p) not in self.names for p in module.parameters())
+    def is_swapped(self, inside: list[nn.Module]) -> bool:
+        """Whether modules run with other parameters than their own (``torch.func.functional_call``)."""
+        held = (p for m in inside for p in m._parameters.values() if p is not None)
+        return any(id(p) not in self.names for p in held)
 
-    def leaf(self, module: nn.Module, path: str, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def leaf(
+        self,
+        module: nn.Module,
+        inside: list[nn.Module],
+        path: str,
+        original: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        """Record ``module``, with all the modules ``inside`` it, as one call."""
         encoded, actual = self.encode_call(args, kwargs)
         call = Call("call_module", path, *encoded, hint=path, path=path, source=self.source())
-        has_state = any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+        state = (t for m in inside for t in (*m._parameters.values(), *m._buffers.values()))
+        has_state = any(t is not None for t in state)
         call.depends = self.depends(call) | (Depends.STATE if has_state else Depends.NOTHING)
         buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)))
-        compiled = any(map(is_compiled, module.modules()))
+        compiled = any(map(is_compiled, inside))
         run = type(module).__call__ if compiled else original
 
-        def inside(*args: Any, **kwargs: Any) -> Any:
+        def alone(*args: Any, **kwargs: Any) -> Any:
             with self.inside_leaf(path, compiled), self.suspended() if compiled else contextlib.nullcontext():
                 return run(module, *args, **kwargs)
 
-        result = self.perform(call, inside, actual)
+        result = self.perform(call, alone, actual)
         changed = buffers.changed(module, path, self.training)
         call.mutated = tuple(dict.fromkeys(self.names.get(id(b), n) for n, b in changed))
         return result

@@ -47,7 +47,7 @@ class Session:
         self.names = {id(t): n for n, t in reversed([*model.named_parameters(), *model.named_buffers()])}
         self.paths = {id(m): n for n, m in model.named_modules()}
         self.device = device_of(model, args, kwargs)
-        self.known = frozenset(_held(model))
+        self.known = frozenset(map(id, snapshot.tensors_held()))
         self.tried: set[tuple[str, bool]] = set()
         self.functions: dict[opaque.Function, None] = {}
 
@@ -210,22 +210,6 @@ def close_to(a: Any, b: Any) -> bool:
     a, b = a.detach().to(wide), b.detach().to(wide)
     scale = a.abs()[a.isfinite()].max().item() if a.isfinite().any() else 0.0
     return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
-
-
-def _held(model: nn.Module) -> list[int]:
-    """Ids of every tensor that the model's modules hold in attributes or in containers there."""
-    out: list[int] = []
-    for module in model.modules():
-        for value in vars(module).values():
-            items = (
-                value.values()
-                if isinstance(value, dict)
-                else value
-                if isinstance(value, (list, tuple))
-                else ()
-            )
-            out += [id(v) for v in (value, *items) if isinstance(v, torch.Tensor)]
-    return out
 
 
 def _short(error: BaseException) -> str:

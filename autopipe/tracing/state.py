@@ -37,14 +37,17 @@ class Snapshot:
                 if not _equal(tensor, value):
                     tensor.copy_(value)
 
+    def tensors_held(self) -> Iterator[torch.Tensor]:
+        """Every tensor in an attribute of a module or in a container there."""
+        for _, _, held in self.modules:
+            inner = (i for _, _, c in held.contents if c for i in (c.values() if isinstance(c, dict) else c))
+            yield from (v for v in (*held.values.values(), *inner) if isinstance(v, torch.Tensor))
+
     def changes(self) -> list[tuple[str, str]]:
         """(module path, name) of each attribute or registered buffer replaced, added or removed since."""
         out = []
         for path, module, before in self.modules:
-            now = vars(module)
-            if not before.is_still(now):
-                names = [k for k in {**before.values, **now} if k not in _INTERNAL]
-                out += [(path, k) for k in names if before.differs(k, now)]
+            out += [(path, k) for k in before.differing(vars(module)) if k not in _INTERNAL]
         return out
 
 
@@ -55,33 +58,30 @@ class _Held:
         self.values = dict(attributes)
         self.contents = [(k, v, v.copy()) for k, v in attributes.items() if isinstance(v, (dict, list, set))]
 
-    def is_still(self, now: dict[str, Any]) -> bool:
-        """Whether nothing has changed at all: a fast answer that can only err to no."""
-        return _same(now, self.values) and all(
-            not (value or content) or _same(value, content) for _, value, content in self.contents
-        )
-
     def restore(self, now: dict[str, Any]) -> None:
         for _, value, content in self.contents:
-            if (value or content) and not _same(value, content):
+            if not _same(value, content):
                 value.clear()
                 (value.extend if isinstance(value, list) else value.update)(content)
         if not _same(now, self.values):
             now.clear()
             now.update(self.values)
 
-    def differs(self, name: str, now: dict[str, Any]) -> bool:
-        """Whether an attribute has come, gone or changed; plain numbers and text by value."""
-        if name not in now or name not in self.values:
-            return True
-        before, after = self.values[name], now[name]
-        if after is before:
-            return any(k == name and not _same(value, content) for k, value, content in self.contents)
-        return not (isinstance(after, _SIMPLE) and type(before) is not bool and after == before)
+    def differing(self, now: dict[str, Any]) -> list[str]:
+        """The attributes that have come, gone or changed; plain numbers and text by value."""
+        out = [k for k, value, content in self.contents if value is now.get(k) and not _same(value, content)]
+        out += [k for k, v in self.values.items() if k not in now or not (now[k] is v or _equals(v, now[k]))]
+        return out + [k for k in now if k not in self.values]
+
+
+def _equals(before: Any, after: Any) -> bool:
+    return isinstance(after, _SIMPLE) and type(before) is not bool and bool(after == before)
 
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two containers of one kind hold the same objects."""
+    if not a and not b:
+        return True
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(map(operator.is_, a.values(), b.values()))
     if isinstance(a, list):
