@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ..costs import CostTable
@@ -18,7 +17,6 @@ from ..runtime import Runtime
 from ..stages import Parity, Stage, build, verify
 from ..stages.verify import run_stages
 from ..tracing import Capture
-from .agree import in_group
 
 __all__ = ["Pipe"]
 
@@ -48,12 +46,14 @@ class Pipe(nn.Module):
         for name, value in (("graph", capture), ("plan", plan), ("costs", costs)):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "stages", build(capture, plan))
+        object.__setattr__(self, "_runtime", [])
 
     _model: list[nn.Module]
     graph: Capture
     plan: Plan
     costs: CostTable | None
     stages: tuple[Stage, ...]
+    _runtime: list[Runtime]
 
     @property
     def model(self) -> nn.Module:
@@ -107,21 +107,13 @@ class Pipe(nn.Module):
     def merge(self) -> nn.Module:
         """Back to one plain ``nn.Module``: the model itself, holding the weights the pipeline trained.
 
-        In one process that is free, since stages share the model's parameters. In a process group every
-        rank must call it: each stage's weights come from the rank that owns them, ties included.
+        In one process that is free, since stages share the model's parameters. After :meth:`runtime` in a
+        process group every rank must call it: each stage's weights come from the rank that trains them, ties
+        included, those it had released too (see :meth:`Runtime.gather_weights`).
         """
-        if in_group():
-            self._gather()
+        if self._runtime:
+            self._runtime[-1].gather_weights()
         return self.model
-
-    def _gather(self) -> None:
-        wanted = self.graph.ops.parameter
-        done: set[int] = set()
-        for stage in self.stages:
-            for name, tensor in [*stage.named_parameters(), *stage.named_buffers()]:
-                if name in wanted and id(wanted[name]) not in done:
-                    done.add(id(wanted[name]))
-                    dist.broadcast(tensor.detach(), src=stage.rank)
 
     def runtime(self, loss_fn: Callable[..., torch.Tensor] | None = None, **options: Any) -> Runtime:
         """This rank's part of the pipeline when a process group is up, else all stages in this process.
@@ -131,7 +123,9 @@ class Pipe(nn.Module):
         ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``release``; None means what the plan
         says.
         """
-        return Runtime(self.graph, self.plan, self.stages, loss_fn=loss_fn, **options)
+        runtime = Runtime(self.graph, self.plan, self.stages, loss_fn=loss_fn, **options)
+        self._runtime[:] = [runtime]
+        return runtime
 
     def __repr__(self) -> str:
         return f"{self.plan}"

@@ -19,9 +19,11 @@ from torch import Tensor
 from ..errors import StoreError
 from ..stages import Stage
 
-__all__ = ["load_optimizer", "load_weights", "owned", "save_optimizer", "save_shards", "save_single"]
+__all__ = ["full", "load_optimizer", "load_weights", "owned", "save_optimizer", "save_shards", "save_single"]
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+SINGLES = ("model.safetensors", "pytorch_model.bin")
+"""What Hugging Face calls the one file of a checkpoint that needs no index."""
 
 
 def owned(stages: Sequence[Stage], rank: int) -> dict[str, Tensor]:
@@ -42,7 +44,8 @@ def owned(stages: Sequence[Stage], rank: int) -> dict[str, Tensor]:
     return out
 
 
-def _full(tensor: Tensor) -> Tensor:
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be sharded, detached and on the CPU."""
     tensor = tensor.detach()
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu().contiguous()
 
@@ -73,9 +76,9 @@ def save_shards(
     ``gather`` brings every rank's object to every rank; ``writes`` is False on further data-parallel
     replicas, which only help to assemble sharded tensors.
     """
-    full = {name: _full(t) for name, t in tensors.items()}
+    held = {name: full(t) for name, t in tensors.items()}
     safe = importlib.util.find_spec("safetensors") is not None
-    shards = _shards(full, max_bytes)
+    shards = _shards(held, max_bytes)
     counts = gather(len(shards))
     before, total = sum(counts[:rank]), sum(counts)
     stem, ending = ("model", "safetensors") if safe else ("pytorch_model", "bin")
@@ -85,7 +88,7 @@ def save_shards(
         for file, shard in zip(files, shards, strict=True):
             _write(path / file, shard, safe)
     weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
-    n_bytes = sum(t.nbytes for t in full.values())
+    n_bytes = sum(t.nbytes for t in held.values())
     everyone = gather((weight_map, n_bytes))
     if rank == 0 and writes:
         index = {
@@ -115,7 +118,7 @@ def save_single(
     names: Callable[[str], Sequence[str]],
 ) -> None:
     """Write one ``state_dict`` file on rank 0, with every name of a tied parameter, sharing its storage."""
-    parts = gather({name: _full(t) for name, t in tensors.items()})
+    parts = gather({name: full(t) for name, t in tensors.items()})
     if rank == 0 and writes:
         merged = {alias: t for part in parts for name, t in part.items() for alias in names(name)}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,10 +167,14 @@ class _Reader:
         if index is not None:
             weight_map = json.loads(index.read_text())["weight_map"]
             self._where = {name: path / file for name, file in weight_map.items()}
-        elif path.is_file():
-            self._where = dict.fromkeys(self._open(path).keys(), path)
+            return
+        file = next((path / name for name in SINGLES if (path / name).exists()), path)
+        if file.is_file():
+            self._where = dict.fromkeys(self._open(file).keys(), file)
         else:
-            raise StoreError(f"{path} holds no checkpoint: no file, and no {INDEXES[0]} in it")
+            raise StoreError(
+                f"{path} holds no checkpoint: no file, and neither {INDEXES[0]} nor {SINGLES[0]} in it"
+            )
 
     def __contains__(self, name: str) -> bool:
         return name in self._where

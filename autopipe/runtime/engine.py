@@ -33,7 +33,7 @@ from .outputs import join, share, weighted
 from .peers import Peers, pipeline_ranks
 from .precision import Autocast, autocast_context, spread_overflow
 from .program import compile_program, forward_part, pick_schedule
-from .setup import Generators, card, pick_device, place, written_buffers
+from .setup import Generators, card, check_filled, pick_device, place, written_buffers
 from .ties import TieSum, find_ties
 from .weights import LossWeight, Weigher
 from .worker import StepInputs, Worker
@@ -114,10 +114,11 @@ class Engine:
         self.rank = self.peers.rank if self.peers else 0
         self.seed: int = self.peers.cards[0]["own seed"] if self.peers else torch.initial_seed()
         self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
+        releases = options.release and self.peers is not None
+        self._unfilled = place(capture.model, self.stages, stages, self.device, releases)
         ties = find_ties(stages) if self.peers else ()
         self._ties = TieSum(ties, self.rank, self.peers.new_group) if self.peers else None
         self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
-        place(self.stages, stages, self.device, options.release and self.peers is not None)
         self._flags = tuple(capture.model.parameters())
         self._is_random = any(op.is_random for op in capture.ops.compute)
         self._splitter = Splitter(capture, options.batch_dims)
@@ -185,6 +186,7 @@ class Engine:
         """One batch through the pipeline: forward, and backward when ``grad``."""
         start_s = time.perf_counter()
         try:
+            check_filled(self._unfilled)
             leaves = move(self.capture.bind(args, kwargs), self.device)
             target = _to(target, self.device)
             batch = self._splitter.split(leaves, target, n_microbatches or self.options.n_microbatches)

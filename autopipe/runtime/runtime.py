@@ -26,6 +26,7 @@ from .engine import Engine, Options, StepResult, Where
 from .precision import Autocast, clip_grad_norm
 from .report import make_report
 from .weights import LossWeight
+from .whole import gather_weights
 
 if TYPE_CHECKING:
     from ..tracing import Capture
@@ -51,7 +52,7 @@ class Runtime:
     scaler: the user's ``GradScaler``: scales the loss; an overflow on any rank shows on all.
     loss_reduction: ``"mean"`` over rows (over counted labels for losses inside the model) or ``"sum"``.
     loss_weight: ``loss_weight(args, kwargs, target)`` weighs a microbatch instead.
-    release: free the weights of stages that other ranks own.
+    release: free the weights of stages that other ranks own; :meth:`gather_weights` brings them back.
     batch_dims: input name → batch axis, or None for an input every microbatch gets whole; ``target`` too.
     stall_limit_s: how long a rank may make no progress before all stop; by default from the plan's times.
     check_finite: raise when the loss is not finite, naming the first stage that made it so (not under a
@@ -272,6 +273,16 @@ class Runtime:
             engine.n_steps, engine.seed = state["steps"], state["seed"]
         if optimizer is not None:
             checkpoint.load_optimizer(path, optimizer, self.named_parameters())
+
+    def gather_weights(self) -> None:
+        """Make the model whole on every rank: each weight as the rank that trains it has it now.
+
+        Every rank calls it. Released weights, and those of a model made on the meta device, come to the CPU.
+        Stages that were sharded (``fully_shard``) lose their shards to the model and train no more.
+        """
+        engine = self._engine
+        if engine.peers is not None:
+            gather_weights(engine.capture, engine.all_stages, engine.peers, engine.device)
 
     def _everything(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}

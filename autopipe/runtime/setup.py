@@ -6,14 +6,16 @@ Connecting to them is left to ``peers``.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..graph import Op
 from ..plans import Plan
 from ..stages import Stage
@@ -21,7 +23,7 @@ from ..stages import Stage
 if TYPE_CHECKING:
     from ..tracing import Capture
 
-__all__ = ["Generators", "card", "pick_device", "place", "written_buffers"]
+__all__ = ["Generators", "card", "check_filled", "exchange", "pick_device", "place", "written_buffers"]
 
 
 def card(capture: Capture, plan: Plan, stages: Sequence[Stage], schedule: str) -> dict[str, Any]:
@@ -51,19 +53,25 @@ def pick_device(
     return torch.device("cpu") if first is None or first.device.type == "meta" else first.device
 
 
-def place(own: Sequence[Stage], stages: Sequence[Stage], device: torch.device, release: bool) -> None:
+def place(
+    model: nn.Module, own: Sequence[Stage], stages: Sequence[Stage], device: torch.device, release: bool
+) -> dict[str, tuple[Tensor, int]]:
     """Put the stages in ``own`` on ``device``; with ``release`` free the weights only others use.
 
-    Parameters on the meta device get memory, uninitialised, without losing who shares them; ``load`` fills
-    them.
+    Parameters and buffers on the meta device get memory there, full of NaN so that one which nothing fills
+    later shows. Returns those that no checkpoint holds (non-persistent buffers) with their present version.
     """
+    filled: dict[int, Tensor] = {}
+    unknown: dict[str, tuple[Tensor, int]] = {}
     for stage in own:
-        for tensor in (*stage.parameters(), *stage.buffers()):
-            if tensor.device.type == "meta":
-                filled: Tensor = torch.empty_like(tensor, device=device)
-                if isinstance(tensor, nn.Parameter):
-                    filled = nn.Parameter(filled, tensor.requires_grad)
-                torch.utils.swap_tensors(tensor, filled)
+        saved = stage.state_dict(keep_vars=True)
+        for name, tensor in [*stage.named_parameters(), *stage.named_buffers()]:
+            if tensor.is_meta and id(tensor) not in filled:
+                filled[id(tensor)] = new = _filled(tensor, device)
+                if name not in saved and tensor.numel():
+                    unknown[name] = new, new._version
+    exchange((model, *stages), filled)
+    for stage in own:
         stage.to(device)
     if release:
         kept = {id(t) for stage in own for t in (*stage.parameters(), *stage.buffers())}
@@ -71,6 +79,37 @@ def place(own: Sequence[Stage], stages: Sequence[Stage], device: torch.device, r
             for tensor in (*stage.parameters(), *stage.buffers()):
                 if id(tensor) not in kept:
                     tensor.data = tensor.data.new_empty(0)
+    return unknown
+
+
+def exchange(roots: Iterable[nn.Module], new: Mapping[int, Tensor]) -> None:
+    """Put other tensors in the place of parameters and buffers, wherever they are held: id of the old → new.
+
+    What shared a tensor before shares the new one.
+    """
+    held = {id(d): d for root in roots for m in root.modules() for d in (m._parameters, m._buffers)}
+    for tensors in held.values() if new else ():
+        for name, tensor in tensors.items():
+            if id(tensor) in new:
+                tensors[name] = new[id(tensor)]  # type: ignore[assignment]
+
+
+def _filled(meta: Tensor, device: torch.device) -> Tensor:
+    is_whole = not meta.dtype.is_floating_point and not meta.dtype.is_complex
+    new = torch.full_like(meta, 0 if is_whole else math.nan, device=device, requires_grad=False)
+    return nn.Parameter(new, meta.requires_grad) if isinstance(meta, nn.Parameter) else new
+
+
+def check_filled(unknown: dict[str, tuple[Tensor, int]]) -> None:
+    """Raise :class:`InputError` for buffers of :func:`place` that nobody has written since; forget others."""
+    empty = [name for name, (tensor, version) in unknown.items() if tensor._version == version]
+    if empty:
+        raise InputError(
+            f"buffers {', '.join(empty)} have no values: they were on the meta device, and no checkpoint "
+            "holds what is not persistent; make them on a real device, or write them in place on this "
+            "rank's stages"
+        )
+    unknown.clear()
 
 
 def written_buffers(stage: Stage, ops: Sequence[Op]) -> list[tuple[nn.Module, str]]:

@@ -22,8 +22,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autopipe.api import Pipe
 from autopipe.errors import AutopipeError, InputError
 from autopipe.runtime import Runtime
+from autopipe.runtime.checkpoint import load_weights
 
 SCHEDULES = {
     "gpipe": 1,
@@ -327,9 +329,73 @@ def wrapping_unties_nothing_in_silence():
         runtime.wrap(lambda stage: fully_shard(stage, mesh=mesh) and None)
 
 
+def sharded_weights_come_back():
+    """2 × 2: the model is whole after training sharded stages, a tie and a released stage included."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    model, captured, plan, _ = mlp(2, tied=True)
+    plain = copy.deepcopy(model)
+    pipe = Pipe(captured, plan)
+    runtime = pipe.runtime(F.mse_loss, mesh=mesh, release=True)
+    runtime.wrap(lambda stage: fully_shard(stage, mesh=mesh["dp"]) and None)
+    train_both(runtime, plain, steps=2)
+    compare_merged(pipe, plain)
+
+
+def train_both(runtime, plain, steps):
+    optimizer = torch.optim.SGD(runtime.parameters(), 0.1, momentum=0.9)
+    reference = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+    torch.manual_seed(4)
+    for _ in range(steps):
+        x = torch.randn(8, 8, dtype=torch.float64)
+        optimizer.zero_grad(), reference.zero_grad()
+        runtime.step(x, target=x)
+        F.mse_loss(plain(x), x).backward()
+        optimizer.step(), reference.step()
+
+
+def compare_merged(pipe, plain):
+    merged = pipe.merge()
+    assert [n for n, _ in merged.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    assert worst(merged.state_dict(), plain.state_dict()) < EXACT
+    x = torch.randn(3, 8, dtype=torch.float64)
+    torch.testing.assert_close(merged(x), plain(x))
+
+
+def weights_come_and_go(directory):
+    """Released and merged; and made on the meta device, so that each rank loads only its own stages."""
+    model, captured, plan, _ = mlp(2, tied=True)
+    plain = copy.deepcopy(model)
+    pipe = Pipe(captured, plan)
+    runtime = pipe.runtime(F.mse_loss, release=True)
+    freed = [n for n, p in model.named_parameters() if not p.numel()]
+    assert freed == ["a.bias", "b.weight", "b.bias"] if dist.get_rank() else ["c.weight", "c.bias", "d.bias"]
+    train_both(runtime, plain, steps=2)
+    runtime.save(pathlib.Path(directory) / "trained")
+    compare_merged(pipe, plain)
+    train_both(runtime, plain, steps=1)  # and on
+
+    with torch.device("meta"):
+        empty = Mlp(tied=True).double()
+    x = torch.empty(8, 8, dtype=torch.float64, device="meta")
+    captured, plan, _ = make(empty, (x,), {}, n_stages=2)
+    pipe = Pipe(captured, plan)
+    runtime = pipe.runtime(F.mse_loss, device="cpu")
+    held = {n for n, p in empty.named_parameters() if not p.is_meta}
+    assert held == {n for n, _ in runtime.named_parameters()} != set(dict(empty.named_parameters()))
+    runtime.load(pathlib.Path(directory) / "trained")
+    plain = Mlp(tied=True).double()
+    saved = pathlib.Path(directory) / "trained"
+    load_weights(saved, plain.state_dict(), lambda name: ("a.weight",) if name == "d.weight" else (name,))
+    train_both(runtime, plain, steps=2)
+    compare_merged(pipe, plain)
+
+
 def replicas():
     data_parallel()
     tensor_parallel()
+    sharded_weights_come_back()
 
 
 def checkpoints(directory):

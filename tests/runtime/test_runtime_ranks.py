@@ -26,6 +26,11 @@ def test_checkpoints_fit_any_cut(tmp_path):
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
 
 
+@pytest.mark.timeout(120)
+def test_weights_come_and_go(tmp_path):
+    runtime_ranks.run("weights_come_and_go", 2, tmp_path, timeout_s=100)
+
+
 @pytest.mark.timeout(90)
 def test_a_rank_may_take_its_time_between_steps():
     runtime_ranks.run("patience", 2, timeout_s=60)
