@@ -176,15 +176,24 @@ def _signature(call: Call, op: Op, model: nn.Module) -> str:
 
 
 def _describe(value: Any) -> Any:
+    """What a cost can depend on in an argument, equal in every process: no identities, no addresses."""
     if isinstance(value, Call):
         return [
             (tuple(t.shape), dtype_name(t.dtype), t.requires_grad) for t in tensors(value.value)
-        ] or value.value
+        ] or _describe(value.value)
+    if isinstance(value, slice):
+        return "slice", *map(_describe, (value.start, value.stop, value.step))
     if isinstance(value, (tuple, list)):
         return [_describe(v) for v in value]
     if isinstance(value, dict):
         return {k: _describe(v) for k, v in value.items()}
-    return value
+    return value if type(value) in _PLAIN else type(value).__qualname__
+
+
+_PLAIN = (
+    type(None), bool, int, float, complex, str, type(...),
+    torch.dtype, torch.layout, torch.device, torch.memory_format,
+)  # fmt: skip
 
 
 def configuration(module: nn.Module, path: str) -> str:
@@ -193,10 +202,10 @@ def configuration(module: nn.Module, path: str) -> str:
     parts = []
     for name, inner in module.named_modules():
         plain = {
-            k: v
+            k: _describe(v)
             for k, v in vars(inner).items()
-            if isinstance(v, (int, float, str, tuple))
-            and not k.startswith("_")
+            if not k.startswith("_")
+            and isinstance(v, (int, float, str, tuple))
             and k != "training"
             and not (type(v) is int and v in numbers and "id" in k)
         }

@@ -16,6 +16,10 @@ from zoo.cut import uniform_plan
 from zoo.observe import difference, fingerprint, observe, seed
 from zoo.registry import CASES
 
+pytestmark = pytest.mark.filterwarnings(
+    # torch.compile reads .grad of what it is given, in the model alone as well
+    "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"
+)
 EXAMPLE, OTHER_BATCH, OTHER_LENGTH = (2, 32), (3, 32), (2, 24)
 
 
@@ -36,10 +40,6 @@ def sizes_of(name: str) -> list[tuple[int, int]]:
     return [EXAMPLE] + [OTHER_BATCH] * case.has_batches + [OTHER_LENGTH] * case.has_lengths
 
 
-@pytest.mark.filterwarnings(
-    # torch.compile reads .grad of what it is given, in the model alone as well
-    "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"
-)
 @pytest.mark.parametrize("name", [n for n, case in CASES.items() if not case.refused])
 def test_stages_equal_the_model_in_both_modes_at_every_size(name: str) -> None:
     found, stages = captured(name)
@@ -52,6 +52,15 @@ def test_stages_equal_the_model_in_both_modes_at_every_size(name: str) -> None:
             expected = observe(model, lambda args=args, kwargs=kwargs: model(*args, **kwargs))
             got = observe(model, lambda args=args, kwargs=kwargs: run(found, stages, args, kwargs))
             assert not difference(expected, got), f"{size}, training={training}"
+
+
+@pytest.mark.parametrize("name", [n for n, case in CASES.items() if not case.refused])
+def test_ranks_that_each_capture_the_model_hold_the_same_graph(name: str) -> None:
+    found, _ = captured(name)
+    seed()
+    args, kwargs = CASES[name].inputs(*EXAMPLE)
+    # another model of the same class, so that no object is the first one's
+    assert capture(CASES[name].build().eval(), args, kwargs).ops.digest == found.ops.digest
 
 
 @pytest.mark.parametrize("name", [n for n, case in CASES.items() if case.refused])
