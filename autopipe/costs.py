@@ -73,9 +73,9 @@ class CostTable(Shown):
     source: ``measured``, ``estimated`` or ``given``.
     residual: whole-model time over the sum of the op costs, minus one, before calibration; None if not run.
     optimizer_s_per_byte: seconds of the optimizer step per byte of parameter.
-    optimizer_workspace_bytes: what an optimizer step needs above weights, gradients and state.
     versions: torch and library versions the figures depend on.
     notes: what went wrong or was made up on the way, a line each.
+    optimizer_workspace_bytes: what an optimizer step needs above weights, gradients and state.
     """
 
     costs: Mapping[str, OpCost]
@@ -84,9 +84,9 @@ class CostTable(Shown):
     source: Source = "given"
     residual: float | None = None
     optimizer_s_per_byte: float = 0.0
-    optimizer_workspace_bytes: int = 0
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    optimizer_workspace_bytes: int = 0
 
     def __getitem__(self, op: str) -> OpCost:
         return self.costs.get(op, _FREE)

@@ -46,6 +46,8 @@ class Device:
     launch_s: the least time any op takes.
     speed: relative to the device the costs were measured on; 2.0 halves every time.
     source: where the figures come from.
+    attention: whose fused kernels ``scaled_dot_product_attention`` runs: ``"cuda"`` (flash and
+        memory-efficient; ROCm's too), ``"cpu"``, or ``""`` for none: the matrix of all pairs is then made.
     """
 
     name: str = "device"
@@ -55,6 +57,7 @@ class Device:
     launch_s: float = 0.0
     speed: float = 1.0
     source: str = ""
+    attention: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,8 +114,8 @@ class Counter(TorchDispatchMode):
     ) -> None:
         n_bytes = sum(map(_moved_bytes, read)) + sum(map(_moved_bytes, made))
         flops = 0
-        if func._overloadpacket in flop_registry:
-            flops = int(flop_registry[func._overloadpacket](*args, **kwargs, out_val=out))
+        if func._overloadpacket in _FLOPS:
+            flops = int(_FLOPS[func._overloadpacket](*args, **kwargs, out_val=out))
         dtype = str(made[0].dtype).removeprefix("torch.") if made else ""
         self.kernels += Kernels(1, flops, n_bytes, n_bytes if flops else 0, dtype)
 
@@ -160,6 +160,17 @@ def _moved_bytes(tensor: Tensor) -> int:
         n *= size
     return n if tensor.numel() else 0
 
+
+_FLOPS = {
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention
+    ],
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ],
+}
+"""FLOPs by kernel: torch's, and attention on the CPU, which torch's counter leaves out."""
 
 _FREE_VIEWS = frozenset({torch.ops.aten.detach.default, torch.ops.aten._unsafe_view.default})
 """Views that are not declared as such."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -19,11 +19,13 @@ from ..graph import Op, OpGraph
 from ..hardware import Device
 from ..units import size_at
 from .account import Kernels
+from .attention import FusedAttention
 from .clock import device_name
 from .devices import described
 from .devices import device as named
 from .efficiency import Efficiency, seconds
-from .replay import Replay, stand_ins
+from .replay import Replay
+from .standins import stand_ins
 from .survey import Account, Survey, saved_values, survey
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ def estimate(
     meta tensors; seconds from a roofline (:func:`efficiency.seconds`). ``spread`` is the relative
     half-width of the estimate's interval: two thirds of ops should cost within it.
 
+    ``scaled_dot_product_attention`` counts as the fused kernel that the device has (``Device.attention``).
+
     A bare :class:`OpGraph` has no code to run; there an op is taken for one matrix product of its input
     with its parameters, and its interval is three times as wide.
     """
@@ -65,10 +69,18 @@ def estimate(
     else:
         graph = capture.ops
         at = {**graph.example_dims, **(dims or {})}
-        surveyed = accounts(capture, dims=at, autocast=autocast, dtype=dtype, training=training)
+        surveyed = accounts(
+            capture,
+            dims=at,
+            autocast=autocast,
+            dtype=dtype,
+            training=training,
+            attention=device.attention,
+        )
         found = dict(surveyed.accounts)
         nodes = {n.name: n for n in capture.graphs[training].nodes}
-        notes = tuple(f"{name}: {why}; taken for a matrix product" for name, why in surveyed.failures.items())
+        failed = (f"{name}: {why}; taken for a matrix product" for name, why in surveyed.failures.items())
+        notes = (*failed, *surveyed.notes)
     costs = {}
     for op in graph.compute:
         if op.is_size:
@@ -93,21 +105,31 @@ def _here() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def accounts(capture: Capture, *, dims: Mapping[str, int] | None = None, **options: Any) -> Survey:
+def accounts(
+    capture: Capture,
+    *,
+    dims: Mapping[str, int] | None = None,
+    autocast: torch.dtype | None = None,
+    dtype: torch.dtype | None = None,
+    training: bool = True,
+    attention: str = "",
+) -> Survey:
     """The survey of every op at some dims, on the meta device; ops not run have their stand-in's account.
 
-    ``options`` are ``autocast``, ``dtype`` and ``training``.
+    ``attention`` is whose fused kernels attention counts as (:attr:`Device.attention`).
     """
-    autocast, training = options.get("autocast"), options.get("training", True)
-    replay = Replay(capture, dims=dims, device="meta", dtype=options.get("dtype"), training=training)
-    with stand_ins(replay, training=training):
+    replay = Replay(capture, dims=dims, device="meta", dtype=dtype, training=training)
+    with stand_ins(replay, training=training), FusedAttention(attention, autocast) as fused:
         surveyed = survey(replay, autocast)
     every = {
         op.name: surveyed.accounts[replay.ran(op.name)]
         for op in capture.ops.compute
         if replay.ran(op.name) in surveyed.accounts and replay.ran(op.name) not in surveyed.failures
     }
-    return Survey(every, surveyed.failures, surveyed.notes)
+    notes = surveyed.notes
+    if fused.seen:
+        notes += (f"attention is assumed to run the {' and '.join(sorted(fused.seen))} kernel",)
+    return Survey(every, surveyed.failures, notes)
 
 
 def op_cost(account: Account, device: Device, efficiency: Efficiency, doubt: float = 1.0) -> OpCost:

@@ -54,9 +54,25 @@ class Passes:
         limit = _HEAVY_S.get(self.replay.device.type, _HEAVY_S["cpu"])
         return self._guess_s(account.forward) > limit
 
-    def by_ops(self, part: str) -> None:
-        """One pass, piece by piece: forward, and then the full (``B``) or the input (``I``) backward."""
-        self._keep(self._undisturbed(functools.partial(self._by_ops, part)), part)
+    def round(self, keep: bool = True) -> None:
+        """One pass of each kind: by ops with the full backward, whole, by ops with the input backward."""
+        self.by_ops("B", keep)
+        self.whole(keep)
+        self.by_ops("I", keep)
+
+    def by_ops(self, part: str, keep: bool = True) -> None:
+        """One pass, piece by piece: forward, and then the full (``B``) or the input (``I``) backward.
+
+        A piece that fails only now is taken out like one that failed in the survey, and the pass run again.
+        """
+        while True:
+            n_failed = len(self.replay.failures)
+            seconds = self._undisturbed(functools.partial(self._by_ops, part))
+            if len(self.replay.failures) == n_failed:
+                break
+            self.pieces = self.replay.pieces(self._is_heavy)
+        if keep:
+            self._keep(seconds)
 
     def whole(self, keep: bool = True) -> None:
         """One forward and backward of the same ops under a single tape, as training runs them."""
@@ -87,11 +103,13 @@ class Passes:
         tapes: list[tuple[Piece, Tape]] = []
         with _steady(), self.replay.autocast(self.autocast):
             for piece in self.pieces:
-                tapes.append((piece, self.replay.forward(piece, env, self.watch((piece, "F")))))
+                with self.replay.attempt(piece, env):
+                    tapes.append((piece, self.replay.forward(piece, env, self.watch((piece, "F")))))
             self.replay.seed(env)
             while tapes:
                 piece, tape = tapes.pop()
-                self._backward(piece, tape, part)
+                with self.replay.attempt(piece, env):
+                    self._backward(piece, tape, part)
 
     def _backward(self, piece: Piece, tape: Tape, part: str) -> None:
         roots, gradients = self.replay.gradients(tape)
@@ -110,7 +128,7 @@ class Passes:
             if gradient is not None and tensor.is_leaf:
                 tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
 
-    def _keep(self, seconds: Mapping[Any, float], part: str) -> None:
+    def _keep(self, seconds: Mapping[Any, float]) -> None:
         for (piece, what), value in seconds.items():
             for name, share in self._shares(piece, what).items():
                 self.samples.add(self.key(name), what, value * share)
@@ -182,7 +200,7 @@ class Passes:
         account = self.surveyed.accounts.get(ran, Account())
         key = self.key(name)
         forward, backward = self.samples.median(key, "F"), self.samples.median(key, "B")
-        inputs = min(self.samples.median(key, "I"), backward)
+        inputs = self._inputs_s(name, backward)
         factor = self.factor("B")
         return OpCost(
             forward_s=forward * self.factor("F"),
@@ -197,6 +215,20 @@ class Passes:
             spread=max(spread(self.samples.of(key, "F")), spread(self.samples.of(key, "B"))),
             saved_values=saved_values(self.replay.node(name), account),
         )
+
+    def _inputs_s(self, name: str, backward_s: float) -> float:
+        """The part of an op's backward that its inputs' gradients take.
+
+        Where it could not be timed, as its piece takes nothing with a gradient though the op does: all of
+        it, or half for an op with parameters, as in matrix products.
+        """
+        key, op = self.key(name), self.replay.ops.by_name[name]
+        if self.samples.of(key, "I"):
+            return min(self.samples.median(key, "I"), backward_s)
+        reads = (self.replay.ops.by_name.get(n.name) for n in self.replay.node(name).all_input_nodes)
+        if not any(r is not None and r.requires_grad for r in reads):
+            return 0.0
+        return backward_s / 2 if op.parameters else backward_s
 
 
 class _steady:

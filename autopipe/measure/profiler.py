@@ -22,8 +22,9 @@ from .efficiency import fit
 from .estimate import estimate
 from .load import busy
 from .passes import Passes, optimizer_cost
-from .replay import Replay, stand_ins
+from .replay import Replay
 from .samples import Samples
+from .standins import stand_ins
 from .store import Store
 from .survey import Survey, describe, survey
 
@@ -56,7 +57,7 @@ def profile(
     device: where to measure; default the device of the model's first parameter.
     dtype: measure as if the model had been cast to it.
     autocast: measure under ``torch.autocast`` to this dtype.
-    compiled: run leaf modules through ``torch.compile``.
+    compiled: time leaf modules as ``torch.compile`` makes them. Bytes stay those of the code as written.
     training: which form of the model.
     optimizer: its step is timed per parameter byte.
     n_peers: other processes to keep busy with the same work meanwhile, as the other ranks on this machine
@@ -73,7 +74,7 @@ def profile(
     and estimated.
     """
     device = torch.device(device or device_of(capture.model))
-    replay = Replay(capture, dims=dims, device=device, dtype=dtype, training=training, compiled=compiled)
+    replay = Replay(capture, dims=dims, device=device, dtype=dtype, training=training)
     context = {
         "dims": replay.dims,
         "device": device_name(device),
@@ -88,15 +89,17 @@ def profile(
     samples = Samples(context, capture.ops.digest, _store(store))
     with stand_ins(replay, training=training):
         surveyed = survey(replay, autocast)
+        if compiled:
+            replay.compile()
         passes = Passes(replay, surveyed, samples, autocast)
         samples.load(["", *(passes.key(n.name) for n in replay.nodes)])
         try:
             with busy(functools.partial(passes.whole, keep=False), n_peers, device):
                 _run(passes, min_passes, max_passes, min_s, progress)
-            if not samples.of("", "optimizer"):
-                seconds, n_bytes = optimizer_cost(optimizer, replay.parameters, device)
-                samples.add("", "optimizer", seconds)
-                samples.add("", "optimizer bytes", n_bytes)
+                if not samples.of("", "optimizer"):
+                    seconds, n_bytes = optimizer_cost(optimizer, replay.parameters, device)
+                    samples.add("", "optimizer", seconds)
+                    samples.add("", "optimizer bytes", n_bytes)
         finally:
             samples.save()
     costs = {
@@ -114,8 +117,11 @@ def profile(
         optimizer_s_per_byte=samples.median("", "optimizer"),
         optimizer_workspace_bytes=round(samples.median("", "optimizer bytes")),
         versions={"torch": torch.__version__},
-        notes=(*samples.notes, *passes.notes, *surveyed.notes, *notes),
+        notes=(*samples.notes, *passes.notes, *surveyed.notes, *notes, *(_COMPILED if compiled else ())),
     )
+
+
+_COMPILED = ("seconds are those of compiled leaf modules; bytes and FLOPs those of the code as written",)
 
 
 def _estimated(
@@ -140,14 +146,12 @@ def _run(passes: Passes, min_passes: int, max_passes: int, min_s: float, progres
     done = passes.done
     if done >= min_passes:
         return
-    passes.whole(keep=False)
+    passes.round(keep=False)
     start = time.perf_counter()
     with tqdm(total=max_passes, desc="measuring", unit="pass", disable=None if progress else True) as bar:
         bar.update(done)
         for i in range(done, max_passes):
-            passes.by_ops("B")
-            passes.whole()
-            passes.by_ops("I")
+            passes.round()
             bar.update()
             if i + 1 >= min_passes and time.perf_counter() - start > min_s:
                 bar.total = i + 1

@@ -27,7 +27,7 @@ from ..units import size_at
 if TYPE_CHECKING:
     from ..tracing import Capture
 
-__all__ = ["Piece", "Replay", "stand_ins"]
+__all__ = ["Piece", "Replay", "Tape"]
 
 INSTANCES = 4
 """How many ops of one signature are run; later ones take the value of the last that ran."""
@@ -64,9 +64,8 @@ class Replay:
     dims: input dims of the microbatch; those not named keep their example's value.
     device: where to run; ``"meta"`` gives shapes without data.
     training: which form of the graph.
-    compiled: run leaf modules through ``torch.compile``.
 
-    Use within :func:`stand_ins`, which puts parameters on the device.
+    Use within :func:`standins.stand_ins`, which puts parameters on the device.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class Replay:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         training: bool = True,
-        compiled: bool = False,
     ):
         self.capture, self.ops, self.model = capture, capture.ops, capture.model
         self.device = torch.device(device)
@@ -86,8 +84,8 @@ class Replay:
         unknown = sorted(set(self.dims) - set(self.ops.example_dims))
         if unknown:
             raise InputError(f"the graph has no dims {unknown}; it has {sorted(self.ops.example_dims)}")
-        self.compiled = compiled
         self.dtype = dtype
+        self._modules: dict[str, Callable[..., Any]] = {}
         self.skipped = self._skipped()
         self.nodes = tuple(
             n for n in self.graph.nodes if n.op.startswith("call") and n.name not in self.skipped
@@ -221,7 +219,8 @@ class Replay:
         args, kwargs = fx.node.map_arg(node.args, read), fx.node.map_arg(node.kwargs, read)
         args, kwargs = self._on_device(args), self._on_device(kwargs)
         if node.op == "call_module":
-            return self._module(str(node.target))(*args, **kwargs)
+            path = str(node.target)
+            return self._modules.get(path, self.model.get_submodule(path))(*args, **kwargs)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -304,10 +303,13 @@ class Replay:
         zeros = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=self.device)
         return zeros.requires_grad_(spec.requires_grad)
 
-    @functools.cache  # noqa: B019 - a replay lives as long as one profile
-    def _module(self, path: str) -> Callable[..., Any]:
-        module = self.model.get_submodule(path)
-        return torch.compile(module) if self.compiled else module
+    def compile(self) -> None:
+        """From now on leaf modules run through ``torch.compile``.
+
+        Not while counting: the compiler lets code that a dispatch mode watches run as it is, for good.
+        """
+        paths = {str(n.target) for n in self.nodes if n.op == "call_module"}
+        self._modules = {path: torch.compile(self.model.get_submodule(path)) for path in paths}
 
     def forward(self, piece: Piece, env: dict[str, Any], around: Around) -> Tape:
         """Runs a piece on ``env`` inside ``around`` and adds the values it gives, detached, to ``env``."""
@@ -378,60 +380,3 @@ def _writes(node: fx.Node) -> bool:
 
 def _leaf(value: Tensor) -> Tensor:
     return value.detach().requires_grad_(value.requires_grad)
-
-
-@contextlib.contextmanager
-def stand_ins(
-    replay: Replay,
-    *,
-    training: bool = True,
-) -> Iterator[None]:
-    """Puts fresh leaves in the place of the parameters and buffers a replay uses, and takes them out again.
-
-    A stand-in shares memory with the original where device and dtype agree; buffers are copied, so running
-    statistics stay what they were. Gradients, hooks on parameters, training flags and the random state are
-    the user's again afterwards.
-
-    Raises :class:`CostError` when a parameter has no data and ``device`` is not meta.
-    """
-    device, dtype = replay.device, replay.dtype
-    flags = [(m, m.training) for m in replay.model.modules()]
-    swapped: list[tuple[nn.Module, str, Tensor]] = []
-    made: dict[int, Tensor] = {}
-    try:
-        for module in replay.modules:
-            tensors = [*module._parameters.items(), *module._buffers.items()]
-            for name, tensor in tensors:
-                if tensor is None:
-                    continue
-                if id(tensor) not in made:
-                    made[id(tensor)] = _stand_in(tensor, device, dtype)
-                swapped.append((module, name, tensor))
-                setattr(module, name, made[id(tensor)])
-        for module, _ in flags:
-            module.training = training
-        with torch.random.fork_rng(devices=_rng_devices(device)):
-            yield
-    finally:
-        for module, name, tensor in swapped:
-            setattr(module, name, tensor)
-        for module, flag in flags:
-            module.training = flag
-
-
-def _stand_in(tensor: Tensor, device: torch.device | str, dtype: torch.dtype | None) -> Tensor:
-    if tensor.is_meta and torch.device(device).type != "meta":
-        raise CostError(
-            "the model is on the meta device, so there is nothing to measure; "
-            "use costs='estimated' with a device description, or load its weights first"
-        )
-    to = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    fresh = tensor.detach().to(device, to)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(fresh, requires_grad=tensor.requires_grad)
-    return fresh.clone()
-
-
-def _rng_devices(device: torch.device | str) -> list[torch.device]:
-    device = torch.device(device)
-    return [device] if device.type == "cuda" else []

@@ -18,6 +18,7 @@ from ..costs import CostTable, OpCost
 from ..errors import CostError, StoreError
 from ..units import Size, parse_size, size_at, symbol
 from .account import Kernels
+from .devices import described
 from .estimate import accounts
 from .survey import Account
 
@@ -98,14 +99,15 @@ def fit_costs(capture: Capture, tables: Sequence[CostTable], **options: Any) -> 
     seconds are then ``a + b·flops + c·bytes`` with non-negative coefficients fitted to the tables in
     relative terms (least squares, Lawson and Hanson). Three sizes determine that; more average noise out.
 
-    ``options`` are those of :func:`estimate.accounts`. Raises :class:`CostError` for fewer than two tables
-    or tables at equal dims.
+    ``options`` are those of :func:`estimate.accounts`; attention is by default as on the tables' device.
+    Raises :class:`CostError` for fewer than two tables or tables at equal dims.
     """
     points = [dict(t.dims) for t in tables]
     if len({tuple(sorted(p.items())) for p in points}) < max(2, len(points)):
         raise CostError(f"formulas need tables at two or more different dims, got {points}")
     varied = [name for name in points[0] if len({p[name] for p in points}) > 1]
     basis = _Basis(varied, points)
+    options.setdefault("attention", described(tables[0].device).attention)
     surveyed = [accounts(capture, dims=p, **options).accounts for p in basis.grid(points[0])]
     ordered = sorted(tables, key=lambda t: t.total(t.costs).seconds)
     formulas = {}

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import autopipe
 from autopipe.measure.load import busy
 from autopipe.measure.passes import Passes
-from autopipe.measure.replay import INSTANCES, Replay, stand_ins
+from autopipe.measure.replay import INSTANCES, Replay
 from autopipe.measure.samples import Samples
+from autopipe.measure.standins import stand_ins
 from autopipe.measure.survey import survey
 
 
