@@ -1,6 +1,6 @@
 """Runs the cost checks and keeps their figures: ``python -m benchmarks.costs --json OUT``.
 
-What is checked is left to ``whole`` and ``pipelines``.
+What is checked is left to ``whole`` and ``pipelines``, what the figures say in words to ``table``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import torch
 
 from autopipe.measure import device_name
 
+from .load import DISTURBED, OtherLoad
 from .models import MODELS
 from .pipelines import pipeline
+from .table import table
 from .whole import deep, estimates, sums, symbolic
 
 PARTS = ("sums", "pipelines", "symbolic", "deep", "estimates")
@@ -46,11 +48,15 @@ def main() -> None:
     for part in asked.only:
         for name, run in _runs(part, asked.models):
             start = time.perf_counter()
-            out.setdefault(part, {})[name] = run(name)
+            with OtherLoad() as others:
+                figures = run(name)
+            took = time.perf_counter() - start
+            mark = {"seconds": took, "other_load": others.share, "disturbed": others.share > DISTURBED}
+            out.setdefault(part, {})[name] = {**figures, "run": mark}
             out["summary"] = _summary(out)
             asked.json.write_text(json.dumps(out, indent=1))
-            print(f"{part} {name}: {time.perf_counter() - start:.0f} s", flush=True)
-    print(json.dumps(out["summary"], indent=1))
+            print(f"{part} {name}: {took:.0f} s, others used {others.share:.1%} of the CPU", flush=True)
+    print(table(out))
 
 
 def _runs(part: str, models: list[str]) -> list[tuple[str, Any]]:
@@ -63,29 +69,32 @@ def _runs(part: str, models: list[str]) -> list[tuple[str, Any]]:
 
 
 def _summary(out: dict[str, Any]) -> dict[str, Any]:
-    """Mean and largest error of each check, in percent."""
+    """Mean and largest error of each check over all its runs, disturbed ones too."""
     pipelines = list(out.get("pipelines", {}).values())
+    estimated = [row for found in out.get("estimates", {}).values() for row in found["rows"].values()]
     errors = {
-        "sum against whole": [r["error"] for r in out.get("sums", {}).values()],
+        "sums": [r["error"] for r in out.get("sums", {}).values()],
         "stage": [s["error"] for p in pipelines for s in p["stages"]],
+        "stage, first profile": [s["first_error"] for p in pipelines for s in p["stages"]],
         "step": [p["step"]["error"] for p in pipelines],
+        "step, first profile": [p["step"]["first_error"] for p in pipelines],
         "memory": [m["error"] for p in pipelines for m in p["memory"]],
-        "estimate, efficiency fitted to the other models": [
-            row["fitted_error"] for rows in out.get("estimates", {}).values() for row in rows.values()
-        ],
-        "formulas": [r["error"] for s in out.get("symbolic", {}).values() for r in s["rows"]],
+        "symbolic": [r["error"] for s in out.get("symbolic", {}).values() for r in s["rows"]],
+        "estimates, fitted": [row["fitted_error"] for row in estimated],
+        "estimates, assumed": [row["assumed_error"] for row in estimated],
     }
     summary: dict[str, Any] = {
         what: {
-            "mean": round(100 * statistics.fmean(map(abs, found)), 2),
-            "max": round(100 * max(map(abs, found)), 2),
-            "lowest": round(100 * min(found), 2),
+            "n": len(found),
+            "mean": statistics.fmean(map(abs, found)),
+            "largest": max(found, key=abs),
+            "lowest": min(found),
         }
         for what, found in errors.items()
         if found
     }
     if "deep" in out:
-        summary["96 blocks over 4"] = round(out["deep"]["gpt2"]["ratio"], 2)
+        summary["deep"] = out["deep"]["gpt2"]["ratio"]
     return summary
 
 

@@ -5,10 +5,12 @@ Starting the ranks and summing up is left to ``pipelines``.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import statistics
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -23,7 +25,7 @@ from autopipe.memory import plan_memory
 from .models import build
 
 N_MICROBATCHES = 4
-ROUNDS, STEPS = 3, 5
+ROUNDS, STEPS = 5, 5
 
 
 def main(name: str, out: str) -> None:
@@ -38,12 +40,12 @@ def main(name: str, out: str) -> None:
     optimizer = torch.optim.AdamW(runtime.parameters())
     for _ in range(2):
         _step(runtime, optimizer, args, kwargs)
+    runtime.report()
     steps, rounds = [], []
     for _ in range(ROUNDS):
-        for _ in range(STEPS):
-            _step(runtime, optimizer, args, kwargs)
+        mine = [_step(runtime, optimizer, args, kwargs) for _ in range(STEPS)]
         report = runtime.report()
-        steps.append(report.measured_step_s)
+        steps.append(_of_slowest(mine))
         again = _table(model, args, kwargs)
         rounds.append({"report": report.to_dict(), "again": again.to_dict()})
     peak = _peak(runtime, optimizer, args, kwargs)
@@ -55,8 +57,9 @@ def main(name: str, out: str) -> None:
             "stages": _stages(pipe.plan, table, rounds),
             "step": {
                 "predicted_s": pipe.plan.step_s,
-                "measured_s": statistics.median(steps),
-                "measured_rounds_s": steps,
+                "interleaved_s": statistics.median(_step_s(pipe.plan, t) for t in _tables(table, rounds)),
+                "measured_s": statistics.median(s for row in steps for s in row),
+                "measured_rounds_s": [statistics.median(row) for row in steps],
             },
             "memory": [
                 {"predicted_bytes": m.total_bytes, "solver_bytes": s.memory_bytes, "measured_bytes": p}
@@ -82,10 +85,21 @@ def _table(model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
     return autopipe.CostTable.from_dict(shared[0])
 
 
-def _step(runtime: Any, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _step(runtime: Any, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> float:
+    """Seconds of a training step on this rank, from a start that all ranks share."""
     optimizer.zero_grad()
+    dist.barrier()
+    start = time.perf_counter()
     runtime.step(*args, **kwargs)
     optimizer.step()
+    return time.perf_counter() - start
+
+
+def _of_slowest(seconds: list[float]) -> list[float]:
+    """Of each step, the seconds of the rank that took longest."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, seconds)
+    return [max(row) for row in zip(*every, strict=True)]
 
 
 def _peak(runtime: Any, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> int:
@@ -98,20 +112,32 @@ def _peak(runtime: Any, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
     return counter.peak_bytes
 
 
-def _stages(plan: autopipe.Plan, table: Any, rounds: list[Any]) -> list[dict[str, Any]]:
-    """Per stage: seconds of F and B predicted by the first table, and by all; measured over all rounds."""
-    tables = [table, *(autopipe.CostTable.from_dict(r["again"]) for r in rounds)]
+def _tables(table: autopipe.CostTable, rounds: list[Any]) -> list[autopipe.CostTable]:
+    return [table, *(autopipe.CostTable.from_dict(r["again"]) for r in rounds)]
+
+
+def _step_s(plan: autopipe.Plan, table: autopipe.CostTable) -> float:
+    """Seconds of a step of the plan's stages by another profile."""
+    stages = []
+    for stage in plan.stages:
+        total = table.total(stage.ops)
+        stages.append(dataclasses.replace(stage, forward_s=total.forward_s, backward_s=total.backward_s))
+    settings = {**plan.settings, "optimizer_s_per_byte": table.optimizer_s_per_byte}
+    return autopipe.simulate(dataclasses.replace(plan, stages=tuple(stages), settings=settings)).step_s
+
+
+def _stages(plan: autopipe.Plan, table: autopipe.CostTable, rounds: list[Any]) -> list[dict[str, Any]]:
+    """Per stage, seconds of F and B: by the first profile, the median of all, and as measured."""
     out = []
     for stage in plan.stages:
-        totals = [t.total(stage.ops) for t in tables]
+        totals = [t.total(stage.ops) for t in _tables(table, rounds)]
         measured = [r["report"]["stages"][stage.index]["measured"] for r in rounds]
         row: dict[str, Any] = {"index": stage.index}
         for kind, field in (("F", "forward_s"), ("B", "backward_s")):
-            seen = statistics.median(m[kind] for m in measured)
             row[kind] = {
                 "predicted_s": getattr(totals[0], field),
                 "interleaved_s": statistics.median(getattr(t, field) for t in totals),
-                "measured_s": seen,
+                "measured_s": statistics.median(m[kind] for m in measured),
             }
         out.append(row)
     return out

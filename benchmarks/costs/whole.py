@@ -130,4 +130,4 @@ def estimates() -> dict[str, Any]:
             row[f"{label}_s"] = guess.total(guess.costs).seconds
             row[f"{label}_error"] = row[f"{label}_s"] / total - 1
         rows[name] = row
-    return rows
+    return {"rows": rows}

@@ -1,0 +1,52 @@
+"""Turns the figures of ``results.json`` into the tables of the README.
+
+Taking the figures is left to the other modules of this benchmark.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["table"]
+
+CHECKS = (
+    ("sums", "sum of op costs against the whole model", "≤ 5% mean, ≤ 10% max"),
+    ("stage", "stage time in a 2-process pipeline", "≤ 5% mean, ≤ 10% max"),
+    ("stage, first profile", "the same, by the profile taken before anything ran", ""),
+    ("step", "step time, optimizer included", "≤ 5% mean, ≤ 10% max"),
+    ("step, first profile", "the same, by the profile taken before anything ran", ""),
+    ("memory", "peak memory per stage", "within 5%, at most 2% under"),
+    ("symbolic", "formulas fitted at 3 sizes, at others", "≤ 7% mean"),
+    ("estimates, fitted", "estimate only, efficiency fitted to other models", "aim ≤ 15% mean (GPU)"),
+    ("estimates, assumed", "estimate only, assumed efficiency", "none"),
+)
+
+
+def table(out: dict[str, Any]) -> str:
+    """Markdown: one table over all checks, and one row per pipeline."""
+    lines = ["| check | figures | mean | largest | lowest | bar |", "|---|--:|--:|--:|--:|---|"]
+    for key, words, bar in CHECKS:
+        if row := out["summary"].get(key):
+            lines.append(
+                f"| {words} | {row['n']} | {row['mean']:.1%} | {row['largest']:+.1%} "
+                f"| {row['lowest']:+.1%} | {bar} |"
+            )
+    if "deep" in out["summary"]:
+        lines.append(f"\nProfiling 96 blocks takes {out['summary']['deep']:.2f}× profiling 4 (bar: 1.5×).")
+    if "pipelines" in out:
+        lines += ["", "| pipeline | stages | step | memory | CPU used by others |", "|---|---|--:|---|--:|"]
+        lines += [_pipeline(name, row) for name, row in out["pipelines"].items()]
+    disturbed = [
+        f"{part} {name}"
+        for part, runs in out.items()
+        if part not in ("summary", "environment")
+        for name, row in runs.items()
+        if row["run"]["disturbed"]
+    ]
+    lines.append(f"\nDisturbed by other load: {', '.join(disturbed) or 'none'}.")
+    return "\n".join(lines)
+
+
+def _pipeline(name: str, row: dict[str, Any]) -> str:
+    stages, memory = (", ".join(f"{s['error']:+.1%}" for s in row[key]) for key in ("stages", "memory"))
+    return f"| {name} | {stages} | {row['step']['error']:+.1%} | {memory} | {row['run']['other_load']:.1%} |"
