@@ -161,7 +161,7 @@ def qualified_name(func: Callable[..., Any]) -> str:
     try:
         return torch.fx.node._get_qualified_name(func)
     except (RuntimeError, AttributeError):
-        return getattr(func, "__qualname__", repr(func))
+        return getattr(func, "__qualname__", type(func).__qualname__)
 
 
 def _resolves(func: Callable[..., Any]) -> bool:
@@ -338,7 +338,7 @@ class Versions:
 
         Batch norm's own kernels write its statistics without counting it.
         """
-        now = dict(module.named_buffers(prefix=path))
+        now = dict(module.named_buffers(prefix=path)) if self.entries else {}
         for name, tensor, version in self.entries:
             owner = module.get_submodule(name[len(path) + 1 :].rpartition(".")[0])
             tracks = training and owner.training and getattr(owner, "track_running_stats", False)

@@ -159,7 +159,8 @@ def _op(call: Call, mode: Any, owned: _Owned, shape: Shape, model: nn.Module) ->
 def _is_movable(call: Call, outputs: Sequence[TensorSpec], parameters: Sequence[str]) -> bool:
     if call.op not in ("call_function", "call_method", "call_module") or parameters:
         return False
-    if call.is_random or call.writes or call.mutated or any(t.requires_grad for t in outputs):
+    has_effect = call.is_random or call.is_check or call.has_effect or call.writes or call.mutated
+    if has_effect or any(t.requires_grad for t in outputs):
         return False
     return call.is_size or not call.depends & Depends.STATE
 

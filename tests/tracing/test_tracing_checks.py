@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import autopipe
 from autopipe.errors import CaptureError, InputError
 from autopipe.tracing import capture
 from autopipe.tracing.checks import expect, is_check
@@ -63,3 +64,27 @@ def test_expect_names_the_place() -> None:
     expect(torch.tensor(True), True, "model.py:3")
     with pytest.raises(InputError, match=r"model\.py:3"):
         expect(torch.tensor(True), False, "model.py:3")
+
+
+class LateCheck(nn.Module):
+    """Checks, at the end, a number that depends on the data that the layers before it made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(self.first(x))
+        if y[y > -100].numel() // 4 < 1:
+            raise ValueError("no row is left")
+        return y.cos()
+
+
+def test_a_check_stands_behind_what_it_reads_however_the_model_is_cut() -> None:
+    model, x = LateCheck(), torch.rand(2, 4)
+    captured = autopipe.capture(model, (x,))
+    assert not any(op.is_movable for op in captured.ops.ops if op.name.startswith("expect"))
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", balance="parameters")
+    assert torch.equal(pipe(x), model(x))
+    with pytest.raises(InputError, match="a check of the data comes out True"):
+        pipe(torch.full((2, 4), float("nan")))
