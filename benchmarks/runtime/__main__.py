@@ -19,7 +19,8 @@ import torch
 from .ranks import launch
 
 HERE = pathlib.Path(__file__).parent
-TRANSFORMER = {"model": "transformer", "options": {}, "width": 256, "length": 128, "rows": 32}
+TRANSFORMER = {"model": "transformer", "options": {}, "row": [128, 256], "rows": 32}
+N_MICROBATCHES = 8
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[str, float]:
@@ -35,59 +36,57 @@ def medians(times: dict[str, list[float]]) -> dict[str, float]:
 
 
 def step_1f1b() -> dict:
-    """The transformer on two ranks: against torch's 1F1B, and the ceiling times its bubble."""
-    cuts = {name: [4] for name in ("ours", "torch")}
+    """The transformer on two ranks against torch's 1F1B, and against its bound.
+
+    The bound is the time two ranks need with nothing to send, both at work, times the schedule's bubble.
+    """
     found = launch(
-        "compare", 2, 300, **TRANSFORMER, cuts=cuts, schedule="1f1b", n_microbatches=8,
-        runners=["ours", "torch"], repeats=12, steps=1,
+        "compare", 2, 300, **TRANSFORMER, runners={"ours": [4], "torch": [4], "ceiling": [4]},
+        schedule="1f1b", n_microbatches=N_MICROBATCHES, rounds=36, steps=1,
     )  # fmt: skip
-    ours, torchs = found["wall_s"]["ours"], found["wall_s"]["torch"]
-    return {"step_s": medians(found["wall_s"]), "ours over torch": ratios(ours, torchs)}
-
-
-def step_ceiling() -> dict:
-    """Our 1F1B step against what two ranks compute without communication, times the bubble."""
-    n_microbatches = 8
-    found = launch("against_ceiling", 2, 300, n_microbatches=n_microbatches, repeats=12, steps=1)
-    bound = 1 + 1 / n_microbatches
-    ceiling = [bound * s for s in found["wall_s"]["ceiling"]]
-    return {"step_s": medians(found["wall_s"]), "ours over bound": ratios(found["wall_s"]["ours"], ceiling)}
+    wall = found["wall_s"]
+    bound_s = [(1 + 1 / N_MICROBATCHES) * s for s in wall["ceiling"]]
+    return {
+        "step_s": medians(wall),
+        "ours over torch": ratios(wall["ours"], wall["torch"]),
+        "ours over bound": ratios(wall["ours"], bound_s),
+        "torch over bound": ratios(wall["torch"], bound_s),
+    }
 
 
 def step_interleaved() -> dict:
     """The transformer with two stages per rank against torch's interleaved 1F1B."""
-    cuts = {name: [2, 4, 6] for name in ("ours", "torch")}
     found = launch(
-        "compare", 2, 300, **TRANSFORMER, cuts=cuts, schedule="interleaved", n_microbatches=8,
-        runners=["ours", "torch"], repeats=10, steps=1,
+        "compare", 2, 300, **TRANSFORMER, runners={"ours": [2, 4, 6], "torch": [2, 4, 6]},
+        schedule="interleaved", n_microbatches=N_MICROBATCHES, rounds=36, steps=1,
     )  # fmt: skip
     wall = found["wall_s"]
     return {"step_s": medians(wall), "ours over torch": ratios(wall["ours"], wall["torch"])}
 
 
 def cpu_per_microbatch() -> dict:
-    """CPU of one microbatch through two stages of one neuron each."""
+    """CPU of both ranks for one microbatch through two stages of one neuron each."""
     n = 32
     found = launch(
-        "compare", 2, 200, model="neurons", options={"n": 2}, width=1, length=0, rows=n,
-        cuts={name: [1] for name in ("ours", "torch", "by hand")}, schedule="1f1b", n_microbatches=n,
-        runners=["ours", "torch", "by hand"], repeats=25, steps=6,
+        "compare", 2, 200, model="neurons", options={"n": 2}, row=[1], rows=n,
+        runners={"ours": [1], "torch": [1], "by hand": [1]}, schedule="1f1b", n_microbatches=n,
+        rounds=40, steps=6,
     )  # fmt: skip
     cpu = found["cpu_s"]
     return {
-        "cpu_ms_per_microbatch": {name: 1e3 * s / n for name, s in medians(cpu).items()},
+        "cpu_us_per_microbatch": {name: 1e6 * s / n for name, s in medians(cpu).items()},
         "ours over torch": ratios(cpu["ours"], cpu["torch"]),
         "by hand over torch": ratios(cpu["by hand"], cpu["torch"]),
     }
 
 
 def cpu_per_action() -> dict:
-    """CPU of one action on interleaved 1F1B, four one-neuron stages on each of two ranks."""
+    """CPU of both ranks for one action of interleaved 1F1B, four one-neuron stages on each."""
     n_stages, n = 8, 16
+    cuts = list(range(1, n_stages))
     found = launch(
-        "compare", 2, 200, model="neurons", options={"n": n_stages}, width=1, length=0, rows=n,
-        cuts={name: list(range(1, n_stages)) for name in ("ours", "torch")}, schedule="interleaved",
-        n_microbatches=n, runners=["ours", "torch"], repeats=21, steps=4,
+        "compare", 2, 200, model="neurons", options={"n": n_stages}, row=[1], rows=n,
+        runners={"ours": cuts, "torch": cuts}, schedule="interleaved", n_microbatches=n, rounds=40, steps=4,
     )  # fmt: skip
     cpu, n_actions = found["cpu_s"], 2 * n_stages * n
     return {
@@ -99,29 +98,45 @@ def cpu_per_action() -> dict:
 def in_process() -> dict:
     """All stages in one process against the plain model accumulating over the same microbatches."""
     found = launch(
-        "in_process", 1, 200, rows=16, length=128, width=256, n_microbatches=4, repeats=12, steps=1
-    )
+        "compare", 1, 200, **{**TRANSFORMER, "rows": 8}, runners={"ours": [4], "plain": []},
+        schedule="1f1b", n_microbatches=4, rounds=40, steps=1,
+    )  # fmt: skip
     wall = found["wall_s"]
     return {"step_s": medians(wall), "ours over plain": ratios(wall["ours"], wall["plain"])}
 
 
 def heavy_head() -> dict:
-    """A heavy head: our runtime on the cut by measured times against torch's 1F1B on equal layer counts."""
-    model = {"model": "heavy_head", "options": {}, "width": 256, "length": 64}
-    seconds = launch("layer_seconds", 2, 100, **model, rows=2)["seconds"]
-    n = len(seconds)
-    best = min(range(1, n), key=lambda cut: max(sum(seconds[:cut]), sum(seconds[cut:])))
-    uniform = n - n // 2
+    """Five transformer blocks and a head of 16,384 classes per token."""
+    return _measured_against_uniform(model="heavy_head", row=[64, 256], n_layers=6)
+
+
+def language_model() -> dict:
+    """Token embedding, six blocks and a head: DistilGPT2's proportions, a third of its width."""
+    return _measured_against_uniform(model="language_model", row=[64], n_layers=8)
+
+
+def pyramid() -> dict:
+    """A hierarchical vision network, ConvNeXt-T at a third of its width, on 128 × 128 images."""
+    return _measured_against_uniform(model="pyramid", row=[3, 128, 128], n_layers=23)
+
+
+def _measured_against_uniform(*, model: str, row: list[int], n_layers: int) -> dict:
+    """The cut by measured costs against equal layer counts under torch's 1F1B; the former under both."""
+    common = {"model": model, "options": {}, "row": row, "rows": 16, "n_microbatches": N_MICROBATCHES}
+    measured = launch("measured_cut", 2, 200, **common)
+    cut, uniform = measured["cut"], n_layers - n_layers // 2
     found = launch(
-        "compare", 2, 300, **model, rows=16, cuts={"ours": [best], "torch": [uniform]}, schedule="1f1b",
-        n_microbatches=8, runners=["ours", "torch"], repeats=12, steps=1, out_width=16384,
+        "compare", 2, 300, **common, runners={"ours": [cut], "torch": [cut], "torch@uniform": [uniform]},
+        schedule="1f1b", rounds=36, steps=1,
     )  # fmt: skip
     wall = found["wall_s"]
     return {
-        "layer_ms": [round(1e3 * s, 2) for s in seconds],
-        "cut": {"ours": best, "torch": uniform},
+        "layers": n_layers,
+        "layers of the first stage": {"measured": cut, "uniform": uniform},
+        "predicted stage_ms": measured["stage_ms"],
         "step_s": medians(wall),
-        "torch over ours": ratios(wall["torch"], wall["ours"]),
+        "uniform over measured, both torch": ratios(wall["torch@uniform"], wall["torch"]),
+        "uniform torch over measured ours": ratios(wall["torch@uniform"], wall["ours"]),
     }
 
 
@@ -152,12 +167,13 @@ MEASUREMENTS: dict[str, Callable[[], dict]] = {
     f.__name__: f
     for f in (
         step_1f1b,
-        step_ceiling,
         step_interleaved,
         cpu_per_microbatch,
         cpu_per_action,
         in_process,
         heavy_head,
+        language_model,
+        pyramid,
         exactness,
         memory,
     )
