@@ -57,4 +57,4 @@ def _configs(model: nn.Module) -> Iterator[Any]:
 
 @functools.cache
 def _say_once(message: str) -> None:
-    _logger.info(message)
+    _logger.warning(message)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from . import checks, functions, opaque
+from . import checks, functions, opaque, wording
 from .calls import Call, Depends, Guard, meta
 from .sizes import Expression, TrackedFloat, TrackedInt, plain
 from .structure import LEAF, Step, carries_tensors, flatten, unflatten
@@ -134,7 +134,7 @@ class Ledger:
         return call
 
     def refuse(self, depends: Depends, what: str, source: str) -> None:
-        """Stop recording: Python branches on a value that can differ next time."""
+        """Stop recording: Python reads ``what``, a value that can differ next time."""
         shown = {
             Depends.INPUT: "input data",
             Depends.RANDOM: "a random draw",
@@ -142,7 +142,7 @@ class Ledger:
         }
         cause = " and ".join(text for flag, text in shown.items() if depends & flag) or "data"
         place = f"{source or 'unknown place'} (in {self.here or 'the model itself'})"
-        self.keep_whole(f"{place}: {what} reads a value that depends on {cause}")
+        self.keep_whole(f"{place}: Python reads the value of {what}, which depends on {cause}")
 
     def keep_whole(self, why: str) -> None:
         """Start again with the plain function that runs now kept whole, or else the module."""
@@ -281,7 +281,7 @@ class Ledger:
                     call.depends, call.value = self.depends(call), outcome
                     self.expect(self.add(call), outcome, source)
                     return
-                self.refuse(Depends.INPUT, "a size", source)
+                self.refuse(Depends.INPUT, f"{wording.shown(operand)} ({operand.value} here)", source)
         key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
         self.guards.setdefault(key, Guard(function, operands, outcome, self.here, source))
 

@@ -16,7 +16,7 @@ from torch import nn, overrides
 from torch.overrides import TorchFunctionMode
 
 from ..errors import CaptureError
-from . import checks, functions, lifting, opaque, regions
+from . import checks, functions, lifting, opaque, regions, wording
 from .calls import UNSAFE, Call, Depends, Recording, meta
 from .draws import Draws
 from .leaves import is_compiled
@@ -211,7 +211,7 @@ class Recorder(Ledger, TorchFunctionMode):
             if isinstance(value, np.ndarray):
                 self.bind(value, call)
             elif isinstance(value, (bool, int, float, str)):
-                self.refuse(call.depends, f"what {run.__name__} gives", call.source)
+                self.refuse(call.depends, f"{wording.shown(call)} ({value!r} here)", call.source)
         return result
 
     def drawn(self, name: str) -> None:
@@ -256,7 +256,7 @@ class Recorder(Ledger, TorchFunctionMode):
         is_unsafe = bool(call.depends & UNSAFE) and not functions.is_settled(call)
         is_check = is_unsafe and name == "__bool__" and checks.is_check(call.source)
         if is_unsafe and not is_check:
-            self.refuse(call.depends, name, call.source)
+            self.refuse(call.depends, self.wanted(call, actual), call.source)
         with self.hushed():
             result = func(*actual[0], **actual[1])
         if is_check:
@@ -266,6 +266,13 @@ class Recorder(Ledger, TorchFunctionMode):
             return result
         call.is_size, call.value = True, result
         return track(result, Expression(None, (), result, ref=self.add(call)), self)
+
+    def wanted(self, call: Call, actual: Any) -> str:
+        """The value that Python wants, in words: how it is made and, where it is one number, which."""
+        with self.hushed():
+            number = wording.example_of(actual[0][0] if actual[0] else None)
+        what = wording.shown(call.args if len(call.args) == 1 else call)
+        return what + (f" ({number} here)" if number else "")
 
     def outside_numbers(self, func: Callable[..., Any], actual: Any) -> torch.Tensor:
         """A tensor made from a numpy array becomes a constant, copied at each run."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from autopipe.graph import OpGraph
-from autopipe.tracing import capture
+from autopipe.tracing import caches, capture
 from autopipe.units import symbol
 
 
@@ -96,6 +96,16 @@ def test_labels_ignored_and_longer(gpt2, captured):
         found = captured(input_ids=ids, labels=labels)
         assert type(found) is type(expected)
         torch.testing.assert_close(found.loss, expected.loss)
+
+
+def test_capture_without_the_cache_is_said_once_and_visibly(gpt2, captured, caplog):
+    caches._say_once.cache_clear()
+    for _ in range(2):
+        caches.without_cache(gpt2, {"input_ids": torch.zeros(1, 2, dtype=torch.long)})
+    assert [(r.levelname, r.message) for r in caplog.records] == [
+        ("WARNING", "GPT2LMHeadModel is captured without its key-value cache (use_cache=False)")
+    ]
+    assert gpt2.config.use_cache
 
 
 def test_open_and_closed(gpt2, captured):

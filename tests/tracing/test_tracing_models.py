@@ -1,7 +1,6 @@
 """A captured model does what the model does: outputs, gradients, dropout, in both modes, at other sizes."""
 
 import dataclasses
-import logging
 
 import numpy as np
 import pytest
@@ -321,7 +320,6 @@ MODELS = [
     Buffers, InPlace, Regions, CustomFunction, Vmap, Functional, Checkpointed, Numpy, Sizes, Hooked,
     Leaking, Mixture, Counting, Recurrent, SizesFromLeaf, DeviceLiteral, FirstOfTorch,
 ]  # fmt: skip
-logging.getLogger("autopipe").setLevel(logging.ERROR)
 
 
 def run(function, model, args, kwargs):

@@ -1,0 +1,53 @@
+"""Says in words what a recorded value is, for errors.
+
+Deciding that there is an error is left to ``recorder`` and ``ledger``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .calls import Call
+from .functions import qualified_name
+
+__all__ = ["example_of", "shown"]
+
+_DEPTH = 4
+_SIGNS = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+    "matmul": "@", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and_": "&",
+    "or_": "|", "xor": "^",
+}  # fmt: skip
+
+
+def shown(value: Any, depth: int = _DEPTH) -> str:
+    """A value much as source code would write it, its own inputs only so deep: ``x.sum() > 0``."""
+    if isinstance(value, (tuple, list)):
+        return ", ".join(shown(v, depth) for v in value)
+    if not isinstance(value, Call):
+        return repr(value) if isinstance(value, (int, float, str, torch.dtype, type(None))) else "…"
+    if value.op in ("placeholder", "get_attr"):
+        return str(value.target)
+    if depth == 0:
+        return "…"
+    given = [*(shown(a, depth - 1) for a in value.args)]
+    given += [f"{k}={shown(v, depth - 1)}" for k, v in value.kwargs.items()]
+    name = value.target
+    if value.op == "call_function":
+        name = qualified_name(name).rpartition(".")[2]
+    if name in _SIGNS and len(given) == 2:
+        return f"{given[0]} {_SIGNS[name]} {given[1]}"
+    if name == "getitem":
+        return f"{given[0]}[{given[1]}]"
+    if value.op == "call_method":
+        return f"{given[0]}.{name}({', '.join(given[1:])})"
+    return f"{name}({', '.join(given)})"
+
+
+def example_of(tensor: Any) -> str:
+    """The number that a tensor of one element holds; "" for anything else, and on meta."""
+    if not isinstance(tensor, torch.Tensor) or tensor.is_meta or tensor.numel() != 1:
+        return ""
+    return str(tensor.detach().item())
