@@ -14,7 +14,8 @@ from .contract import Contraction, contract, merge
 from .exact import Answer, prove
 from .intervals import best_chain
 from .orders import orders
-from .problem import HUGE, Item, Problem, Share, memory_bytes
+from .problem import HUGE, Item, Problem, Share, cheapest, memory_bytes
+from .virtual import improve, several
 
 __all__ = ["chain"]
 
@@ -39,25 +40,23 @@ def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
 def _relaxed(problem: Problem, deadline: float) -> Answer:
     """Where a stage's load depends on others: solved with the cheapest prices, scored with the true ones.
 
-    Cheapest prices bound the true ones from below, so that optimum is a bound. With several stages on a rank
-    only the rank's share of all work bounds its load.
+    Cheapest prices bound the true ones from below, so that optimum is a bound; moves of single items then
+    make the most of the true ones. Ranks of several stages are left to ``virtual``.
     """
-    cheap = dataclasses.replace(problem, pair_ns=None, sender_pays="once")
-    if problem.one_stage_per_rank:
-        answer = chain(cheap, time_limit_s=max(0.1, deadline - time.perf_counter()))
-        lower = answer.lower_ns
-    else:
-        own = tuple(dataclasses.replace(s, rank=i) for i, s in enumerate(problem.stages))
-        whole = contracted(dataclasses.replace(cheap, stages=own))
-        found = first_answer(whole.problem, deadline)
+    if not problem.one_stage_per_rank:
+        whole = merge(without_idle_limits(problem), ())
+        found = several(whole.problem, deadline)
         stage_of = whole.expand(found.stage_of) if found.stage_of is not None else None
-        answer = dataclasses.replace(found, stage_of=stage_of)
-        speeds = sum({s.rank: s.speed for s in problem.stages}.values())
-        rounding = len(problem.items) + sum(len(s.items) for s in problem.shares)
-        lower = max(0, int(problem.total_ns / speeds) - rounding)
+        return dataclasses.replace(found, stage_of=stage_of)
+    answer = chain(cheapest(problem), time_limit_s=max(0.1, deadline - time.perf_counter()))
     if answer.stage_of is None:
         return answer
-    return Answer(answer.stage_of, problem.bottleneck(problem.loads(answer.stage_of)), lower)
+    value = problem.bottleneck(problem.loads(answer.stage_of))
+    if value > answer.lower_ns:
+        better = improve(problem, answer.stage_of, deadline)
+        answer = dataclasses.replace(answer, stage_of=better)
+        value = problem.bottleneck(problem.loads(better))
+    return dataclasses.replace(answer, bottleneck_ns=value)
 
 
 def first_answer(problem: Problem, deadline: float) -> Answer:

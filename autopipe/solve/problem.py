@@ -38,6 +38,7 @@ __all__ = [
     "Share",
     "Stage",
     "StageLoad",
+    "cheapest",
     "memory_bytes",
     "most_work",
     "peak_bytes",
@@ -405,6 +406,12 @@ def scaled(ns: int | Array, speed: float) -> int | Array:
 def most_work(limit: int, speed: float) -> int:
     """The most that a stage's work can be where its time is at most ``limit``, rounding allowed for."""
     return limit if speed == 1.0 else math.floor((limit + 1) * speed)
+
+
+def cheapest(problem: Problem) -> Problem:
+    """The problem where every stage pays the least that its transfers can cost, whatever the others hold."""
+    shares = tuple(dataclasses.replace(s, more_ns=()) for s in problem.shares)
+    return dataclasses.replace(problem, pair_ns=None, sender_pays="once", shares=shares)
 
 
 def memory_bytes(

@@ -1,0 +1,300 @@
+"""Chains whose ranks hold several stages: exact for two a rank in a V or a loop, else searched, with a bound.
+
+A rank's load is the sum of its stages'. With two of them, ranks are taken in turn and the state is where the
+first stages have come to and where the second ones have: a V eats into the items from both ends, a loop goes
+along two chains at once. What two spans cost on one rank is left to ``spans``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from .exact import Answer
+from .intervals import best_chain
+from .orders import orders
+from .problem import HUGE, Array, Problem, cheapest, scaled
+from .spans import Bits, Spans, downsets, prefixes
+
+__all__ = ["improve", "least_load", "several"]
+
+_MOST_DOWNSETS = 700
+"""Tables have the square of this many entries."""
+
+
+class OutOfTime(Exception):
+    """The deadline passed."""
+
+
+def several(problem: Problem, deadline: float) -> Answer:
+    """The best assignment found where ranks hold several stages, and a load that none beats.
+
+    Proved where each rank holds at most two stages, laid as a V or a loop, the graph has few downsets and
+    prices do not depend on what others hold (:func:`cheapest`); elsewhere the bound is :func:`least_load`.
+    Stops at ``deadline`` or Ctrl-C with the best so far.
+    """
+    known = Answer(None, HUGE, least_load(problem))
+    cheap = cheapest(problem)
+    try:
+        for order in orders(problem):
+            known = _better(problem, known, _start(cheap, order))
+            if time.perf_counter() > deadline:
+                return known
+        return _paired(problem, cheap, known, deadline)
+    except (OutOfTime, KeyboardInterrupt):
+        return known
+
+
+def least_load(problem: Problem) -> int:
+    """A bound on the fullest rank's load: all work spread evenly, and the dearest item. O(items)."""
+    speeds = {s.rank: s.speed for s in problem.stages}
+    fastest = max(speeds.values())
+    works = (scaled(i.forward_ns, fastest) + scaled(i.backward_ns, fastest) for i in problem.items)
+    if set(speeds.values()) == {1.0}:
+        return max(*works, -(-problem.total_ns // len(speeds)))
+    return max(*works, math.floor(problem.total_ns / sum(speeds.values())) - problem.n_stages, 0)
+
+
+def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple[int, ...]:
+    """Moves one item at a time over a cut while that lowers the fullest ranks' loads, fullest first."""
+    best, value = tuple(stage_of), _fullest(problem, stage_of)
+    improved = True
+    while improved:
+        improved = False
+        for moved in _neighbours(problem, best):
+            if time.perf_counter() > deadline:
+                return best
+            after = _fullest(problem, moved)
+            if after < value:
+                best, value, improved = moved, after, True
+                break
+    return best
+
+
+def _fullest(problem: Problem, stage_of: Sequence[int]) -> tuple[int, ...]:
+    loads = problem.loads(stage_of)
+    ranks = (sum(loads[s].load_ns for s in own) for own in problem.stages_of.values())
+    return (problem.bottleneck(loads), *sorted(ranks, reverse=True))
+
+
+def _neighbours(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Every valid assignment that differs by one item moved to the next or the previous stage."""
+    for v, s in enumerate(stage_of):
+        for there, beside in ((s + 1, problem.after[v]), (s - 1, problem.before[v])):
+            if 0 <= there < problem.n_stages and not any(stage_of[u] == s for u in beside):
+                moved = (*stage_of[:v], there, *stage_of[v + 1 :])
+                if problem.is_valid(moved):
+                    yield moved
+
+
+def _start(problem: Problem, order: Sequence[int]) -> tuple[int, ...] | None:
+    """The best chain of an order with every stage on a rank of its own."""
+    own = tuple(dataclasses.replace(s, rank=i) for i, s in enumerate(problem.stages))
+    found = best_chain(dataclasses.replace(problem, stages=own, moments=()), order)
+    return found[1] if found else None
+
+
+def _better(problem: Problem, known: Answer, stage_of: Sequence[int] | None) -> Answer:
+    if stage_of is None:
+        return known
+    value = problem.bottleneck(problem.loads(stage_of))
+    if value >= HUGE or value >= known.bottleneck_ns:
+        return known
+    return Answer(tuple(stage_of), value, known.lower_ns)
+
+
+def _paired(problem: Problem, cheap: Problem, known: Answer, deadline: float) -> Answer:
+    """Better answers from pairs of spans: over every downset if they are few, else over single orders."""
+    layout = _Layout.of(problem)
+    sets = downsets(cheap, _MOST_DOWNSETS) if layout else None
+    if layout and sets is not None:
+        return _proved(problem, cheap, layout, sets, known, deadline)
+    if layout and len(problem.items) < _MOST_DOWNSETS:
+        for order in orders(problem):
+            spans = Spans(_in_order(cheap, order), prefixes(range(len(order))))
+            found = _Pairs(spans, layout, min(known.bottleneck_ns, HUGE) - 1, deadline).best()
+            known = _better(problem, known, found and _reordered(found[1], order))
+    if known.stage_of is not None:
+        known = _better(problem, known, improve(problem, known.stage_of, deadline))
+    return known
+
+
+def _proved(
+    problem: Problem, cheap: Problem, layout: _Layout, sets: Sequence[int], known: Answer, deadline: float
+) -> Answer:
+    """Bounds between what is certain and what is known in turn, as ``exact.prove`` does."""
+    spans, lower = Spans(cheap, sets), known.lower_ns
+    try:
+        for part in (16, 4, 1):
+            if known.bottleneck_ns <= lower:
+                break
+            bound = lower + (known.bottleneck_ns - 1 - lower) // part
+            found = _Pairs(spans, layout, bound, deadline).best()
+            if found is not None:
+                known = _better(problem, known, found[1])
+                lower = found[0]
+                break
+            lower = bound + 1
+    except (OutOfTime, KeyboardInterrupt):
+        # what is known so far stands, with the last bound that failed
+        return dataclasses.replace(known, lower_ns=min(lower, known.bottleneck_ns))
+    return dataclasses.replace(known, lower_ns=min(lower, known.bottleneck_ns))
+
+
+def _in_order(problem: Problem, order: Sequence[int]) -> Problem:
+    """The problem with its items numbered by a topological order."""
+    place = {v: x for x, v in enumerate(order)}
+    return dataclasses.replace(
+        problem,
+        items=tuple(problem.items[v] for v in order),
+        edges=tuple(sorted((place[a], place[b]) for a, b in problem.edges)),
+        nets=tuple(
+            dataclasses.replace(
+                n, producer=place[n.producer], consumers=tuple(sorted(place[v] for v in n.consumers))
+            )
+            for n in problem.nets
+        ),
+        shares=tuple(
+            dataclasses.replace(s, items=tuple(sorted(place[v] for v in s.items))) for s in problem.shares
+        ),
+    )
+
+
+def _reordered(stage_of: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    out = [0] * len(order)
+    for x, v in enumerate(order):
+        out[v] = stage_of[x]
+    return tuple(out)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Layout:
+    """The stages of each rank, ranks in the order of their first: one or two each, as a V or a loop."""
+
+    stages: tuple[tuple[int, ...], ...]
+    is_v: bool
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Layout | None:
+        own = tuple(problem.stages_of.values())
+        n_ranks, k = len(own), problem.n_stages
+        if k > 2 * n_ranks or tuple(o[0] for o in own) != tuple(range(n_ranks)):
+            return None
+        seconds = [o[1] if len(o) > 1 else None for o in own]
+        for is_v in (True, False):
+            places = (2 * n_ranks - 1 - r if is_v else n_ranks + r for r in range(n_ranks))
+            if seconds == [s if s < k else None for s in places]:
+                return cls(own, is_v)
+        return None
+
+
+class _Pairs:
+    """The least bottleneck of a layout whose ranks all stay within a bound."""
+
+    def __init__(self, spans: Spans, layout: _Layout, bound: int, deadline: float) -> None:
+        self.spans, self.layout, self.bound, self.deadline = spans, layout, bound, deadline
+        self.problem, self.full = spans.problem, spans.n - 1
+        self.may = [spans.may_hold(s) for s in range(self.problem.n_stages)]
+        for own in layout.stages:
+            for s in own:
+                self.may[s] &= self._work_of(own[0]) <= bound
+        self.room = [self._room(r) for r in range(len(layout.stages))]
+
+    def _work_of(self, s: int) -> Array:
+        speed = self.problem.stages[s].speed
+        return scaled(self.spans.forward, speed) + scaled(self.spans.backward, speed)
+
+    def _room(self, r: int) -> int:
+        """The most work that the ranks after the first ``r`` + 1 can hold."""
+        speeds = [self.problem.stages[own[0]].speed for own in self.layout.stages[r + 1 :]]
+        return sum(self.bound if f == 1.0 else math.floor((self.bound + 2) * f) for f in speeds)
+
+    def best(self) -> tuple[int, tuple[int, ...]] | None:
+        """The least bottleneck and its assignment; None where none is within the bound."""
+        if self.layout.is_v:
+            return self._from(0, self.full, None)
+        best: tuple[int, tuple[int, ...]] | None = None
+        for middle in range(1, self.full + 1):
+            found = self._from(0, middle, middle)
+            if found is not None:
+                best, self.bound = found, found[0] - 1
+                self.room = [self._room(r) for r in range(len(self.layout.stages))]
+        return best
+
+    def _from(self, p: int, q: int, middle: int | None) -> tuple[int, tuple[int, ...]] | None:
+        """From a state where nothing is placed; ``middle`` is where a loop's second round starts."""
+        layers: list[dict[tuple[int, int], tuple[int, tuple[int, int]]]] = [{(p, q): (0, (p, q))}]
+        for r in range(len(self.layout.stages)):
+            layer: dict[tuple[int, int], tuple[int, tuple[int, int]]] = {}
+            for state, (value, _) in sorted(layers[-1].items()):
+                if time.perf_counter() > self.deadline:
+                    raise OutOfTime
+                for there, load in self._moves(r, state, middle):
+                    worst = max(value, load)
+                    if there not in layer or worst < layer[there][0]:
+                        layer[there] = worst, state
+            if not layer:
+                return None
+            layers.append(layer)
+        end = min(layers[-1], key=lambda state: (layers[-1][state][0], state))
+        return layers[-1][end][0], self._assignment(layers, end)
+
+    def _moves(
+        self, r: int, state: tuple[int, int], middle: int | None
+    ) -> Iterator[tuple[tuple[int, int], int]]:
+        """The states that rank ``r`` may lead to, with its load."""
+        own, (p, q) = self.layout.stages[r], state
+        first = np.flatnonzero(self.may[own[0]][p])
+        if len(own) == 1:
+            second = np.array([q])
+        else:
+            ahead = self.may[own[1]][:, q] if middle is None else self.may[own[1]][q]
+            second = np.flatnonzero(ahead)
+        first, second = self._open(r, first, second, middle)
+        if not len(first) or not len(second):
+            return
+        still = np.full(len(second), q)
+        spans = (second, still) if middle is None else (still, second)
+        loads = self.spans.loads(own, (p, first), spans)
+        loads[~self._can_end(r, first, second, middle)] = HUGE
+        for x, y in zip(*np.nonzero(loads <= self.bound), strict=True):
+            yield (int(first[x]), int(second[y])), int(loads[x, y])
+
+    def _open(self, r: int, first: Array, second: Array, middle: int | None) -> tuple[Array, Array]:
+        """The ends that the last rank must meet."""
+        if r + 1 < len(self.layout.stages):
+            return first, second
+        if middle is None:
+            both = np.intersect1d(first, second)
+            return both, both
+        return first[first == middle], second[second == self.full]
+
+    def _can_end(self, r: int, first: Array, second: Array, middle: int | None) -> Bits:
+        """Whether the ranks that follow can take what is left, which must lie between the two ends."""
+        work, inside = self.spans.work, self.spans.within
+        is_last = r + 1 == len(self.layout.stages)
+        a, b = first[:, None], second[None, :]
+        if middle is None:
+            left = work[b] - work[a]
+            open_still = (a == b) if is_last else inside[a, b]
+        else:
+            left = work[middle] - work[a] + work[self.full] - work[b]
+            open_still = inside[a, middle] | is_last
+        return np.asarray(open_still & (left <= self.room[r]))
+
+    def _assignment(
+        self, layers: Sequence[dict[tuple[int, int], tuple[int, tuple[int, int]]]], end: tuple[int, int]
+    ) -> tuple[int, ...]:
+        stage_of = [0] * len(self.problem.items)
+        for r in range(len(self.layout.stages) - 1, -1, -1):
+            own, start = self.layout.stages[r], layers[r + 1][end][1]
+            spans = [(start[0], end[0]), (end[1], start[1]) if self.layout.is_v else (start[1], end[1])]
+            for s, (i, j) in zip(own, spans, strict=False):
+                for v in np.flatnonzero(self.spans.holds[j] & ~self.spans.holds[i]):
+                    stage_of[v] = s
+            end = start
+        return tuple(stage_of)

@@ -1,0 +1,70 @@
+"""Ranks with several stages: equal to exhaustive search in a V and a loop, bounded and valid elsewhere."""
+
+import dataclasses
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_solve_oracle import problems
+
+from autopipe.schedule import build
+from autopipe.solve import Problem, Stage, chain
+from autopipe.solve.exhaustive import exhaustive
+from autopipe.solve.problem import HUGE
+
+LAYOUTS = (
+    ("zbv", 1, 2),
+    ("zbv", 2, 3),
+    ("zbv", 2, 4),
+    ("interleaved", 2, 3),
+    ("interleaved", 2, 4),
+    ("dualpipev", 2, 4),
+)
+OTHERS = (("1f1b", 2, 4), ("interleaved", 2, 5), ("1f1b", 1, 3))
+
+
+@st.composite
+def placed(draw, layouts) -> Problem:
+    """A problem of the oracle with its stages laid on ranks as a schedule lays them."""
+    problem = draw(problems())
+    schedule = build(*draw(st.sampled_from(layouts)), draw(st.integers(1, 4)))
+    speeds = draw(st.lists(st.sampled_from((1.0, 1.0, 2.0, 0.7)), min_size=2, max_size=2))
+    limit = draw(st.sampled_from((HUGE, HUGE, 60, 30)))
+    alive = zip(schedule.placement, schedule.in_flight, strict=True)
+    shares = tuple(dataclasses.replace(s, tied=draw(st.booleans())) for s in problem.shares)
+    pinned = tuple(dataclasses.replace(i, first=0, last=-1) for i in problem.items)
+    if draw(st.booleans()):
+        s = draw(st.integers(0, schedule.n_stages - 1))
+        pinned = (dataclasses.replace(pinned[0], first=s, last=s), *pinned[1:])
+    return dataclasses.replace(
+        problem,
+        items=pinned,
+        shares=shares,
+        stages=tuple(Stage(rank, speeds[rank], limit, n) for rank, n in alive),
+        moments=schedule.moments,
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(placed(LAYOUTS))
+def test_two_stages_a_rank_equal_exhaustive_search(problem):
+    answer, best = chain(problem), exhaustive(problem)
+    if best is None:
+        assert answer.stage_of is None
+        return
+    assert answer.stage_of is not None
+    assert problem.is_valid(answer.stage_of)
+    assert problem.bottleneck(problem.loads(answer.stage_of)) == answer.bottleneck_ns == best[0]
+    assert answer.proved
+
+
+@settings(max_examples=60, deadline=None)
+@given(placed(OTHERS))
+def test_other_layouts_are_bounded(problem):
+    answer, best = chain(problem), exhaustive(problem)
+    if best is None:
+        assert answer.stage_of is None
+    else:
+        assert answer.lower_ns <= best[0]
+        if answer.stage_of is not None:
+            assert problem.is_valid(answer.stage_of)
+            assert problem.bottleneck(problem.loads(answer.stage_of)) == answer.bottleneck_ns >= best[0]
