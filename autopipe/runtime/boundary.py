@@ -37,12 +37,22 @@ class Frame:
     structure: pytree.TreeSpec
     leaves: tuple[Any, ...]
 
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Frame:
+        """The frame of values whose tensors are slots."""
+        leaves, structure = pytree.tree_flatten(list(values))
+        return cls(structure, tuple(leaves))
+
     def fill(self, tensors: Sequence[Tensor]) -> list[Any]:
         """The values again, with these tensors in place."""
         rest = iter(tensors)
         return pytree.tree_unflatten(
             [next(rest) if isinstance(leaf, _Slot) else leaf for leaf in self.leaves], self.structure
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # as the values themselves: torch deprecates the way its structures are pickled
+        return Frame.of, (pytree.tree_unflatten(list(self.leaves), self.structure),)
 
 
 def flatten(values: Sequence[Any]) -> tuple[list[Tensor], Frame | None]:

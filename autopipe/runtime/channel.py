@@ -20,7 +20,7 @@ from ..errors import StepError
 from .announcement import Announcement
 from .boundary import Edge
 from .group import FOREVER
-from .peers import Peers, unpickle
+from .peers import Peers
 
 __all__ = ["Channel"]
 
@@ -129,7 +129,7 @@ class Channel:
     def _learn(self, kind: str, edge: Edge, m: int) -> Announcement:
         """Wait for the other side's announcement; the first message of a new signature only."""
         name = self._name(kind, edge, m)
-        found: Announcement = unpickle(self._peers.fetch(name))
+        found: Announcement = pickle.loads(self._peers.fetch(name))
         self._peers.store.delete_key(name)
         self._book(kind, edge)[self.signatures[m]] = found
         return found

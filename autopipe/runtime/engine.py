@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import inspect
 import math
 import time
 import weakref
@@ -187,6 +188,7 @@ class Engine:
         start_s = time.perf_counter()
         try:
             check_filled(self._unfilled)
+            kwargs, target = self._route(kwargs, target)
             leaves = move(self.capture.bind(args, kwargs), self.device)
             target = _to(target, self.device)
             batch = self._splitter.split(leaves, target, n_microbatches or self.options.n_microbatches)
@@ -216,6 +218,17 @@ class Engine:
         else:
             self.n_forwards += 1
         return result
+
+    def _route(self, kwargs: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
+        """The target's way: to ``loss_fn``, or without one to the model's own argument of that name."""
+        if target is None or self.options.loss_fn is not None:
+            return kwargs, target
+        if "target" in inspect.signature(self.capture.model.forward).parameters:
+            return {**kwargs, "target": target}, None
+        raise InputError(
+            "step got a target, but nothing takes it: there is no loss_fn, and the model has no argument "
+            "'target'; pass loss_fn to runtime(), or the labels under the model's own name for them"
+        )
 
     def _inputs(
         self, batch: Batch, weights: Sequence[float], *, grad: bool, loss: bool, outputs: bool

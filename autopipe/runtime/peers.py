@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import pickle
 import time
-import warnings
 import zlib
 from typing import Any
 
@@ -147,7 +146,7 @@ class Peers:
             self.store.set(key, pickle.dumps(thing))
             return thing
         self.position.waits_for = source
-        found = unpickle(self.fetch(key))
+        found = pickle.loads(self.fetch(key))
         if self.store.add(f"{key}/read", 1) == self.n_ranks - 1:
             self.store.delete_key(key)
             self.store.delete_key(f"{key}/read")
@@ -177,11 +176,3 @@ class Peers:
             link.abort()
         self.group.abort()
         self.control.abort()
-
-
-def unpickle(data: bytes) -> Any:
-    """What ``pickle.dumps`` made of an object that may hold a pytree's structure."""
-    with warnings.catch_warnings():
-        # torch rebuilds its own leaf specs through a name it deprecates
-        warnings.simplefilter("ignore", FutureWarning)
-        return pickle.loads(data)

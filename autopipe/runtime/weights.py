@@ -4,18 +4,22 @@ Splitting the batch is left to ``microbatch``.
 
 A mean over rows weighs by rows. A mean over tokens (``cross_entropy`` with ignored labels, as language
 models compute it inside) weighs by the tokens that count: their number is read off the captured graph, by
-running the few ops between the labels and the ``cross_entropy`` call, shift included. What no weighting can
-mend (batch norm, auxiliary losses of a mixture of experts) equals microbatches run one after another.
+running the few ops between the labels and the ``cross_entropy`` call, shift included. Several such means
+(start and end positions, a masked-token and a next-sentence loss) are weighed together where their counts
+are in proportion; where they are not, and for other means over labels, a warning says so. What no weighting
+can mend (batch norm, auxiliary losses of a mixture of experts) equals microbatches run one after another.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError
@@ -49,7 +53,8 @@ class Weigher:
         if reduction not in ("mean", "sum"):
             raise InputError(f"loss_reduction is {reduction!r}; it is 'mean' or 'sum'")
         self._reduction, self._given = reduction, given
-        self._labels = _LabelGraph.find(capture) if is_internal and given is None else None
+        self._counted = _find(capture) if is_internal and given is None and reduction == "mean" else ()
+        self._has_warned = False
 
     def weigh(self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[float]:
         """The weight of each microbatch; for means they sum to 1.
@@ -60,13 +65,17 @@ class Weigher:
             return _normalised(self._ask(batch, args, kwargs))
         if self._reduction == "sum":
             return [1.0] * batch.n_microbatches
-        if self._labels is not None:
-            if self._labels.is_sum:
-                return [1.0] * batch.n_microbatches
-            counts = [self._labels.count(batch, m) for m in range(batch.n_microbatches)]
-            if sum(counts):
-                return _normalised(counts)
-        return _normalised(batch.rows)
+        by_rows = _normalised(batch.rows)
+        found = [loss.weights(batch) for loss in self._counted]
+        found = [weights for weights in found if sum(weights)]
+        if not found:
+            return by_rows
+        if all(_are_close(found[0], other) for other in found[1:]):
+            return found[0]
+        if not self._has_warned:
+            _logger.warning(_WARNING, "it averages several times, over labels that are counted differently")
+            self._has_warned = True
+        return by_rows
 
     def _ask(self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[float]:
         assert self._given is not None
@@ -87,53 +96,45 @@ def _normalised(weights: Sequence[float]) -> list[float]:
     return [w / total for w in weights]
 
 
-class _LabelGraph:
-    """The part of a captured graph from the inputs to the labels its ``cross_entropy`` averages over."""
+_WARNING = (
+    "the model's loss cannot be weighed exactly by its labels, since %s: microbatches weigh by rows, which "
+    "differs from the full batch where their counted labels do; pass loss_weight to say otherwise"
+)
 
-    def __init__(
-        self,
-        nodes: list[fx.Node],
-        labels: fx.Node,
-        ignore_index: int,
-        is_sum: bool,
-        constants: dict[str, Any],
-    ) -> None:
-        self._nodes, self._target, self._ignore = nodes, labels, ignore_index
-        self.is_sum, self._constants = is_sum, constants
 
-    @classmethod
-    def find(cls, capture: Capture) -> _LabelGraph | None:
-        """None when the loss is not a ``cross_entropy``; one that cannot be weighed exactly is warned of."""
-        graph = capture.graphs[True]
-        calls = [n for n in graph.nodes if n.op == "call_function" and n.target in _MEANS_OVER_LABELS]
-        calls = [n for n in calls if _reaches_output(n)]
-        if not calls:
-            return None
-        call, fixed = calls[-1], {**capture.constants, "_device": capture.device}
-        labels = _argument(call, 1, "target", None)
-        why = _why_not(calls, fixed)
-        if why or not isinstance(labels, fx.Node):
-            _logger.warning(
-                "the model's loss cannot be weighed exactly by its labels, since %s: microbatches weigh by "
-                "rows, which differs from the full batch where their counted labels do; pass loss_weight to "
-                "say otherwise",
-                why or "they are constant",
-            )
-            return None
-        needed = _ancestors(labels)
-        nodes = [n for n in graph.nodes if n in needed]
-        ignored = int(_argument(call, 4, "ignore_index", -100))
-        return cls(nodes, labels, ignored, _argument(call, 6, "reduction", "mean") == "sum", fixed)
+def _are_close(a: Sequence[float], b: Sequence[float]) -> bool:
+    return all(math.isclose(x, y, rel_tol=1e-12) for x, y in zip(a, b, strict=True))
 
-    def count(self, batch: Batch, m: int) -> int:
-        """How many labels of microbatch ``m`` count."""
+
+@dataclasses.dataclass(frozen=True)
+class _LabelLoss:
+    """One ``cross_entropy`` call of a captured graph: which labels it averages over, and how they come about.
+
+    ``nodes`` lead from the inputs to ``labels``; ``fixed`` are values of attributes they read.
+    """
+
+    labels: fx.Node
+    nodes: Sequence[fx.Node]
+    ignore_index: int
+    is_sum: bool
+    fixed: Mapping[str, Any]
+
+    def weights(self, batch: Batch) -> list[float]:
+        """1 for each microbatch of a sum; for a mean their shares, or zeros where no label counts."""
+        n = batch.n_microbatches
+        if self.is_sum:
+            return [1.0] * n
+        counts = [self._count(batch, m) for m in range(n)]
+        return _normalised(counts) if sum(counts) else [0.0] * n
+
+    def _count(self, batch: Batch, m: int) -> int:
         values: dict[fx.Node, Any] = {}
-        for node in self._nodes:
+        for node in self.nodes:
             if node.op == "placeholder":
                 values[node] = batch.leaves[node.name][m]
                 continue
             if node.op == "get_attr":
-                values[node] = self._constants[str(node.target)]
+                values[node] = self.fixed[str(node.target)]
                 continue
             args = fx.map_arg(node.args, values.__getitem__)
             kwargs = fx.map_arg(node.kwargs, values.__getitem__)
@@ -141,10 +142,37 @@ class _LabelGraph:
                 values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
             else:
                 values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        labels: Tensor = values[self._target]
+        labels: Tensor = values[self.labels]
         if labels.is_floating_point():
             return labels.shape[0] if labels.ndim else 1
-        return int((labels != self._ignore).sum())
+        return int((labels != self.ignore_index).sum())
+
+
+def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
+    """The calls a model's loss is made of; none, with a warning, where one cannot be weighed."""
+    graph = capture.graphs[True]
+    fixed = {**capture.constants, "_device": capture.device}
+    found = []
+    for node in _ancestors(next(iter(reversed(graph.nodes)))):
+        options = _options(capture.model, node)
+        if options is None:
+            continue
+        labels = options["target"]
+        why = "they are constant"
+        if isinstance(labels, fx.Node):
+            needed = _ancestors(labels)
+            why = "" if all(_can_run(n, fixed) for n in needed) else "they are made inside the model"
+        if options["weight"] is not None:
+            why = "its classes are weighted"
+        if options["reduction"] not in ("mean", "sum"):
+            why = "the model's own code reduces it"
+        if why:
+            _logger.warning(_WARNING, why)
+            return ()
+        nodes = [n for n in graph.nodes if n in needed]
+        is_sum = options["reduction"] == "sum"
+        found.append(_LabelLoss(labels, nodes, int(options["ignore_index"]), is_sum, fixed))
+    return tuple(found)
 
 
 def _can_run(node: fx.Node, fixed: Mapping[str, Any]) -> bool:
@@ -153,36 +181,35 @@ def _can_run(node: fx.Node, fixed: Mapping[str, Any]) -> bool:
     return node.op in ("placeholder", "call_function", "call_method")
 
 
-def _why_not(calls: Sequence[fx.Node], fixed: Mapping[str, Any]) -> str:
-    """Why no single count of labels weighs the loss; empty where one does."""
-    targets = {_argument(call, 1, "target", None) for call in calls}
-    if len(targets) > 1:
-        return "it averages several times over different labels"
-    labels = targets.pop()
-    if isinstance(labels, fx.Node) and not all(_can_run(n, fixed) for n in _ancestors(labels)):
-        return "they are made inside the model"
-    return "" if _argument(calls[-1], 2, "weight", None) is None else "its classes are weighted"
-
-
 _MEANS_OVER_LABELS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
+_PLACES = {"target": 1, "weight": 2, "ignore_index": 4, "reduction": 6}
+_DEFAULTS = {"target": None, "weight": None, "ignore_index": -100, "reduction": "mean"}
 
 
-def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
+def _options(model: nn.Module, node: fx.Node) -> dict[str, Any] | None:
+    """What a call averages over labels with; None for calls that do not."""
+    if node.op == "call_module":
+        module = model.get_submodule(str(node.target))
+        if not isinstance(module, (nn.CrossEntropyLoss, nn.NLLLoss)):
+            return None
+        own = {name: getattr(module, name) for name in _PLACES if name != "target"}
+        return {"target": _argument(node, "target"), **own}
+    if node.op == "call_function" and node.target in _MEANS_OVER_LABELS:
+        return {name: _argument(node, name) for name in _PLACES}
+    return None
+
+
+def _argument(node: fx.Node, name: str) -> Any:
     if name in node.kwargs:
         return node.kwargs[name]
-    return node.args[position] if position < len(node.args) else default
+    return node.args[_PLACES[name]] if _PLACES[name] < len(node.args) else _DEFAULTS[name]
 
 
-def _ancestors(node: fx.Node) -> set[fx.Node]:
-    found, todo = {node}, [node]
+def _ancestors(node: fx.Node) -> dict[fx.Node, None]:
+    found, todo = {node: None}, [node]
     while todo:
         for parent in todo.pop().all_input_nodes:
             if parent not in found:
-                found.add(parent)
+                found[parent] = None
                 todo.append(parent)
     return found
-
-
-def _reaches_output(node: fx.Node) -> bool:
-    output = next(iter(reversed(node.graph.nodes)))
-    return node in _ancestors(output)

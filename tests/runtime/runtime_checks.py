@@ -469,12 +469,15 @@ def everything():
 
 
 def failing(how, *rest):
-    """Rank 1 fails in the middle of the second step; every other rank prints what it was told."""
+    """Rank 1, or the store's host, fails in the second step; every other rank prints what it was told."""
     rank, world = dist.get_rank(), dist.get_world_size()
     _, captured, plan, stages = mlp(world)
     options = {"stall_limit_s": 4.0}
+    failing_rank = 0 if how == "kill host" else 1
     if how == "plan" and rank == 1:
         _, captured, plan, stages = mlp(world, n_microbatches=2)
+    if how == "code" and rank == 1:
+        _, captured, plan, stages = mlp(world, tied=True)
     if how == "never" and rank == 1:
         time.sleep(10)
         os._exit(0)
@@ -482,12 +485,15 @@ def failing(how, *rest):
     try:
         runtime = Runtime(captured, plan, stages, loss_fn=F.mse_loss, **options)
         runtime.step(x, target=x)
-        if rank == 1:
+        if rank == failing_rank:
             counter = iter(range(100))
-            stages[1].register_forward_pre_hook(lambda *_: misbehave(how) if next(counter) == 1 else None)
+            stages[rank].register_forward_pre_hook(lambda *_: misbehave(how) if next(counter) == 1 else None)
         began = time.time()
         if how == "shape" and rank == 1:
             x = x[:6]
+        if how == "nan" and rank == 1:
+            with torch.no_grad():
+                next(stages[1].parameters()).fill_(float("nan"))
         runtime.step(x, target=x)
     except (AutopipeError, RuntimeError) as error:
         began = locals().get("began", time.time())
@@ -504,7 +510,7 @@ def misbehave(how):
         raise ValueError("bad weather")
     if how == "oom":
         raise torch.OutOfMemoryError("out of memory: tried to allocate 3 GiB")
-    if how == "kill":
+    if how in ("kill", "kill host"):
         os.kill(os.getpid(), 9)
     if how == "stuck":
         time.sleep(10)

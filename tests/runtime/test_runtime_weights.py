@@ -1,6 +1,7 @@
 """The weighted sum over microbatches is the loss of the full batch."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -147,3 +148,67 @@ def test_batch_dims_settle_what_guessing_cannot():
         Splitter(Named, {"nothing": 0})
     with pytest.raises(InputError, match="empty"):
         Splitter(Named).split({"x": torch.zeros(0, 2)}, None, 3)
+
+
+class TwoMeans(nn.Module):
+    """Two means over labels, as question answering has them; one by a module that is a layer of its own."""
+
+    def __init__(self, reduction="mean"):
+        super().__init__()
+        self.body, self.criterion = nn.Linear(3, 4), nn.CrossEntropyLoss(ignore_index=0)
+        self.reduction = reduction
+
+    def forward(self, x, starts, ends):
+        logits = self.body(x)
+        end_loss = F.cross_entropy(logits, ends, ignore_index=0, reduction=self.reduction)
+        return self.criterion(logits, starts) + end_loss.sum()
+
+
+def two_means(starts, ends, reduction="mean"):
+    """(full batch's loss, ours) in four microbatches."""
+    torch.manual_seed(0)
+    model, x = TwoMeans(reduction).double(), torch.randn(8, 3, dtype=torch.float64)
+    made = make(model, (x, starts, ends), {}, n_stages=2, n_microbatches=4)
+    return model(x, starts, ends).item(), Runtime(*made).step(x, starts, ends).loss.item()
+
+
+def test_several_means_weigh_together_where_their_counts_agree(caplog):
+    starts = torch.tensor([1, 0, 2, 3, 1, 0, 0, 3])
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        wanted, found = two_means(starts, torch.where(starts > 0, 4 - starts, 0))
+        assert found == pytest.approx(wanted, rel=1e-12)
+        assert not caplog.text
+        two_means(starts, torch.tensor([1, 1, 0, 3, 1, 2, 0, 3]))
+    assert "counted differently" in caplog.text
+
+
+def test_reductions_by_the_models_own_code_are_warned_of(caplog):
+    labels = torch.tensor([1, 0, 2, 3, 1, 0, 0, 3])
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        two_means(labels, labels, reduction="none")
+    assert "own code reduces it" in caplog.text
+
+
+class Takes(nn.Module):
+    """A model with an argument of the name that step() has for the loss function's."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x, target=None):
+        out = torch.tanh(self.lin(x))
+        return out if target is None else F.mse_loss(out, target)
+
+
+def test_target_goes_to_the_loss_or_to_the_model():
+    torch.manual_seed(0)
+    model, x, y = Takes().double(), torch.randn(4, 3).double(), torch.randn(4, 3).double()
+    made = make(model, (x, y), {}, n_stages=2)
+    assert Runtime(*made).step(x, target=y).loss.item() == pytest.approx(model(x, y).item())
+    both = Runtime(*made, loss_fn=lambda out, target: out * target["scale"])
+    scaled = both.step(x, y, target={"scale": 3.0}).loss.item()
+    assert scaled == pytest.approx(3 * model(x, y).item())
+    made = make(small()[0], (x,), {}, n_stages=2)
+    with pytest.raises(InputError, match="nothing takes it"):
+        Runtime(*made).step(x, target=y)
