@@ -159,8 +159,20 @@ def fit(dims: Sequence[Dim], points: Sequence[Mapping[str, int]], values: Sequen
                     join([t(p[n]) for t, n in zip(chosen, names, strict=True)], base) == v
                     for p, v in zip(points, values, strict=True)
                 ):
-                    return join([t.formula(n) for t, n in zip(chosen, names, strict=True)], base)
-    return _product([t[0].formula(n) for t, n in zip(terms, names, strict=True)], base)
+                    return _written(join, chosen, names, base)
+    return _written(_product, [t[0] for t in terms], names, base)
+
+
+def _written(join: Any, terms: Sequence[_Term], names: Sequence[str], base: int) -> Size:
+    """Terms of the dims called ``names`` joined as a formula."""
+    if join is _product and base:
+        # factors are multiplied as numbers, so that sympy has little to simplify
+        import sympy
+
+        factor = math.prod(t.content for t in terms) / Fraction(base ** (len(terms) - 1))
+        formulas = [t.formula(n, 1 / t.content) for t, n in zip(terms, names, strict=True)]
+        return sympy.Mul(sympy.Rational(*factor.as_integer_ratio()), *formulas)
+    return join([t.formula(n) for t, n in zip(terms, names, strict=True)], base)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,14 +193,26 @@ class _Term:
         above = self.p * size**self.power + self.c
         return self.factor * (above // self.q if self.is_floored else Fraction(above, self.q))
 
-    def formula(self, name: str) -> Any:
+    @property
+    def content(self) -> Fraction:
+        """The number that can be taken out of the term."""
+        if self.is_floored:
+            return Fraction(self.factor)
+        return Fraction(self.factor * math.gcd(self.p, self.c), self.q)
+
+    def formula(self, name: str, scale: Fraction | int = 1) -> Any:
         import sympy
 
-        d = symbol(name)
+        def number(value: int | Fraction) -> Any:
+            return sympy.Rational(*value.as_integer_ratio())
+
+        d, factor = symbol(name), scale * self.factor
         if self.is_floored:
-            return self.factor * sympy.floor((self.p * d + self.c) / sympy.Integer(self.q))
-        slope = self.p if self.q == 1 else sympy.Rational(self.p, self.q)
-        return slope * d**self.power + (sympy.Rational(self.c, self.q) if self.c else 0)
+            return number(factor) * sympy.floor((self.p * d + self.c) / sympy.Integer(self.q))
+        power = d if self.power == 1 else d**self.power
+        slope, constant = (factor * Fraction(v, self.q) for v in (self.p, self.c))
+        term = power if slope == 1 else number(slope) * power
+        return term + number(constant) if constant else term
 
 
 def _terms(example: tuple[int, int], other: tuple[int, int], is_rounded: bool) -> Iterator[_Term]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 import inspect
 import itertools
 import keyword
@@ -29,7 +30,7 @@ def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     Raises :class:`InputError` where they do not fit the signature.
     """
     try:
-        signature = inspect.signature(model.forward)
+        signature = _signature(model.forward)
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise InputError(f"{type(model).__name__}.forward does not take these arguments: {error}") from error
@@ -43,6 +44,17 @@ def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         elif value is not parameter.default:
             out[name] = value
     return out
+
+
+def _signature(forward: Any) -> inspect.Signature:
+    """The signature of a bound method, which takes long to find, found once per function."""
+    if not inspect.ismethod(forward):
+        return inspect.signature(forward)
+    whole = _function_signature(forward.__func__)
+    return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+
+_function_signature = functools.lru_cache(maxsize=64)(inspect.signature)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +169,7 @@ class Inputs:
         """(args, kwargs) with other tensors in the captured structure."""
         leaves = [self.constants[i] if n is None else tensors[n] for i, n in enumerate(self.names)]
         given = unflatten(self.spec, leaves)
-        parameters = inspect.signature(model.forward).parameters.values()
+        parameters = _signature(model.forward).parameters.values()
         variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         if variadic is None:
             only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in given]

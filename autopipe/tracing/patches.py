@@ -20,21 +20,52 @@ from .functions import CustomFunction, ExportFlags
 from .recorder import Recorder
 from .sizes import TrackedFloat, TrackedInt, call
 
-__all__ = ["applied"]
+__all__ = ["Route", "applied"]
 
-Maker = Callable[[Recorder, Any], Any]
+
+class Route:
+    """Where patched calls go: to ``recorder`` while one is set and records, else to the originals."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+    @property
+    def active(self) -> Recorder | None:
+        """The recorder, if calls are to be recorded now."""
+        return self.recorder if self.recorder is not None and self.recorder.recording else None
+
+    @contextlib.contextmanager
+    def to(self, recorder: Recorder) -> Iterator[None]:
+        """Route calls to ``recorder``.
+
+        ``torch.compiler.is_exporting()`` and ``is_compiling()`` answer yes meanwhile, so that libraries
+        avoid shortcuts that depend on the data.
+        """
+        recorder.suspended, self.recorder = self.suspended, recorder
+        flags = ExportFlags.read()
+        ExportFlags(True, True).write()
+        try:
+            yield
+        finally:
+            flags.write()
+            self.recorder = None
+
+
+Maker = Callable[[Route, Any], Any]
 
 
 @contextlib.contextmanager
-def applied(recorder: Recorder) -> Iterator[None]:
-    """Route module calls, and what the function mode does not see, to ``recorder``.
+def applied() -> Iterator[Route]:
+    """Patch module calls, and what the function mode does not see, to take the route that is given.
 
-    ``torch.compiler.is_exporting()`` and ``is_compiling()`` answer yes meanwhile, so that libraries avoid
-    shortcuts that depend on the data.
+    For all the runs of a capture at once: patching ``nn.Module`` makes Python forget what it knows of every
+    class below it.
     """
+    route = Route()
     originals = [(owner, name, vars(owner)[name]) for owner, name, _ in _PATCHES]
     patched = [
-        make(recorder, _unwrapped(o)) for (_, _, make), (_, _, o) in zip(_PATCHES, originals, strict=True)
+        make(route, _unwrapped(o)) for (_, _, make), (_, _, o) in zip(_PATCHES, originals, strict=True)
     ]
 
     def put_back() -> None:
@@ -53,35 +84,35 @@ def applied(recorder: Recorder) -> Iterator[None]:
         finally:
             put_on()
 
-    recorder.suspended = suspended
-    flags = ExportFlags.read()
+    route.suspended = suspended
     try:
         put_on()
-        ExportFlags(True, True).write()
-        yield
+        yield route
     finally:
+        route.suspended = contextlib.nullcontext
         put_back()
-        flags.write()
 
 
 def _unwrapped(original: Any) -> Any:
     return original.__func__ if isinstance(original, classmethod) else original
 
 
-def _module_call(recorder: Recorder, original: Any) -> Any:
+def _module_call(route: Route, original: Any) -> Any:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not recorder.recording:
+        recorder = route.active
+        if recorder is None:
             return original(self, *args, **kwargs)
         return recorder.module(self, original, args, kwargs)
 
     return __call__
 
 
-def _function_apply(recorder: Recorder, original: Any) -> Any:
+def _function_apply(route: Route, original: Any) -> Any:
     """A custom function's backward stays its own; a checkpoint is recorded through."""
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not recorder.recording:
+        recorder = route.active
+        if recorder is None:
             return original(cls, *args, **kwargs)
         if cls is CheckpointFunction:
             function, _, *rest = args
@@ -91,37 +122,39 @@ def _function_apply(recorder: Recorder, original: Any) -> Any:
     return classmethod(apply)
 
 
-def _vmap(recorder: Recorder, original: Any) -> Any:
+def _vmap(route: Route, original: Any) -> Any:
     def vmap_impl(
         func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk_size: Any, *args: Any, **kwargs: Any
     ) -> Any:
         how = (in_dims, out_dims, randomness, chunk_size)
-        if not recorder.recording:
+        recorder = route.active
+        if recorder is None:
             return original(func, *how, *args, **kwargs)
         return recorder.mapped(original, func, how, args, kwargs)
 
     return vmap_impl
 
 
-def _from_numpy(recorder: Recorder, original: Any) -> Any:
+def _from_numpy(route: Route, original: Any) -> Any:
     def from_numpy(array: Any) -> Any:
-        return recorder.own_constant(original(array)) if recorder.recording else original(array)
+        recorder = route.active
+        return original(array) if recorder is None else recorder.own_constant(original(array))
 
     return from_numpy
 
 
-def _len(recorder: Recorder, original: Any) -> Any:
+def _len(route: Route, original: Any) -> Any:
     def len(value: Any) -> Any:
-        if type(value) is torch.Tensor and value.dim() and recorder.recording:
+        if type(value) is torch.Tensor and value.dim() and route.active:
             return value.size(0)
         return original(value)
 
     return len
 
 
-def _math(recorder: Recorder, original: Any) -> Any:
+def _math(route: Route, original: Any) -> Any:
     def function(*args: Any) -> Any:
-        if recorder.recording and any(type(a) in (TrackedInt, TrackedFloat) for a in args):
+        if route.active and any(type(a) in (TrackedInt, TrackedFloat) for a in args):
             return call(original, *args)
         return original(*args)
 

@@ -50,12 +50,18 @@ class Session:
         self.known = frozenset(map(id, snapshot.tensors_held()))
         self.tried: set[tuple[str, bool]] = set()
         self.functions: dict[opaque.Function, None] = {}
+        self.route = patches.Route()
 
     def forms(self) -> dict[bool, Recording]:
         """A recording in each mode; what must stay whole or be opened is found by trying.
 
         Raises :class:`CaptureError` where it cannot be recorded, :class:`ModelError` where it cannot be run.
         """
+        with patches.applied() as self.route:
+            return self.found()
+
+    def found(self) -> dict[bool, Recording]:
+        """See :meth:`forms`."""
         for _ in range(_MOST_TRIES):
             try:
                 evaluation = self.record(training=False)
@@ -111,7 +117,7 @@ class Session:
             )
             try:
                 with (
-                    patches.applied(recorder),
+                    self.route.to(recorder),
                     opaque.replaced(self.functions, recorder.whole),
                     opaque.drawing(recorder.drawn),
                 ):
@@ -135,7 +141,8 @@ class Session:
         """The model's own result, not recorded, from the state it is in."""
         args, kwargs = fresh((self.args, self.kwargs), self.device)
         seed(self.device)
-        return self.model(*args, **kwargs)
+        with self.route.suspended():
+            return self.model(*args, **kwargs)
 
     def explain(self, error: Exception, failed: str | None, training: bool) -> None:
         """A run raised: is it the model's own error, or something that recording brought about?"""
