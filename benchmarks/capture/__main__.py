@@ -71,9 +71,9 @@ def _prepare() -> None:
 
     torch.set_num_threads(1)
     # what each loads on first use is no part of a model's time
-    small = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
-    autopipe.split(small, 2, (torch.zeros(2, 2),), costs="estimated")
-    torch.export.export(small, (torch.zeros(2, 2),))
+    small = torch.nn.Sequential(torch.nn.Conv1d(2, 2, 2), torch.nn.ReLU(), torch.nn.Conv1d(2, 2, 2))
+    autopipe.split(small, 2, (torch.zeros(2, 2, 8),), costs="estimated")
+    torch.export.export(small, (torch.zeros(2, 2, 8),))
     transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=0, hidden_size=32, vocab_size=8))
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
