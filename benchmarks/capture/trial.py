@@ -25,7 +25,7 @@ from .zoo import Entry, config_of, own_case
 __all__ = ["N_STAGES", "NoSubject", "Subject", "build", "try_autopipe"]
 
 N_STAGES = 4
-SOLVE_S = 0.5
+SOLVE_S = 0.1
 """Seconds that a solve may look for a proof; the plan is good without."""
 MAX_PARAMETERS = 120_000_000
 MAX_BUILD_S = 15.0
