@@ -31,6 +31,7 @@ def main() -> int:
     options = _options()
     # by hash, so that what is done so far is a fair sample of the whole at any time
     chosen = sorted((e for e in entries() if re.search(options.only, e.name)), key=_hash)
+    where = environment()
     done: dict[str, dict[str, Any]] = {}
     if options.resume and options.json.exists():
         done = json.loads(options.json.read_text())["models"]
@@ -42,7 +43,7 @@ def main() -> int:
         done[entry.name] = result
         print(f"{len(done):4}/{len(chosen)} {line(entry.name, result)}", flush=True)
         if options.json:
-            _write(options.json, done, time.monotonic() - start)
+            _write(options.json, where, done, time.monotonic() - start)
     print(summary(done))
     return 0
 
@@ -123,8 +124,8 @@ def _hash(entry: Entry) -> str:
     return hashlib.sha256(entry.name.encode()).hexdigest()
 
 
-def _write(path: pathlib.Path, done: dict[str, Any], seconds: float) -> None:
-    out = {"environment": environment(), "seconds": round(seconds, 1), "models": dict(sorted(done.items()))}
+def _write(path: pathlib.Path, where: dict[str, str], done: dict[str, Any], seconds: float) -> None:
+    out = {"environment": where, "seconds": round(seconds, 1), "models": dict(sorted(done.items()))}
     temporary = path.with_suffix(".part")
     temporary.write_text(json.dumps(out, indent=1))
     temporary.replace(path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pathlib
 import platform
 import statistics
+import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -80,4 +82,11 @@ def environment() -> dict[str, str]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "machine": platform.machine(),
+        "commit": _commit(),
     }
+
+
+def _commit() -> str:
+    """The commit of this checkout; "" outside of one."""
+    command = ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
