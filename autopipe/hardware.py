@@ -6,7 +6,7 @@ Measuring links and devices is left to ``measure``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import StoreError
@@ -92,6 +92,17 @@ class Cluster:
         if (source, destination) in self.links:
             return self.links[source, destination]
         return self.local if self.host(source) == self.host(destination) else self.remote
+
+    def picked(self, ranks: Sequence[int]) -> Cluster:
+        """The cluster of some of the ranks, numbered anew in the order given."""
+        place = {rank: x for x, rank in enumerate(ranks)}
+        links = {(place[a], place[b]): k for (a, b), k in self.links.items() if a in place and b in place}
+        return dataclasses.replace(
+            self,
+            devices=tuple(self.devices[r] for r in ranks),
+            hosts=tuple(self.hosts[r] for r in ranks) if self.hosts else (),
+            links=links,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and numbers, for JSON."""

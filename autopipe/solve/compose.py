@@ -27,6 +27,14 @@ class Source:
     cluster: Cluster
     settings: Settings
 
+    def on(self, ranks: Sequence[int]) -> Source:
+        """The same for some of the cluster's ranks."""
+        if len(ranks) == self.cluster.n_ranks:
+            return self
+        limits = tuple(self.settings.memory_limit[r] for r in ranks) if self.settings.memory_limit else ()
+        settings = dataclasses.replace(self.settings, memory_limit=limits)
+        return dataclasses.replace(self, cluster=self.cluster.picked(ranks), settings=settings)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:

@@ -20,7 +20,7 @@ from .orders import orders
 from .problem import HUGE, Array, Problem, cheapest, scaled
 from .spans import Bits, Spans, downsets, prefixes
 
-__all__ = ["improve", "least_load", "several"]
+__all__ = ["improve", "least_load", "neighbours", "several"]
 
 _MOST_DOWNSETS = 700
 """Tables have the square of this many entries."""
@@ -65,7 +65,7 @@ def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple
     improved = True
     while improved:
         improved = False
-        for moved in _neighbours(problem, best):
+        for moved in neighbours(problem, best):
             if time.perf_counter() > deadline:
                 return best
             after = _fullest(problem, moved)
@@ -81,7 +81,7 @@ def _fullest(problem: Problem, stage_of: Sequence[int]) -> tuple[int, ...]:
     return (problem.bottleneck(loads), *sorted(ranks, reverse=True))
 
 
-def _neighbours(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def neighbours(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Every valid assignment that differs by one item moved to the next or the previous stage."""
     for v, s in enumerate(stage_of):
         for there, beside in ((s + 1, problem.after[v]), (s - 1, problem.before[v])):

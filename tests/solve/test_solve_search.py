@@ -1,5 +1,9 @@
 """``solve`` on a small language model by hand: what it is asked for holds, and hand-made splits never win."""
 
+import dataclasses
+import itertools
+import re
+
 import pytest
 
 from autopipe.costs import CostTable, OpCost
@@ -126,10 +130,84 @@ def test_a_v_placement_makes_the_tie_free():
 
 
 def test_too_little_memory_names_stage_limit_and_remedy():
-    with pytest.raises(InfeasibleError, match=r"in stage \d, limit .* per rank fits.* more stages"):
+    with pytest.raises(
+        InfeasibleError, match=r"needs .* on rank \d \(stage \d, .* in flight\), limit 97.7 KiB"
+    ):
         made(memory_limit=100_000)
     need = max(s.memory_bytes for s in made().stages)
     assert max(s.memory_bytes for s in made(memory_limit=need).stages) <= need
+
+
+def test_what_an_infeasible_answer_names_fits_and_no_less_does():
+    with pytest.raises(InfeasibleError) as refused:
+        made(n_stages=2, cluster=cluster(2), memory_limit=600_000)
+    assert "n_stages found to fit is 3" in str(refused.value)
+    assert made(n_stages=3, cluster=cluster(3), memory_limit=600_000).n_stages == 3
+    enough = re.search(r"a limit of ([\d.]+) KiB per rank fits", str(refused.value))
+    need = float(enough[1]) * 1024
+    made(n_stages=2, cluster=cluster(2), memory_limit=need + 100)
+    with pytest.raises(InfeasibleError):
+        made(n_stages=2, cluster=cluster(2), memory_limit=need - 100)
+
+
+def test_saved_activations_that_do_not_fit_can_be_recomputed():
+    """32 MiB saved per layer and microbatch: what is kept does not fit, what is recomputed does."""
+    table = costs()
+    heavy = {op: dataclasses.replace(c, saved_bytes=32 << 20) for op, c in table.costs.items()}
+    given = {"costs": dataclasses.replace(table, costs=heavy), "memory_limit": 140 << 20}
+    with pytest.raises(InfeasibleError, match="recompute='auto' fits"):
+        made(**given)
+    assert any(s.recompute for s in made(**given, recompute="auto").stages)
+
+
+def test_free_stage_counts_are_all_tried_and_the_fastest_wins():
+    plan = made(n_stages="auto", schedule="auto", n_microbatches=4)
+    assert {c.n_stages for c in plan.candidates} == {1, 2, 3, 4, 6}
+    assert plan.step_s == min(c.step_s for c in plan.candidates if c.feasible)
+    for n in (1, 2, 3):
+        assert plan.step_s <= made(n_stages=n, cluster=cluster(n), schedule="auto", n_microbatches=4).step_s
+    assert plan.n_ranks == plan.cluster.n_ranks == len(plan.settings["ranks"])
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_dear_links_make_fewer_stages_the_faster_choice():
+    plan = made(n_stages=None, cluster=cluster(link=Link(1.0, 1e3)))
+    assert (plan.n_stages, plan.n_ranks) == (1, 1)
+    assert made(n_stages=None, cluster=cluster(link=Link(1.0, 1e3)), min_ranks=2).n_ranks == 2
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 2.0, 0.5), (0.5, 1.0, 1.0), (2.0, 0.5, 2.0)])
+def test_a_free_order_of_devices_is_the_best_of_all(speeds):
+    def on(order) -> Cluster:
+        return Cluster(tuple(Device(speed=speeds[r]) for r in order), local=LINK)
+
+    plan = made(cluster=on((0, 1, 2)), device_order="auto", overlap=False)
+    each = [made(cluster=on(order), overlap=False) for order in itertools.permutations(range(3))]
+    assert plan.step_s == pytest.approx(min(p.step_s for p in each))
+    assert plan.bounds.bottleneck_lower_s == pytest.approx(min(p.bounds.bottleneck_lower_s for p in each))
+    assert sorted(plan.placement) == [0, 1, 2]
+    with pytest.raises(InputError, match="'given', 'auto'"):
+        made(device_order="any")
+
+
+def test_many_different_devices_are_ordered_within_the_time():
+    devices = tuple(Device(speed=1 + r / 10) for r in range(6))
+    given = {"cluster": Cluster(devices, local=LINK), "n_stages": 6}
+    plan = made(**given, device_order="auto")
+    assert plan.step_s <= made(**given).step_s
+    assert plan.bounds.bottleneck_lower_s <= plan.bounds.bottleneck_s
+    assert plan == made(**given, device_order="auto")
+
+
+def test_memory_may_be_limited_per_rank():
+    plain = made()
+    limits = [s.memory_bytes for s in plain.stages]
+    assert made(memory_limit=limits).placement == plain.placement
+    tight = made(memory_limit=[limits[0] - 1, *(10**9 for _ in limits[1:])])
+    assert tight.stages[0].memory_bytes < limits[0]
+    assert Plan.from_json(tight.to_json()).settings["memory_limit"] == [limits[0] - 1, 10**9, 10**9]
+    with pytest.raises(InputError, match="2 entries for 3 ranks"):
+        made(memory_limit=limits[:2])
 
 
 def test_unequal_memory_moves_the_cut():

@@ -1,0 +1,168 @@
+"""Why no plan fits: which constraint, where, by how much, and the smallest change that would do.
+
+Finding plans is left to ``search``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from ..errors import InfeasibleError
+from ..hardware import Cluster
+from ..units import format_bytes
+from .cases import Case
+from .chains import chain
+from .problem import HUGE, Problem
+
+__all__ = ["why_none"]
+
+_STEPS = 14
+"""Halvings of the memory looked for: within a ten thousandth of the fullest rank's."""
+
+_MORE_STAGES = 8
+"""So many more stages than asked for are looked at, and as many doublings."""
+
+
+def why_none(case: Case, problem: Problem, deadline: float) -> InfeasibleError:
+    """The error for a case whose problem no chain meets.
+
+    Names the rank that is short in the plan that needs least memory, and what would fit: memory on every
+    rank, more stages (each on one more rank like the last), recomputing. Looked for until ``deadline``, so
+    what is named fits for sure, and is the smallest that was found.
+    """
+    loose = _with_room(problem, HUGE)
+    answer = chain(loose, time_limit_s=_left(deadline, 4))
+    if answer.stage_of is None:
+        return InfeasibleError(
+            f"no {case.n_stages}-stage plan meets the pins: {dict(case.source.settings.pin)} leaves a stage "
+            f"empty or turns data backwards; drop a pin"
+        )
+    short, stage_of = _least_room(problem, answer.stage_of, deadline)
+    remedies = [_room_words(problem, short), *_other_remedies(case, deadline)]
+    return InfeasibleError(
+        f"no {case.n_stages}-stage plan fits: {_place(problem, stage_of)}; {'; '.join(remedies)}"
+    )
+
+
+def _left(deadline: float, parts: int) -> float:
+    return max(0.1, (deadline - time.perf_counter()) / parts)
+
+
+def _with_room(problem: Problem, extra: int) -> Problem:
+    """The problem with so many more bytes on every rank."""
+    stages = (dataclasses.replace(s, limit_bytes=min(HUGE, s.limit_bytes + extra)) for s in problem.stages)
+    return dataclasses.replace(problem, stages=tuple(stages))
+
+
+def _least_room(problem: Problem, stage_of: tuple[int, ...], deadline: float) -> tuple[int, tuple[int, ...]]:
+    """The fewest bytes more on every rank that let a plan fit, as far as found, and that plan."""
+    most, best = max(_excess(problem, stage_of).values()), stage_of
+    least = 0
+    for _ in range(_STEPS):
+        if most - least <= 1 or time.perf_counter() > deadline:
+            break
+        middle = (least + most) // 2
+        found = chain(_with_room(problem, middle), time_limit_s=_left(deadline, 2)).stage_of
+        if found is None:
+            least = middle
+        else:
+            most, best = min(middle, max(_excess(problem, found).values())), found
+    return most, best
+
+
+def _excess(problem: Problem, stage_of: Sequence[int]) -> dict[int, int]:
+    """By rank, the bytes over its limit."""
+    loads = problem.loads(stage_of)
+    return {
+        rank: problem.rank_bytes(rank, [loads[s] for s in own]) - problem.stages[own[0]].limit_bytes
+        for rank, own in problem.stages_of.items()
+    }
+
+
+def _place(problem: Problem, stage_of: Sequence[int]) -> str:
+    """The rank that is shortest of memory, what it holds, and by how much it is over."""
+    excess = _excess(problem, stage_of)
+    rank = max(excess, key=lambda r: (excess[r], -r))
+    own = problem.stages_of[rank]
+    ops = [op for item, s in zip(problem.items, stage_of, strict=True) if s in own for op in item.ops]
+    limit = problem.stages[own[0]].limit_bytes
+    stages = f"stage {own[0]}" if len(own) == 1 else f"stages {', '.join(map(str, own))}"
+    alive = max(problem.stages[s].in_flight for s in own)
+    return (
+        f"the one that comes closest needs {format_bytes(limit + excess[rank])} on rank {rank} ({stages}, "
+        f"{_span(ops)}, {alive} microbatches in flight), limit {format_bytes(limit)}"
+    )
+
+
+def _span(ops: Sequence[str]) -> str:
+    return ops[0] if len(ops) == 1 else f"{ops[0]} to {ops[-1]}"
+
+
+def _room_words(problem: Problem, short: int) -> str:
+    limits = {s.limit_bytes for s in problem.stages}
+    if len(limits) == 1:
+        return f"a limit of {format_bytes(limits.pop() + short)} per rank fits"
+    return f"{format_bytes(short)} more on every rank fit"
+
+
+def _other_remedies(case: Case, deadline: float) -> list[str]:
+    out = []
+    stages = _enough_stages(case, deadline)
+    if stages is not None:
+        out.append(f"the smallest n_stages found to fit is {stages}")
+    if case.source.settings.recompute == "never":
+        again = dataclasses.replace(case.source.settings, recompute="auto")
+        changed = dataclasses.replace(case, source=dataclasses.replace(case.source, settings=again))
+        if _fits(changed.problem(), deadline):
+            out.append("recompute='auto' fits")
+    return out
+
+
+def _enough_stages(case: Case, deadline: float) -> int | None:
+    """The fewest stages, and ranks for them like the last, that fit: one more at a time, then doubled."""
+    n_ranks = case.source.cluster.n_ranks
+    per_rank, rest = divmod(case.n_stages, n_ranks)
+    if rest:
+        return None
+    counts = [n_ranks + i for i in range(1, _MORE_STAGES + 1)]
+    counts += [2**i * n_ranks for i in range(1, _MORE_STAGES + 1) if 2**i * n_ranks > counts[-1]]
+    for n in counts:
+        if time.perf_counter() > deadline:
+            return None
+        try:
+            problem = _grown(case, n, n * per_rank).problem()
+        except InfeasibleError:
+            return None
+        if _fits(problem, deadline):
+            return n * per_rank
+    return None
+
+
+def _grown(case: Case, n_ranks: int, n_stages: int) -> Case:
+    """The case on more ranks, each like the last there is."""
+    source, last = case.source, case.source.cluster.n_ranks - 1
+    grown = Cluster(
+        source.cluster.devices + (source.cluster.devices[-1],) * (n_ranks - last - 1),
+        (*source.cluster.hosts, *([source.cluster.hosts[-1]] * (n_ranks - last - 1)))
+        if source.cluster.hosts
+        else (),
+        source.cluster.local,
+        source.cluster.remote,
+        source.cluster.links,
+    )
+    limits = source.settings.memory_limit
+    limits += limits[-1:] * (n_ranks - last - 1)
+    settings = dataclasses.replace(source.settings, memory_limit=limits)
+    order = (*case.order, *range(last + 1, n_ranks))
+    return dataclasses.replace(
+        case,
+        source=dataclasses.replace(source, cluster=grown, settings=settings),
+        n_stages=n_stages,
+        order=order,
+    )
+
+
+def _fits(problem: Problem, deadline: float) -> bool:
+    return chain(problem, time_limit_s=_left(deadline, 4)).stage_of is not None

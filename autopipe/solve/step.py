@@ -1,0 +1,167 @@
+"""From near-optimal chains of one case to the plan whose step simulates fastest.
+
+Finding the chains' bound is left to ``chains``, choosing between cases to ``search``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..plans import Bounds, Candidate, Plan
+from ..simulator import simulate
+from .baselines import Weigh, by_weight, weights_of
+from .cases import Case
+from .compose import lay_out
+from .exact import Answer
+from .intervals import lightest_chain
+from .problem import HUGE, Problem
+from .virtual import neighbours
+
+__all__ = ["fastest"]
+
+_SLACK = (0.0, 0.01, 0.03, 0.1)
+"""How far over the best bottleneck chains are looked at: a step is more than its slowest stage."""
+
+_CLIMBED = 3
+"""So many of the fastest plans are improved by moves."""
+
+_MOVES = 200
+"""At most so many moves are simulated for each of them."""
+
+Split = tuple[str, tuple[int, ...]]
+
+
+def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Plan | None:
+    """The split that simulates fastest among those that fit; the others are its candidates. None fits: None.
+
+    With ``balance="cost"``: the best bottleneck, chains near it, the splits people make by hand, and what
+    moving single items over a cut makes of the fastest of all these. Else the balance asked for alone.
+    """
+    rated: list[tuple[Plan, tuple[int, ...]]] = []
+    rows = []
+    for label, stage_of in _splits(case, problem, answer):
+        bottleneck = problem.bottleneck(problem.loads(stage_of))
+        plan = _plan(case, problem, answer, stage_of)
+        rows.append(_row(f"{case.label}: {label}", plan, bottleneck < HUGE))
+        if bottleneck < HUGE:
+            rated.append((plan, stage_of))
+    if not rated:
+        return None
+    rated.sort(key=lambda r: r[0].step_s)
+    best = rated[0][0]
+    for plan, stage_of in rated[:_CLIMBED] if case.balance == "cost" else ():
+        better = _climbed(case, problem, answer, plan, stage_of, deadline)
+        if better is not plan:
+            rows.append(_row(f"{case.label}: moved", better, True))
+            best = min(best, better, key=lambda p: p.step_s)
+    return dataclasses.replace(best, candidates=tuple(rows))
+
+
+def _row(label: str, plan: Plan, fits: bool) -> Candidate:
+    memory = max(s.memory_bytes for s in plan.stages)
+    return Candidate(label, plan.schedule, plan.n_stages, plan.n_microbatches, plan.step_s, memory, fits)
+
+
+def _splits(case: Case, problem: Problem, answer: Answer) -> Iterator[Split]:
+    names: tuple[str | Weigh, ...] = (case.balance,)
+    if case.balance == "cost":
+        assert answer.stage_of is not None
+        yield "best bottleneck", answer.stage_of
+        yield from _near(problem, answer)
+        names = ("uniform", "parameters")
+    for name in names:
+        made = by_weight(problem, weights_of(case.source.graph, problem, name))
+        if made is not None:
+            yield name if isinstance(name, str) else "callable", made
+
+
+def _near(problem: Problem, answer: Answer) -> Iterator[Split]:
+    """Chains over the given order with bottlenecks near the best and the least total load."""
+    seen = {answer.stage_of}
+    worst = max(load.load_ns for load in problem.loads(answer.stage_of or ()))
+    for slack in _SLACK:
+        limit = min(round(worst * (1 + slack)), HUGE - 1)
+        found = lightest_chain(problem, range(len(problem.items)), limit)
+        if found is not None and found not in seen:
+            seen.add(found)
+            yield f"within {slack:.0%}", found
+
+
+def _climbed(
+    case: Case, problem: Problem, answer: Answer, plan: Plan, stage_of: tuple[int, ...], deadline: float
+) -> Plan:
+    """The plan after every move of one item over a cut that makes its step shorter."""
+    left, improved = _MOVES, True
+    while improved:
+        improved = False
+        for moved in neighbours(problem, stage_of):
+            if left == 0 or time.perf_counter() > deadline:
+                return plan
+            left -= 1
+            if problem.bottleneck(problem.loads(moved)) >= HUGE:
+                continue
+            after = _plan(case, problem, answer, moved)
+            if after.step_s < plan.step_s:
+                plan, stage_of, improved = after, moved, True
+                break
+    return plan
+
+
+def _plan(case: Case, problem: Problem, answer: Answer, stage_of: Sequence[int]) -> Plan:
+    s = case.source
+    layout = lay_out(s, problem, stage_of)
+    reached = problem.bottleneck(problem.loads(stage_of)) % HUGE
+    lower = min(answer.lower_ns, reached) if answer.lower_ns < HUGE else 0
+    plan = Plan(
+        s.graph.model,
+        s.graph.digest,
+        layout.stages,
+        layout.boundaries,
+        layout.ties,
+        case.schedule,
+        case.n_microbatches,
+        0.0,
+        Bounds(reached / 1e9, lower / 1e9, 0.0, reached <= lower),
+        s.cluster,
+        (),
+        _written(case),
+    )
+    step_s = simulate(plan).step_s
+    speeds = sum(d.speed for d in s.cluster.devices)
+    # Only work occupies a rank in the simulated step, so only work bounds it.
+    least = min(case.n_microbatches * problem.total_ns / 1e9 / speeds * (1 - 1e-6), step_s)
+    return dataclasses.replace(
+        plan, step_s=step_s, bounds=dataclasses.replace(plan.bounds, step_lower_s=least)
+    )
+
+
+def _written(case: Case) -> dict[str, Any]:
+    """The settings that a plan keeps."""
+    s, costs = case.source.settings, case.source.costs
+    return {
+        "balance": case.balance if isinstance(case.balance, str) else "callable",
+        "ties": s.ties,
+        "pin": dict(s.pin),
+        "together": [list(group) for group in s.together],
+        "uncut": list(s.uncut),
+        "clone": s.clone,
+        "sender_pays": s.sender_pays,
+        "recompute": s.recompute,
+        "overlap": s.overlap,
+        "memory_limit": _limit_written(s.memory_limit),
+        "optimizer_bytes_per_parameter_byte": s.optimizer_bytes_per_parameter_byte,
+        "optimizer_s_per_byte": costs.optimizer_s_per_byte,
+        "costs": costs.source,
+        "dims": dict(costs.dims),
+        "versions": dict(costs.versions),
+        "ranks": list(case.ranks),
+    }
+
+
+def _limit_written(limits: Sequence[int]) -> int | list[int] | None:
+    if len(set(limits)) <= 1:
+        return next(iter(limits), None)
+    return list(limits)
