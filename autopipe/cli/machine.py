@@ -86,7 +86,7 @@ def run(
         how = how if how.stages is not None else dataclasses.replace(how, stages=max(2, n_ranks))
         pipe = Request(model, making).split(how)
         result = train(pipe, steps, lr)
-        if out is not None and result.timeline is not None:
+        if out is not None:
             out.write_text(json.dumps(result.timeline))
     return Told(result.to_dict(), str(result)) if os.environ.get("RANK", "0") == "0" else None
 

@@ -114,8 +114,9 @@ def time_payload(
     predicted: Timeline,
     measured: Timeline | None = None,
     limits: Sequence[int | None] = (),
+    held: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Per rank the predicted and measured actions, the memory over time and its limit; times in ns."""
+    """Per rank what is predicted and measured: actions, memory over time, its limit and peak; times in ns."""
     ranks = range(plan.n_ranks)
     join = math.ceil(len(predicted.events) / MOST_EVENTS)
     tracks = _tracks(predicted.events, len(ranks), join)
@@ -124,6 +125,7 @@ def time_payload(
         "step": predicted.step_s,
         "measured": measured.step_s if measured is not None else None,
         "limits": list(limits) or [None] * len(ranks),
+        "held": list(held) or [None] * len(ranks),
         "stages": [[s.index for s in plan.stages if s.rank == r] for r in ranks],
         "predicted": tracks,
         "critical": _critical(predicted, len(ranks)) if join <= 1 else [[] for _ in ranks],

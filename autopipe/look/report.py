@@ -19,6 +19,7 @@ from ..graph import OpGraph
 from ..memory import memory_limits
 from ..plans import Plan
 from ..simulator import Report, Timeline, simulate
+from ..units import parse_bytes
 from .payload import graph_payload, time_payload, tree_payload
 from .table import Table, count, nbytes, percent, seconds, word
 from .tables import boundary_table, candidate_table, certificate, stage_table, tables, tie_table
@@ -27,6 +28,8 @@ from .why import cut_reasons
 __all__ = ["report"]
 
 SCRIPTS = ("base.js", "tree.js", "ops.js", "time.js", "main.js")
+NEAR = 4
+"""A limit less than this many times the highest peak is drawn; beyond, peaks would be flat beside it."""
 Section = tuple[str, str, str]
 """The id, the title and the body of a part of the page."""
 
@@ -48,24 +51,27 @@ def report(
     measured: the timeline of a step that ran, or a run's report that holds one; drawn under the prediction.
     """
     predicted = timeline if timeline is not None else simulate(plan, costs=costs)
-    ran = measured.timeline if isinstance(measured, Report) else measured
+    run = measured if isinstance(measured, Report) else None
+    ran = run.timeline if run is not None else measured
+    assert not isinstance(ran, Report)
+    held = run.peak_bytes if run is not None else ()
     sections = [
         _stages(plan),
-        *((_held(measured),) if isinstance(measured, Report) else ()),
+        *((_held(run),) if run is not None else ()),
         *(_graph_sections(plan, graph) if graph is not None else ()),
         _boundaries(plan),
         _schedule(predicted, ran),
-        _memory(plan),
+        _memory(plan, predicted, held),
         _reasons(plan, costs),
         _assumptions(plan, costs),
     ]
-    blocks = {"d-time": time_payload(plan, predicted, ran, memory_limits(plan))}
+    blocks = {"d-time": time_payload(plan, predicted, ran, memory_limits(plan), held)}
     if graph is not None:
         blocks |= {"d-graph": graph_payload(graph, plan, costs), "d-tree": tree_payload(graph, plan, costs)}
-    return _page(plan.model, _header(plan, predicted, ran), sections, blocks)
+    return _page(plan.model, _header(plan, predicted, run or ran), sections, blocks)
 
 
-def _header(plan: Plan, predicted: Timeline, measured: Timeline | None) -> str:
+def _header(plan: Plan, predicted: Timeline, measured: Report | Timeline | None) -> str:
     stages = f"{plan.n_stages} {'stage' if plan.n_stages == 1 else 'stages'}"
     ranks = f"{plan.n_ranks} {'rank' if plan.n_ranks == 1 else 'ranks'}"
     lead = (
@@ -82,11 +88,12 @@ def _header(plan: Plan, predicted: Timeline, measured: Timeline | None) -> str:
     )
 
 
-def _figures(plan: Plan, predicted: Timeline, measured: Timeline | None) -> Sequence[tuple[str, str, str]]:
+def _figures(
+    plan: Plan, predicted: Timeline, measured: Report | Timeline | None
+) -> Sequence[tuple[str, str, str]]:
     out = [("step, predicted", seconds(predicted.step_s), _bound(plan.bounds.step_lower_s))]
     if measured is not None:
-        ratio = measured.step_s / predicted.step_s if predicted.step_s else float("nan")
-        out.append(("step, measured", seconds(measured.step_s), f"{ratio:.2f}× predicted"))
+        out.append(("step, measured", *_measured(predicted, measured)))
     out.append(("idle", percent(predicted.bubble_fraction), "of all ranks' time in a step"))
     fullest = max(range(plan.n_ranks), key=lambda r: _rank_memory(plan, predicted, r))
     limit = memory_limits(plan)[fullest]
@@ -99,6 +106,15 @@ def _figures(plan: Plan, predicted: Timeline, measured: Timeline | None) -> Sequ
     gap = "0%" if plan.bounds.proved else percent(plan.bounds.gap)
     out.append(("gap to optimum", gap, certificate(plan)))
     return out
+
+
+def _measured(predicted: Timeline, measured: Report | Timeline) -> tuple[str, str]:
+    if isinstance(measured, Timeline):
+        took_s, said_s, how = measured.step_s, predicted.step_s, "predicted"
+    else:
+        took_s, said_s = measured.measured_step_s, measured.predicted_step_s
+        how = f"the {seconds(said_s)} of all ranks in turn" if measured.in_turn else "predicted"
+    return seconds(took_s), f"{took_s / said_s:.2f}× {how}" if said_s else ""
 
 
 def _bound(least_s: float) -> str:
@@ -116,8 +132,11 @@ def _stages(plan: Plan) -> Section:
 
 
 def _held(run: Report) -> Section:
-    text = "<p>What the last steps took against what the plan said they would.</p>"
-    return "measured", "Measured", text + _table(tables(run)[0])
+    text = "What the last steps took against what the plan said they would."
+    if run.in_turn:
+        text += " One process ran all ranks in turn, so nothing overlapped as the schedule has it."
+    first, *more = tables(run)
+    return "measured", "Measured", f"<p>{text}</p>" + _table(first) + "".join(map(_titled, more))
 
 
 def _graph_sections(plan: Plan, graph: OpGraph) -> tuple[Section, Section]:
@@ -179,9 +198,12 @@ def _bubble(timeline: Timeline) -> Mapping[str, float]:
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def _memory(plan: Plan) -> Section:
+def _memory(plan: Plan, predicted: Timeline, held: Sequence[int]) -> Section:
     limits = sorted({x for x in memory_limits(plan) if x is not None})
-    limit = f" The dashed line is the limit, {word(tuple(map(nbytes, limits)))}." if limits else ""
+    near = limits and limits[0] < NEAR * max(predicted.peak_bytes, default=0)
+    drawn = " (dashed)" if near else ", far above" if limits else ""
+    limit = f" The limit is {word(tuple(map(nbytes, limits)))}{drawn}." if limits else ""
+    limit += " The solid line is the most that was measured." if held else ""
     body = (
         f"<p>Predicted memory of each rank over the step, on the schedule's time axis.{limit}</p>"
         '<div style="position:relative"><div class="view" id="memory-rows" tabindex="0" role="application" '
@@ -218,7 +240,12 @@ def _assumptions(plan: Plan, costs: CostTable | None) -> Section:
     facts["links"] = f"{seconds(link.latency_s)} + bytes / {nbytes(link.bandwidth_bytes_s)} per s on a host"
     if link.bandwidth_bytes_s == float("inf"):
         facts["links"] = "taken as free on a host"
-    facts |= {k.replace("_", " "): v for k, v in plan.settings.items() if v not in (None, (), [], {})}
+    said = {"dims", "versions"} if costs is not None else set()
+    facts |= {
+        k.replace("_", " "): nbytes(parse_bytes(v)) if k == "memory_limit" else v
+        for k, v in plan.settings.items()
+        if v not in (None, (), [], {}) and k not in said
+    }
     facts["graph digest"] = plan.graph_digest
     return "assumptions", "Assumptions", _facts(facts)
 

@@ -84,7 +84,7 @@ def memory(timeline: Timeline, limits: Sequence[int | None] = ()) -> str:
     known = [x for x in limits if x is not None]
     peak = max([*peaks, 1])
     limit_known = max(known, default=peak)
-    top = 1.1 * (limit_known if peak < limit_known < 12 * peak else peak)
+    top = 1.1 * (limit_known if peak < limit_known < 4 * peak else peak)
     parts = []
     for rank, curve in enumerate(curves):
         floor = AXIS + (rank + 1) * height - 4

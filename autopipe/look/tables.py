@@ -12,7 +12,7 @@ from ..costs import CostTable, OpCost
 from ..graph import OpGraph, TensorSpec
 from ..plans import Plan, StagePlan
 from ..schedule import Schedule
-from ..simulator import Report, Timeline
+from ..simulator import Report, Timeline, simulate
 from .colours import bar, swatch
 from .table import Column, Table, count, nbytes, percent, runs, seconds, word
 
@@ -338,6 +338,7 @@ def rank_table(timeline: Timeline) -> Table:
 @headline.register
 def _(report: Report) -> str:
     times = f"{seconds(report.predicted_step_s)} predicted, {seconds(report.measured_step_s)} measured"
+    times += ", all ranks in turn in one process" if report.in_turn else ""
     over = _over(report.measured_step_s, report.predicted_step_s)
     return f"{report.plan.model}: step {times}, ratio {ratio(over)}"
 
@@ -358,7 +359,20 @@ def _(report: Report) -> tuple[Table, ...]:
         for kind, took in s.measured.items()
     )
     note = f"Medians over {_n(report.n_steps, 'step')}, per microbatch."
-    return (Table("Predicted and measured", columns, rows, note),)
+    held = (_held_table(report),) if report.peak_bytes else ()
+    return (Table("Predicted and measured", columns, rows, note), *held)
+
+
+def _held_table(report: Report) -> Table:
+    columns = (
+        Column("rank", "rank", count),
+        Column("predicted_bytes", "predicted", nbytes),
+        Column("measured_bytes", "measured", nbytes),
+        Column("ratio", "ratio", ratio),
+    )
+    pairs = zip(simulate(report.plan).peak_bytes, report.peak_bytes, strict=True)
+    rows = tuple((rank, said, held, _over(held, said)) for rank, (said, held) in enumerate(pairs))
+    return Table("Memory, predicted and measured", columns, rows, "The most each rank held.")
 
 
 def _over(measured: float, predicted: float) -> float | None:

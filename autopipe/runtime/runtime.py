@@ -24,7 +24,7 @@ from ..units import parse_bytes
 from . import checkpoint
 from .engine import Engine, Options, StepResult, Where
 from .precision import Autocast, clip_grad_norm
-from .report import make_report
+from .report import make_report, peak_bytes, reset_peak
 from .weights import LossWeight
 from .whole import gather_weights
 
@@ -98,6 +98,7 @@ class Runtime:
             check_finite,
         )
         self._engine = Engine(capture, plan, tuple(stages), options)
+        reset_peak(self._engine.device)
 
     @property
     def rank(self) -> int:
@@ -306,7 +307,13 @@ class Runtime:
         return all(mesh.get_local_rank(n) == 0 for n in names if n != "pp")
 
     def report(self) -> Report:
-        """Predicted beside measured, and every action of the last step; every rank calls it."""
+        """Predicted beside measured, and every action of the last step; every rank calls it.
+
+        On CUDA with the most memory each rank held since the runtime was made.
+        """
         engine = self._engine
-        mine = {"steps": [(origin, length, clock.read()) for origin, length, clock in engine.records]}
+        mine = {
+            "steps": [(origin, length, clock.read()) for origin, length, clock in engine.records],
+            "peak_bytes": peak_bytes(engine.device),
+        }
         return make_report(engine.plan, engine.peers.gather(mine) if engine.peers else [mine])

@@ -40,10 +40,13 @@ class Report(Shown):
     Attributes
     ----------
     stages: see :class:`StageReport`.
-    predicted_step_s, measured_step_s: of a step without the optimizer's;
-        measured is the median of ``n_steps`` recent ones.
+    predicted_step_s, measured_step_s: of a step without the optimizer's; measured is the median of
+        ``n_steps`` recent ones.
+    in_turn: whether one process ran all ranks, one action after another; the prediction is then of that.
     events: every action of the last step, on one clock (hosts' clocks are taken as they are).
     plan: what was predicted.
+    peak_bytes: per rank the most its device held, as its allocator counts; empty where that is not counted
+        or one process ran all ranks.
     """
 
     stages: tuple[StageReport, ...]
@@ -52,6 +55,8 @@ class Report(Shown):
     n_steps: int
     events: tuple[RankedAction, ...]
     plan: Plan
+    in_turn: bool = False
+    peak_bytes: tuple[int, ...] = ()
 
     @property
     def timeline(self) -> Timeline:
@@ -75,8 +80,14 @@ class Report(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, for JSON."""
         stages = [dataclasses.asdict(s) for s in self.stages]
-        steps = {k: getattr(self, k) for k in ("predicted_step_s", "measured_step_s", "n_steps")}
-        return {"stages": stages, **steps, "events": [[r, str(a), s, e] for r, a, s, e in self.events]}
+        steps = {k: getattr(self, k) for k in ("predicted_step_s", "measured_step_s", "n_steps", "in_turn")}
+        peaks = {"peak_bytes": list(self.peak_bytes)}
+        return {
+            "stages": stages,
+            **steps,
+            **peaks,
+            "events": [[r, str(a), s, e] for r, a, s, e in self.events],
+        }
 
     def __str__(self) -> str:
         rows = [f"{'stage':>5} {'rank':>4} {'action':>6} {'predicted':>10} {'measured':>10} {'ratio':>6}"]

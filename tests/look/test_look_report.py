@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html.parser
+import json
 import random
 import re
 import time
@@ -13,7 +14,7 @@ import pytest
 from look_browser import browser, missing
 
 from autopipe.look import report
-from autopipe.simulator import simulate
+from autopipe.simulator import Report, simulate
 
 pytestmark = pytest.mark.timeout(120)
 LOADED_MACHINE = 3
@@ -114,6 +115,42 @@ def test_every_section_is_there():
     assert titles == [
         "Stages", "Modules", "Op graph", "Boundaries", "Schedule", "Memory", "Why this cut", "Assumptions",
     ]  # fmt: skip
+
+
+def run_report(plan, **fields):
+    timeline = simulate(plan)
+    events = tuple(tuple(e) for e in timeline.events if not isinstance(e.action, str))
+    return Report((), plan.step_s, 1.5 * plan.step_s, 3, events, plan, **fields)
+
+
+def test_measured_memory_stands_beside_predicted():
+    graph = look_examples.graph()
+    plan = look_examples.plan(graph, look_examples.costs(graph))
+    held = (10**8, 2 * 10**8, 3 * 10**8, 4 * 10**8)
+    page = run_report(plan, peak_bytes=held).to_html()
+    assert "Memory, predicted and measured" in page
+    assert "The solid line is the most that was measured" in page
+    drawn = json.loads(re.search(r'id="d-time">(.*?)</script>', page)[1])
+    assert drawn["held"] == list(held)
+    assert "1.50× predicted" in page
+    assert "Memory, predicted and measured" not in run_report(plan).to_html()
+
+
+def test_a_run_in_one_process_is_not_held_against_a_parallel_step():
+    graph = look_examples.graph()
+    plan = look_examples.plan(graph, look_examples.costs(graph))
+    page = run_report(plan, in_turn=True).to_html()
+    assert "of all ranks in turn" in page
+    assert "× predicted" not in page
+
+
+def test_a_limit_far_above_every_peak_is_said_and_not_drawn():
+    graph = look_examples.graph()
+    costs = look_examples.costs(graph)
+    far = report(look_examples.plan(graph, costs, memory_limit="80GB"))
+    assert "The limit is 74.5 GiB, far above." in far
+    assert "<dd>74.5 GiB</dd>" in far
+    assert "(dashed)" in report(look_examples.plan(graph, costs, memory_limit="80MB"))
 
 
 @needs_browser

@@ -268,3 +268,29 @@ def test_a_model_without_parameters_still_makes_an_optimizer():
     runtime.clip_grad_norm_(1.0)
     optimizer.step()
     assert not dict(runtime.named_parameters())
+
+
+def test_a_report_of_one_process_predicts_the_work_of_all_ranks_in_turn():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    pipe = autopipe.split(model, 2, (torch.randn(8, 8),), n_microbatches=4, costs="estimated", device="H100")
+    runtime = pipe.runtime(loss_fn=nn.functional.mse_loss)
+    runtime.step(torch.randn(8, 8), target=torch.randn(8, 8))
+    report = runtime.report()
+    assert report.in_turn
+    assert report.predicted_step_s == pytest.approx(4 * sum(s.seconds for s in pipe.plan.stages))
+    assert report.peak_bytes == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_rank_on_cuda_reports_the_most_it_held():
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).cuda()
+    x = torch.randn(1024, 512, device="cuda")
+    pipe = autopipe.split(model, 1, (x,), n_microbatches=4, costs="estimated")
+    runtime = pipe.runtime(loss_fn=nn.functional.mse_loss)
+    runtime.step(x, target=x)
+    report = runtime.report()
+    weights = sum(p.nbytes for p in model.parameters())
+    assert not report.in_turn
+    assert 2 * weights + x.nbytes < report.peak_bytes[0] < 100 * 2**20
+    assert "Memory, predicted and measured" in report.to_html()

@@ -246,9 +246,9 @@ function buildMemory() {
   const n = d.memory.length;
   const height = clamp(Math.floor(460 / n), 26, 84);
   const peaks = d.memory.map((m) => m.reduce((top, v, i) => (i % 2 ? Math.max(top, v) : top), 0));
-  const peak = Math.max(...peaks, 1);
+  const peak = Math.max(...peaks, ...d.held, 1);
   const limit = Math.max(...d.limits.filter((v) => v !== null), 0);
-  const top = limit && limit < peak * 12 ? Math.max(limit, peak) * 1.08 : peak * 1.15;
+  const top = limit && limit < peak * 4 ? Math.max(limit, peak) * 1.08 : peak * 1.15;
 
   function at(memory, t) {
     let [low, high] = [0, memory.length / 2];
@@ -298,18 +298,29 @@ function buildMemory() {
         c.stroke();
         c.setLineDash([]);
       }
+      const held = d.held[r];
+      if (held !== null) {
+        c.strokeStyle = theme.fg;
+        c.lineWidth = 1.5;
+        c.beginPath();
+        c.moveTo(GUTTER, level(held));
+        c.lineTo(view.clientWidth, level(held));
+        c.stroke();
+      }
       if (h >= 20) {
-        const words = "peak " + bytes(peaks[r]);
+        const words = "peak " + bytes(peaks[r]) + (held === null ? "" : `, measured ${bytes(held)}`);
+        const crossed = own !== null && own <= top && level(own) > floor - 19;
+        const base = crossed ? level(own) - 11 : floor - 9;
         c.fillStyle = theme.bg;
-        c.fillRect(GUTTER + 4, floor - 15, c.measureText(words).width + 6, 13);
+        c.fillRect(GUTTER + 4, base - 6, c.measureText(words).width + 6, 13);
         c.fillStyle = own !== null && peaks[r] > own ? theme.bad : theme.fg;
-        c.fillText(words, GUTTER + 7, floor - 8);
+        c.fillText(words, GUTTER + 7, base + 1);
       }
     },
     hit(rank, time) {
       if (time < range.from || time > range.to) return null;
       const own = d.limits[rank];
-      return [`rank ${rank} at ${seconds(time / 1e9)}`, `${bytes(at(d.memory[rank], time))} of memory`, own === null ? "no limit given" : `limit ${bytes(own)}`];
+      return [`rank ${rank} at ${seconds(time / 1e9)}`, `${bytes(at(d.memory[rank], time))} predicted`, own === null ? "no limit given" : `limit ${bytes(own)}`];
     },
   });
 }
