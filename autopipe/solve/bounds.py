@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TypeVar
+
+import numpy as np
 
 from .contract import Contraction, contract, merge
-from .problem import Problem, most_work, scaled
+from .problem import Array, Problem, most_work, scaled
 
 __all__ = ["Room", "at_bound", "lower_bound"]
+
+T = TypeVar("T", int, Array)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,12 +60,18 @@ class Room:
         """The most work that a run of stages can hold within the bound, transfers aside."""
         return sum(most_work(bound, self.problem.stages[s].speed) for s in stages)
 
-    def as_work(self, transfers_ns: int) -> int:
-        """The least work that a stage could have done instead of its transfers."""
+    def as_work(self, transfers_ns: T) -> T:
+        """The least work that stages could have done instead of their transfers; of one or an array."""
         slowest = min(s.speed for s in self.problem.stages)
+        if self.problem.overlap:
+            return transfers_ns * 0
         if slowest == 1.0:
             return transfers_ns
-        return max(0, math.floor(transfers_ns * slowest) - 2 * self.problem.n_stages)
+        least = np.floor(transfers_ns * slowest) - 2 * self.problem.n_stages
+        if isinstance(transfers_ns, np.ndarray):
+            whole: Array = np.maximum(0, least).astype(np.int64)
+            return whole
+        return max(0, int(least))
 
     def first(self, i: int) -> tuple[int, int]:
         """The least that the first ``i`` stages send, and receive."""

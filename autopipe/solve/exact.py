@@ -17,7 +17,8 @@ from .bounds import Room, at_bound, lower_bound
 from .mincut import dearest_item
 from .pairs import Floats, Layer, Loads
 from .problem import HUGE, Array, Problem, most_work
-from .windows import Downsets, TooMany, Windows
+from .reach import Reach
+from .windows import Downsets, TooMany, Window
 
 __all__ = ["Answer", "prove"]
 
@@ -65,12 +66,14 @@ def prove(problem: Problem, known: Answer, deadline: float) -> Answer:
     step = max(1, (top - lower) // _FIRST_STEP)
     while best.bottleneck_ns > lower:
         bound = max(lower, min(lower + step, top))
+        chains = Chains(problem, bound, deadline)
         try:
-            found = Chains(problem, bound, deadline).best()
+            found = chains.best()
         except (OutOfTime, TooMany, KeyboardInterrupt):
             break
         if found is None:
-            lower, step = HUGE if bound >= _dearest(problem) else bound + 1, 2 * step
+            lower = HUGE if bound >= _dearest(problem) else bound + 1
+            step = max(step + 1, round(step * (2 if chains.n_pairs < _CELLS else 1.25)))
         else:
             value, stage_of = found
             best, lower = Answer(stage_of, value, value), value
@@ -93,8 +96,8 @@ class Chains:
         self.problem = p = self.contraction.problem
         self.bound, self.deadline, self.k = bound, deadline, p.n_stages
         self.room = Room.of(p)
-        self.windows = Windows(p, self._tick, _DOWNSETS)
         self.loads = Loads(p)
+        self.n_pairs = 0
 
     def best(self) -> tuple[int, tuple[int, ...]] | None:
         """The least bottleneck of the chains and its assignment in the original items, if there is one."""
@@ -114,53 +117,59 @@ class Chains:
 
     def _layers(self) -> list[Layer] | None:
         """The downsets after each number of stages that leave room for the others; None where none does."""
+        windows = self._windows()
+        if windows is None:
+            return None
         layers = []
-        for i, (low, high) in enumerate(self._bounds()):
-            found = self.windows.between(low, high, i)
-            if found is None:
+        for window in windows:
+            found = window.downsets(self._tick, _DOWNSETS)
+            if not len(found):
                 return None
-            layer = self.loads.layer(found)
-            fitting = self._fitting(layer, i)
-            if not len(fitting):
-                return None
-            layers.append(layer.picked(fitting))
+            layers.append(self.loads.layer(found))
         return layers
 
-    def _bounds(self) -> list[tuple[int, int]]:
-        """The least and the most work before each cut, neither ever falling."""
-        total = self.room.total_ns
-        rows = [(0, 0)]
+    def _windows(self) -> list[Window] | None:
+        """What may lie before each cut; None where the bound leaves an item no stage."""
+        bounds = self._bounds()
+        reach = Reach(self.problem)
+        stages = reach.stages(self.bound, bounds)
+        if stages is None:
+            return None
+        first, last = stages
+        cuts = range(self.k + 1)
+        base, out = [last < i for i in cuts], [first >= i for i in cuts]
         for i in range(1, self.k):
-            before, after = self._left(i)
-            low, high = total - after, min(total, before)
-            rows.append((max(low, rows[-1][0]), max(high, rows[-1][1])))
+            most = most_work(self.bound, self.problem.stages[i].speed)
+            low = int(reach.works[base[i + 1]].sum()) - most
+            bounds[i] = max(bounds[i][0], low), bounds[i][1]
+        for i in range(1, self.k):
+            most = most_work(self.bound, self.problem.stages[i - 1].speed)
+            high = int(reach.works[~out[i - 1]].sum()) + most
+            bounds[i] = bounds[i][0], min(bounds[i][1], high)
+        return [Window(self.problem, base[i], out[i], *bounds[i], self._spare(i)) for i in cuts]
+
+    def _spare(self, i: int) -> tuple[int, int]:
+        """What the room before and after a cut allows for sending and receiving already."""
+        if not 0 < i < self.k or not self._is_tight:
+            return 0, 0
+        return self.room.first(i)[0], self.room.last(self.k - i)[1]
+
+    @property
+    def _is_tight(self) -> bool:
+        """Whether every stage can be held to the least transfers."""
+        room = self.room
+        return not self.problem.allow_empty or self.bound >= room.send_ns + room.receive_ns
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        """The least and the most work before each cut."""
+        room, k, total = self.room, self.k, self.room.total_ns
+        rows = [(0, 0)]
+        for i in range(1, k):
+            before, after = room.work(range(i), self.bound), room.work(range(i, k), self.bound)
+            if self._is_tight:
+                before, after = before - sum(room.first(i)), after - sum(room.last(k - i))
+            rows.append((max(0, total - after), min(total, before)))
         return [*rows, (total, total)]
-
-    def _left(self, i: int) -> tuple[int, int]:
-        """The work that fits into the first ``i`` stages and into the others, beside the least transfers."""
-        room, k = self.room, self.k
-        before, after = room.work(range(i), self.bound), room.work(range(i, k), self.bound)
-        if self.problem.allow_empty and self.bound < room.send_ns + room.receive_ns:
-            return before, after
-        return before - sum(room.first(i)), after - sum(room.last(k - i))
-
-    def _fitting(self, layer: Layer, i: int) -> Array:
-        """The rows whose open values leave room for the work on either side of them."""
-        everything = np.arange(len(layer.work))
-        if self.problem.overlap or i in (0, self.k):
-            return everything
-        before, after = self._left(i)
-        spare_send, spare_receive = self.room.first(i)[0], self.room.last(self.k - i)[1]
-        sends = self._as_work(layer.sums["send_ns"] - spare_send)
-        receives = self._as_work(layer.sums["receive_ns"] - spare_receive)
-        fits = layer.work + sends <= before
-        fits &= self.room.total_ns - layer.work + receives <= after
-        return everything[fits]
-
-    def _as_work(self, transfers: Array) -> Array:
-        each = np.maximum(0, transfers)
-        known, place = np.unique(each, return_inverse=True)
-        return np.array([self.room.as_work(int(t)) for t in known], dtype=np.int64)[place]
 
     def _step(self, s: int, a: Layer, b: Layer, value: Floats) -> tuple[Floats, Array]:
         """The least bottleneck of chains up to each downset after stage ``s``, and the row before it."""
@@ -176,6 +185,7 @@ class Chains:
             if first == last:
                 continue
             columns = np.arange(first, last)
+            self.n_pairs += len(rows) * len(columns)
             loads = self.loads.of(s, a.picked(rows), b.picked(columns))
             np.maximum(loads, value[rows, None], out=loads)
             least = loads.argmin(axis=0)

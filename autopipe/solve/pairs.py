@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .problem import HUGE, Array, Problem, memory_bytes, peak_bytes
-from .windows import Bits, Downsets
+from .reach import Bits
+from .windows import Downsets
 
 __all__ = ["Floats", "Layer", "Loads"]
 

@@ -1,21 +1,21 @@
 """Every downset whose work lies in a window: the places where a chain whose loads are bounded may be cut.
 
-Which windows a bound leaves is said by ``exact``; what a stage between two downsets costs, by ``pairs``.
+Which windows and stages a bound leaves is said by ``exact`` and ``reach``; what a stage between two downsets
+costs, by ``pairs``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from .bounds import Room
 from .problem import Array, Problem
+from .reach import Bits
 
-__all__ = ["Bits", "Downsets", "TooMany", "Windows"]
-
-Bits = npt.NDArray[np.bool_]
+__all__ = ["Downsets", "TooMany", "Window"]
 
 
 class TooMany(Exception):
@@ -52,78 +52,104 @@ class Downsets:
         return out
 
 
-class Windows:
-    """Enumerates the downsets of a problem by window of work; raises :class:`TooMany` past ``most``."""
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The downsets that hold ``base`` and nothing of ``out``, with work from ``low`` to ``high`` ns.
 
-    def __init__(self, problem: Problem, tick: Callable[[], None], most: int) -> None:
-        self.problem, self.tick, self.most = problem, tick, most
-        self.works = np.array([i.work_ns for i in problem.items], dtype=np.int64)
-        n = len(self.works)
-        self.needed = _sums(_closures(problem.before, range(n)), self.works)
-        self.barred = _sums(_closures(problem.after, range(n - 1, -1, -1)), self.works)
+    What the open values cost to send counts as work beyond ``high``, what they cost to receive as work short
+    of ``low``, but for what is ``spare`` of both.
+    """
 
-    def between(self, low: int, high: int, i: int) -> Downsets | None:
-        """The downsets with work from ``low`` to ``high`` that hold what must be in the first ``i`` stages.
+    problem: Problem
+    base: Bits
+    out: Bits
+    low: int
+    high: int
+    spare: tuple[int, int]
 
-        None if there are none.
-        """
-        p, n = self.problem, len(self.works)
-        base = self.works.sum() - self.barred < low
-        base |= np.array([p.last_of(v) < i for v in range(n)], dtype=bool)
-        out = self.needed > high
-        out |= np.array([item.first >= i for item in p.items], dtype=bool)
-        for v in range(n):
-            out[v] |= any(out[u] for u in p.before[v])
-            w = n - 1 - v
-            base[w] |= any(base[x] for x in p.after[w])
-        if (base & out).any():
-            return None
-        free = np.flatnonzero(~base & ~out)
-        rows = self._branched(free, low - int(self.works[base].sum()), high - int(self.works[base].sum()))
-        return Downsets(base, free, rows) if len(rows) else None
+    def downsets(self, tick: Callable[[], None], most: int) -> Downsets:
+        """All of them. Raises :class:`TooMany` past ``most``."""
+        free = np.flatnonzero(~self.base & ~self.out)
+        return Downsets(self.base, free, _Branching(self, free).rows(tick, most))
 
-    def _branched(self, free: Array, low: int, high: int) -> Bits:
-        """Free items in turn, left or taken; a set is dropped once its work cannot reach the window."""
-        place = {v: x for x, v in enumerate(free.tolist())}
-        held = np.zeros((1, len(free) // 64 + 1), dtype=np.uint64)
-        work = np.zeros(1, dtype=np.int64)
-        rest = int(self.works[free].sum())
-        for v, x in place.items():
-            self.tick()
-            size = int(self.works[v])
-            rest -= size
-            can = work + size <= high
-            for u in self.problem.before[v]:
-                if u in place:
-                    word, bit = divmod(place[u], 64)
-                    can &= (held[:, word] >> np.uint64(bit)) & np.uint64(1) == 1
-            left, taken = np.flatnonzero(work + rest >= low), np.flatnonzero(can)
-            more = held[taken]
-            more[:, x // 64] |= np.uint64(1 << x % 64)
-            held = np.concatenate([held[left], more])
-            work = np.concatenate([work[left], work[taken] + size])
-            if len(work) > self.most:
+
+class _Branching:
+    """Takes or leaves the free items in turn; drops what can no longer come into the window."""
+
+    def __init__(self, window: Window, free: Array) -> None:
+        self.window, self.problem, self.room = window, window.problem, Room.of(window.problem)
+        self.works = np.array([i.work_ns for i in self.problem.items], dtype=np.int64)
+        self.place = {v: x for x, v in enumerate(free.tolist())}
+        self.held = np.zeros((1, len(free) // 64 + 1), dtype=np.uint64)
+        self.work = np.full(1, self.works[window.base].sum(), dtype=np.int64)
+        self.sent = np.zeros(1, dtype=np.int64)
+        self.received = np.zeros(1, dtype=np.int64)
+        self.rest = int(self.works[free].sum())
+        self.closes: dict[int, list[int]] = {v: [] for v in self.place}
+        self.opens: dict[int, list[int]] = {v: [] for v in self.place}
+        for n, net in enumerate(self.problem.nets):
+            if any(window.out[v] for v in net.consumers):
+                if window.base[net.producer]:
+                    self.sent += net.send_ns
+                    self.received += net.receive_ns
+                elif net.producer in self.place:
+                    self.opens[net.producer].append(n)
+            elif not window.out[net.producer]:
+                for v in net.consumers:
+                    if v in self.place:
+                        self.closes[v].append(n)
+
+    def rows(self, tick: Callable[[], None], most: int) -> Bits:
+        """Downsets × free items."""
+        self._keep(self._fits())
+        for v, x in self.place.items():
+            tick()
+            can = self._holds(self.problem.before[v])
+            left, taken = self._left(v), np.flatnonzero(can)
+            held = self.held[taken]
+            held[:, x // 64] |= np.uint64(1 << x % 64)
+            prices = [self.problem.nets[n] for n in self.opens[v]]
+            sent = self.sent[taken] + sum(net.send_ns for net in prices)
+            received = self.received[taken] + sum(net.receive_ns for net in prices)
+            self.held = np.concatenate([self.held, held])
+            self.work = np.concatenate([self.work, self.work[taken] + self.works[v]])
+            self.sent = np.concatenate([left[0], sent])
+            self.received = np.concatenate([left[1], received])
+            self.rest -= int(self.works[v])
+            self._keep(self._fits())
+            if len(self.work) > most:
                 raise TooMany
-        held = held[(work >= low) & (work <= high)]
-        bits = np.unpackbits(held.view(np.uint8), axis=1, bitorder="little")
-        return bits[:, : len(free)].astype(bool)
+        bits = np.unpackbits(self.held.view(np.uint8), axis=1, bitorder="little")
+        return bits[:, : len(self.place)].astype(bool)
 
+    def _left(self, v: int) -> tuple[Array, Array]:
+        """The prices of open values once an item is left: those whose first taker left it is."""
+        sent, received = self.sent, self.received
+        for n in self.closes[v]:
+            net = self.problem.nets[n]
+            opened = self._holds([net.producer, *(u for u in net.consumers if u < v)])
+            sent = sent + opened * net.send_ns
+            received = received + opened * net.receive_ns
+        return sent, received
 
-def _closures(beside: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
-    out = [0] * len(beside)
-    for v in order:
-        mask = 1 << v
-        for u in beside[v]:
-            mask |= out[u]
-        out[v] = mask
-    return out
+    def _holds(self, items: Sequence[int]) -> Bits:
+        """Which rows hold all the given items."""
+        out = np.ones(len(self.work), dtype=bool)
+        for u in items:
+            if u in self.place:
+                word, bit = divmod(self.place[u], 64)
+                out &= (self.held[:, word] >> np.uint64(bit)) & np.uint64(1) == 1
+        return out
 
+    def _fits(self) -> Bits:
+        w = self.window
+        sent, received = (
+            self.room.as_work(np.maximum(0, prices - spare))
+            for prices, spare in zip((self.sent, self.received), w.spare, strict=True)
+        )
+        fits: Bits = (self.work + sent <= w.high) & (self.work + self.rest - received >= w.low)
+        return fits
 
-def _sums(masks: Sequence[int], works: Array) -> Array:
-    """The work of each set of items."""
-    size = len(works) // 8 + 1
-    out = np.zeros(len(works), dtype=np.int64)
-    for v, mask in enumerate(masks):
-        held = np.frombuffer(mask.to_bytes(size, "little"), dtype=np.uint8)
-        out[v] = works[np.unpackbits(held, bitorder="little")[: len(works)].astype(bool)].sum()
-    return out
+    def _keep(self, rows: Bits) -> None:
+        self.held, self.work = self.held[rows], self.work[rows]
+        self.sent, self.received = self.sent[rows], self.received[rows]
