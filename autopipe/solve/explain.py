@@ -1,4 +1,5 @@
-"""Why a plan's cuts are where they are: what moving each by one op would change, and what the bottleneck is.
+"""Why a plan's cuts are where they are: what moving each by one op would change, what the bottleneck is, and
+what more memory would be worth.
 
 Every move is priced like a plan: communication, ties and memory included, then simulated. Showing it is left
 to the caller; what the plan itself says is in ``plans``.
@@ -7,19 +8,24 @@ to the caller; what the plan itself says is in ``plans``.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..costs import CostTable
 from ..errors import PlanError
 from ..graph import OpGraph
-from ..memory import asked_limits
+from ..memory import asked_limits, memory_limits
 from ..plans import Plan
+from ..schedule import placement
 from ..simulator import plan_schedule, simulate
 from ..units import format_seconds
+from .cases import Case
+from .chains import chain
 from .compose import Source, lay_out
 from .formulate import Settings, formulate
 from .problem import HUGE, Problem
+from .step import fastest
 
 __all__ = ["Explanation", "Move", "explain"]
 
@@ -48,12 +54,16 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Explanation:
-    """The fullest stage, its dearest op, and for each cut the best move either way, where there is one."""
+    """The fullest stage, its dearest op, and for each cut the best move either way, where there is one.
+
+    ``memory_prices_s`` is, per rank, the seconds of a step that one more GiB there would save.
+    """
 
     bottleneck_stage: int
     bottleneck_op: str
     bottleneck_s: float
     moves: tuple[Move, ...]
+    memory_prices_s: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -64,15 +74,21 @@ class Explanation:
             f"bottleneck: stage {self.bottleneck_stage}, {format_seconds(self.bottleneck_s)} per microbatch, "
             f"most of it in {self.bottleneck_op}"
         )
-        return "\n".join([head, *(f"cut {m.cut}|{m.cut + 1}: {m}" for m in self.moves)])
+        prices = [
+            f"one more GiB on rank {rank} would save {format_seconds(price)} a step"
+            for rank, price in enumerate(self.memory_prices_s)
+            if price > 0
+        ]
+        return "\n".join([head, *(f"cut {m.cut}|{m.cut + 1}: {m}" for m in self.moves), *prices])
 
 
-def explain(plan: Plan, graph: OpGraph, costs: CostTable) -> Explanation:
+def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float = 5.0) -> Explanation:
     """What moving each cut of ``plan`` by one op would change, under the settings it was made with.
 
     Of the ops that may move, the one that leaves the least bottleneck is shown. Moves that pins, groups or
-    data flow forbid, and those that empty a stage, are left out. Raises :class:`PlanError` when the plan is
-    of another graph. O(cuts · ops beside them · (ops + edges)).
+    data flow forbid, and those that empty a stage, are left out. Where memory is limited, the plan is solved
+    again with more of it on each rank in turn, within ``time_limit_s`` in all. Raises :class:`PlanError` when
+    the plan is of another graph. O(cuts · ops beside them · (ops + edges)).
     """
     if plan.graph_digest != graph.digest:
         raise PlanError(
@@ -99,7 +115,46 @@ def explain(plan: Plan, graph: OpGraph, costs: CostTable) -> Explanation:
     loads = [load.load_ns for load in problem.loads(now)]
     worst = max(range(plan.n_stages), key=loads.__getitem__)
     dearest = max(plan.stages[worst].ops, key=lambda op: costs[op].seconds)
-    return Explanation(worst, dearest, loads[worst] / 1e9, tuple(moves))
+    prices = _memory_prices(plan, source, time.perf_counter() + time_limit_s)
+    return Explanation(worst, dearest, loads[worst] / 1e9, tuple(moves), prices)
+
+
+def _memory_prices(plan: Plan, source: Source, deadline: float) -> tuple[float, ...]:
+    """By rank, what one more GiB takes off the best step; nothing is looked for where no limit binds."""
+    limits = [HUGE if limit is None else limit for limit in memory_limits(plan)]
+    none = (0.0,) * plan.n_ranks
+    if min(limits) >= HUGE:
+        return none
+    parts = plan.n_ranks + 2
+    now = _best_step_s(plan, source, limits, deadline, parts)
+    if now is None or (_best_step_s(plan, source, [HUGE] * plan.n_ranks, deadline, parts - 1) or 0.0) >= now:
+        return none
+    out = []
+    for rank in range(plan.n_ranks):
+        more = [limit + (rank == r) * (1 << 30) for r, limit in enumerate(limits)]
+        step_s = _best_step_s(plan, source, more, deadline, plan.n_ranks - rank)
+        out.append(max(0.0, now - (now if step_s is None else step_s)))
+    return tuple(out)
+
+
+def _best_step_s(
+    plan: Plan, source: Source, limits: Sequence[int], deadline: float, parts: int
+) -> float | None:
+    """The step of the best plan found under other limits, on the same ranks in the same order."""
+    until = time.perf_counter() + max(0.0, deadline - time.perf_counter()) / parts
+    devices = tuple(dataclasses.replace(d, memory_bytes=None) for d in source.cluster.devices)
+    roomy = dataclasses.replace(
+        source,
+        cluster=dataclasses.replace(source.cluster, devices=devices),
+        settings=dataclasses.replace(source.settings, memory_limit=tuple(limits)),
+    )
+    slots = placement(plan.schedule, plan.n_ranks, plan.n_stages)
+    order = tuple(rank for _, rank in sorted(set(zip(slots, plan.placement, strict=True))))
+    case = Case(roomy, plan.schedule, plan.n_stages, plan.n_microbatches, "cost", order, order)
+    problem = case.problem()
+    answer = chain(problem, time_limit_s=max(0.01, until - time.perf_counter()))
+    best = None if answer.stage_of is None else fastest(case, problem, answer, until)
+    return None if best is None else best.step_s
 
 
 def _settings(plan: Plan) -> Settings:

@@ -104,7 +104,7 @@ def _room_words(problem: Problem, short: int) -> str:
     limits = {s.limit_bytes for s in problem.stages}
     if len(limits) == 1:
         return f"a limit of {format_bytes(limits.pop() + short)} per rank fits"
-    return f"{format_bytes(short)} more on every rank fit"
+    return f"{format_bytes(short)} more on every rank is enough"
 
 
 def _other_remedies(case: Case, deadline: float) -> list[str]:

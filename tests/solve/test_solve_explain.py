@@ -48,6 +48,18 @@ def test_a_move_that_memory_forbids_says_so():
     assert "memory does not suffice" in str(told)
 
 
+def test_a_price_of_memory_is_what_more_of_it_saves():
+    """The first rank is a byte short of what the best cut needs there; the others have room."""
+    plain = made()
+    assert explain(plain, graph(), costs()).memory_prices_s == (0.0, 0.0, 0.0)
+    tight = made(memory_limit=[plain.stages[0].memory_bytes - 1, "1GB", "1GB"])
+    assert tight.step_s > plain.step_s
+    told = explain(tight, graph(), costs())
+    assert told.memory_prices_s[0] == pytest.approx(tight.step_s - plain.step_s)
+    assert told.memory_prices_s[2] == 0
+    assert "one more GiB on rank 0 would save" in str(told)
+
+
 def test_another_graph_is_refused():
     other = dataclasses.replace(graph(), model="other")
     with pytest.raises(PlanError, match="capture the model"):
