@@ -67,26 +67,66 @@ def flatten(values: Sequence[Any]) -> tuple[list[Tensor], Frame | None]:
     return tensors, Frame(structure, tuple(_Slot() if isinstance(x, Tensor) else x for x in leaves))
 
 
+SETTLED_AFTER = 8
+"""How many messages must equal an earlier one for the same input shapes before an edge counts as settled."""
+
+
+class Book:
+    """What messages of one kind along one edge were announced to hold, by signature of the inputs.
+
+    Both ends keep one and write the same in it. ``settled`` has what may be relied on: nothing at first, as
+    shapes may depend on data (tokens routed to an expert), and so nothing ever once two messages with the
+    same signature differed.
+
+    Attributes
+    ----------
+    last: by signature, the latest announcement. count: announcements so far. varies: see above.
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[int, Any] = {}
+        self.settled: dict[int, Any] = {}
+        self.count = self._n_equal = 0
+        self.varies = False
+
+    def note(self, signature: int, found: Any) -> None:
+        """Enter the announcement of one more message."""
+        known = self.last.get(signature)
+        self.last[signature] = found
+        self.count += 1
+        self._n_equal += known == found
+        self.varies = self.varies or known not in (None, found)
+        if not self.varies and self._n_equal >= SETTLED_AFTER:
+            self.settled = self.last
+
+    def unsettle(self) -> None:
+        """Rely on nothing any more."""
+        self.varies, self.settled = True, {}
+
+
 class Edge:
     """All values one stage hands another, and the gradients that come back, per microbatch.
 
     Attributes
     ----------
-    source, destination: the stages. outputs, inputs: the values' places in their outputs and inputs.
+    source, destination: the stages.
+    outputs, inputs: the values' places in the outputs of the one and the inputs of the other; ``~i`` in
+        ``outputs`` for what the source took as its own input ``i`` and only passes on.
     outbox: what the source gave and has not been sent yet, when the destination is on another rank.
     roots: where gradients enter the source's graph: its own outputs that require a gradient.
     leaves: what the destination's graph grows from: the same values, detached.
     grads: the gradients of ``leaves`` that require one, on their way back.
-    values, gradients: by signature, what a message of either kind was announced to hold.
+    values, gradients: what messages of either kind were announced to hold.
     """
 
     def __init__(self, source: Stage, destination: Stage, names: Sequence[str]) -> None:
         self.source, self.destination = source.index, destination.index
         self.names = tuple(names)
-        self.outputs = tuple(source.outputs.index(n) for n in names)
+        self.outputs = tuple(
+            source.outputs.index(n) if n in source.outputs else ~source.inputs.index(n) for n in names
+        )
         self.inputs = tuple(destination.inputs.index(n) for n in names)
-        self.values: dict[int, Any] = {}
-        self.gradients: dict[int, Any] = {}
+        self.values, self.gradients = Book(), Book()
         self.begin(0)
 
     def begin(self, n_microbatches: int) -> None:
@@ -124,11 +164,19 @@ class Edge:
 
 
 def edges_between(stages: Sequence[Stage]) -> tuple[Edge, ...]:
-    """One edge for each pair of stages with a value of one in the inputs of the other."""
+    """One edge for each pair of stages where one hands the other a value.
+
+    A value goes to each other rank once: to the first of the rank's stages that needs it, which hands it on
+    to the others there, and gathers their gradients.
+    """
     producer = {name: stage for stage in stages for name in stage.outputs}
     names: dict[tuple[int, int], list[str]] = {}
+    holder: dict[tuple[str, int], Stage] = {(n, stage.rank): stage for n, stage in producer.items()}
     for stage in stages:
         for name in stage.inputs:
             if name in producer:
-                names.setdefault((producer[name].index, stage.index), []).append(name)
+                source = holder.setdefault((name, stage.rank), producer[name])
+                if source.rank != stage.rank:
+                    holder[name, stage.rank] = stage
+                names.setdefault((source.index, stage.index), []).append(name)
     return tuple(Edge(stages[a], stages[b], found) for (a, b), found in names.items())

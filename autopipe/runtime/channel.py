@@ -2,8 +2,9 @@
 
 That order is left to ``schedule``, what to do when a rank fails to ``failure``.
 
-Shapes travel once: the first message of a kind (same edge, direction and input shapes) is announced in the
-store, and both sides remember it. Tensors are then sent bare, small ones of a message packed together.
+Shapes are announced in the store until an edge is settled: then only the first message for input shapes that
+are new, as both sides remember it. An edge whose shapes differ for equal input shapes (they depend on data)
+never settles. Tensors are sent bare, small ones of a message packed together.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..errors import StepError
 from .announcement import Announcement
-from .boundary import Edge
+from .boundary import Book, Edge
 from .group import FOREVER
 from .peers import Peers
 
@@ -51,17 +52,17 @@ class Channel:
         held, edge.outbox[m] = edge.outbox[m], None
         assert held is not None
         tensors, frame, flags = held
-        known = edge.values.get(self.signatures[m])
-        if known is None or not known.matches(tensors, frame, flags):
+        known = edge.values.settled.get(self.signatures[m])
+        if known is None:
             shapes = zip(tensors, flags, strict=True)
-            found = Announcement(tuple((tuple(t.shape), t.dtype, flag) for t, flag in shapes), frame)
-            if known is not None:
-                raise StepError(
-                    f"stage {edge.source} gave {found} for {', '.join(edge.names)} where inputs of the same "
-                    f"shapes gave {known} before; values whose shape depends on data cannot cross stages: "
-                    "keep the ops around them in one stage"
-                )
-            known = self._announce("F", edge, m, found)
+            known = Announcement(tuple((tuple(t.shape), t.dtype, flag) for t, flag in shapes), frame)
+            self._announce("F", edge, m, known)
+        elif not known.matches(tensors, frame, flags):
+            raise StepError(
+                f"stage {edge.source} gave {', '.join(str(tuple(t.shape)) for t in tensors)} for "
+                f"{', '.join(edge.names)} where inputs of the same shapes gave {known} many times before; "
+                "keep ops whose shapes depend on data this rarely in one stage"
+            )
         self._send(known.to_wire(tensors), peer)
 
     def recv_values(self, edge: Edge, m: int, peer: int) -> None:
@@ -79,12 +80,11 @@ class Channel:
     def send_grads(self, edge: Edge, m: int, peer: int) -> None:
         """Send the gradients that the destination of ``edge`` computed for microbatch ``m``."""
         grads, edge.grads[m] = edge.grads[m] or (), None
-        known = edge.gradients.get(self.signatures[m])
+        known = edge.gradients.settled.get(self.signatures[m])
         if known is None:
-            shapes = [t for t in edge.values[self.signatures[m]].tensors if t[2]]
-            present = tuple(g is not None for g in grads)
-            held = tuple(t for t, p in zip(shapes, present, strict=True) if p)
-            known = self._announce("B", edge, m, Announcement(held, None, present))
+            given = [(tuple(g.shape), g.dtype, True) for g in grads if g is not None]
+            known = Announcement(tuple(given), None, tuple(g is not None for g in grads))
+            self._announce("B", edge, m, known)
         self._send(known.to_wire(self._as_announced(edge, grads, known)), peer)
 
     def _as_announced(self, edge: Edge, grads: Sequence[Tensor | None], known: Announcement) -> list[Tensor]:
@@ -96,8 +96,8 @@ class Channel:
                 if grad is not None:
                     raise StepError(
                         f"stage {edge.destination} returned a gradient for one of {', '.join(edge.names)} "
-                        "that had none for inputs of the same shapes before; keep ops that use a value "
-                        "only sometimes in the stage that computes it"
+                        "that had none for inputs of the same shapes many times before; keep ops that use a "
+                        "value this rarely in the stage that computes it"
                     )
                 continue
             shape, dtype, _ = next(shapes)
@@ -121,27 +121,35 @@ class Channel:
 
     # -- the wire -----------------------------------------------------------------------------------
 
-    def _announce(self, kind: str, edge: Edge, m: int, found: Announcement) -> Announcement:
-        self._book(kind, edge)[self.signatures[m]] = found
-        self._peers.store.set(self._name(kind, edge, m), pickle.dumps(found))
-        return found
+    def _announce(self, kind: str, edge: Edge, m: int, found: Announcement) -> None:
+        name = self._name(kind, edge)
+        self._note(kind, edge, m, found)
+        self._peers.store.set(name, pickle.dumps(found))
+
+    def _note(self, kind: str, edge: Edge, m: int, found: Announcement) -> None:
+        """Both ends of an edge note its messages in the same order: that of the wire."""
+        self._book(kind, edge).note(self.signatures[m], found)
+        if edge.values.varies:
+            edge.gradients.unsettle()
 
     def _learn(self, kind: str, edge: Edge, m: int) -> Announcement:
-        """Wait for the other side's announcement; the first message of a new signature only."""
-        name = self._name(kind, edge, m)
+        """Wait for the other side's announcement of the next message."""
+        name = self._name(kind, edge)
         found: Announcement = pickle.loads(self._peers.fetch(name))
         self._peers.store.delete_key(name)
-        self._book(kind, edge)[self.signatures[m]] = found
+        self._note(kind, edge, m, found)
         return found
 
-    def _book(self, kind: str, edge: Edge) -> dict[int, Announcement]:
+    def _book(self, kind: str, edge: Edge) -> Book:
         return edge.values if kind == "F" else edge.gradients
 
-    def _name(self, kind: str, edge: Edge, m: int) -> str:
-        return f"shapes/{kind}/{edge.source}/{edge.destination}/{self.signatures[m]}"
+    def _name(self, kind: str, edge: Edge) -> str:
+        count = self._book(kind, edge).count
+        return f"shapes/{kind}/{edge.source}/{edge.destination}/{count}"
 
     def _recv(self, kind: str, edge: Edge, m: int, peer: int) -> None:
-        announced = self._book(kind, edge).get(self.signatures[m]) or self._learn(kind, edge, m)
+        announced = self._book(kind, edge).settled.get(self.signatures[m])
+        announced = announced or self._learn(kind, edge, m)
         buffers = announced.buffers(self._device)
         works = [self._group.recv(b, peer) for b in buffers]
         self._arriving[kind, edge, m] = (announced, buffers, works)

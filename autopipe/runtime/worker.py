@@ -134,7 +134,7 @@ class Worker:
         outputs = self._call(values, m)
         self._keep_results(outputs, m)
         for edge in self.edges_out:
-            self._emit(edge, m, [outputs[o] for o in edge.outputs], None)
+            self._emit(edge, m, _picked(edge, outputs, values), None)
         if not self._step.grad:
             self._values[m] = []
 
@@ -146,9 +146,9 @@ class Worker:
             outputs = self._call(values, m)
             self._keep_results(outputs, m)
         if known is None:
-            known = self._flags[key] = self._learn_flags(outputs)
+            known = self._flags[key] = self._learn_flags(outputs, values)
         for edge, flags in zip(self.edges_out, known, strict=True):
-            self._emit(edge, m, [outputs[o] for o in edge.outputs], flags)
+            self._emit(edge, m, _picked(edge, outputs, values), flags)
             edge.roots[m] = None
         self._roots[m] = None
 
@@ -187,10 +187,10 @@ class Worker:
         loss = self.losses[m]
         return bad if loss is None or _is_finite(loss) else [*bad, "the loss"]
 
-    def _learn_flags(self, outputs: tuple[Any, ...]) -> tuple[tuple[bool, ...], ...]:
+    def _learn_flags(self, outputs: tuple[Any, ...], values: list[Any]) -> tuple[tuple[bool, ...], ...]:
         """Which tensors of each edge require a gradient: a forward without grad mode cannot tell."""
         return tuple(
-            tuple(t.requires_grad for t in flatten([outputs[o] for o in edge.outputs])[0])
+            tuple(t.requires_grad for t in flatten(_picked(edge, outputs, values))[0])
             for edge in self.edges_out
         )
 
@@ -255,13 +255,18 @@ class Worker:
             outputs = self._call(self._values[m], m)
             self._keep_results(outputs, m)
         for edge in self.edges_out:
-            tensors, _ = flatten([outputs[o] for o in edge.outputs])
+            tensors, _ = flatten(_picked(edge, outputs, self._values[m]))
             edge.roots[m] = [t for t in tensors if t.requires_grad]
 
     def _finish(self, m: int) -> None:
         for edge in self.edges_in:
             edge.harvest(m)
         self._values[m] = []
+
+
+def _picked(edge: Edge, outputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """What goes along an edge, of what its source gave and took."""
+    return [outputs[o] if o >= 0 else values[~o] for o in edge.outputs]
 
 
 @contextlib.contextmanager

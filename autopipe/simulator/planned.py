@@ -54,11 +54,17 @@ def stage_times(plan: Plan) -> tuple[StageTimes, ...]:
 
 
 def plan_transfers(plan: Plan) -> tuple[Transfer, ...] | None:
-    """What crosses between a plan's stages, one transfer per value and consumer; None where none is known."""
+    """What crosses between a plan's stages, one transfer per value and consumer; None where none is known.
+
+    A value goes to each other rank once, to the first of the rank's stages that needs it, which hands it on.
+    """
     if not plan.boundaries:
         return None
-    return tuple(
-        Transfer(b.source, d, b.n_bytes, b.differentiable, b.value)
-        for b in plan.boundaries
-        for d in b.destinations
-    )
+    transfers = []
+    for b in plan.boundaries:
+        holder = {plan.placement[b.source]: b.source}
+        for d in sorted(b.destinations):
+            source = holder.setdefault(plan.placement[d], d)
+            source = b.source if source == d else source
+            transfers.append(Transfer(source, d, b.n_bytes, b.differentiable, b.value))
+    return tuple(transfers)

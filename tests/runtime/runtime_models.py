@@ -146,6 +146,50 @@ class Noisy(nn.Module):
         return self.c(self.drop(h))
 
 
+class Route(nn.Module):
+    """Picks rows by data: how many differs from microbatch to microbatch."""
+
+    def __init__(self, d):
+        super().__init__()
+        self.gate = nn.Linear(d, 1)
+
+    def forward(self, x):
+        where = (self.gate(x).squeeze(-1) > 0).nonzero().squeeze(-1)
+        return x[where], where
+
+
+class Routed(nn.Module):
+    """A mixture with one expert: shapes that depend on data, picked in a module and in glue code."""
+
+    def __init__(self, d=5):
+        super().__init__()
+        self.inp, self.route = nn.Linear(d, d), Route(d)
+        self.expert, self.second, self.out = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+    def forward(self, x):
+        h = torch.tanh(self.inp(x))
+        picked, where = self.route(h)
+        h = h.index_add(0, where, self.second(torch.tanh(self.expert(picked))))
+        keep = h.sum(-1) > 0
+        y = torch.tanh(self.second(h[keep]))
+        return self.out(h.index_add(0, torch.nonzero(keep)[:, 0], y))
+
+
+class Wide(nn.Module):
+    """One value that every later stage needs."""
+
+    def __init__(self, d=4):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(d, d) for _ in range(6))
+
+    def forward(self, x):
+        h = self.layers[0](x)
+        x = h
+        for layer in self.layers[1:]:
+            x = torch.tanh(layer(x)) * h
+        return x
+
+
 def cuts_allowed(ops):
     """The places between compute ops that split no group."""
     names = [op.name for op in ops.compute]

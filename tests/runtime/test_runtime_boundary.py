@@ -1,0 +1,70 @@
+"""What crosses between stages: values go to each rank once, and edges settle only when shapes do."""
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+import torch
+from runtime_models import Wide, grads, make, worst
+from torch.nn import functional as F
+
+from autopipe.plans import Boundary
+from autopipe.runtime import Runtime
+from autopipe.runtime.boundary import SETTLED_AFTER, Book, Frame, edges_between, flatten
+from autopipe.runtime.program import compile_program, pick_schedule
+from autopipe.simulator import plan_transfers
+
+
+def wide(**options):
+    torch.manual_seed(0)
+    model, x = Wide().double(), torch.randn(8, 4, dtype=torch.float64)
+    return model, x, *make(model, (x,), {}, **options)
+
+
+def test_a_value_goes_to_each_rank_once():
+    _, _, _, plan, stages = wide(n_stages=6, n_ranks=2, schedule="interleaved")
+    edges = edges_between(stages)
+    shared = [e for e in edges if "layers_0" in e.names]
+    assert [(e.source, e.destination) for e in shared] == [(0, 1), (0, 2), (1, 3), (0, 4), (1, 5)]
+    assert sum(stages[e.source].rank != stages[e.destination].rank for e in shared) == 1
+    boundary = Boundary("layers_0", 0, (1, 2, 3, 4, 5), 8)
+    transfers = plan_transfers(dataclasses.replace(plan, boundaries=(boundary,)))
+    assert [(t.source, t.destination) for t in transfers] == [(e.source, e.destination) for e in shared]
+    program = compile_program(pick_schedule(plan, None, 4), edges, 0)
+    sent = [step.message for step in program if step.kind == "send" and step.message.kind == "F"]
+    assert {(m.source, m.destination) for m in sent} == {(0, 1), (2, 3), (4, 5)}
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zbv", "looped-bfs"])
+@pytest.mark.parametrize("recompute", [(), (1, 3)])
+def test_values_handed_on_keep_their_gradients(schedule, recompute):
+    model, x, *made = wide(n_stages=4, n_ranks=2, schedule=schedule, recompute=recompute)
+    plain = copy.deepcopy(model)
+    Runtime(*made, loss_fn=F.mse_loss).step(x, target=x)
+    F.mse_loss(plain(x), x).backward()
+    assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
+
+
+def test_an_edge_settles_on_equal_messages_only():
+    book = Book()
+    for _ in range(SETTLED_AFTER):
+        book.note(0, "a")
+        assert not book.settled
+    book.note(0, "a")
+    book.note(1, "b")
+    assert book.settled == {0: "a", 1: "b"}
+    book = Book()
+    for i in range(3 * SETTLED_AFTER):
+        book.note(0, "ab"[i == 4])
+    assert book.varies
+    assert not book.settled
+
+
+def test_frames_travel_without_torchs_own_structures():
+    values = [torch.ones(2), {"n": 3, "inner": (None, torch.zeros(1))}]
+    tensors, frame = flatten(values)
+    again = pickle.loads(pickle.dumps(frame))
+    assert isinstance(again, Frame)
+    assert again == frame
+    assert again.fill(tensors)[1]["n"] == 3
