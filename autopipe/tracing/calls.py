@@ -53,6 +53,7 @@ class Call:
     is_size: its value is a Python number.
     storages: ids of the memory its value lies in; ``reads`` and ``writes`` those of its arguments it touches.
     mutated: names of buffers it writes.
+    recompute: the model checkpoints it: a leaf whose inside is computed again in backward.
     is_check: it raises where its argument is not what it was at capture, and gives nothing.
     """
 
@@ -76,6 +77,7 @@ class Call:
     has_effect: bool = False
     name: str = ""
     is_check: bool = False
+    recompute: bool = False
 
     _inputs: list[Call] | None = None
 

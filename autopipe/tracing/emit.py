@@ -26,6 +26,8 @@ def graph(recording: Recording) -> fx.Graph:
         kwargs = map_calls(call.kwargs, lambda c: nodes[id(c)])
         node = out.create_node(call.op, call.target, args, kwargs, name=call.name)
         node.meta |= {"val": call.value, "region": call.region, "source": call.source, "path": call.path}
+        if call.recompute:
+            node.meta["recompute"] = True
         nodes[id(call)] = node
     return out
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch._functorch.apis
+import torch.utils.checkpoint
 from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -108,7 +109,7 @@ def _module_call(route: Route, original: Any) -> Any:
 
 
 def _function_apply(route: Route, original: Any) -> Any:
-    """A custom function's backward stays its own; a checkpoint is recorded through."""
+    """A custom function's backward stays its own; a checkpoint's leaves are recorded and marked."""
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = route.active
@@ -116,10 +117,25 @@ def _function_apply(route: Route, original: Any) -> Any:
             return original(cls, *args, **kwargs)
         if cls is CheckpointFunction:
             function, _, *rest = args
-            return function(*rest)
+            with recorder.checkpointed():
+                return function(*rest)
         return recorder.custom(CustomFunction(cls), lambda *a, **k: original(cls, *a, **k), args, kwargs)
 
     return classmethod(apply)
+
+
+def _checkpoint(route: Route, original: Any) -> Any:
+    """The generator that surrounds a checkpointed call."""
+
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        recorder = route.active
+        if recorder is None:
+            yield from original(*args, **kwargs)
+            return
+        with recorder.checkpointed():
+            yield
+
+    return generator
 
 
 def _vmap(route: Route, original: Any) -> Any:
@@ -165,6 +181,7 @@ _MATH = ("sqrt", "log", "log2", "log10", "exp", "pow", "ceil", "floor")
 _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     (nn.Module, "__call__", _module_call),
     (torch.autograd.Function, "apply", _function_apply),
+    (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint),
     (torch._functorch.apis, "vmap_impl", _vmap),
     (torch, "from_numpy", _from_numpy),
     (builtins, "len", _len),

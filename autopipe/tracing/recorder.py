@@ -47,6 +47,7 @@ class Recorder(Ledger, TorchFunctionMode):
         self.base = regions.ambient()
         self.draws = Draws(device)
         self.leaf_path = ""
+        self.recomputing = 0
         self.failed: str | None = None
         self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -129,6 +130,7 @@ class Recorder(Ledger, TorchFunctionMode):
         """Record ``module``, with all the modules ``inside`` it, as one call."""
         encoded, actual = self.encode_call(args, kwargs)
         call = Call("call_module", path, *encoded, hint=path, path=path, source=self.source())
+        call.recompute = self.recomputing > 0
         state = (t for m in inside for t in (*m._parameters.values(), *m._buffers.values()))
         has_state = any(t is not None for t in state)
         call.depends = self.depends(call) | (Depends.STATE if has_state else Depends.NOTHING)
@@ -144,6 +146,15 @@ class Recorder(Ledger, TorchFunctionMode):
         changed = buffers.changed(module, path, self.training)
         call.mutated = tuple(dict.fromkeys(self.names.get(id(b), n) for n, b in changed))
         return result
+
+    @contextlib.contextmanager
+    def checkpointed(self) -> Iterator[None]:
+        """The model's glue checkpoints what it calls meanwhile."""
+        self.recomputing += 1
+        try:
+            yield
+        finally:
+            self.recomputing -= 1
 
     @contextlib.contextmanager
     def inside_leaf(self, path: str, compiled: bool) -> Iterator[None]:

@@ -1,4 +1,5 @@
-"""Grad mode and autocast at each recorded call, relative to the surroundings, and code that restores them.
+"""Grad mode and autocast at each recorded call, relative to the surroundings, and code that restores them,
+and the model's own checkpoints.
 
 Noticing the state of a call is left to ``recorder``; ``insert`` serves every graph that code is made from.
 """
@@ -6,10 +7,12 @@ Noticing the state of a call is left to ``recorder``; ``insert`` serves every gr
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import checkpoint
 
 __all__ = ["Ambient", "Region", "enter", "insert", "leave"]
 
@@ -70,11 +73,25 @@ def leave(contexts: list[Any]) -> None:
         context.__exit__(None, None, None)
 
 
+def recomputed(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A module's result, its inside to be computed again in backward."""
+    return checkpoint(module, *args, use_reentrant=False, **kwargs)
+
+
 def insert(graph: fx.Graph) -> fx.Graph:
     """Put calls of :func:`enter` and :func:`leave` around each run of nodes whose ``meta["region"]`` is set.
 
-    To be called once on a graph that code is to be made from; a graph without regions is left as it is.
+    Calls of modules that the model checkpoints go through :func:`recomputed`. To be called once on a graph
+    that code is to be made from; a graph with neither is left as it is.
     """
+    for node in list(graph.nodes):
+        if node.meta.get("recompute"):
+            with graph.inserting_before(node):
+                module = graph.get_attr(node.target)
+                again = graph.call_function(recomputed, (module, *node.args), node.kwargs)
+            again.meta = node.meta
+            node.replace_all_uses_with(again)
+            graph.erase_node(node)
     current: Region | None = None
     token: fx.Node | None = None
     for node in list(graph.nodes):
