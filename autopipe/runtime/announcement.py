@@ -43,6 +43,11 @@ class Announcement:
         return [torch.Size(shape).numel() * dtype.itemsize for shape, dtype, _ in self.tensors]
 
     @property
+    def n_bytes(self) -> int:
+        """Of the tensors a message holds."""
+        return sum(self._bytes())
+
+    @property
     def _offsets(self) -> list[int]:
         """Where each packed tensor begins in the pack, and at last where it ends."""
         sizes, offsets = self._bytes(), [0]

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 from ..errors import AutopipeError, InputError, StepError
 from ..plans import Plan
-from ..schedule import Schedule
+from ..schedule import Message, Schedule
 from ..simulator import stage_times
 from ..stages import Stage, find_loss, rng
 from .boundary import edges_between
@@ -299,6 +299,10 @@ class Engine:
             position = self.peers.position
             position.index, position.waits_for, position.is_idle = -2, -1, True
             position.words = f"the user's own code after step {position.step}"
+
+    def message_bytes(self) -> dict[Message, int]:
+        """How large the messages were that this rank sent in the last training step."""
+        return self._executor.message_bytes(self.records[-1][2]) if self.records else {}
 
     # -- results ------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import AutopipeError, StepError
 from ..plans import Plan
-from ..schedule import Action
+from ..schedule import Action, Message
 from ..units import format_bytes, parse_bytes
 from .boundary import Edge
 from .channel import Channel
@@ -25,21 +25,26 @@ from .worker import Worker
 __all__ = ["Clock", "Executor"]
 
 
+Timed = Action | ProgramStep
+
+
 class Clock:
     """Start and end of each action of one step; on CUDA taken on the device's stream.
 
     ``origin_s`` is the host's clock (seconds since the epoch) at the step's start. ``now`` is a mark in
-    time; ``marks`` are (action, mark before, mark after).
+    time; ``marks`` are (what, mark before, mark after): actions, sends, and waits for what is received.
+    ``signatures`` are those of the step's microbatches, which say how large messages are.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.now: Callable[[], Any] = _event if device.type == "cuda" else time.perf_counter
-        self.marks: list[tuple[Action, Any, Any]] = []
+        self.marks: list[tuple[Timed, Any, Any]] = []
+        self.signatures: Sequence[int] = ()
         self.origin_s = time.time()
         self._start = self.now()
 
-    def read(self) -> list[tuple[Action, float, float]]:
-        """(action, start, end) in seconds since the step began; on CUDA waits for the device."""
+    def read(self) -> list[tuple[Timed, float, float]]:
+        """(what, start, end) in seconds since the step began; on CUDA waits for the device."""
         start = self._start
         if not isinstance(start, float):
             torch.cuda.synchronize()
@@ -53,8 +58,8 @@ def _event() -> Any:
     return event
 
 
-Call = tuple[object, int, Action | None, Callable[[], object]]
-"""(what it is in words, the rank it waits for or -1, the action if it is one, what to call)."""
+Call = tuple[object, int, Timed | None, Callable[[], object]]
+"""(what it is in words, the rank it waits for or -1, what to time it as if at all, what to call)."""
 
 
 class Executor:
@@ -80,7 +85,7 @@ class Executor:
                 calls += self._waits(step.action)
                 calls.append((step.action, -1, step.action, self._act(step.action)))
             else:
-                calls.append((step, step.peer, None, self._move(step)))
+                calls.append((step, step.peer, step if step.kind == "send" else None, self._move(step)))
         return tuple(calls)
 
     def _act(self, action: Action) -> Callable[[], None]:
@@ -92,14 +97,18 @@ class Executor:
         if action.kind == "F":
             for edge in worker.edges_in:
                 if edge.source not in self._workers:
-                    peer = self._placement[edge.source]
-                    yield action, peer, None, functools.partial(self._take, worker, edge, m)
+                    step = self._arrival("F", edge.source, action)
+                    yield action, step.peer, step, functools.partial(self._take, worker, edge, m)
         elif action.kind != "W":
             for edge in worker.edges_out:
                 if edge.destination not in self._workers:
                     assert self._channel is not None
-                    peer = self._placement[edge.destination]
-                    yield action, peer, None, functools.partial(self._channel.take_grads, edge, m)
+                    step = self._arrival("B", edge.destination, action)
+                    yield action, step.peer, step, functools.partial(self._channel.take_grads, edge, m)
+
+    def _arrival(self, kind: str, source: int, action: Action) -> ProgramStep:
+        message = Message(kind, source, action.stage, action.microbatch)
+        return ProgramStep("recv", message=message, peer=self._placement[source])
 
     def _take(self, worker: Worker, edge: Edge, m: int) -> None:
         assert self._channel is not None
@@ -120,25 +129,37 @@ class Executor:
     def run(self, calls: Sequence[Call], clock: Clock) -> None:
         """Make the calls of a program. Raises :class:`StepError` naming stage, microbatch and action."""
         position, now, marks = self._position, clock.now, clock.marks
-        action = None
+        timed = None
         try:
-            for words, peer, action, call in calls:
+            for words, peer, timed, call in calls:
                 position.index += 1
                 position.words, position.waits_for = words, peer
-                if action is None:
+                if timed is None:
                     call()
                 else:
                     before = now()
                     call()
-                    marks.append((action, before, now()))
+                    marks.append((timed, before, now()))
         except AutopipeError:
             raise
         except Exception as error:
-            if action is None:
+            if not isinstance(timed, Action):
                 raise
-            raise StepError(self._words(action, error)) from error
+            raise StepError(self._words(timed, error)) from error
         if self._channel is not None:
             self._channel.flush()
+            clock.signatures = self._channel.signatures
+
+    def message_bytes(self, clock: Clock) -> dict[Message, int]:
+        """How large the messages were that this rank sent in a step."""
+        sent = [t.message for t, _, _ in clock.marks if isinstance(t, ProgramStep) and t.kind == "send"]
+        sizes = {}
+        for message in filter(None, sent):
+            ends = message.source, message.destination
+            edge = self._edges[ends if message.kind == "F" else ends[::-1]]
+            book = edge.values if message.kind == "F" else edge.gradients
+            sizes[message] = book.last[clock.signatures[message.microbatch]].n_bytes
+        return sizes
 
     def _words(self, action: Action, error: BaseException) -> str:
         place = f"rank {self._placement[action.stage]}, stage {action.stage}, microbatch {action.microbatch}"

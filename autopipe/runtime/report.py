@@ -6,14 +6,14 @@ The report itself is plain data of ``simulator``; drawing it is left to ``look``
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..plans import Plan
-from ..schedule import Action
-from ..simulator import Report, StageReport, Timeline, simulate
+from ..schedule import Action, Message
+from ..simulator import Report, Sent, StageReport, Timeline, simulate
 
 __all__ = ["make_report", "peak_bytes", "reset_peak"]
 
@@ -21,13 +21,15 @@ __all__ = ["make_report", "peak_bytes", "reset_peak"]
 def make_report(plan: Plan, ranks: Sequence[dict[str, Any]]) -> Report:
     """A report from what each process recorded.
 
-    ``steps`` of (origin, duration, marks) with equal lengths, and ``peak_bytes``, None where not counted.
+    ``steps`` of (origin, duration, marks) with equal lengths, ``message_bytes`` of what it sent in the last,
+    and ``peak_bytes``, None where not counted.
     """
     measured: dict[tuple[int, str], list[float]] = {}
     for record in ranks:
         for _, _, marks in record["steps"]:
-            for action, start_s, end_s in marks:
-                measured.setdefault((action.stage, action.kind), []).append(end_s - start_s)
+            for timed, start_s, end_s in marks:
+                if isinstance(timed, Action):
+                    measured.setdefault((timed.stage, timed.kind), []).append(end_s - start_s)
     stages = tuple(
         StageReport(
             s.index,
@@ -42,14 +44,12 @@ def make_report(plan: Plan, ranks: Sequence[dict[str, Any]]) -> Report:
     n_steps = len(ranks[0]["steps"])
     lengths = [max(record["steps"][i][1] for record in ranks) for i in range(n_steps)]
     events: list[tuple[int, Action, float, float]] = []
-    if n_steps:
-        first = min(record["steps"][-1][0] for record in ranks)
-        for record in ranks:
-            origin, _, marks = record["steps"][-1]
-            events += [
-                (plan.stages[a.stage].rank, a, origin - first + start, origin - first + end)
-                for a, start, end in marks
-            ]
+    hops: dict[str, dict[Message, tuple[float, float]]] = {"send": {}, "recv": {}}
+    for timed, start_s, end_s in _last_steps(ranks) if n_steps else ():
+        if isinstance(timed, Action):
+            events.append((plan.stages[timed.stage].rank, timed, start_s, end_s))
+        elif timed.message is not None:
+            hops[timed.kind][timed.message] = start_s, end_s
     in_turn, peaks = len(ranks) < plan.n_ranks, [record["peak_bytes"] for record in ranks]
     return Report(
         stages,
@@ -60,7 +60,35 @@ def make_report(plan: Plan, ranks: Sequence[dict[str, Any]]) -> Report:
         plan,
         in_turn,
         () if in_turn or None in peaks else tuple(peaks),
+        _messages(plan, hops, {m: n for record in ranks for m, n in record["message_bytes"].items()}),
     )
+
+
+def _last_steps(ranks: Sequence[dict[str, Any]]) -> Iterator[tuple[Any, float, float]]:
+    """The marks of every rank's last step, in seconds since the first rank began it."""
+    first = min(record["steps"][-1][0] for record in ranks)
+    for record in ranks:
+        origin, _, marks = record["steps"][-1]
+        yield from ((what, origin - first + start, origin - first + end) for what, start, end in marks)
+
+
+def _messages(
+    plan: Plan, hops: Mapping[str, Mapping[Message, tuple[float, float]]], sizes: Mapping[Message, int]
+) -> tuple[Sent, ...]:
+    """Each message from when it was sent to when it had arrived.
+
+    Arrivals are seen only by who waits for them. One that nobody waited for is taken to have needed as long
+    as the plan's link says.
+    """
+    found = []
+    for message, (left_s, _) in hops["send"].items():
+        began_s, got_s = hops["recv"][message]
+        link = plan.cluster.link(plan.placement[message.source], plan.placement[message.destination])
+        expected_s = left_s + link.seconds(sizes[message])
+        arrived_s = max(left_s, got_s) if began_s < expected_s else expected_s
+        ends = message.source, message.destination
+        found.append(Sent(*ends, message.kind == "B", message.microbatch, left_s, arrived_s, sizes[message]))
+    return tuple(sorted(found, key=lambda sent: sent.start_s))
 
 
 def reset_peak(device: torch.device) -> None:

@@ -314,6 +314,7 @@ class Runtime:
         engine = self._engine
         mine = {
             "steps": [(origin, length, clock.read()) for origin, length, clock in engine.records],
+            "message_bytes": engine.message_bytes(),
             "peak_bytes": peak_bytes(engine.device),
         }
         return make_report(engine.plan, engine.peers.gather(mine) if engine.peers else [mine])

@@ -12,7 +12,7 @@ from ..plans import Plan
 from ..schedule import Action, Schedule
 from ..shown import Shown
 from ..units import format_seconds
-from .timeline import Timeline
+from .timeline import Sent, Timeline
 
 __all__ = ["Report", "StageReport"]
 
@@ -47,6 +47,7 @@ class Report(Shown):
     plan: what was predicted.
     peak_bytes: per rank the most its device held, as its allocator counts; empty where that is not counted
         or one process ran all ranks.
+    messages: between ranks in the last step, on the same clock.
     """
 
     stages: tuple[StageReport, ...]
@@ -57,6 +58,7 @@ class Report(Shown):
     plan: Plan
     in_turn: bool = False
     peak_bytes: tuple[int, ...] = ()
+    messages: tuple[Sent, ...] = ()
 
     @property
     def timeline(self) -> Timeline:
@@ -66,7 +68,7 @@ class Report(Shown):
             rows[rank].append(action)
         n = 1 + max((a.microbatch for _, a, _, _ in self.events), default=0)
         ran = Schedule(self.plan.schedule, self.plan.placement, n, tuple(map(tuple, rows)))
-        return Timeline.from_events(ran, self.events, step_s=self.measured_step_s)
+        return Timeline.from_events(ran, self.events, self.messages, step_s=self.measured_step_s)
 
     @property
     def bubble_fraction(self) -> float:
@@ -87,6 +89,7 @@ class Report(Shown):
             **steps,
             **peaks,
             "events": [[r, str(a), s, e] for r, a, s, e in self.events],
+            "messages": [list(sent) for sent in self.messages],
         }
 
     def __str__(self) -> str:
