@@ -25,8 +25,8 @@ from .peers import Peers
 
 __all__ = ["Channel"]
 
-LAG = 8
-"""Unfinished sends to one peer before the oldest is waited for."""
+LAG = 2
+"""Messages to one peer under way before the oldest is waited for; what is sent stays till then."""
 
 Arriving = tuple[Announcement, list[Tensor], list[Any]]
 
@@ -40,7 +40,7 @@ class Channel:
     def __init__(self, peers: Peers, device: torch.device) -> None:
         self._peers, self._group, self._device = peers, peers.group, device
         self._arriving: dict[tuple[str, Edge, int], Arriving] = {}
-        self._leaving: list[collections.deque[tuple[Any, Tensor]]] = [
+        self._leaving: list[collections.deque[list[tuple[Any, Tensor]]]] = [
             collections.deque() for _ in range(peers.n_ranks)
         ]
         self.signatures: Sequence[int] = ()
@@ -162,13 +162,17 @@ class Channel:
 
     def _send(self, tensors: Sequence[Tensor], peer: int) -> None:
         leaving = self._leaving[peer]
-        for tensor in tensors:
-            leaving.append((self._group.send(tensor, peer), tensor))
+        leaving.append([(self._group.send(tensor, peer), tensor) for tensor in tensors])
         while len(leaving) > LAG:
-            leaving.popleft()[0].wait(FOREVER)
+            _finish(leaving.popleft())
 
     def flush(self) -> None:
         """Wait until everything sent has left; at the end of a step."""
         for leaving in self._leaving:
             while leaving:
-                leaving.popleft()[0].wait(FOREVER)
+                _finish(leaving.popleft())
+
+
+def _finish(message: list[tuple[Any, Tensor]]) -> None:
+    for work, _ in message:
+        work.wait(FOREVER)
