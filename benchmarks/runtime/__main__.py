@@ -1,7 +1,7 @@
 """Measures the runtime against torch's own schedules, a hand-written loop and the plain model.
 
-``python -m benchmarks.runtime [NAME ...] [--out FILE]`` runs the named measurements, or all, and adds their
-results to FILE (``benchmarks/runtime/results.json``).
+``python -m benchmarks.runtime [NAME ...] [--json FILE]`` runs the named measurements, and puts their results
+in FILE (``benchmarks/runtime/results.json``). Without names all run, and nothing else stays in it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import pathlib
 import platform
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -153,8 +155,8 @@ def exactness() -> dict:
 
 
 def memory() -> dict:
-    """Resident bytes and live tensors after 1,000, 5,000 and 10,000 steps."""
-    options = {"schedule": "1f1b", "marks": [1_000, 5_000, 10_000]}
+    """Resident bytes and live tensors after 1,000, 5,000, 10,000 and 20,000 steps."""
+    options = {"schedule": "1f1b", "marks": [1_000, 5_000, 10_000, 20_000]}
     runs = {"in process": launch("endurance", 1, 600, **options)}
     runs["2 ranks"] = launch("endurance", 2, 900, **options)
     growth = [
@@ -180,18 +182,43 @@ MEASUREMENTS: dict[str, Callable[[], dict]] = {
 }
 
 
+def busy_s() -> float:
+    """Seconds all processors of this machine have been busy with anything, since it started (Linux)."""
+    fields = pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _wait, interrupts, softirqs = map(int, fields[:7])
+    return (user + nice + system + interrupts + softirqs) / os.sysconf("SC_CLK_TCK")
+
+
+def own_s() -> float:
+    """CPU seconds of this process and of the ranks it started that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def measure(name: str) -> dict:
+    """A measurement's results, how long it took, and how many cores other work kept busy meanwhile."""
+    start_s, other_s = time.perf_counter(), busy_s() - own_s()
+    found = MEASUREMENTS[name]()
+    took_s = time.perf_counter() - start_s
+    return {**found, "took_s": took_s, "cores_others_used": (busy_s() - own_s() - other_s) / took_s}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASUREMENTS))
-    parser.add_argument("--out", type=pathlib.Path, default=HERE / "results.json")
+    parser.add_argument("--json", type=pathlib.Path, default=HERE / "results.json")
     options = parser.parse_args()
-    results = json.loads(options.out.read_text()) if options.out.exists() else {}
-    results["environment"] = {"torch": torch.__version__, "cpus": torch.get_num_threads()}
-    results["environment"]["python"] = platform.python_version()
+    results = json.loads(options.json.read_text()) if options.names and options.json.exists() else {}
+    results["environment"] = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "threads_per_rank": 1,
+    }
     for name in options.names or MEASUREMENTS:
-        results[name] = MEASUREMENTS[name]()
+        results[name] = measure(name)
         print(name, json.dumps(results[name]), flush=True)
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
