@@ -1,4 +1,4 @@
-"""Descriptions of devices and links by name: peak rates as their makers publish them, each with its source.
+"""Descriptions of devices and links by name: rates as their makers publish them, with the document named.
 
 Measuring how much of a peak is reached is left to ``efficiency``, measuring links to ``probe``.
 """
@@ -17,110 +17,105 @@ __all__ = ["DEVICES", "LINKS", "described", "device", "link"]
 
 _T = 1e12
 _LAUNCH_S = 5e-6
-"""Host time to launch one small kernel from eager PyTorch, order of magnitude; fitted where measured."""
+"""Host time to launch one small kernel from eager PyTorch: assumed, fitted where there are measurements."""
+
+
+def _gpu(name: str, gb: int, flops_s: Mapping[str, float], bandwidth_bytes_s: float, source: str) -> Device:
+    return Device(
+        name=name,
+        memory_bytes=gb * 10**9,
+        flops_s={dtype: rate * _T for dtype, rate in flops_s.items()},
+        bandwidth_bytes_s=bandwidth_bytes_s,
+        launch_s=_LAUNCH_S,
+        source=f"{source}; launch time assumed",
+        attention="cuda",
+    )
+
+
+_HOPPER = {"float8_e4m3fn": 1979, "bfloat16": 989, "float16": 989, "float32": 67, "float64": 67}
 
 DEVICES: Mapping[str, Device] = {
-    "H200": Device(
-        name="NVIDIA H200",
-        memory_bytes=141 * 10**9,
-        flops_s={
-            "float8_e4m3fn": 1979 * _T,
-            "bfloat16": 989 * _T,
-            "float16": 989 * _T,
-            "float32": 67 * _T,
-            "float64": 67 * _T,
-        },
-        bandwidth_bytes_s=4.8e12,
-        launch_s=_LAUNCH_S,
-        source="NVIDIA H200 datasheet, SXM; tensor-core rates halved from those given with sparsity",
+    "H200": _gpu(
+        "NVIDIA H200",
+        141,
+        _HOPPER,
+        4.8e12,
+        "NVIDIA H200 Tensor Core GPU datasheet, H200 SXM: 141 GB, 4.8 TB/s, FP32 67 and FP64 tensor core 67 "
+        "TFLOPS, BF16 and FP16 1,979 and FP8 3,958 with sparsity, halved here to dense",
     ),
-    "H100": Device(
-        name="NVIDIA H100 80GB HBM3",
-        memory_bytes=80 * 10**9,
-        flops_s={
-            "float8_e4m3fn": 1979 * _T,
-            "bfloat16": 989 * _T,
-            "float16": 989 * _T,
-            "float32": 67 * _T,
-            "float64": 67 * _T,
-        },
-        bandwidth_bytes_s=3.35e12,
-        launch_s=_LAUNCH_S,
-        source="NVIDIA H100 datasheet, SXM; tensor-core rates halved from those given with sparsity",
+    "H100": _gpu(
+        "NVIDIA H100 80GB HBM3",
+        80,
+        _HOPPER,
+        3.35e12,
+        "NVIDIA H100 Tensor Core GPU datasheet, H100 SXM: 80 GB, 3.35 TB/s, FP32 67 and FP64 tensor core 67 "
+        "TFLOPS, BF16 and FP16 1,979 and FP8 3,958 with sparsity, halved here to dense",
     ),
-    "A100": Device(
-        name="NVIDIA A100-SXM4-80GB",
-        memory_bytes=80 * 10**9,
-        flops_s={"bfloat16": 312 * _T, "float16": 312 * _T, "float32": 19.5 * _T, "float64": 19.5 * _T},
-        bandwidth_bytes_s=2.039e12,
-        launch_s=_LAUNCH_S,
-        source="NVIDIA A100 datasheet, SXM 80GB; dense rates",
+    "A100": _gpu(
+        "NVIDIA A100-SXM4-80GB",
+        80,
+        {"bfloat16": 312, "float16": 312, "float32": 19.5, "float64": 19.5},
+        2.039e12,
+        "NVIDIA A100 Tensor Core GPU datasheet, A100 80GB SXM: 80 GB, 2,039 GB/s, FP32 19.5, FP64 tensor "
+        "core 19.5, BF16 and FP16 312 TFLOPS dense",
     ),
-    "L40S": Device(
-        name="NVIDIA L40S",
-        memory_bytes=48 * 10**9,
-        flops_s={
-            "float8_e4m3fn": 733 * _T,
-            "bfloat16": 362.05 * _T,
-            "float16": 362.05 * _T,
-            "float32": 91.6 * _T,
-        },
-        bandwidth_bytes_s=8.64e11,
-        launch_s=_LAUNCH_S,
-        source="NVIDIA L40S datasheet; dense rates",
+    "L40S": _gpu(
+        "NVIDIA L40S",
+        48,
+        {"float8_e4m3fn": 733, "bfloat16": 362.05, "float16": 362.05, "float32": 91.6},
+        8.64e11,
+        "NVIDIA L40S datasheet: 48 GB, 864 GB/s, FP32 91.6, BF16 and FP16 362.05, FP8 733 TFLOPS dense",
     ),
-    "RTX4090": Device(
-        name="NVIDIA GeForce RTX 4090",
-        memory_bytes=24 * 10**9,
-        flops_s={
-            "float8_e4m3fn": 330.3 * _T,
-            "bfloat16": 165.2 * _T,
-            "float16": 165.2 * _T,
-            "float32": 82.6 * _T,
-        },
-        bandwidth_bytes_s=1.008e12,
-        launch_s=_LAUNCH_S,
-        source="NVIDIA Ada GPU architecture whitepaper, appendix A; dense, accumulating in float32",
+    "RTX4090": _gpu(
+        "NVIDIA GeForce RTX 4090",
+        24,
+        {"float8_e4m3fn": 330.3, "bfloat16": 165.2, "float16": 165.2, "float32": 82.6},
+        1.008e12,
+        "NVIDIA Ada GPU Architecture whitepaper, appendix A: 24 GB, 1,008 GB/s, FP32 82.6, BF16 and FP16 "
+        "165.2, FP8 330.3 TFLOPS dense, accumulating in FP32",
     ),
-    "MI300X": Device(
-        name="AMD Instinct MI300X",
-        memory_bytes=192 * 10**9,
-        flops_s={
-            "float8_e4m3fnuz": 2614.9 * _T,
-            "bfloat16": 1307.4 * _T,
-            "float16": 1307.4 * _T,
-            "float32": 163.4 * _T,
-            "float64": 163.4 * _T,
+    "MI300X": _gpu(
+        "AMD Instinct MI300X",
+        192,
+        {
+            "float8_e4m3fnuz": 2614.9,
+            "bfloat16": 1307.4,
+            "float16": 1307.4,
+            "float32": 163.4,
+            "float64": 163.4,
         },
-        bandwidth_bytes_s=5.3e12,
-        launch_s=_LAUNCH_S,
-        source="AMD Instinct MI300X data sheet; dense rates",
+        5.3e12,
+        "AMD Instinct MI300X accelerator data sheet: 192 GB, 5.3 TB/s, matrix FP64 and FP32 163.4, BF16 and "
+        "FP16 1,307.4, FP8 2,614.9 TFLOPS dense",
     ),
     "CPU": Device(
         name="generic CPU, one thread",
         flops_s={"float32": 96e9, "float64": 48e9},
         bandwidth_bytes_s=10e9,
         launch_s=2e-6,
-        source="arithmetic: 3 GHz × 2 FMA units × 8 float32 lanes × 2; bandwidth of one DDR4-class core",
+        source="arithmetic: 3 GHz × 2 FMA units × 8 float32 lanes × 2; bandwidth and launch time assumed",
+        attention="cpu",
     ),
 }
 
+
+def _link(latency_s: float, gigabytes_s: float, source: str) -> Link:
+    return Link(latency_s, gigabytes_s * 1e9, f"{source}; latency assumed")
+
+
 LINKS: Mapping[str, Link] = {
-    "NVLink4": Link(5e-6, 450e9, "NVIDIA H100 datasheet: 900 GB/s in both directions; latency of one launch"),
-    "NVLink3": Link(5e-6, 300e9, "NVIDIA A100 datasheet: 600 GB/s in both directions; latency of one launch"),
-    "PCIe5": Link(1e-5, 63e9, "PCI-SIG: 32 GT/s × 16 lanes, 128b/130b coding; latency of two launches"),
-    "PCIe4": Link(1e-5, 31.5e9, "PCI-SIG: 16 GT/s × 16 lanes, 128b/130b coding; latency of two launches"),
-    "InfiniBand-NDR": Link(
-        1e-5, 50e9, "InfiniBand Trade Association: NDR 4x, 400 Gb/s; latency of two launches"
-    ),
-    "InfiniBand-HDR": Link(
-        1e-5, 25e9, "InfiniBand Trade Association: HDR 4x, 200 Gb/s; latency of two launches"
-    ),
-    "Ethernet-100G": Link(3e-5, 12.5e9, "IEEE 802.3: 100 Gb/s; latency assumed for TCP in one rack"),
-    "Ethernet-25G": Link(3e-5, 3.125e9, "IEEE 802.3: 25 Gb/s; latency assumed for TCP in one rack"),
-    "Ethernet-10G": Link(3e-5, 1.25e9, "IEEE 802.3: 10 Gb/s; latency assumed for TCP in one rack"),
+    "NVLink4": _link(5e-6, 450, "NVIDIA H100 Tensor Core GPU datasheet: 900 GB/s, both directions together"),
+    "NVLink3": _link(5e-6, 300, "NVIDIA A100 Tensor Core GPU datasheet: 600 GB/s, both directions together"),
+    "PCIe5": _link(1e-5, 63, "PCI-SIG, PCI Express 5.0: 32 GT/s per lane, 16 lanes, 128b/130b coding"),
+    "PCIe4": _link(1e-5, 31.5, "PCI-SIG, PCI Express 4.0: 16 GT/s per lane, 16 lanes, 128b/130b coding"),
+    "InfiniBand-NDR": _link(1e-5, 50, "NVIDIA ConnectX-7 user manual: NDR, 400 Gb/s"),
+    "InfiniBand-HDR": _link(1e-5, 25, "NVIDIA ConnectX-6 user manual: HDR, 200 Gb/s"),
+    "Ethernet-100G": _link(3e-5, 12.5, "IEEE 802.3ba: 100 Gb/s"),
+    "Ethernet-25G": _link(3e-5, 3.125, "IEEE 802.3by: 25 Gb/s"),
+    "Ethernet-10G": _link(3e-5, 1.25, "IEEE 802.3ae: 10 Gb/s"),
     "loopback": Link(5e-5, 2e9, "assumed for gloo between processes of one host; use `probe` to measure it"),
 }
+"""One direction each. Latencies are orders of magnitude for a message sent from PyTorch, launch included."""
 
 
 def device(name: str | pathlib.Path) -> Device:

@@ -6,6 +6,7 @@ Named descriptions of links are left to ``devices``; carrying a pipeline's messa
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -171,15 +172,7 @@ def _memory(device: torch.device) -> int | None:
 
 def _described(name: str, memory: int | None) -> Device:
     """What is known of a device by name; the name and memory as the rank reported them."""
-    known = described(name)
-    return Device(
-        name=name,
-        memory_bytes=memory,
-        flops_s=dict(known.flops_s),
-        bandwidth_bytes_s=known.bandwidth_bytes_s,
-        launch_s=known.launch_s,
-        source=known.source,
-    )
+    return dataclasses.replace(described(name), name=name, memory_bytes=memory)
 
 
 def _main(init_method: str, n_ranks: str, out: str, rank: str) -> None:

@@ -11,12 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measure_models import Net, Stack, captured, ids
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+import autopipe
 from autopipe.errors import InputError, StoreError
 from autopipe.hardware import Device
 from autopipe.measure import DEVICES, LINKS, Efficiency, device, estimate, fit, link, profile
 from autopipe.measure.account import Kernels
 from autopipe.measure.efficiency import seconds
+from autopipe.tracing import Capture
 
 PLAIN = Device("plain", flops_s={"float32": 1e9}, bandwidth_bytes_s=1e9, launch_s=1e-6)
 PERFECT = Efficiency(matrix=1.0, memory=1.0)
@@ -119,3 +123,50 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
         device("H3000")
     with pytest.raises(InputError, match="NVLink4"):
         link("string")
+
+
+class Attention(nn.Module):
+    """One attention over ``n_heads`` heads of 16, with or without a mask."""
+
+    def __init__(self, n_heads: int = 2, masked: bool = False):
+        super().__init__()
+        self.qkv = nn.Linear(32, 3 * 16 * n_heads)
+        self.n_heads, self.masked = n_heads, masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (*x.shape[:2], 3, self.n_heads, 16)
+        q, k, v = self.qkv(x).view(shape).permute(2, 0, 3, 1, 4).unbind(0)
+        mask = torch.ones(x.shape[1], x.shape[1], device=x.device).tril() > 0 if self.masked else None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not self.masked)
+
+
+def attention(masked: bool, seq: int = 256) -> Capture:
+    return autopipe.capture(Attention(masked=masked).train(), (torch.ones(1, seq, 32),))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_fused_attention_keeps_no_matrix_of_all_pairs(masked: bool) -> None:
+    capture = attention(masked)
+    matrix = 256 * 256 * 4  # of one head; the mask is kept once, as what is added for all heads
+    saved = {}
+    for kind in ("", "cpu", "cuda"):
+        table = estimate(capture, dataclasses.replace(PLAIN, attention=kind))
+        saved[kind] = table.total(table.costs).saved_bytes
+        assert any("attention is assumed" in note for note in table.notes) is bool(kind)
+        assert table.total(table.costs).flops >= 2 * 2 * 2 * 256 * 256 * 16
+    assert saved["cpu"] <= saved[""] - matrix
+    assert saved["cuda"] <= saved[""] - matrix
+
+
+def test_attention_on_the_cpu_is_counted_as_it_runs() -> None:
+    capture = attention(masked=False)
+    measured = profile(capture, min_s=0.0, min_passes=3, progress=False)
+    estimated = estimate(capture, "CPU")
+    assert measured.total(measured.costs).flops == estimated.total(estimated.costs).flops
+    assert measured.total(measured.costs).saved_bytes == estimated.total(estimated.costs).saved_bytes
+
+
+def test_half_precision_without_a_mask_runs_flash_attention() -> None:
+    for masked, kernel in ((False, "flash"), (True, "memory-efficient")):
+        table = estimate(attention(masked), "H200", dtype=torch.bfloat16)
+        assert table.notes == (f"attention is assumed to run the {kernel} kernel",)
