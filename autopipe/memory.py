@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .errors import InputError
 from .units import parse_bytes
 
 if TYPE_CHECKING:
@@ -148,9 +149,16 @@ def tied_bytes(
 
 
 def asked_limits(plan: Plan) -> tuple[int | None, ...]:
-    """Per rank, the limit that the plan's settings have, a number for all ranks or one for each."""
+    """Per rank, the limit that the plan's settings have, a number for all ranks or one for each.
+
+    Raises :class:`InputError` for a list of another length.
+    """
     asked = plan.settings.get("memory_limit")
     each = asked if isinstance(asked, (list, tuple)) else [asked] * plan.n_ranks
+    if len(each) != plan.n_ranks:
+        raise InputError(
+            f"memory_limit has {len(each)} entries for {plan.n_ranks} ranks; give one, or one per rank"
+        )
     return tuple(None if limit is None else parse_bytes(limit) for limit in each)
 
 

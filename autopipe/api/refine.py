@@ -18,7 +18,7 @@ from ..tracing import Capture
 __all__ = ["Planned", "refine"]
 
 TOLERANCE = 0.05
-"""A bottleneck this far above the mean stage is balanced enough to leave blocks whole."""
+"""A bottleneck this far above the mean rank is balanced enough to leave blocks whole."""
 
 MIN_GAIN = 0.02
 """Opening leaves must shorten the bottleneck by this much to be kept: whole blocks are easier to read."""
@@ -84,22 +84,32 @@ def refine(
         opened = (*opened, path)
 
 
+def _loads_s(plan: Plan) -> list[float]:
+    """By rank, forward and backward of one microbatch through its stages."""
+    loads = [0.0] * plan.n_ranks
+    for stage in plan.stages:
+        loads[stage.rank] += stage.seconds
+    return loads
+
+
 def _bottleneck_s(plan: Plan) -> float:
-    return max(stage.seconds for stage in plan.stages)
+    return max(_loads_s(plan))
 
 
 def _is_balanced(plan: Plan) -> bool:
-    mean = sum(stage.seconds for stage in plan.stages) / plan.n_stages
-    return _bottleneck_s(plan) <= mean * (1 + TOLERANCE)
+    loads = _loads_s(plan)
+    return max(loads) <= sum(loads) / len(loads) * (1 + TOLERANCE)
 
 
 def _open_heaviest(
     capture: Capture, costs: CostTable, plan: Plan | None, closed: set[str]
 ) -> tuple[Capture, str] | None:
-    """The capture with its costliest leaf (of the bottleneck stage, once there is a plan) opened."""
+    """The capture with its costliest leaf (of the fullest rank, once there is a plan) opened."""
     names = {op.name for op in capture.ops.compute}
     if plan is not None:
-        names = set(max(plan.stages, key=lambda s: s.seconds).ops)
+        loads = _loads_s(plan)
+        fullest = loads.index(max(loads))
+        names = {op for stage in plan.stages if stage.rank == fullest for op in stage.ops}
     leaves = [op for op in capture.ops.compute if op.kind == "module" and op.name in names]
     for op in sorted(leaves, key=lambda op: -costs[op.name].seconds):
         if op.module_path in closed or _is_single(capture.model.get_submodule(op.module_path)):

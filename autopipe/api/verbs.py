@@ -26,7 +26,7 @@ from ..hardware import Cluster, Device, Link
 from ..plans import Plan
 from ..simulator import Timeline
 from ..simulator import simulate as _simulate
-from ..solve import solve
+from ..solve import SEVERAL_PER_RANK, solve
 from ..tracing import Capture, device_of
 from ..tracing import capture as _capture
 from .agree import decide_once, in_group, make_alike
@@ -34,9 +34,6 @@ from .pipe import Pipe
 from .refine import Planned, refine
 
 __all__ = ["capture", "plan", "profile", "simulate", "split"]
-
-SEVERAL_PER_RANK = ("interleaved", "looped-bfs", "zbv", "dualpipev")
-"""Schedules whose ranks hold two stages each unless told otherwise."""
 
 MICROBATCHES_PER_STAGE = 4
 """Default microbatches per stage: a uniform 1F1B then idles at most a fifth of the time."""
@@ -80,7 +77,7 @@ def simulate(plan: Plan, **options: Any) -> Timeline:
 
 def plan(
     model: nn.Module | Capture,
-    n_stages: int,
+    n_stages: int | str | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
@@ -91,7 +88,7 @@ def plan(
 
 def split(
     model: nn.Module,
-    n_stages: int,
+    n_stages: int | str | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -103,7 +100,9 @@ def split(
     Parameters
     ----------
     model: any ``nn.Module``; it is not changed, and the stages hold its own parameters.
-    n_stages: how many stages in all, at least 1.
+    n_stages: how many stages in all, at least 1; ``"auto"`` (or None) for as many as make the fastest step on
+        at most the ranks there are, of the cluster, ``n_ranks`` or the process group (all of which take
+        part). ``plan.candidates`` has what was tried.
     args, kwargs: example inputs, a whole batch, as in ``torch.export``; inferred for models that tell
         them (transformers' ``dummy_inputs``, Lightning's ``example_input_array``, and such).
     n_ranks: how many processes share the stages; by default the cluster's, else the process group's, else
@@ -116,9 +115,10 @@ def split(
     costs: ``"measured"`` on the model's device, ``"estimated"`` from FLOPs and bytes, or a
         :class:`CostTable` or the path of one saved.
     cluster: a :class:`Cluster` or the path of a cluster file; by default equal devices on one host.
+    device_order: ``"given"`` lays the stages on the cluster's ranks in their order, ``"auto"`` in the best.
     device: where to measure; or, to estimate, a :class:`Device`, the name of a described one (``"H200"``)
         or a JSON file; by default the model's own.
-    memory_limit: per rank, such as ``"70GB"``.
+    memory_limit: per rank, such as ``"70GB"``, or a list of one for each rank.
     ties: tied parameters: ``"sync"`` (a copy per stage, gradients summed), ``"colocate"``, or ``"auto"``.
     pin: module path → stage, such as ``{"lm_head": 3}``.
     store: a folder that keeps measurements between runs and models; by default nothing is kept.
@@ -167,7 +167,7 @@ def _capture_for(
 
 def _plan(
     model: nn.Module | Capture,
-    n_stages: int,
+    n_stages: int | str | None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -178,7 +178,7 @@ def _plan(
     costs: str | CostTable | pathlib.Path = "measured",
     cluster: Cluster | str | pathlib.Path | None = None,
     device: str | torch.device | Device | None = None,
-    memory_limit: str | int | None = None,
+    memory_limit: str | int | Sequence[str | int] | None = None,
     ties: str = "auto",
     pin: Mapping[str, int] | None = None,
     dynamic: Any = "auto",
@@ -186,8 +186,9 @@ def _plan(
     time_limit_s: float = 2.0,
     **solver: Any,
 ) -> Planned:
-    if not isinstance(n_stages, int) or n_stages < 1:
-        raise InputError(f"n_stages is {n_stages!r}; it must be a whole number of at least 1")
+    if n_stages not in (None, "auto") and (not isinstance(n_stages, int) or n_stages < 1):
+        raise InputError(f"n_stages is {n_stages!r}; it must be a whole number of at least 1, or 'auto'")
+    wanted = n_stages if isinstance(n_stages, int) else None
     captured = make_alike(
         "the captured graph",
         lambda: model if isinstance(model, Capture) else capture(model, args, kwargs, dynamic=dynamic),
@@ -195,8 +196,9 @@ def _plan(
     )
 
     def decide() -> tuple[Plan, CostTable, tuple[str, ...]]:
-        ranks = _cluster(captured, cluster, n_ranks, n_stages, schedule, device)
-        pieces = _n_microbatches(captured, n_microbatches, n_stages)
+        ranks = _cluster(captured, cluster, n_ranks, wanted, schedule, device)
+        most = ranks.n_ranks * _stages_per_rank(schedule)
+        pieces = _n_microbatches(captured, n_microbatches, most if wanted is None else wanted)
         planned = refine(
             captured,
             lambda c: _costs(c, costs, device, _microbatch_dims(c, pieces), store),
@@ -204,7 +206,8 @@ def _plan(
                 c.ops,
                 table,
                 ranks,
-                n_stages=n_stages,
+                n_stages=wanted,
+                min_ranks=ranks.n_ranks if in_group() else 1,
                 n_microbatches="auto" if n_microbatches == "auto" else pieces,
                 schedule=schedule,
                 balance=balance,
@@ -246,7 +249,7 @@ def _cluster(
     captured: Capture,
     given: Cluster | str | pathlib.Path | None,
     n_ranks: int | None,
-    n_stages: int,
+    n_stages: int | None,
     schedule: str,
     device: str | torch.device | Device | None,
 ) -> Cluster:
@@ -255,16 +258,28 @@ def _cluster(
         if n_ranks not in (None, cluster.n_ranks):
             raise InputError(f"n_ranks is {n_ranks} but the cluster has {cluster.n_ranks} ranks; give one")
         return cluster
+    if n_ranks is None and in_group():
+        n_ranks = dist.get_world_size()
+    if n_ranks is None and n_stages is not None:
+        n_ranks = max(1, n_stages // _stages_per_rank(schedule))
     if n_ranks is None:
-        per_rank = 2 if schedule in SEVERAL_PER_RANK else 1
-        n_ranks = dist.get_world_size() if in_group() else max(1, n_stages // per_rank)
-    if not 1 <= n_ranks <= n_stages:
+        raise InputError(
+            "n_stages is left free, but on how many devices at most is not said; pass n_ranks=8, a cluster, "
+            "or n_stages"
+        )
+    if n_stages is None and n_ranks < 1:
+        raise InputError(f"n_ranks is {n_ranks}; it must be at least 1")
+    if n_stages is not None and not 1 <= n_ranks <= n_stages:
         raise InputError(
             f"{n_ranks} ranks cannot share {n_stages} stages: each rank holds at least one; "
             f"set n_stages to {n_ranks} or more, or n_ranks to {n_stages} or fewer"
         )
     described, link = _hardware(captured, device)
     return Cluster.uniform(n_ranks, described, link)
+
+
+def _stages_per_rank(schedule: str) -> int:
+    return 2 if schedule in SEVERAL_PER_RANK else 1
 
 
 def _hardware(captured: Capture, device: str | torch.device | Device | None) -> tuple[Device, Link]:

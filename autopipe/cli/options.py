@@ -108,7 +108,14 @@ class Planning:
     """How a model is cut and run; None means what suits, or what a given plan says."""
 
     stages: Annotated[
-        int | None, typer.Option("--stages", "-n", help="How many stages.", min=1, rich_help_panel=RUN)
+        int | None,
+        typer.Option(
+            "--stages",
+            "-n",
+            help="How many stages; without it, what is fastest on up to --ranks or the cluster's ranks.",
+            min=1,
+            rich_help_panel=RUN,
+        ),
     ] = None
     microbatches: Microbatches = None
     schedule: Annotated[
@@ -125,9 +132,19 @@ class Planning:
     ranks: Annotated[
         int | None, typer.Option(help="How many processes share the stages.", min=1, rich_help_panel=RUN)
     ] = None
-    memory: Annotated[str | None, typer.Option(help="Limit per rank, such as 80GB.", rich_help_panel=RUN)] = (
-        None
-    )
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Limit per rank, such as 80GB; or one for each, by commas.", rich_help_panel=RUN),
+    ] = None
+    device_order: Annotated[
+        str | None,
+        typer.Option(
+            help="How stages lie on the cluster's ranks: given, or auto for the best order.",
+            show_default="given",
+            rich_help_panel=RUN,
+            autocompletion=lambda: ["given", "auto"],
+        ),
+    ] = None
     ties: Annotated[
         str | None,
         typer.Option(

@@ -87,8 +87,11 @@ class Request:
         """The model, planned and split."""
         import autopipe
 
-        if how.stages is None:
-            raise InputError("how many stages to cut the model into is not said; add --stages, such as -n 4")
+        if how.stages is None and how.ranks is None and self.making.cluster is None:
+            raise InputError(
+                "how many stages to cut the model into is not said; add --stages, such as -n 4, or --ranks "
+                "or --cluster to find the best count on up to so many"
+            )
         source, loaded = self.source, self.load()
         given = {
             "costs": source,
@@ -97,7 +100,8 @@ class Request:
             "n_microbatches": how.microbatches,
             "schedule": how.schedule,
             "n_ranks": how.ranks,
-            "memory_limit": how.memory,
+            "memory_limit": _limits(how.memory),
+            "device_order": how.device_order,
             "ties": how.ties,
         }
         known: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
@@ -158,7 +162,12 @@ def planned(target: str, making: Making, how: Planning, model: str | None = None
             )
         pipe = Request(target, making).split(how)
         return Planned(pipe.plan, pipe.graph.ops, pipe.costs)
-    made = {"--stages": how.stages, "--ranks": how.ranks, "--ties": how.ties}
+    made = {
+        "--stages": how.stages,
+        "--ranks": how.ranks,
+        "--ties": how.ties,
+        "--device-order": how.device_order,
+    }
     refused = [option for option, value in made.items() if value is not None]
     if refused:
         raise InputError(f"{refused[0]} is settled in {target}; name the model instead, to plan it anew")
@@ -179,10 +188,15 @@ def is_plan(target: str) -> bool:
     return target.endswith(".json") and not target.startswith("hf:")
 
 
+def _limits(memory: str | None) -> str | list[str] | None:
+    """One limit for all ranks, or by commas one for each."""
+    return memory.split(",") if memory is not None and "," in memory else memory
+
+
 def _under(plan: Plan, memory: str | None, path: pathlib.Path | None) -> Plan:
     """The plan as it stands, under another memory limit and on other links."""
     if memory is not None:
-        plan = dataclasses.replace(plan, settings={**plan.settings, "memory_limit": memory})
+        plan = dataclasses.replace(plan, settings={**plan.settings, "memory_limit": _limits(memory)})
     if path is not None:
         cluster = read_cluster(path)
         if cluster.n_ranks != plan.n_ranks:

@@ -4,6 +4,7 @@ Capturing the graph and measuring its costs are left to ``tracing`` and ``measur
 plan to ``stages``.
 """
 
+from .cases import SEVERAL_PER_RANK
 from .chains import chain
 from .exact import Answer
 from .explain import Explanation, Move, explain
@@ -11,6 +12,7 @@ from .problem import Item, Net, Problem, Share, Stage
 from .search import solve
 
 __all__ = [
+    "SEVERAL_PER_RANK",
     "Answer",
     "Explanation",
     "Item",

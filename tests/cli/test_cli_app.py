@@ -268,6 +268,7 @@ def test_run_trains_and_agrees_with_the_model():
         (("plan", SAMPLE, "-n", "2", "--input", "a,b"), 2, "8x3x224x224"),
         (("simulate", "absent.json"), 2, "absent.json"),
         (("compare", "absent:x"), 2, "cannot import"),
+        (("plan", SAMPLE.replace("small", "Small"), "-n", "2"), 2, "--input 8x128:int64"),
         (("plan", SAMPLE), 2, "--stages"),
         (("run", SAMPLE, "--meta"), 2, "no weights to train"),
         (("simulate", "plan.json", "--stages", "3"), 2, "plan it anew"),
@@ -280,6 +281,23 @@ def test_errors_are_short_say_the_remedy_and_have_their_code(words, code, says):
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2
     assert "Traceback" not in done.output
+
+
+def test_what_nobody_foresaw_is_said_shortly_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(autopipe.Plan, "from_json", lambda source: 1 / 0)
+    done = invoke("diff", "a.json", "b.json")
+    assert done.exit_code == 5
+    assert "ZeroDivisionError" in done.stderr
+    assert "--debug" in done.stderr
+    assert invoke("report", SAMPLE, "-n", "2", *ESTIMATED, "--out", tmp_path / "no" / "p.html").exit_code == 2
+
+
+def test_what_ran_must_be_what_was_planned(plan_path, tmp_path):
+    ran = tmp_path / "ran.json"
+    invoke("run", SAMPLE, "-n", "3", *ESTIMATED[2:], "--out", ran)
+    done = invoke("report", plan_path, "--measured", ran, "--out", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert "what ran had 3 stages on 3 ranks" in done.stderr
 
 
 def test_options_of_a_model_need_one(plan_path):
@@ -327,3 +345,12 @@ def test_doctor_is_well_here():
     checks = {c["what"]: c for c in json.loads(done.stdout)}
     assert done.exit_code == 0, checks
     assert checks["end to end"]["ok"] is True
+
+
+def test_stages_left_out_are_found_for_the_ranks():
+    words = ("--ranks", "2", *ESTIMATED, "--memory", "1GB,2GB", "--device-order", "auto", "--json")
+    done = invoke("plan", SAMPLE, *words)
+    assert done.exit_code == 0, done.output
+    plan = json.loads(done.stdout)
+    assert {c["n_stages"] for c in plan["candidates"]} == {1, 2}
+    assert plan["settings"]["memory_limit"] in ([10**9, 2 * 10**9], 10**9)

@@ -1,0 +1,45 @@
+"""What is left free is found: the stage count, the order of devices; and such plans run like any other."""
+
+import pytest
+import torch
+from torch import nn
+
+import autopipe
+from autopipe.errors import InputError
+from autopipe.hardware import Cluster, Device, Link
+
+X, Y = torch.randn(12, 8), torch.randn(12, 8)
+SPEEDS = (1.0, 4.0, 2.0)
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)))
+
+
+def split(n_stages=None, **options) -> autopipe.Pipe:
+    return autopipe.split(mlp(), n_stages, (X,), costs="estimated", n_microbatches=4, **options)
+
+
+def test_free_stage_counts_need_a_number_of_devices():
+    with pytest.raises(InputError, match=r"n_stages is left free.* pass n_ranks=8"):
+        split()
+    with pytest.raises(InputError, match="n_ranks is 0"):
+        split("auto", n_ranks=0)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_free_stage_counts_are_tried_up_to_the_ranks(schedule):
+    pipe = split("auto", n_ranks=3, schedule=schedule)
+    per_rank = 2 if schedule == "interleaved" else 1
+    assert {c.n_stages for c in pipe.plan.candidates} == {per_rank * n for n in (1, 2, 3)}
+    assert pipe.plan.n_ranks == pipe.plan.n_stages // per_rank
+
+
+def test_a_plan_with_its_ranks_in_another_order_trains_like_the_model():
+    cluster = Cluster(tuple(Device(speed=f) for f in SPEEDS), local=Link(1e-9, 1e12))
+    pipe = split(3, cluster=cluster, device_order="auto", schedule="zbv", memory_limit=["1GB", "1GB", "2GB"])
+    work = [sum(len(s.ops) for s in pipe.plan.stages if s.rank == r) for r in range(3)]
+    assert sorted(pipe.plan.placement) == [0, 1, 2]
+    assert work.index(max(work)) == SPEEDS.index(max(SPEEDS))
+    loss = pipe.runtime(loss_fn=nn.functional.mse_loss).step(X, target=Y).loss
+    assert torch.allclose(loss, nn.functional.mse_loss(pipe(X), Y))
