@@ -70,13 +70,13 @@ def format_seconds(s: float) -> str:
     """Seconds for people.
 
     >>> format_seconds(2.5), format_seconds(0.0123), format_seconds(4.2e-5)
-    ('2.50 s', '12.3 ms', '42.0 us')
+    ('2.50 s', '12.3 ms', '42.0 µs')
     """
     if abs(s) >= 1:
         return f"{s:.2f} s"
     if abs(s) >= 1e-3:
         return f"{s * 1e3:.1f} ms"
-    return f"{s * 1e6:.1f} us"
+    return f"{s * 1e6:.1f} µs"
 
 
 def dtype_bytes(dtype: str) -> float:

@@ -78,7 +78,7 @@ def simulate(
     `--schedule` also takes a .csv of a schedule as torch writes it. With a plan's JSON, `--cluster` puts it
     on other links, and `--memory` says whether it would fit.
     """
-    from ..look import headline, tables
+    from ..look import tables
     from ..memory import memory_limits
     from ..schedule import from_csv
     from ..simulator import simulate as predict
@@ -99,7 +99,7 @@ def simulate(
         for r, (peak, limit) in enumerate(zip(timeline.peak_bytes, memory_limits(found.plan), strict=False))
         if limit is not None and peak > limit
     ]
-    text = f"{headline(timeline)}\n\n{timeline}\n\n{table(tables(timeline)[0])}"
+    text = f"{timeline}\n\n{table(tables(timeline)[0])}"
     return Told({**timeline.to_dict(), "over_memory": over}, text, "; ".join(over))
 
 
@@ -158,7 +158,7 @@ def explain(
     from ..errors import InputError
     from ..look import certificate, cut_reasons
     from ..solve import explain as explain_moves
-    from .planning import planned
+    from .planning import is_plan, planned
 
     found = planned(target, making, how, model)
     plan, graph, costs = found.plan, found.graph, found.costs
@@ -176,6 +176,10 @@ def explain(
         priced = dataclasses.replace(priced, moves=tuple(m for m in priced.moves if cut in (None, m.cut)))
         told["explanation"] = priced.to_dict()
         lines.append(str(priced))
+        if is_plan(target) and making.costs is None:
+            lines.append(
+                "Moves are priced by costs taken now; --costs FILE prices them by those of a profile."
+            )
     return Told(told, "\n".join(lines))
 
 

@@ -132,7 +132,8 @@ def _devices() -> tuple[bool, str]:
     import torch
 
     if not torch.cuda.is_available():
-        return True, f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads; no GPU"
+        n = torch.get_num_threads()
+        return True, f"CPU, {os.cpu_count()} cores, {n} thread{'s' if n > 1 else ''}; no GPU"
     return True, ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
 
 

@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError, ModelError
+from ..tracing.examples import infer
 
 __all__ = ["Loaded", "Sizes", "load"]
 
@@ -44,7 +45,7 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model and the inputs to capture it with; empty inputs are inferred."""
+    """A model and the inputs to capture it with."""
 
     model: nn.Module
     args: tuple[Any, ...] = ()
@@ -73,6 +74,8 @@ def load(name: str, *, meta: bool = False, device: str | None = None, sizes: Siz
             loaded = _factory(name, sizes)
         if sizes.inputs:
             loaded = Loaded(loaded.model, tuple(map(_tensor, sizes.inputs)))
+        elif not loaded.args and not loaded.kwargs:
+            loaded = _inferred(loaded.model, name)
     return dataclasses.replace(loaded, model=loaded.model.train())
 
 
@@ -225,6 +228,16 @@ def _torchvision(name: str, sizes: Sizes) -> Loaded:
         raise InputError(f"torchvision has no model {name!r}: {error}") from None
     side = 299 if name == "inception_v3" else 224
     return Loaded(model, (torch.randn(sizes.batch, 3, side, side),))
+
+
+def _inferred(model: nn.Module, name: str) -> Loaded:
+    try:
+        return Loaded(model, *infer(model))
+    except InputError:
+        raise InputError(
+            f"{name} does not tell its inputs; give their shapes in order, such as --input 8x128:int64, or "
+            "name a function that returns (model, args)"
+        ) from None
 
 
 def _library(name: str, package: str) -> Any:

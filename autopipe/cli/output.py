@@ -32,7 +32,7 @@ EXIT_CODES = {
     USAGE: "wrong usage: an option, a name or a file that does not fit",
     INFEASIBLE: "no plan meets the limits, or a plan or schedule does not fit",
     MODEL: "the model cannot be loaded, captured, costed or run",
-    OTHER: "any other failure of autopipe",
+    OTHER: "any other failure",
 }
 
 
@@ -106,7 +106,7 @@ def table(rows: Any) -> str:
 def exit_code(error: BaseException) -> int:
     """The documented exit code of an error."""
     kinds: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
-        ((InputError, StoreError), USAGE),
+        ((InputError, StoreError, OSError), USAGE),
         ((PlanError, ScheduleError), INFEASIBLE),
         ((ModelError, CaptureError, CostError), MODEL),
     )
@@ -115,21 +115,29 @@ def exit_code(error: BaseException) -> int:
 
 @contextlib.contextmanager
 def guard(debug: bool) -> Iterator[None]:
-    """Turn our errors into one or two lines and an exit code; ``debug`` lets the traceback through."""
+    """Turn errors into one or two lines and an exit code; ``debug`` lets the traceback through."""
     import typer
 
     try:
         yield
-    except AutopipeError as error:
+    except (typer.Exit, BrokenPipeError):
+        raise
+    except Exception as error:
         if debug:
             raise
-        cause = (
-            f"\n  because {type(error.__cause__).__name__}: {_first(error.__cause__)}"
-            if error.__cause__
-            else ""
-        )
-        print(f"autopipe: {error}{cause}", file=sys.stderr)
+        print(_in_short(error), file=sys.stderr)
         raise typer.Exit(exit_code(error)) from None
+
+
+def _in_short(error: Exception) -> str:
+    if isinstance(error, (AutopipeError, OSError)):
+        cause = error.__cause__
+        because = f"\n  because {type(cause).__name__}: {_first(cause)}" if cause is not None else ""
+        return f"autopipe: {error}{because}"
+    return (
+        f"autopipe: this is a bug of autopipe, or of code it ran: {type(error).__name__}: {_first(error)}\n"
+        "  run it again with --debug to see where, and report that"
+    )
 
 
 def _first(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..costs import CostTable
+from ..errors import InputError
 from ..graph import OpGraph
 from ..memory import memory_limits
 from ..plans import Plan
@@ -52,8 +53,12 @@ def report(
     """
     predicted = timeline if timeline is not None else simulate(plan, costs=costs)
     run = measured if isinstance(measured, Report) else None
-    ran = run.timeline if run is not None else measured
-    assert not isinstance(ran, Report)
+    ran = measured.timeline if isinstance(measured, Report) else measured
+    if ran is not None and ran.schedule.placement != predicted.schedule.placement:
+        raise InputError(
+            f"what ran had {ran.schedule.n_stages} stages on {ran.schedule.n_ranks} ranks, the plan has "
+            f"{plan.n_stages} on {plan.n_ranks}; give the measurement of this plan"
+        )
     held = run.peak_bytes if run is not None else ()
     sections = [
         _stages(plan),
@@ -242,12 +247,17 @@ def _assumptions(plan: Plan, costs: CostTable | None) -> Section:
         facts["links"] = "taken as free on a host"
     said = {"dims", "versions"} if costs is not None else set()
     facts |= {
-        k.replace("_", " "): nbytes(parse_bytes(v)) if k == "memory_limit" else v
+        k.replace("_", " "): _limit(v) if k == "memory_limit" else v
         for k, v in plan.settings.items()
         if v not in (None, (), [], {}) and k not in said
     }
     facts["graph digest"] = plan.graph_digest
     return "assumptions", "Assumptions", _facts(facts)
+
+
+def _limit(asked: Any) -> str:
+    each = asked if isinstance(asked, (list, tuple)) else (asked,)
+    return word(tuple(nbytes(parse_bytes(x)) for x in each))
 
 
 def _pairs(value: Mapping[str, Any]) -> str:

@@ -39,7 +39,7 @@ def percent(x: float | None) -> str:
 
 def seconds(s: float | None) -> str:
     """Seconds for people; a dash where nothing was timed."""
-    return "–" if s is None else format_seconds(s).replace(" us", " µs") if s else "0 s"
+    return "–" if s is None else format_seconds(s) if s else "0 s"
 
 
 def nbytes(n: float | None) -> str:

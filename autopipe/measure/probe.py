@@ -133,7 +133,8 @@ def _pair(a: int, b: int, me: int, device: torch.device) -> Link:
     """The link of two ranks, from round trips at three sizes; both ranks measure, ``a``'s figures count."""
     peer = b if me == a else a
     tiny, small, large = (_round_trip_s(n, me == a, peer, device) / 2 for n in (4, _SMALL, _LARGE))
-    bandwidth = (_LARGE - _SMALL) / max(large - small, 1e-9)
+    # noise may make the small one the slower; no link moves the bytes in a quarter of the whole trip's time
+    bandwidth = (_LARGE - _SMALL) / max(large - small, large / 4)
     return Link(tiny, bandwidth, f"probed over {dist.get_backend()}")
 
 
