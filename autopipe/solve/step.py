@@ -43,26 +43,29 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
     rated: list[tuple[Plan, tuple[int, ...]]] = []
     rows = []
     for label, stage_of in _splits(case, problem, answer):
-        bottleneck = problem.bottleneck(problem.loads(stage_of))
         plan = _plan(case, problem, answer, stage_of)
-        rows.append(_row(f"{case.label}: {label}", plan, bottleneck < HUGE))
-        if bottleneck < HUGE:
+        rows.append(_row(f"{case.label}: {label}", plan, problem, stage_of))
+        if rows[-1].feasible:
             rated.append((plan, stage_of))
     if not rated:
         return None
     rated.sort(key=lambda r: r[0].step_s)
     best = rated[0][0]
     for plan, stage_of in rated[:_CLIMBED] if case.balance == "cost" else ():
-        better = _climbed(case, problem, answer, plan, stage_of, deadline)
+        better, moved = _climbed(case, problem, answer, plan, stage_of, deadline)
         if better is not plan:
-            rows.append(_row(f"{case.label}: moved", better, True))
+            rows.append(_row(f"{case.label}: moved", better, problem, moved))
             best = min(best, better, key=lambda p: p.step_s)
     return dataclasses.replace(best, candidates=tuple(rows))
 
 
-def _row(label: str, plan: Plan, fits: bool) -> Candidate:
-    memory = max(s.memory_bytes for s in plan.stages)
-    return Candidate(label, plan.schedule, plan.n_stages, plan.n_microbatches, plan.step_s, memory, fits)
+def _row(label: str, plan: Plan, problem: Problem, stage_of: Sequence[int]) -> Candidate:
+    loads = problem.loads(stage_of)
+    fullest = max(
+        problem.rank_bytes(rank, [loads[s] for s in own]) for rank, own in problem.stages_of.items()
+    )
+    fits = problem.bottleneck(loads) < HUGE
+    return Candidate(label, plan.schedule, plan.n_stages, plan.n_microbatches, plan.step_s, fullest, fits)
 
 
 def _splits(case: Case, problem: Problem, answer: Answer) -> Iterator[Split]:
@@ -92,14 +95,14 @@ def _near(problem: Problem, answer: Answer) -> Iterator[Split]:
 
 def _climbed(
     case: Case, problem: Problem, answer: Answer, plan: Plan, stage_of: tuple[int, ...], deadline: float
-) -> Plan:
+) -> tuple[Plan, tuple[int, ...]]:
     """The plan after every move of one item over a cut that makes its step shorter."""
     left, improved = _MOVES, True
     while improved:
         improved = False
         for moved in neighbours(problem, stage_of):
             if left == 0 or time.perf_counter() > deadline:
-                return plan
+                return plan, stage_of
             left -= 1
             if problem.bottleneck(problem.loads(moved)) >= HUGE:
                 continue
@@ -107,7 +110,7 @@ def _climbed(
             if after.step_s < plan.step_s:
                 plan, stage_of, improved = after, moved, True
                 break
-    return plan
+    return plan, stage_of
 
 
 def _plan(case: Case, problem: Problem, answer: Answer, stage_of: Sequence[int]) -> Plan:

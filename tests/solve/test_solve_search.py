@@ -11,6 +11,7 @@ from autopipe.errors import InfeasibleError, InputError, PlanError
 from autopipe.graph import Op, OpGraph, ParameterSpec, TensorSpec
 from autopipe.hardware import Cluster, Device, Link
 from autopipe.plans import Plan
+from autopipe.simulator import simulate
 from autopipe.solve import solve
 
 N_LAYERS = 6
@@ -228,6 +229,25 @@ def test_never_slower_than_hand_made_splits(head_s, link, schedule):
         assert plan.step_s <= made(**given, balance=balance).step_s
         assert any(c.label.endswith(balance) for c in plan.candidates)
     assert plan.step_s == min(c.step_s for c in plan.candidates if c.feasible)
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+@pytest.mark.parametrize(
+    ("schedule", "n_stages"),
+    [("1f1b", 3), ("gpipe", 3), ("zb-h2", 3), ("zbv", 4), ("dualpipev", 6), ("interleaved", 6), ("1f1b", 6)],
+)
+def test_the_solver_counts_memory_as_the_formula_does(schedule, n_stages, recompute):
+    plan = made(
+        n_stages=n_stages,
+        cluster=cluster(2 if n_stages == 4 else 3),
+        schedule=schedule,
+        recompute=recompute,
+        memory_limit="1GB",
+    )
+    best = next(c for c in plan.candidates if c.step_s == plan.step_s)
+    assert best.memory_bytes == max(simulate(plan).peak_bytes)
+    one = [s for s in plan.stages if plan.placement.count(s.rank) == 1]
+    assert [s.memory_bytes for s in one] == [simulate(plan).peak_bytes[s.rank] for s in one]
 
 
 def test_a_plan_survives_json():
