@@ -20,6 +20,7 @@ from . import dims, emit, modes, opgraph
 from .caches import switched_off, without_cache
 from .calls import Recording
 from .examples import infer
+from .guards import with_checks
 from .inputs import Inputs
 from .leaves import Policy
 from .session import Session, device_of, fresh
@@ -183,6 +184,7 @@ def _captured(
         variation = Variation()
         if dynamic:
             variation = _vary(session, list({id(f): f for f in merged.values()}.values()), inputs, tensors)
+        merged = _with_checks(merged, variation.unsure)
         if confirm_at is not None:
             session.start(training=False)
             confirm(model, merged[False], variation, confirm_at, session.device)
@@ -205,6 +207,16 @@ def _captured(
         variation=variation,
         dynamic=dynamic,
     )
+
+
+def _with_checks(merged: dict[bool, Recording], unsure: frozenset[int]) -> dict[bool, Recording]:
+    """Both forms, one object where they were, with the guards that must be asked at run time."""
+    taken = {c.name for form in merged.values() for c in form.calls}
+    train = with_checks(merged[True], unsure, taken)
+    if merged[False] is merged[True]:
+        return {True: train, False: train}
+    taken |= {c.name for c in train.calls}
+    return {True: train, False: with_checks(merged[False], unsure, taken)}
 
 
 def _vary(

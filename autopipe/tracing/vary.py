@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from ..units import Size, size_at
 from . import dims as sizing
 from .calls import Call, Guard, Recording
 from .functions import ExportFlags, tensors
+from .guards import SIGNS, computed, is_stepped
 from .inputs import Inputs
 from .replay import Observation, replay, with_guards
 from .session import close_to
@@ -29,11 +29,6 @@ from .state import seed, switch
 from .structure import flatten
 
 __all__ = ["Check", "Fixed", "Variation", "confirm", "explore"]
-
-_SIGNS = {
-    operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
-    operator.ge: ">=",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,10 +64,10 @@ class Check:
         return bool(self.function(*(f(*given) for f in self._compiled)) == self.outcome)
 
     def __str__(self) -> str:
-        if self.function not in _SIGNS:
+        if self.function not in SIGNS:
             return f"{self.operands[0]} == {self.outcome}"
         left, right = self.operands
-        text = f"{left} {_SIGNS[self.function]} {right}"
+        text = f"{left} {SIGNS[self.function]} {right}"
         return text if self.outcome else f"not {text}"
 
 
@@ -80,13 +75,15 @@ class Check:
 class Variation:
     """The dims that may vary, the (placeholder, axis) places that may not, checks, and every shape.
 
-    ``shapes`` holds, by id of a call, formulas of its tensors' shapes.
+    ``shapes`` holds, by id of a call, formulas of its tensors' shapes; ``unsure`` ids of guards on numbers
+    whose formulas may be off, which the graph itself must check.
     """
 
     dims: tuple[Dim, ...] = ()
     fixed: Mapping[tuple[str, int], Fixed] = dataclasses.field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     shapes: Mapping[int, tuple[tuple[Size, ...], ...]] = dataclasses.field(default_factory=dict)
+    unsure: frozenset[int] = frozenset()
 
     def check(self, inputs: Inputs, values: Mapping[str, Any]) -> None:
         """Raise :class:`InputError` where a size that is fixed has changed, or alters what the model does."""
@@ -195,7 +192,7 @@ def _broken(guard: Guard, seen: Observation) -> str:
     values = [seen.numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands]
     if guard.function(*values) == guard.outcome:
         return ""
-    sign = _SIGNS.get(guard.function)
+    sign = SIGNS.get(guard.function)
     text = f"{values[0]} {sign} {values[1]}" if sign else f"{values[0]} == {guard.outcome}"
     return f"{guard.source} decides by it ({text})"
 
@@ -339,22 +336,32 @@ def _fitted(
     formulas = sizing.Formulas(dims, points)
     shapes: dict[int, tuple[tuple[Size, ...], ...]] = {}
     checks: dict[Any, Check] = {}
+    unsure: set[int] = set()
     for i, form in enumerate(forms):
         seen = [run.seen[i] for run in runs]
         numbers: dict[int, Size] = {}
+        guessed: set[int] = set()
         for call in with_guards(form):
             if call.op == "output":
                 continue
             if isinstance(call.value, (int, float)):
                 values: list[Any] = [call.value, *(s.numbers.get(id(call)) for s in seen)]
-                numbers[id(call)] = formulas(values)
+                exact = computed(call, numbers)
+                numbers[id(call)] = formulas(values) if exact is None else exact
+                if any(id(c) in guessed for c in call.inputs) or (
+                    exact is None and is_stepped(numbers[id(call)])
+                ):
+                    guessed.add(id(call))
             shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], formulas)
-        for guard in form.guards:
+        for guard in (g for g in form.guards if id(g) not in harmless):
+            if any(isinstance(o, Call) and id(o) in guessed for o in guard.operands):
+                unsure.add(id(guard))
+                continue
             operands = tuple(numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands)
             check = Check(guard.function, operands, guard.outcome, guard.source)
-            if check.symbols and id(guard) not in harmless:
+            if check.symbols:
                 checks.setdefault((guard.function, operands, guard.outcome), check)
-    return Variation(dims, fixed, tuple(checks.values()), shapes)
+    return Variation(dims, fixed, tuple(checks.values()), shapes, frozenset(unsure))
 
 
 def _shapes(call: Call, seen: Sequence[Any], formulas: sizing.Formulas) -> tuple[tuple[Size, ...], ...]:

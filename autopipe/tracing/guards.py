@@ -1,0 +1,127 @@
+"""What a model's Python asked about sizes, kept exactly: as formulas where they are known, else in the graph.
+
+Trying other sizes and fitting formulas to what is seen is left to ``vary`` and ``dims``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from ..errors import InputError
+from ..units import Size
+from .calls import Call, Depends, Guard, Recording
+from .functions import Named
+from .replay import with_guards
+
+__all__ = ["SIGNS", "ExpectSize", "computed", "is_stepped", "with_checks"]
+
+SIGNS = {
+    operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
+    operator.ge: ">=",
+}  # fmt: skip
+
+
+def is_stepped(formula: Size) -> bool:
+    """Whether a formula rounds: one that was fitted to a few points may then be off at others."""
+    import sympy
+
+    return isinstance(formula, sympy.Basic) and formula.has(sympy.floor)
+
+
+def computed(call: Call, numbers: Mapping[int, Size]) -> Size | None:
+    """A number as the formula that its own arithmetic makes of its operands'; None where fitting is as good.
+
+    Only what rounds needs it: two points cannot tell ``n % 16`` from 0.
+    """
+    if call.target not in _STEPS and call.target not in _SMOOTH:
+        return None
+    operands = [numbers.get(id(a), a) if isinstance(a, Call) else a for a in call.args]
+    if not all(_is_whole(o) for o in operands) or not any(_has_symbols(o) for o in operands):
+        return None
+    if call.target in _STEPS:
+        return _STEPS[call.target](*operands)
+    return call.target(*operands) if any(map(is_stepped, operands)) else None
+
+
+def _is_whole(value: Any) -> bool:
+    return _has_symbols(value) or type(value) is int
+
+
+def _has_symbols(value: Any) -> bool:
+    return bool(getattr(value, "free_symbols", ()))
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    import sympy
+
+    return sympy.floor(a / sympy.sympify(b))
+
+
+_STEPS: dict[Any, Callable[..., Any]] = {
+    operator.floordiv: _quotient,
+    operator.mod: lambda a, b: a - b * _quotient(a, b),
+}
+_SMOOTH = (operator.add, operator.sub, operator.mul, operator.neg)
+
+
+class ExpectSize(Named):
+    """Raises :class:`InputError` where a question about sizes comes out otherwise than at capture."""
+
+    def __init__(self, guard: Guard) -> None:
+        super().__init__(self._check, "expect_size")
+        self.guard = guard
+
+    def _check(self, *operands: Any) -> None:
+        guard = self.guard
+        if guard.function(*operands) == guard.outcome:
+            return
+        sign = SIGNS.get(guard.function)
+        if sign:
+            left, right = operands
+            raise InputError(
+                f"{guard.source}: the model asks whether {left} {sign} {right}, which was {guard.outcome} at "
+                "the captured sizes; capture again at this size"
+            )
+        raise InputError(
+            f"{guard.source}: a size that the model settled on is {operands[0]}, and was {guard.outcome} at "
+            "capture; capture again at this size"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ExpectSize) and self.guard is other.guard
+
+    def __hash__(self) -> int:
+        return hash(id(self.guard))
+
+
+def with_checks(recording: Recording, guards: Collection[int], taken: Collection[str]) -> Recording:
+    """The recording with those of its guards whose ids are given checked in the graph, where they stand.
+
+    ``taken`` are the names in use in either form.
+    """
+    chosen = [g for g in recording.guards if id(g) in guards]
+    if not chosen:
+        return recording
+    calls = with_guards(dataclasses.replace(recording, guards=chosen))
+    names = _fresh(taken)
+    place = {id(c): i for i, c in enumerate(calls)}
+    behind: dict[int, list[Call]] = {}
+    for guard in chosen:
+        call = Call("call_function", ExpectSize(guard), guard.operands, hint="expect_size", path=guard.path)
+        call.source, call.is_check, call.depends = guard.source, True, Depends.SHAPE
+        behind.setdefault(max(place[id(o)] for o in call.inputs), []).append(call)
+    out = [c for i, call in enumerate(calls) for c in (call, *behind.get(i, ()))]
+    for call in out:
+        call.name = call.name or next(names)
+    return dataclasses.replace(recording, calls=out)
+
+
+def _fresh(taken: Collection[str]) -> Iterator[str]:
+    number = 0
+    while True:
+        number += 1
+        if (name := f"expect_size_{number}") not in taken:
+            yield name
