@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -220,3 +222,55 @@ def test_a_model_that_cannot_run_whole_is_not_calibrated(monkeypatch: pytest.Mon
     assert table.residual is None
     assert "too large as a whole" in table.notes[0]
     assert all(cost.forward_s > 0 for cost in table.costs.values())
+
+
+def test_an_op_that_fails_only_when_timed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Stack(3, 256).train()
+    capture = captured(model, torch.ones(64, 256))
+    calls = 0
+    forward = Block.forward
+
+    def tired(self: Block, x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += self is model.blocks[1]
+        if calls > 3 and self is model.blocks[1]:
+            raise RuntimeError("out of breath")
+        return forward(self, x)
+
+    monkeypatch.setattr(Block, "forward", tired)
+    table = profile(capture, **QUICK)
+    first, broken, _ = (table[op.name] for op in capture.ops.compute)
+    assert (first.source, broken.source) == ("measured", "estimated")
+    assert broken.forward_s > 0
+    assert any("blocks.1" in note and "out of breath" in note for note in table.notes)
+
+
+# the compiler looks at the gradient of every tensor it is given, leaf or not
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_leaf_modules_are_timed_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def backend(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        def run(*args: object) -> object:
+            nonlocal calls
+            calls += 1
+            return module.forward(*args)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    capture = captured(Stack(2).train(), torch.ones(4, 16))
+    plain, table = profile(capture, **QUICK), profile(capture, compiled=True, **QUICK)
+    assert calls >= 2 * 3 * (QUICK["min_passes"] + 1)
+    assert any("compiled" in note for note in table.notes)
+    for op in capture.ops.compute:
+        assert table[op.name].source == "measured"
+        assert table[op.name].flops == plain[op.name].flops
+        assert table[op.name].saved_bytes == plain[op.name].saved_bytes
+
+
+def test_light_ops_behind_an_input_have_an_input_gradient() -> None:
+    capture = captured(Stack(2).train(), torch.ones(4, 16))
+    first, second = (profile(capture, **QUICK)[op.name] for op in capture.ops.compute)
+    assert first.backward_input_s == 0
+    assert 0 < second.backward_input_s < second.backward_s
