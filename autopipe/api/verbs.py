@@ -219,7 +219,8 @@ def _plan(
             ),
             may_open=balance == "cost" and costs in ("measured", "estimated"),
         )
-        settings = {**planned.plan.settings, "opened": list(planned.opened)}
+        opening = {"opened": list(planned.opened), "opened_from": captured.ops.digest}
+        settings = {**planned.plan.settings, **opening}
         return dataclasses.replace(planned.plan, settings=settings), planned.costs, planned.opened
 
     made, table, opened = decide_once(decide)

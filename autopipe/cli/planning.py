@@ -51,18 +51,28 @@ class Request:
         return autopipe.capture(loaded.model, loaded.args, loaded.kwargs)
 
     def profile(self, n_microbatches: int, recalibrate: bool = False) -> tuple[Capture, CostTable]:
-        """The captured model and what each op costs for one microbatch."""
+        """The captured model and what each op costs for one microbatch.
+
+        ``recalibrate`` corrects them by the stage times that earlier runs left in the ledger, for the graph
+        that those runs had: with the same leaves opened.
+        """
         source = self.source  # refuses what does not fit before any work
         captured = self.capture()
-        return captured, self.cost(captured, n_microbatches, source, recalibrate)
+        costs = self.cost(captured, n_microbatches, source)
+        if not recalibrate or source != "measured":
+            return captured, costs
+        from .. import measure
 
-    def cost(
-        self, captured: Capture, n_microbatches: int, source: str, recalibrate: bool = False
-    ) -> CostTable:
+        store = measure.Store.default()
+        if leaves := measure.opened(store, captured.ops.digest, costs):
+            captured = captured.open(*leaves)
+            costs = self.cost(captured, n_microbatches, source)
+        return captured, measure.recalibrate(costs, measure.entries(store, captured.ops.digest, costs))
+
+    def cost(self, captured: Capture, n_microbatches: int, source: str) -> CostTable:
         """What each op costs for one microbatch; ``source`` says from where.
 
         Measurements are kept in the user's store, so that an interrupted profile goes on from there.
-        ``recalibrate`` corrects them by the stage times that earlier runs left in the ledger.
         """
         import autopipe
 
@@ -74,10 +84,7 @@ class Request:
         where = self.making.device
         if source == "measured":
             store = measure.Store.default()
-            table = autopipe.profile(captured, n_microbatches=n_microbatches, device=where, store=store)
-            if recalibrate:
-                table = measure.recalibrate(table, measure.entries(store, captured.ops.digest, table))
-            return table
+            return autopipe.profile(captured, n_microbatches=n_microbatches, device=where, store=store)
         dims = captured.ops.example_dims
         if "batch" in dims:
             dims["batch"] = math.ceil(dims["batch"] / n_microbatches)

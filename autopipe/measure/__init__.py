@@ -9,7 +9,7 @@ from .clock import device_name
 from .devices import DEVICES, LINKS, described, device, link
 from .efficiency import Efficiency, fit
 from .estimate import estimate
-from .ledger import Entry, entries, recalibrate, record
+from .ledger import Entry, entries, opened, recalibrate, record
 from .probe import probe
 from .profiler import profile
 from .store import Store
@@ -30,6 +30,7 @@ __all__ = [
     "fit",
     "fit_costs",
     "link",
+    "opened",
     "probe",
     "profile",
     "recalibrate",

@@ -15,7 +15,7 @@ from ..errors import CostError
 from ..plans import Plan
 from .store import Store
 
-__all__ = ["Entry", "entries", "recalibrate", "record"]
+__all__ = ["Entry", "entries", "opened", "recalibrate", "record"]
 
 _MOST = 50
 """Runs kept per model, device and dims; older ones make way."""
@@ -58,7 +58,14 @@ def record(store: Store, plan: Plan, table: CostTable, report: Mapping[str, Any]
     runs = store.get("ledger", key) or []
     runs.append([dataclasses.asdict(entry) for entry in made])
     store.put("ledger", key, runs[-_MOST:])
+    before = _key(plan.settings.get("opened_from", plan.graph_digest), table)
+    store.put("opened", before, list(plan.settings.get("opened", ())))
     return made
+
+
+def opened(store: Store, graph_digest: str, table: CostTable) -> tuple[str, ...]:
+    """The leaves that planning opened for the last recorded run: :func:`entries` hold for what came of it."""
+    return tuple(store.get("opened", _key(graph_digest, table)) or ())
 
 
 def entries(store: Store, graph_digest: str, table: CostTable) -> tuple[Entry, ...]:

@@ -11,18 +11,27 @@ from typer.testing import CliRunner
 from autopipe.cli.app import command
 
 MODEL = """
+import torch
 from torch import nn
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 256), nn.Linear(256, 64)
+    def forward(self, x):
+        return x + self.b(self.a(x).relu())
 def make():
-    blocks = (nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in range(4))
-    return nn.Sequential(*blocks)
+    return nn.Sequential(*(Block() for _ in range({n}))), (torch.ones(8, 64),)
 """
 
 
-def test_a_run_corrects_the_next_profile(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("n", [4, 1])
+def test_a_run_corrects_the_next_profile(
+    n: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AUTOPIPE_STORE", str(tmp_path / "store"))
     app = command()
     file = tmp_path / "model.py"
-    file.write_text(MODEL)
+    file.write_text(MODEL.format(n=n))
     common = [f"{file}:make", "-m", "2", "--batch", "8"]
     profile = ["profile", *common, "--json", "--recalibrate"]
     before = CliRunner().invoke(app, profile)
@@ -33,3 +42,4 @@ def test_a_run_corrects_the_next_profile(tmp_path: pathlib.Path, monkeypatch: py
     after = CliRunner().invoke(app, profile)
     assert after.exit_code == 0, after.output
     assert any("recalibrated on 2" in note for note in json.loads(after.stdout)["notes"])
+    assert (len(json.loads(after.stdout)["costs"]) > n) is (n == 1)  # a single block is opened
