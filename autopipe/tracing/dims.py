@@ -22,7 +22,7 @@ __all__ = ["Formulas", "candidates", "few_rows", "few_tokens", "fit", "resize", 
 
 
 _SHORT, _FEW_TOKENS = 7, 16
-_MOST_TERMS = 16
+_MOST_TERMS, _MOST_CHOICES = 32, 2048
 
 
 def candidates(inputs: Inputs) -> list[Dim]:
@@ -148,19 +148,51 @@ def fit(dims: Sequence[Dim], points: Sequence[Mapping[str, int]], values: Sequen
     if not moved:
         return base
     names = [d.name for d, _, _ in moved]
-    for is_rounded in (False, True):
+    for is_rounded, join, more in _FORMS:
+        if len(moved) == 1 and join is _sum:
+            continue
         terms = [
-            list(itertools.islice(_terms((d.example, base), (m, v), is_rounded), _MOST_TERMS))
+            list(itertools.islice(_terms((d.example, base - more), (m, v - more), is_rounded), _MOST_TERMS))
             for d, m, v in moved
         ]
-        for chosen in itertools.product(*terms):
-            for join in (_product, _sum)[: len(moved)]:
-                if all(
-                    join([t(p[n]) for t, n in zip(chosen, names, strict=True)], base) == v
-                    for p, v in zip(points, values, strict=True)
-                ):
-                    return _written(join, chosen, names, base)
-    return _written(_product, [t[0] for t in terms], names, base)
+        goals = [v - more for v in values]
+        chosen = _choice(join, terms, [[p[n] for n in names] for p in points], goals)
+        if chosen is not None:
+            return _written(join, chosen, names, goals[0]) + more
+    first = [next(_terms((d.example, base), (m, v), True)) for d, m, v in moved]
+    return _written(_product, first, names, base)
+
+
+def _choice(
+    join: Any, terms: Sequence[Sequence[_Term]], points: Sequence[Sequence[int]], values: Sequence[int]
+) -> list[_Term] | None:
+    """One term per dim that together take ``values`` at the points, or None.
+
+    Of several those with no factor to spare and equal strides: a plain product of a patch embedding's sides.
+    Every choice fits where one dim changed alone, so the last point decides.
+    """
+    last = [[(t, t(size)) for t in ts] for ts, size in zip(terms, points[-1], strict=True)]
+    best, least = None, (True, Fraction(0), 0)
+    for chosen in itertools.islice(itertools.product(*last), _MOST_CHOICES):
+        if join([value for _, value in chosen], values[0]) != values[-1]:
+            continue
+        found = [t for t, _ in chosen]
+        spare = _factor(found, values[0])
+        strides = [t.q for t in found if t.is_floored]
+        cost = spare.denominator > 1, spare, max(strides, default=0) - min(strides, default=0)
+        if best is not None and cost >= least:
+            continue
+        at = ([t(n) for t, n in zip(found, sizes, strict=True)] for sizes in points)
+        if all(join(parts, values[0]) == value for parts, value in zip(at, values, strict=True)):
+            best, least = found, cost
+            if join is _sum or cost == (False, Fraction(1), 0):
+                break
+    return best
+
+
+def _factor(terms: Sequence[_Term], base: int) -> Fraction:
+    """The number in front of the product of the terms' symbols."""
+    return math.prod((t.content for t in terms), start=Fraction(1)) / (base or 1) ** (len(terms) - 1)
 
 
 def _written(join: Any, terms: Sequence[_Term], names: Sequence[str], base: int) -> Size:
@@ -169,7 +201,7 @@ def _written(join: Any, terms: Sequence[_Term], names: Sequence[str], base: int)
         # factors are multiplied as numbers, so that sympy has little to simplify
         import sympy
 
-        factor = math.prod(t.content for t in terms) / Fraction(base ** (len(terms) - 1))
+        factor = _factor(terms, base)
         formulas = [t.formula(n, 1 / t.content) for t, n in zip(terms, names, strict=True)]
         return sympy.Mul(sympy.Rational(*factor.as_integer_ratio()), *formulas)
     return join([t.formula(n) for t, n in zip(terms, names, strict=True)], base)
@@ -224,26 +256,34 @@ def _terms(example: tuple[int, int], other: tuple[int, int], is_rounded: bool) -
         yield _Term(p, base * q - p * n, q)
     if base * m * m == moved * n * n:
         yield _Term(base, q=n * n, power=2)
-    for factor in dict.fromkeys((math.gcd(base, moved), 1)) if is_rounded else ():
-        yield from _floored([(n, base // factor), (m, moved // factor)], factor)
+    if not is_rounded:
+        return
+    whole = math.gcd(base, moved)
+    factors = [f for f in dict.fromkeys((1, 2, 4, 8, whole)) if f and whole % f == 0]
+    for factor in factors:
+        yield from _strided([(n, base // factor), (m, moved // factor)], factor)
+    for factor in reversed(factors):
+        yield from _floored(slope / factor, [(n, base // factor), (m, moved // factor)], factor)
 
 
-def _floored(seen: Sequence[tuple[int, int]], factor: int) -> Iterator[_Term]:
-    """``factor * floor((p*d + c) / q)`` with the constant nearest to zero that fits, if any does.
-
-    First as a stride makes it (p = 1), then with the slope that is seen.
-    """
+def _strided(seen: Sequence[tuple[int, int]], factor: int) -> Iterator[_Term]:
+    """``factor * floor((d + c) / q)`` as convolutions and pooling make it; likely strides first."""
     (n, base), (m, moved) = seen
     steps, rise = abs(m - n), abs(moved - base)
-    strides = range(max(2, steps // (rise + 1)), (steps // (rise - 1) if rise > 1 else max(n, m)) + 1)
-    likely = sorted(strides, key=lambda q: n % q) if (moved > base) == (m > n) else ()
-    seen_slope = Fraction(moved - base, m - n).as_integer_ratio()
-    for p, q in (*((1, q) for q in likely), seen_slope):
-        low = max(f * q - p * size for size, f in seen)
-        high = min((f + 1) * q - 1 - p * size for size, f in seen)
-        if q > 1 and low <= high:
-            for c in dict.fromkeys((min(max(0, low), high), low, high)):
-                yield _Term(p, c, q, factor=factor, is_floored=True)
+    if (moved > base) == (m > n):
+        strides = range(max(2, steps // (rise + 1)), (steps // (rise - 1) if rise > 1 else max(n, m)) + 1)
+        for q in sorted(strides, key=lambda q: n % q):
+            yield from _floored(Fraction(1, q), seen, factor)
+
+
+def _floored(slope: Fraction, seen: Sequence[tuple[int, int]], factor: int) -> Iterator[_Term]:
+    """``factor * floor((p*d + c) / q)`` with the constant nearest to zero that fits, if any does."""
+    p, q = slope.as_integer_ratio()
+    low = max(f * q - p * n for n, f in seen)
+    high = min((f + 1) * q - 1 - p * n for n, f in seen)
+    if q > 1 and low <= high:
+        for c in dict.fromkeys((min(max(0, low), high), low, high)):
+            yield _Term(p, c, q, factor=factor, is_floored=True)
 
 
 def _product(parts: Sequence[Any], base: int) -> Any:
@@ -256,3 +296,10 @@ def _product(parts: Sequence[Any], base: int) -> Any:
 
 def _sum(parts: Sequence[Any], base: int) -> Any:
     return sum(parts) - base * (len(parts) - 1)
+
+
+_FORMS = (
+    (False, _product, 0), (False, _sum, 0), (False, _product, 1), (False, _product, 2),
+    (True, _product, 0), (True, _product, 1), (True, _product, 2), (True, _sum, 0),
+)  # fmt: skip
+"""How terms make a formula, the simplest first: rounded or not, joined how, how many class tokens more."""

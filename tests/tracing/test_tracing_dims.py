@@ -1,0 +1,50 @@
+"""Shapes as formulas of input sizes: what is fitted at a few sizes holds at all of them."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from autopipe.graph import Dim
+from autopipe.tracing import capture
+from autopipe.tracing.dims import fit
+from autopipe.units import size_at
+
+B, H, W = Dim("batch", 2, (("x", 0),)), Dim("height", 32, (("x", 2),)), Dim("width", 32, (("x", 3),))
+FORMULAS = {
+    "flattened": lambda b, h, w: b * h * w,
+    "patches": lambda b, h, w: (h // 8) * (w // 8),
+    "class token": lambda b, h, w: (h // 16) * (w // 16) + 1,
+    "two class tokens": lambda b, h, w: b * 0 + (h // 4) * (w // 4) + 2,
+    "strides": lambda b, h, w: (h + 3) // 4,
+    "down and up": lambda b, h, w: b * (w // 2),
+    "rows": lambda b, h, w: 3 * b - 1,
+    "square": lambda b, h, w: h * h,
+    "both sides": lambda b, h, w: h + w,
+}
+
+
+@pytest.mark.parametrize("truth", FORMULAS.values(), ids=FORMULAS)
+def test_a_formula_holds_at_sizes_that_were_not_seen(truth):
+    seen = [(2, 32, 32), (3, 32, 32), (2, 17, 32), (2, 32, 17), (4, 49, 49)]
+    points = [dict(zip(("batch", "height", "width"), p, strict=True)) for p in seen]
+    formula = fit((B, H, W), points, [truth(*p) for p in seen])
+    for sizes in itertools.product((1, 5), (24, 40, 100), (24, 40, 100)):
+        assert size_at(formula, dict(zip(("batch", "height", "width"), sizes, strict=True))) == truth(*sizes)
+
+
+def test_shapes_of_strided_convolutions():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 7, stride=2, padding=3),
+        nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(4, 4, 3, 2, 1),
+        nn.Flatten(2),
+    ).eval()
+    captured = capture(model, (torch.zeros(2, 3, 64, 64),))
+    for sizes in ((1, 3, 40, 72), (5, 3, 96, 51)):
+        dims = {d.name: sizes[d.where[0][1]] for d in captured.ops.dims}
+        x = torch.zeros(sizes)
+        for module, op in zip(model, captured.ops.compute, strict=True):
+            x = module(x)
+            assert tuple(size_at(s, dims) for s in op.outputs[0].shape) == tuple(x.shape)
