@@ -6,6 +6,7 @@ Which messages cross and in which order is left to ``schedule``; carrying it out
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -23,7 +24,7 @@ from ..schedule import (
     check,
     wire_order,
 )
-from ..schedule.actions import KINDS
+from ..schedule.actions import KINDS, may_overlap
 from ..simulator import plan_schedule
 from .boundary import Edge
 
@@ -71,7 +72,9 @@ def _given(plan: Plan, schedule: Schedule, n_microbatches: int) -> Schedule:
             f"{n_microbatches}; pass n_microbatches={schedule.n_microbatches} or less"
         )
     rows = tuple(tuple(a for a in row if a.microbatch < n_microbatches) for row in schedule.actions)
-    return dataclasses.replace(schedule, n_microbatches=n_microbatches, actions=rows)
+    pairs = {b for row in rows for a, b in itertools.pairwise(row) if may_overlap(a, b)}
+    overlapped = schedule.overlapped & pairs
+    return dataclasses.replace(schedule, n_microbatches=n_microbatches, actions=rows, overlapped=overlapped)
 
 
 def forward_part(schedule: Schedule) -> Schedule:

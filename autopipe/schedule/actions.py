@@ -88,12 +88,15 @@ class Schedule(Shown):
     placement: the rank of each stage; ``len(placement)`` is the number of stages.
     n_microbatches: how many microbatches the step has, at least 1.
     actions: per rank, its actions in order.
+    overlapped: those that need nothing of the action before them on their rank, an F, and are meant to run
+        while it does (DualPipeV), where a device can; running them after it is as right.
     """
 
     name: str
     placement: tuple[int, ...]
     n_microbatches: int
     actions: tuple[tuple[Action, ...], ...]
+    overlapped: frozenset[Action] = frozenset()
 
     @property
     def n_stages(self) -> int:
@@ -182,6 +185,11 @@ def parse_action(text: str) -> Action | None:
     """The action written like ``2F0``, or None for anything else."""
     match = re.fullmatch(r"(\d+)([FBIW])(\d+)", text)
     return Action(int(match[1]), cast(Kind, match[2]), int(match[3])) if match else None
+
+
+def may_overlap(before: Action, action: Action) -> bool:
+    """Whether a backward needs nothing of the forward right before it on its rank."""
+    return before.kind == "F" and action.kind in "BI" and before.microbatch != action.microbatch
 
 
 def ordered(schedule: Schedule) -> tuple[list[tuple[int, int, int]], dict[int, int]]:

@@ -10,6 +10,7 @@ import io
 import os
 import pathlib
 import re
+from collections.abc import Iterable
 
 from ..errors import ScheduleError, StoreError
 from .actions import Action, Schedule, parse_action
@@ -30,15 +31,26 @@ def to_csv(schedule: Schedule) -> str:
     1F0,1I0,1F1,1I1,1W0,1W1
     """
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([map(str, row) for row in schedule.actions])
+    csv.writer(out, lineterminator="\n").writerows([_cells(schedule, row) for row in schedule.actions])
     return out.getvalue()
+
+
+def _cells(schedule: Schedule, row: Iterable[Action]) -> list[str]:
+    cells: list[str] = []
+    for action in row:
+        if action in schedule.overlapped:
+            cells[-1] = f"({cells[-1]};{action})OVERLAP_F_B"
+        else:
+            cells.append(str(action))
+    return cells
 
 
 def from_csv(source: str | os.PathLike[str], *, name: str = "csv") -> Schedule:
     """A checked schedule from CSV text, or from the file at a path object.
 
     Empty cells (idle), sends, receives, and FSDP's unshards, reshards and reductions are left out: they
-    follow from the rest. Overlapped pairs such as ``(0F1;3B2)OVERLAP_F_B`` become their parts in order.
+    follow from the rest. Overlapped pairs such as ``(0F1;3B2)OVERLAP_F_B`` become their parts in order, the
+    second among the schedule's ``overlapped``.
     Raises :class:`ScheduleError` for a cell that is none of these and for an unsound schedule,
     :class:`StoreError` for a file that cannot be read.
     """
@@ -46,10 +58,12 @@ def from_csv(source: str | os.PathLike[str], *, name: str = "csv") -> Schedule:
         text = source if isinstance(source, str) else pathlib.Path(source).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"cannot read a schedule from {os.fspath(source)}: {error}") from error
-    rows = [
-        tuple(a for i, cell in enumerate(row) for a in _parse(cell.strip(), f"row {r + 1}, cell {i + 1}"))
+    parsed = [
+        [_parse(cell.strip(), f"row {r + 1}, cell {i + 1}") for i, cell in enumerate(row)]
         for r, row in enumerate(csv.reader(io.StringIO(text)))
     ]
+    rows = [tuple(a for cell in row for a in cell) for row in parsed]
+    overlapped = frozenset(a for row in parsed for cell in row for a in cell[1:])
     if not any(rows):
         raise ScheduleError("the schedule has no actions; a row per rank is written like 0F0,0F1,0B0,0B1")
     rank_of = {a.stage: r for r, row in reversed(list(enumerate(rows))) for a in row}
@@ -58,7 +72,7 @@ def from_csv(source: str | os.PathLike[str], *, name: str = "csv") -> Schedule:
     if missing:
         raise ScheduleError(f"no rank of the schedule runs stage {missing[0]}; stages are numbered from 0")
     placement = tuple(rank_of[s] for s in range(len(rank_of)))
-    schedule = Schedule(name, placement, n_microbatches, tuple(rows))
+    schedule = Schedule(name, placement, n_microbatches, tuple(rows), overlapped)
     check(schedule)
     return schedule
 

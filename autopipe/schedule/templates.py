@@ -9,11 +9,13 @@ stages than slots share one, and run one after another. Schedules from measured 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import InputError
-from .actions import Action, Kind, Schedule
+from .actions import Action, Kind, Schedule, may_overlap
 from .listing import Rules, list_schedule
 
 __all__ = ["COST_AWARE", "NAMES", "SPLIT", "TEMPLATES", "placement", "template"]
@@ -84,7 +86,8 @@ def template(name: str, placed: tuple[int, ...], n_ranks: int, n_microbatches: i
     per_rank = 2 if name in V_SHAPED else -(-len(slots) // n_ranks)
     pattern = _PATTERNS[name]
     cells = {slots[p][0]: list(pattern(p, n_ranks, per_rank, n_microbatches)) for p in range(n_ranks)}
-    return _assemble(name, placed, n_microbatches, slots, [cells[r] for r in range(n_ranks)])
+    schedule = _assemble(name, placed, n_microbatches, slots, [cells[r] for r in range(n_ranks)])
+    return _overlapping(schedule, slots[n_ranks - 1][0]) if name == "dualpipev" else schedule
 
 
 def _slots(name: str, placed: Sequence[int], n_ranks: int) -> list[tuple[int, list[int]]]:
@@ -154,6 +157,18 @@ def _assemble(
                 actions += [Action(s, kind, m) for s in (stages if kind in "FW" else reversed(stages))]
         rows.append(tuple(actions))
     return Schedule(name, placed, n_microbatches, tuple(rows))
+
+
+def _overlapping(schedule: Schedule, turn: int) -> Schedule:
+    """DualPipeV's pairs: a whole backward right behind a forward of another microbatch.
+
+    Not the first pair of the rank at the V's turn: all others wait for its backward alone.
+    """
+    marked: set[Action] = set()
+    for rank, row in enumerate(schedule.actions):
+        pairs = [b for a, b in itertools.pairwise(row) if may_overlap(a, b) and b.kind == "B"]
+        marked.update(pairs[1:] if rank == turn else pairs)
+    return dataclasses.replace(schedule, overlapped=frozenset(marked))
 
 
 def _breadth_first(slots: list[tuple[int, list[int]]], name: str, n: int) -> list[list[Cell]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 
 from ..errors import ScheduleError
-from .actions import Action, Schedule, ordered
+from .actions import Action, Schedule, may_overlap, ordered
 from .drawing import draw_faults
 
 __all__ = ["check", "in_flight"]
@@ -51,6 +51,10 @@ def _faults(schedule: Schedule) -> list[tuple[str, int, int]]:
             if text:
                 faults.append((text, r, i))
             seen[a.stage, a.microbatch].setdefault(a.kind, (r, i))
+            if a in schedule.overlapped and not (i and may_overlap(row[i - 1], a)):
+                faults.append(
+                    (f"{a} cannot overlap what is before it: an F of another microbatch must be", r, i)
+                )
     faults += _missing(schedule, seen)
     if not faults:
         for r, i in ordered(schedule)[1].items():

@@ -221,6 +221,7 @@ class Timeline(Shown):
             "placement": list(self.schedule.placement),
             "n_microbatches": self.schedule.n_microbatches,
             "n_ranks": self.schedule.n_ranks,
+            "overlapped": sorted(map(str, self.schedule.overlapped)),
             "step_s": self.step_s,
             "bubble_fraction": self.bubble_fraction,
             "bubble": dataclasses.asdict(self.bubble),
@@ -275,9 +276,9 @@ def _from_dict(cls: type[Timeline], data: Mapping[str, Any]) -> Timeline:
         if action is not None:
             rows[rank].append(action)
         events.append((rank, action or label, start, end))
-    schedule = Schedule(
-        data["schedule"], tuple(data["placement"]), data["n_microbatches"], tuple(map(tuple, rows))
-    )
+    overlapped = frozenset(filter(None, map(parse_action, data.get("overlapped", ()))))
+    placement, actions = tuple(data["placement"]), tuple(map(tuple, rows))
+    schedule = Schedule(data["schedule"], placement, data["n_microbatches"], actions, overlapped)
     memory = [StageMemory(**m) for m in data["memory"]] if data["memory"] else None
     sent = [(a, b, back, m, start, end, n) for a, b, back, m, start, end, n in data["transfers"]]
     timeline = cls.from_events(

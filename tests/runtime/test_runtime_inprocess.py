@@ -19,6 +19,7 @@ import autopipe
 from autopipe.errors import InputError, StepError
 from autopipe.runtime import Runtime
 from autopipe.schedule import NAMES
+from autopipe.schedule import build as build_schedule
 
 TRAINING = [n for n in NAMES if n != "forward-only"]
 PER_RANK = {"interleaved": 2, "looped-bfs": 2, "zbv": 2, "dualpipev": 2}
@@ -66,6 +67,19 @@ def test_adversary_equals_full_batch(schedule, recompute):
         assert abs(out.loss.item() - loss) < 1e-12
         assert not out.loss.requires_grad
     assert worst(dict(model.named_parameters()), dict(plain.named_parameters())) < 1e-12
+
+
+def test_a_given_schedule_loses_its_surplus_microbatches():
+    model, captured, plan, stages = adversary(4, "dualpipev", 2)
+    plain = copy.deepcopy(model)
+    given = build_schedule("dualpipev", 2, 4, 9)
+    assert given.overlapped
+    runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss, schedule=given, n_microbatches=9)
+    for rows in (9, 5, 3):
+        args, kwargs, target = adversary_batch(rows, 4)
+        runtime.step(*args, **kwargs, target=target)
+        adversary_loss(plain(*args, **kwargs), target).backward()
+    assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
 
 
 def test_gradients_that_do_not_exist_stay_none():

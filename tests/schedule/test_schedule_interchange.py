@@ -33,7 +33,7 @@ def test_from_a_file(tmp_path: pathlib.Path):
 def test_torch_parses_what_we_write(name):
     schedule = build(name, 2, 4, 5)
     for row, ours in zip(csv.reader(io.StringIO(to_csv(schedule))), schedule.actions, strict=True):
-        parsed = [theirs._Action.from_str(cell) for cell in row]
+        parsed = [a for cell in map(theirs._Action.from_str, row) for a in cell.sub_actions or (cell,)]
         assert [(a.stage_index, a.computation_type.value, a.microbatch_index) for a in parsed] == [
             (a.stage, a.kind, a.microbatch) for a in ours
         ]
@@ -80,7 +80,10 @@ def test_we_read_what_torch_writes_and_order_alike(n_ranks, times):
         (theirs.ScheduleDualPipeV, "dualpipev", {}),
     ):
         text = torch_text(cls, n_ranks, n_stages, n_microbatches, **more)
-        assert from_csv(text).actions == build(name, n_ranks, n_stages, n_microbatches).actions, name
+        ours, read = build(name, n_ranks, n_stages, n_microbatches), from_csv(text)
+        assert read.actions == ours.actions, name
+        assert read.overlapped == ours.overlapped, name
+        assert bool(ours.overlapped) == (name == "dualpipev")
 
 
 def test_looped_bfs_of_torch_is_read():
@@ -96,6 +99,8 @@ def test_communication_and_overlap_are_read_as_the_actions_they_hold():
     schedule = from_csv(text)
     assert schedule.actions[0] == tuple(Action(0, k, m) for k, m in (("F", 0), ("F", 1), ("B", 0), ("B", 1)))
     assert "".join(map(str, schedule.actions[1])) == "1F01F11B01I11W1"
+    assert schedule.overlapped == {Action(1, "B", 0)}
+    assert "1F0,(1F1;1B0)OVERLAP_F_B,1I1" in to_csv(schedule)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +112,7 @@ def test_communication_and_overlap_are_read_as_the_actions_they_hold():
         ("0F0\n2F0\n", "no rank of the schedule runs stage 1"),
         ("0F0,0B0\n1B0,1F0\n", "1B0 runs before its F"),
         ("0F0\n0F0\n", "0F0 belongs on rank 0"),
+        ("(0F0;0B0)OVERLAP_F_B\n", "0B0 cannot overlap what is before it"),
     ],
 )
 def test_bad_files_say_where(text, message):
