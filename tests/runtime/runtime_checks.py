@@ -29,6 +29,7 @@ from autopipe.api import Pipe
 from autopipe.errors import AutopipeError, InputError
 from autopipe.runtime import Runtime
 from autopipe.runtime.checkpoint import load_weights
+from autopipe.runtime.group import FOREVER
 from autopipe.stages import build
 from autopipe.tracing import capture
 
@@ -484,6 +485,53 @@ def shapes_may_depend_on_data():
             torch.testing.assert_close(runtime.forward(x), plain(x).detach())
         assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT, schedule
         assert any(edge.values.varies for edge in runtime._engine._edges), schedule
+
+
+class Rendezvous:
+    """A communicator as strict as NCCL's: one stream per pair of ranks, a send blocks until it is received.
+
+    Two ranks that send to each other at once would take the other's tensor for the acknowledgement.
+    """
+
+    def __init__(self, group):
+        self.group, self.is_nccl = group, group.is_nccl
+        self.n_messages = 0
+
+    def send(self, tensor, peer):
+        self.n_messages += 1
+        leaving, answer = self.group.send(tensor, peer), torch.zeros(3, dtype=torch.uint8)
+        self.group.recv(answer, peer).wait(FOREVER)
+        assert answer.tolist() == [1, 2, 3]
+        return leaving
+
+    def recv(self, tensor, peer):
+        arriving = self.group.recv(tensor, peer)
+        arriving.wait(FOREVER)
+        self.group.send(torch.tensor([1, 2, 3], dtype=torch.uint8), peer).wait(FOREVER)
+        return Done()
+
+
+class Done:
+    def wait(self, limit):
+        pass
+
+
+def rendezvous():
+    """Every schedule gets through when sends and receives block in turn, each pair of ranks in one line."""
+    world = dist.get_world_size()
+    for schedule, per_rank in SCHEDULES.items():
+        model, captured, plan, stages = adversary(schedule, world, per_rank)
+        plain = copy.deepcopy(model)
+        runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss, stall_limit_s=10.0)
+        channel = runtime._engine._channel
+        channel._group = strict = Rendezvous(channel._group)
+        torch.manual_seed(7)
+        for _ in range(2):
+            args, kwargs, target = adversary_batch(8, 4)
+            runtime.step(*args, **kwargs, target=target)
+            adversary_loss(plain(*args, **kwargs), target).backward()
+        assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT, schedule
+        assert strict.n_messages > 0
 
 
 def everything():

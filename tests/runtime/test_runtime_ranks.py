@@ -11,6 +11,11 @@ def test_ranks_equal_one_process(n_ranks):
 
 
 @pytest.mark.timeout(120)
+def test_blocking_rendezvous_is_enough():
+    runtime_ranks.run("rendezvous", 3, timeout_s=100)
+
+
+@pytest.mark.timeout(120)
 def test_data_and_tensor_parallel_beside_the_pipeline():
     runtime_ranks.run("replicas", 4, timeout_s=100)
 
