@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -15,10 +17,20 @@ from typer.testing import CliRunner
 
 import autopipe
 from autopipe.cli.app import command as command_line
+from autopipe.cli.output import EXIT_CODES
 from autopipe.schedule import build, to_csv
 
 SAMPLE = str(pathlib.Path(autopipe.__file__).parent / "cli" / "sample.py") + ":small"
 VERBS = ("profile", "plan", "simulate", "compare", "explain", "diff", "report", "probe", "run", "doctor")
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "vocab_size": 100,
+}
 ESTIMATED = ["--device", "H100", "--costs", "estimated"]
 
 
@@ -77,15 +89,38 @@ def test_a_meta_model_is_planned_without_weights(tmp_path):
 
 
 def test_a_transformers_config_is_planned_on_the_meta_device(tmp_path):
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}
-    config |= {"intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 4, "vocab_size": 100}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     out = tmp_path / "plan.json"
     words = ("--meta", "--device", "H200", "-n", "2", "--batch", "4", "--seq", "16", "--out", out)
     for name in (tmp_path, tmp_path / "config.json"):
         done = invoke("plan", f"hf:{name}", *words)
         assert done.exit_code == 0, done.output
         assert autopipe.Plan.from_json(out).model == "LlamaForCausalLM"
+
+
+def test_the_readmes_commands_do_what_it_says(tmp_path, monkeypatch):
+    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    block = readme.split("### From the command line")[1].split("```")[1]
+    lines = [
+        shlex.split(line, comments=True)[1:] for line in block.splitlines() if line.startswith("autopipe")
+    ]
+    assert len(lines) == 7
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("config.json").write_text(json.dumps(LLAMA))
+    pathlib.Path("my_model.py").write_text("from autopipe.cli.sample import small as make\n")
+    for words in lines:
+        done = invoke(*words)
+        assert done.exit_code == 0, (words, done.output)
+        if words[0] == "plan":
+            pathlib.Path("before.json").write_text(pathlib.Path("plan.json").read_text())
+    assert json.loads(pathlib.Path("trace.json").read_text())["traceEvents"]
+    assert pathlib.Path("report.html").is_file()
+
+
+def test_the_readme_lists_every_exit_code():
+    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    told = [int(n) for n in re.findall(r"^\| (\d) \| ", readme, re.MULTILINE)]
+    assert told == list(EXIT_CODES)
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
