@@ -23,6 +23,7 @@ from .examples import infer
 from .guards import with_checks
 from .inputs import Inputs
 from .leaves import Policy
+from .lengths import read_from_inputs
 from .session import Session, device_of, fresh
 from .state import preserved
 from .structure import Spec, unflatten
@@ -184,6 +185,8 @@ def _captured(
         variation = Variation()
         if dynamic:
             variation = _vary(session, list({id(f): f for f in merged.values()}.values()), inputs, tensors)
+        for form in {id(f): f for f in merged.values()}.values():
+            read_from_inputs(model, form, variation.dims, variation.shapes)
         merged = _with_checks(merged, variation.unsure)
         if confirm_at is not None:
             session.start(training=False)
