@@ -208,6 +208,97 @@ class ParameterGlue(nn.Module):
         return torch.addmm(self.biases["0"], x, mixed.T.contiguous())
 
 
+class LowRank(nn.Module):
+    """LoRA's wrapper: a frozen layer under another name, and a low-rank update beside it."""
+
+    def __init__(self, base: nn.Linear, rank: int = 2) -> None:
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
+        self.lora_dropout = nn.ModuleDict({"default": nn.Dropout(0.1)})
+        self.scaling, self.active = {"default": 2.0}, ["default"]
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base_layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.base_layer(x)
+        for name in self.active:
+            update = self.lora_B[name](self.lora_A[name](self.lora_dropout[name](x)))
+            out = out + update * self.scaling[name]
+        return out
+
+
+@register(sequences)
+class Lora(nn.Module):
+    """Adapters put around the layers of a finished model, as PEFT does it; the wrapper's weight is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(4)])
+        self.head = nn.Linear(WIDTH, WIDTH)
+        for block in self.blocks:
+            block[0] = LowRank(block[0])
+        self.head = LowRank(self.head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x) + F.linear(x, self.head.weight)
+
+
+class IntegerLinear(nn.Linear):
+    """A linear layer that keeps its class and holds int8 weights with a scale per row, frozen."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        weight = self.weight.detach()
+        del self.weight
+        self.register_buffer("scale", weight.abs().amax(1, keepdim=True) / 127)
+        self.weight = nn.Parameter((weight / self.scale).round().to(torch.int8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
+
+
+@register(sequences)
+class Quantized(nn.Module):
+    """Integer weights in layers that keep their class, read in glue code too, between trained layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([IntegerLinear(WIDTH) for _ in range(4)])
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + layer(norm(x))
+        last = self.layers[-1]
+        return F.linear(x, last.weight.to(x.dtype) * last.scale)
+
+
+@register(sequences)
+class Strided(nn.Module):
+    """Values that are expanded, transposed, flipped or every second element, across the cuts and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+        self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        wide = self.token.expand(x.shape[0], 3, -1)
+        x = self.layers[0](torch.cat([wide, x], 1)).transpose(0, 1)
+        every_second = self.layers[1](x)[::2]
+        mean = every_second.mean(0, keepdim=True).expand_as(x)
+        x = self.layers[2](x.flip(0) + mean).transpose(0, 1)
+        windows = x.unfold(1, 2, 1)
+        y = self.layers[3](windows.mean(-1))
+        return y.mT, windows, mean, torch.as_strided(y.contiguous(), (2, 2), (1, 1))
+
+
 @register(rows)
 class Ensemble(nn.Module):
     """``torch.func``: vmap over stacked parameters of equal members, and a functional call."""
