@@ -22,13 +22,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from . import workers
-from .summary import environment, line, summary
+from .summary import environment, line, section, summary
 from .zoo import Entry, entries
 
 
 def main() -> int:
     """Runs the walk; the exit status says whether it ran, not how it came out."""
     options = _options()
+    if options.report:
+        _report(options.report)
+        return 0
     # by hash, so that what is done so far is a fair sample of the whole at any time
     chosen = sorted((e for e in entries() if re.search(options.only, e.name)), key=_hash)
     where = environment()
@@ -54,6 +57,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds per model")
     parser.add_argument("--json", type=pathlib.Path, help="where to write the results")
+    parser.add_argument(
+        "--report", type=pathlib.Path, metavar="JSON", help="write the README's results from it"
+    )
     parser.add_argument("--resume", action="store_true", help="keep what the JSON file already holds")
     parser.add_argument(
         "--export-every", type=int, default=1, metavar="N", help="torch.export on every Nth model; 0 for none"
@@ -118,6 +124,17 @@ def _guard(
         frames = traceback.extract_tb(error.__traceback__)[-4:]
         where = "; ".join(f"{pathlib.Path(f.filename).name}:{f.lineno} {f.name}" for f in frames)
         add({"error": f"{type(error).__name__}: {str(error)[:500]}", "where": where})
+
+
+def _report(source: pathlib.Path) -> None:
+    """Keeps a walk's JSON beside the README and writes the README's section on it."""
+    data = json.loads(source.read_text())
+    here = pathlib.Path(__file__).parent
+    (here / "results.json").write_text(json.dumps(data, indent=1) + "\n")
+    readme = here / "README.md"
+    before, rest = readme.read_text().split("## Result\n", 1)
+    after = rest[rest.index("## Environment\n") :]
+    readme.write_text(f"{before}## Result\n\n{section(data)}\n\n{after}")
 
 
 def _hash(entry: Entry) -> str:

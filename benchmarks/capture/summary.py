@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pathlib
 import platform
+import re
 import statistics
 import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["environment", "line", "summary"]
+__all__ = ["environment", "line", "section", "summary"]
 
 SIZES = ("parity", "batch", "length")
 _SIGN = {True: "yes", False: "NO", None: "-"}
@@ -70,6 +71,76 @@ def summary(models: Mapping[str, Mapping[str, Any]]) -> str:
 def _share(found: list[Mapping[str, Any]], rule: Callable[[Mapping[str, Any]], bool | None]) -> str:
     asked = [answer for answer in map(rule, found) if answer is not None]
     return f"{sum(asked)}/{len(asked)} ({100 * sum(asked) / max(1, len(asked)):.1f}%)"
+
+
+def section(data: Mapping[str, Any]) -> str:
+    """The README's section on the results in a JSON file, as Markdown."""
+    models = data["models"]
+    eager = {n: r for n, r in models.items() if r.get("eager")}
+    asked = [r for r in eager.values() if "export" in r]
+    halves = (
+        [r.get("autopipe", {}) for r in eager.values()],
+        [r.get("autopipe", {}) for r in asked],
+        [r["export"] for r in asked],
+    )
+    rows = [
+        f"| {title} | {' | '.join(_share(half, rule) for half in halves)} |"
+        for title, (_, rule) in zip(_TITLES, COLUMNS, strict=True)
+    ]
+    commit = data["environment"]["commit"]
+    return "\n".join(
+        [
+            f"{len(models)} models, of which {len(eager)} run eagerly under the rules; torch.export",
+            f"was asked on {len(asked)} of these. `results.json` has each. Commit {commit}.",
+            "",
+            "| of the models that run eagerly | autopipe | autopipe, where torch.export was asked "
+            "| torch.export + pipelining |",
+            "|---|--:|--:|--:|",
+            *rows,
+            "",
+            _times(asked),
+            "",
+            "Misses of autopipe (a size that the model itself does not take is not asked):",
+            "",
+            *_misses(eager),
+        ]
+    )
+
+
+_TITLES = (
+    "captured",
+    "split in 4",
+    "outputs, every gradient, buffers",
+    "another batch size",
+    "another length",
+)
+
+
+def _times(asked: list[Mapping[str, Any]]) -> str:
+    both = [r for r in asked if all("seconds" in r.get(h, {}) for h in ("autopipe", "export"))]
+    if not both:
+        return "No model was captured by both."
+    ours, theirs = ([r[half]["seconds"] for r in both] for half in ("autopipe", "export"))
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    return (
+        f"Median capture time {statistics.median(ours):.3f} s against {statistics.median(theirs):.3f} s of "
+        f"torch.export\non the {len(both)} models that both capture; median ratio {ratio:.3f}, where the aim "
+        f"is 0.1 ({'met' if ratio <= 0.1 else 'missed'})."
+    )
+
+
+def _misses(eager: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each model and question with a no; the model's own file paths are cut to their names."""
+    out = []
+    for name, result in sorted(eager.items()):
+        found = result.get("autopipe", {})
+        failed = next((title for title, rule in COLUMNS if rule(found) is False), None)
+        if failed:
+            words = (_problem(result) or "no answer").replace("|", "/")
+            words = re.sub(r"(?:/[\w.-]+)+/", "", words)
+            words = re.sub(r"^graph, \w+: ", "", words)
+            out.append(f"- `{name}`: {failed}: {words[:170]}")
+    return out or ["none"]
 
 
 def environment() -> dict[str, str]:
