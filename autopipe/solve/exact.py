@@ -6,6 +6,7 @@ Enumerating the downsets that a bound leaves is left to ``windows``, pricing the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -17,6 +18,7 @@ from .bounds import Room, at_bound, lower_bound
 from .mincut import dearest_item
 from .pairs import Floats, Layer, Loads
 from .problem import HUGE, Array, Problem, most_work
+from .program import Program
 from .reach import Reach
 from .windows import Downsets, TooMany, Window
 
@@ -24,8 +26,12 @@ __all__ = ["Answer", "prove"]
 
 _CELLS = 1 << 21
 """Pairs priced in one go: 16 MiB a matrix."""
-_DOWNSETS = 1 << 18
+_DOWNSETS = 1 << 20
 """The most downsets of a window that are looked through."""
+_SAMPLE = 1 << 12
+"""How many downsets of a window to look at for a good answer rather than for a proof."""
+_MOVES = 64
+"""The most binary variables of an integer program that HiGHS is asked to solve."""
 _FIRST_STEP = 64
 """The first bound tried is the lower one and this part of the way to the best known."""
 
@@ -51,33 +57,88 @@ def prove(problem: Problem, known: Answer, deadline: float) -> Answer:
     """The best assignment of a separable problem, starting from one that is known.
 
     Bounds from the lower one up are tried in growing steps: one that no chain meets is a certificate, the
-    first that one meets gives the optimum. Stops at ``deadline`` (``time.perf_counter``) or Ctrl-C with the
-    best so far and the last certified bound. Worst case exponential in the width of the graph; near linear
-    on chains.
+    first that one meets gives the optimum. Where that is long, chains over some of the downsets improve the
+    best known first; where it is too much, an integer program closes what small problems leave open. Stops
+    at ``deadline`` (``time.perf_counter``) or Ctrl-C with the best so far and the last certified bound.
+    Worst case exponential in the width of the graph; near linear on chains.
     """
-    lower = max(known.lower_ns, lower_bound(problem))
-    best = known
     if not problem.is_separable:
         return known
-    if best.bottleneck_ns > lower and best.stage_of is not None:
-        under = at_bound(problem, best.bottleneck_ns - 1).problem
-        lower = max(lower, min(dearest_item(under, best.bottleneck_ns, deadline), best.bottleneck_ns))
-    top = min(best.bottleneck_ns - 1, _dearest(problem))
-    step = max(1, (top - lower) // _FIRST_STEP)
-    while best.bottleneck_ns > lower:
-        bound = max(lower, min(lower + step, top))
-        chains = Chains(problem, bound, deadline)
-        try:
-            found = chains.best()
-        except (OutOfTime, TooMany, KeyboardInterrupt):
-            break
+    search = _Search(problem, known, deadline)
+    with contextlib.suppress(OutOfTime, KeyboardInterrupt):
+        search.run()
+    return search.answer
+
+
+class _Search:
+    """What is known of a problem's optimum, closing in from both sides."""
+
+    def __init__(self, problem: Problem, known: Answer, deadline: float) -> None:
+        self.problem, self.deadline = problem, deadline
+        self.best, self.lower = known, max(known.lower_ns, lower_bound(problem))
+        self.top = _dearest(problem)
+        self.sampled = False
+
+    @property
+    def answer(self) -> Answer:
+        return dataclasses.replace(self.best, lower_ns=min(self.lower, self.best.bottleneck_ns))
+
+    def run(self) -> None:
+        """Tries bounds until both sides meet, or the next one is too much."""
+        if self.best.stage_of is not None and not self.answer.proved:
+            under = at_bound(self.problem, self.best.bottleneck_ns - 1).problem
+            self.lower = max(self.lower, dearest_item(under, self.best.bottleneck_ns, self.deadline))
+        step = max(1, (min(self.best.bottleneck_ns, self.top) - self.lower) // _FIRST_STEP)
+        ceiling = HUGE
+        while not self.answer.proved and ceiling - self.lower > 1:
+            bound = max(self.lower, min(self.lower + step, self.best.bottleneck_ns - 1, self.top))
+            chains = Chains(self.problem, bound, self.deadline)
+            try:
+                self._learn(chains, chains.best())
+            except TooMany:
+                ceiling, step = bound, (bound - self.lower) // 4
+                if step < (self.best.bottleneck_ns - self.lower) // 256:
+                    break
+            else:
+                step = max(step + 1, round(step * (2 if chains.n_pairs < _CELLS else 1.25)))
+                step = min(step, max(1, (ceiling - self.lower) // 2))
+            if (chains.n_pairs > _CELLS or ceiling < HUGE) and not self.sampled:
+                self._sample()
+        if not self.answer.proved:
+            self._close()
+
+    def _learn(self, chains: Chains, found: tuple[int, tuple[int, ...]] | None) -> None:
+        """What a pass over all chains under a bound says."""
         if found is None:
-            lower = HUGE if bound >= _dearest(problem) else bound + 1
-            step = max(step + 1, round(step * (2 if chains.n_pairs < _CELLS else 1.25)))
+            self.lower = HUGE if chains.bound >= self.top else chains.bound + 1
         else:
-            value, stage_of = found
-            best, lower = Answer(stage_of, value, value), value
-    return dataclasses.replace(best, lower_ns=min(lower, best.bottleneck_ns))
+            self.best = Answer(found[1], found[0], found[0])
+            self.lower = found[0]
+
+    def _sample(self) -> None:
+        """Better chains over some of the downsets under bounds from the middle of what is open upwards."""
+        self.sampled, part = True, 0.5
+        while part < 0.95 and not self.answer.proved:
+            above = min(self.best.bottleneck_ns - 1, self.top) - self.lower
+            found = Chains(self.problem, self.lower + int(part * above), self.deadline, _SAMPLE).best()
+            if found is None:
+                part = (1 + part) / 2
+            else:
+                self.best = Answer(found[1], found[0], self.lower)
+
+    def _close(self) -> None:
+        """What few items may still do under the best known, as an integer program."""
+        chains = Chains(self.problem, min(self.best.bottleneck_ns - 1, self.top), self.deadline)
+        program = chains.program()
+        if program is None or program.n_moves > _MOVES:
+            return
+        stage_of, lower = program.best(self.deadline - time.perf_counter())
+        self.lower = max(self.lower, min(lower, self.best.bottleneck_ns))
+        if stage_of is not None:
+            full = chains.contraction.expand(stage_of)
+            value = self.problem.bottleneck(self.problem.loads(full))
+            if self.problem.is_valid(full) and value < self.best.bottleneck_ns:
+                self.best = Answer(full, value, self.lower)
 
 
 def _dearest(problem: Problem) -> int:
@@ -91,42 +152,45 @@ def _dearest(problem: Problem) -> int:
 class Chains:
     """All chains of downsets whose every load is at most ``bound``, layer by layer."""
 
-    def __init__(self, problem: Problem, bound: int, deadline: float) -> None:
+    def __init__(self, problem: Problem, bound: int, deadline: float, sample: int = 0) -> None:
         self.contraction = at_bound(problem, bound)
         self.problem = p = self.contraction.problem
         self.bound, self.deadline, self.k = bound, deadline, p.n_stages
+        self.sample = sample
         self.room = Room.of(p)
         self.loads = Loads(p)
         self.n_pairs = 0
 
     def best(self) -> tuple[int, tuple[int, ...]] | None:
         """The least bottleneck of the chains and its assignment in the original items, if there is one."""
-        layers = self._layers()
-        if layers is None:
-            return None
-        value: Floats = np.zeros(1)
-        came: list[Array] = []
-        for s in range(self.k):
-            value, parent = self._step(s, layers[s], layers[s + 1], value)
-            reached = np.flatnonzero(value <= self.bound)
-            if not len(reached):
-                return None
-            layers[s + 1], value = layers[s + 1].picked(reached), value[reached]
-            came.append(parent[reached])
-        return int(value[0]), self._assignment([layer.downsets for layer in layers], came)
-
-    def _layers(self) -> list[Layer] | None:
-        """The downsets after each number of stages that leave room for the others; None where none does."""
         windows = self._windows()
         if windows is None:
             return None
-        layers = []
-        for window in windows:
-            found = window.downsets(self._tick, _DOWNSETS)
-            if not len(found):
+        layers = [self._layer(windows[0])]
+        value: Floats = np.zeros(1)
+        came: list[Array] = []
+        for s in range(self.k):
+            layer = self._layer(windows[s + 1])
+            value, parent = self._step(s, layers[s], layer, value)
+            reached = np.flatnonzero(value <= self.bound)
+            if not len(reached):
                 return None
-            layers.append(self.loads.layer(found))
-        return layers
+            layers.append(layer.picked(reached))
+            value = value[reached]
+            came.append(parent[reached])
+        return int(value[0]), self._assignment([layer.downsets for layer in layers], came)
+
+    def program(self) -> Program | None:
+        """The same search as an integer program, where that can say it all."""
+        p = self.problem
+        reached = Reach(p).stages(self.bound, self._bounds())
+        if not self.loads.plain or p.shares or reached is None:
+            return None
+        return Program(p, *reached)
+
+    def _layer(self, window: Window) -> Layer:
+        most = self.sample or _DOWNSETS
+        return self.loads.layer(window.downsets(self._tick, most, some=self.sample > 0))
 
     def _windows(self) -> list[Window] | None:
         """What may lie before each cut; None where the bound leaves an item no stage."""
@@ -138,15 +202,19 @@ class Chains:
         first, last = stages
         cuts = range(self.k + 1)
         base, out = [last < i for i in cuts], [first >= i for i in cuts]
-        for i in range(1, self.k):
-            most = most_work(self.bound, self.problem.stages[i].speed)
-            low = int(reach.works[base[i + 1]].sum()) - most
-            bounds[i] = max(bounds[i][0], low), bounds[i][1]
-        for i in range(1, self.k):
-            most = most_work(self.bound, self.problem.stages[i - 1].speed)
-            high = int(reach.works[~out[i - 1]].sum()) + most
-            bounds[i] = bounds[i][0], min(bounds[i][1], high)
-        return [Window(self.problem, base[i], out[i], *bounds[i], self._spare(i)) for i in cuts]
+        windows = []
+        for i in cuts:
+            low, high = int(reach.works[base[i]].sum()), int(reach.works[~out[i]].sum())
+            if i < self.k:
+                low = max(low, int(reach.works[base[i + 1]].sum()) - self._most(i))
+            if i:
+                high = min(high, int(reach.works[~out[i - 1]].sum()) + self._most(i - 1))
+            windows.append(Window(self.problem, base[i], out[i], (low, high), bounds[i], self._spare(i)))
+        return windows
+
+    def _most(self, s: int) -> int:
+        """The most work of a stage."""
+        return most_work(self.bound, self.problem.stages[s].speed)
 
     def _spare(self, i: int) -> tuple[int, int]:
         """What the room before and after a cut allows for sending and receiving already."""
@@ -168,15 +236,16 @@ class Chains:
             before, after = room.work(range(i), self.bound), room.work(range(i, k), self.bound)
             if self._is_tight:
                 before, after = before - sum(room.first(i)), after - sum(room.last(k - i))
-            rows.append((max(0, total - after), min(total, before)))
+            rows.append((total - after, before))
         return [*rows, (total, total)]
 
     def _step(self, s: int, a: Layer, b: Layer, value: Floats) -> tuple[Floats, Array]:
         """The least bottleneck of chains up to each downset after stage ``s``, and the row before it."""
         best = np.full(len(b.work), np.inf)
+        if not len(b.work):
+            return best, best.astype(np.int64)
         parent = np.zeros(len(b.work), dtype=np.int64)
-        most = most_work(self.bound, self.problem.stages[s].speed)
-        size = max(1, _CELLS // len(b.work))
+        most, size = self._most(s), max(1, _CELLS // len(b.work))
         for at in range(0, len(a.work), size):
             self._tick()
             rows = np.arange(at, min(at + size, len(a.work)))

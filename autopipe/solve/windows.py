@@ -54,23 +54,23 @@ class Downsets:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The downsets that hold ``base`` and nothing of ``out``, with work from ``low`` to ``high`` ns.
+    """The downsets that hold ``base`` and nothing of ``out``, with work within ``limits`` (least, most; ns).
 
-    What the open values cost to send counts as work beyond ``high``, what they cost to receive as work short
-    of ``low``, but for what is ``spare`` of both.
+    ``room`` is the same, but what the open values cost to send counts as work beyond its most, and what they
+    cost to receive as work short of its least, except for what is ``spare`` of both.
     """
 
     problem: Problem
     base: Bits
     out: Bits
-    low: int
-    high: int
+    limits: tuple[int, int]
+    room: tuple[int, int]
     spare: tuple[int, int]
 
-    def downsets(self, tick: Callable[[], None], most: int) -> Downsets:
-        """All of them. Raises :class:`TooMany` past ``most``."""
+    def downsets(self, tick: Callable[[], None], most: int, some: bool = False) -> Downsets:
+        """All of them. Past ``most``, raises :class:`TooMany`, or goes on with ``some``: always the same."""
         free = np.flatnonzero(~self.base & ~self.out)
-        return Downsets(self.base, free, _Branching(self, free).rows(tick, most))
+        return Downsets(self.base, free, _Branching(self, free).rows(tick, most, some))
 
 
 class _Branching:
@@ -99,8 +99,9 @@ class _Branching:
                     if v in self.place:
                         self.closes[v].append(n)
 
-    def rows(self, tick: Callable[[], None], most: int) -> Bits:
+    def rows(self, tick: Callable[[], None], most: int, some: bool) -> Bits:
         """Downsets × free items."""
+        draw = np.random.default_rng(0)
         self._keep(self._fits())
         for v, x in self.place.items():
             tick()
@@ -118,7 +119,11 @@ class _Branching:
             self.rest -= int(self.works[v])
             self._keep(self._fits())
             if len(self.work) > most:
-                raise TooMany
+                if not some:
+                    raise TooMany
+                cheap = np.argsort(self.sent + self.received + draw.random(len(self.work)), kind="stable")
+                rest = draw.permutation(cheap[most // 2 :])[: most - most // 2]
+                self._keep(np.sort(np.concatenate([cheap[: most // 2], rest])))
         bits = np.unpackbits(self.held.view(np.uint8), axis=1, bitorder="little")
         return bits[:, : len(self.place)].astype(bool)
 
@@ -147,9 +152,11 @@ class _Branching:
             self.room.as_work(np.maximum(0, prices - spare))
             for prices, spare in zip((self.sent, self.received), w.spare, strict=True)
         )
-        fits: Bits = (self.work + sent <= w.high) & (self.work + self.rest - received >= w.low)
+        ever = self.work + self.rest
+        fits: Bits = (self.work <= w.limits[1]) & (ever >= w.limits[0])
+        fits &= (self.work + sent <= w.room[1]) & (ever - received >= w.room[0])
         return fits
 
-    def _keep(self, rows: Bits) -> None:
+    def _keep(self, rows: Bits | Array) -> None:
         self.held, self.work = self.held[rows], self.work[rows]
         self.sent, self.received = self.sent[rows], self.received[rows]
