@@ -8,6 +8,7 @@ along two chains at once. What two spans cost on one rank is left to ``spans``.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from .exact import Answer
 from .intervals import best_chain
 from .orders import orders
 from .problem import HUGE, Array, Problem, cheapest, scaled
+from .recut import recut
 from .spans import Bits, Spans, downsets, prefixes
 
 __all__ = ["improve", "least_load", "neighbours", "several"]
@@ -50,13 +52,31 @@ def several(problem: Problem, deadline: float) -> Answer:
 
 
 def least_load(problem: Problem) -> int:
-    """A bound on the fullest rank's load: all work spread evenly, and the dearest item. O(items)."""
+    """A bound on the fullest rank's load: a fair share of all that must be paid, and the dearest item."""
     speeds = {s.rank: s.speed for s in problem.stages}
     fastest = max(speeds.values())
     works = (scaled(i.forward_ns, fastest) + scaled(i.backward_ns, fastest) for i in problem.items)
     if set(speeds.values()) == {1.0}:
-        return max(*works, -(-problem.total_ns // len(speeds)))
+        return max(*works, -(-(problem.total_ns + _least_transfers(problem)) // len(speeds)))
     return max(*works, math.floor(problem.total_ns / sum(speeds.values())) - problem.n_stages, 0)
+
+
+def _least_transfers(problem: Problem) -> int:
+    """What all stages together send and receive at least, where the items are a line.
+
+    Then some value crosses every cut between neighbouring items, and so between stages on different ranks.
+    """
+    if problem.overlap or problem.allow_empty:
+        return 0
+    price: dict[int, int] = {}
+    for net in problem.nets:
+        if net.producer + 1 in net.consumers:
+            price[net.producer] = price.get(net.producer, 0) + net.send_ns + net.receive_ns
+    ranks = [s.rank for s in problem.stages]
+    n_cuts = sum(a != b for a, b in itertools.pairwise(ranks))
+    if len(price) < len(problem.items) - 1:
+        return 0
+    return sum(sorted(price.values())[:n_cuts])
 
 
 def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple[int, ...]:
@@ -118,8 +138,16 @@ def _paired(problem: Problem, cheap: Problem, known: Answer, deadline: float) ->
             spans = Spans(_in_order(cheap, order), prefixes(range(len(order))))
             found = _Pairs(spans, layout, min(known.bottleneck_ns, HUGE) - 1, deadline).best()
             known = _better(problem, known, found and _reordered(found[1], order))
-    if known.stage_of is not None:
-        known = _better(problem, known, improve(problem, known.stage_of, deadline))
+    return _polished(problem, known, deadline)
+
+
+def _polished(problem: Problem, known: Answer, deadline: float) -> Answer:
+    """Runs of stages cut anew and single items moved, in turn, until neither helps."""
+    before = HUGE + 1
+    while known.stage_of is not None and known.lower_ns < known.bottleneck_ns < before:
+        before = known.bottleneck_ns
+        for better in (recut, improve):
+            known = _better(problem, known, better(problem, known.stage_of or (), deadline))
     return known
 
 
