@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ class Kernels:
     """What some code asked of the device: matrix work, bytes read and written, and how many launches.
 
     ``flops`` are those of matrix products, convolutions and attention, as torch's flop counter gives them;
-    ``bytes`` are those of every kernel's tensors; ``matrix_bytes`` the part of the kernels with FLOPs.
+    ``convolution_flops`` the part in convolutions; ``bytes`` are those of every kernel's tensors;
+    ``matrix_bytes`` the part of the kernels with FLOPs.
     """
 
     n: int = 0
@@ -33,25 +34,23 @@ class Kernels:
     bytes: int = 0
     matrix_bytes: int = 0
     dtype: str = ""
+    convolution_flops: int = 0
 
     def __add__(self, other: Kernels) -> Kernels:
-        return Kernels(
-            self.n + other.n,
-            self.flops + other.flops,
-            self.bytes + other.bytes,
-            self.matrix_bytes + other.matrix_bytes,
-            self.dtype if self.flops >= other.flops else other.dtype or self.dtype,
-        )
+        dtype = self.dtype if self.flops >= other.flops else other.dtype or self.dtype
+        return self._counted(lambda name: getattr(self, name) + getattr(other, name), dtype)
 
     def __sub__(self, other: Kernels) -> Kernels:
-        return Kernels(
-            self.n - other.n,
-            self.flops - other.flops,
-            self.bytes - other.bytes,
-            self.matrix_bytes - other.matrix_bytes,
-            self.dtype,
-        )
+        return self._counted(lambda name: getattr(self, name) - getattr(other, name), self.dtype)
 
+    def __floordiv__(self, n: int) -> Kernels:
+        return self._counted(lambda name: getattr(self, name) // n, self.dtype)
+
+    def _counted(self, count: Callable[[str], int], dtype: str) -> Kernels:
+        return Kernels(**{name: count(name) for name in _COUNTS}, dtype=dtype)
+
+
+_COUNTS = ("n", "flops", "bytes", "matrix_bytes", "convolution_flops")
 
 NOTHING = Kernels()
 
@@ -117,7 +116,8 @@ class Counter(TorchDispatchMode):
         if func._overloadpacket in _FLOPS:
             flops = int(_FLOPS[func._overloadpacket](*args, **kwargs, out_val=out))
         dtype = str(made[0].dtype).removeprefix("torch.") if made else ""
-        self.kernels += Kernels(1, flops, n_bytes, n_bytes if flops else 0, dtype)
+        convolved = flops if "convolution" in func._overloadpacket.__name__ else 0
+        self.kernels += Kernels(1, flops, n_bytes, n_bytes if flops else 0, dtype, convolved)
 
 
 class Saved:

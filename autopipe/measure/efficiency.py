@@ -6,6 +6,7 @@ The peaks are left to ``devices``, the kernels to ``survey``.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +26,10 @@ class Efficiency:
     ----------
     matrix: of FLOP/s, in matrix products, convolutions and attention. 0.6 is what large bf16 training
         runs report for their matrix products (PaLM, 46–57% of the whole step; GEMM benchmarks, 60–80%).
+    convolution: the same in convolutions; None where they are as ``matrix``. May exceed one: FLOPs are
+        those of the direct algorithm, and Winograd's needs fewer.
+    matrix_memory: of memory bandwidth, in kernels with FLOPs, whose traffic then adds to their arithmetic;
+        None for a roofline, in which the longer of the two counts.
     memory: of memory bandwidth. 0.8 is what STREAM-like kernels reach on the accelerators described.
     launch_s: seconds per kernel; None for the device's own.
     spread: relative half-width of the interval that two thirds of ops fall in.
@@ -36,6 +41,8 @@ class Efficiency:
     launch_s: float | None = None
     spread: float = 0.5
     source: str = "assumed"
+    convolution: float | None = None
+    matrix_memory: float | None = None
 
     def optimizer_s_per_byte(self, device: Device) -> float:
         """Seconds of an Adam step per parameter byte: reads of w, g, m, v and writes of w, m, v."""
@@ -43,47 +50,70 @@ class Efficiency:
 
 
 def seconds(kernels: Kernels, device: Device, efficiency: Efficiency) -> float:
-    """Roofline time of some kernels.
+    """Time of some kernels: ``n·launch + matrix work + other_bytes/B``.
 
-    Matrix kernels take the longer of their arithmetic and their traffic, the others their traffic, and no
-    kernel less than a launch: ``n·launch + max(flops/F, matrix_bytes/B) + other_bytes/B``. The sum, rather
-    than the maximum, of launch and work gives the saturating efficiency ``work / (work + half)`` that
-    kernels show at small sizes.
+    Matrix work is the longer of its arithmetic and its traffic (a roofline) or, where the efficiency knows
+    what traffic costs beside arithmetic, their sum. The sum, rather than the maximum, of launch and work
+    gives the saturating efficiency ``work / (work + half)`` that kernels show at small sizes.
     """
     launch = device.launch_s if efficiency.launch_s is None else efficiency.launch_s
-    flops_s = _rate(device, kernels.dtype) * efficiency.matrix
-    bytes_s = device.bandwidth_bytes_s * efficiency.memory or float("inf")
-    other = kernels.bytes - kernels.matrix_bytes
-    return kernels.n * launch + max(kernels.flops / flops_s, kernels.matrix_bytes / bytes_s) + other / bytes_s
+    peak, convolved = _rate(device, kernels.dtype), kernels.convolution_flops
+    convolution = efficiency.matrix if efficiency.convolution is None else efficiency.convolution
+    arithmetic = (kernels.flops - convolved) / (peak * efficiency.matrix) + convolved / (peak * convolution)
+    moved = kernels.matrix_bytes / _bandwidth(device)
+    if efficiency.matrix_memory is None:
+        matrix = max(arithmetic, moved / efficiency.memory)
+    else:
+        matrix = arithmetic + moved / efficiency.matrix_memory
+    other = (kernels.bytes - kernels.matrix_bytes) / _bandwidth(device)
+    return kernels.n * launch + matrix + other / efficiency.memory
 
 
 def fit(measured: Sequence[tuple[Kernels, float]], device: Device, source: str = "") -> Efficiency:
-    """The efficiency under which the roofline comes nearest to measured seconds, in relative terms.
+    """The efficiency under which estimates come nearest to measured seconds.
 
     Least squares with non-negative rates (Lawson and Hanson) on
-    ``seconds ≈ n·launch + flops/(F·matrix) + other_bytes/(B·memory)``, each row divided by its seconds.
-    What the measurements say nothing about stays as assumed. ``spread`` is the 68th percentile of the
-    relative errors.
+    ``seconds ≈ n·launch + flops/(F·e) + matrix_bytes/(B·e) + other_bytes/(B·e)``, convolutions with an
+    efficiency of their own, each row divided by the root of its seconds: between relative errors, which
+    light ops would rule, and absolute ones. What the measurements say nothing about stays as assumed.
+    ``spread`` is the 68th percentile of the relative errors, and no less than assumed for so few ops that
+    any would fit.
     """
     rows = [(k, s) for k, s in measured if s > 0 and k.n]
     if not rows:
         return Efficiency()
-    table = np.array(
-        [
-            (k.n * 1e-6, k.flops / _rate(device, k.dtype), (k.bytes - k.matrix_bytes) / _bandwidth(device))
-            for k, _ in rows
-        ]
-    )
-    times = np.array([s for _, s in rows])
-    launch, matrix, memory = scipy.optimize.nnls(table / times[:, None], np.ones(len(rows)))[0]
+    table = np.array([_work(k, device) for k, _ in rows])
+    weights = 1 / np.sqrt([s for _, s in rows])
+    costs = scipy.optimize.nnls(table * weights[:, None], 1 / weights)[0].tolist()
+    matrix, convolution, _, memory = (1 / c if c else None for c in costs[1:])
+    traffic = 1 / costs[3] if costs[3] else math.inf
     found = Efficiency(
-        matrix=1 / matrix if matrix else Efficiency().matrix,
-        memory=1 / memory if memory else Efficiency().memory,
-        launch_s=launch * 1e-6,
+        matrix=matrix or convolution or Efficiency().matrix,
+        memory=memory or Efficiency().memory,
+        launch_s=costs[0] * 1e-6,
         source=source or f"fitted to {len(rows)} measured ops",
+        convolution=convolution,
+        matrix_memory=traffic if table[:, 3].any() else None,
     )
     errors = [abs(seconds(k, device, found) / s - 1) for k, s in rows]
-    return dataclasses.replace(found, spread=float(np.quantile(errors, 0.68)))
+    known = float(np.quantile(errors, 0.68))
+    return dataclasses.replace(found, spread=known if len(rows) >= _ENOUGH else max(known, found.spread))
+
+
+_ENOUGH = 10
+"""Measured ops, two for each of the five figures, from which the errors of a fit tell something."""
+
+
+def _work(kernels: Kernels, device: Device) -> tuple[float, ...]:
+    """Seconds at the device's peaks: launches in µs, products, convolutions, their traffic, the rest's."""
+    peak, bandwidth = _rate(device, kernels.dtype), _bandwidth(device)
+    return (
+        kernels.n * 1e-6,
+        (kernels.flops - kernels.convolution_flops) / peak,
+        kernels.convolution_flops / peak,
+        kernels.matrix_bytes / bandwidth,
+        (kernels.bytes - kernels.matrix_bytes) / bandwidth,
+    )
 
 
 def _rate(device: Device, dtype: str) -> float:

@@ -104,7 +104,7 @@ class _Walk:
             account = self.accounts[node.name]
             self.accounts[node.name] = dataclasses.replace(
                 account,
-                backward=_part(counter.kernels - kernels, len(piece.nodes)),
+                backward=(counter.kernels - kernels) // len(piece.nodes),
                 backward_workspace_bytes=peak,
             )
 
@@ -112,7 +112,7 @@ class _Walk:
         """Ops that memory binds into one piece share its account; the first keeps the bytes."""
         n = len(piece.nodes)
         rest = dataclasses.replace(
-            account, forward=_part(account.forward, n), saved_bytes=0, saved_inputs=(), saves_output=False
+            account, forward=account.forward // n, saved_bytes=0, saved_inputs=(), saves_output=False
         )
         for i, node in enumerate(piece.nodes):
             self.accounts[node.name] = dataclasses.replace(account, forward=rest.forward) if i == 0 else rest
@@ -182,13 +182,6 @@ def saved_values(node: fx.Node, account: Account) -> tuple[str, ...]:
     takes = node.all_input_nodes
     kept = [takes[i] for i in account.saved_inputs if i < len(takes)]
     return tuple(n.name for n in kept if n.op != "get_attr") + (node.name,) * account.saves_output
-
-
-def _part(kernels: Kernels, n: int) -> Kernels:
-    if n == 1:
-        return kernels
-    counts = {f: getattr(kernels, f) // n for f in ("n", "flops", "bytes", "matrix_bytes")}
-    return dataclasses.replace(kernels, **counts)
 
 
 def _keeps(saved: Saved, value: Any) -> bool:

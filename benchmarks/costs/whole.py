@@ -113,7 +113,7 @@ def estimates() -> dict[str, Any]:
         model, args, kwargs = build(name, batch=2)
         captures[name] = autopipe.capture(model, args, kwargs)
         measured[name] = profile(captures[name], progress=False)
-        counted = accounts(captures[name]).accounts
+        counted = accounts(captures[name], attention=described.attention).accounts
         pairs[name] = [
             pair
             for op, cost in measured[name].costs.items()

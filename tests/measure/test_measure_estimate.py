@@ -18,7 +18,7 @@ import autopipe
 from autopipe.errors import InputError, StoreError
 from autopipe.hardware import Device
 from autopipe.measure import DEVICES, LINKS, Efficiency, device, estimate, fit, link, profile
-from autopipe.measure.account import Kernels
+from autopipe.measure.account import Counter, Kernels
 from autopipe.measure.efficiency import seconds
 from autopipe.tracing import Capture
 
@@ -82,6 +82,28 @@ def test_a_fit_finds_the_efficiency_that_made_the_times(
     assert found.matrix == pytest.approx(matrix, rel=1e-3)
     assert found.memory == pytest.approx(memory, rel=1e-3)
     assert found.spread < 1e-3
+
+
+def test_a_fit_tells_convolutions_from_products_and_traffic_from_arithmetic() -> None:
+    truth = Efficiency(0.5, 0.8, 1e-6, convolution=2.0, matrix_memory=0.25)
+    works = [(1 + i % 3, 10**7 * (1 + i % 4), 10**6 * (1 + i % 5)) for i in range(24)]
+    products = [Kernels(n, f, b, b, "float32") for n, f, b in works]
+    convolutions = [Kernels(n, f, b, b, "float32", f) for n, f, b in works]
+    others = [Kernels(n, 0, b, 0, "float32") for n, _, b in works]
+    found = fit([(k, seconds(k, PLAIN, truth)) for k in (*products, *convolutions, *others)], PLAIN)
+    assert found.convolution == pytest.approx(2.0)
+    assert found.matrix_memory == pytest.approx(0.25)
+    assert (found.matrix, found.memory) == (pytest.approx(0.5), pytest.approx(0.8))
+    assert found.spread < 1e-6
+
+
+def test_convolutions_are_counted_apart() -> None:
+    image, kernel = torch.ones(1, 2, 8, 8), torch.ones(3, 2, 3, 3, requires_grad=True)
+    with Counter() as counter:
+        F.conv2d(image, kernel).sum().backward()
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert counter.kernels.flops == counter.kernels.convolution_flops + 2 * 2 * 2 * 2
+    assert counter.kernels.convolution_flops >= 2 * (2 * 2 * 9 * 3 * 6 * 6)
 
 
 def test_a_fit_to_nothing_is_what_was_assumed() -> None:
