@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopipe.api import Pipe
 from autopipe.errors import AutopipeError, InputError
-from autopipe.runtime import Runtime
+from autopipe.runtime import Runtime, peers
 from autopipe.runtime.checkpoint import load_weights
 from autopipe.runtime.group import FOREVER
 from autopipe.stages import build
@@ -532,6 +532,41 @@ def rendezvous():
             adversary_loss(plain(*args, **kwargs), target).backward()
         assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT, schedule
         assert strict.n_messages > 0
+
+
+class Wide(nn.Module):
+    """Stages hand on a large value, one that skips to the end, and a narrow one."""
+
+    def __init__(self, n=6, d=16):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(d, d) for _ in range(n))
+        self.narrow = nn.Linear(d, 1)
+
+    def forward(self, x):
+        skip = h = self.layers[0](x)
+        small = self.narrow(skip)
+        for layer in self.layers[1:]:
+            h = torch.relu(layer(h)) + 0.1 * skip + small
+        return h
+
+
+def messages_of_all_sizes():
+    """Far more messages than a socket holds, some on it and some beside it; then as between hosts."""
+    world = dist.get_world_size()
+    connect, rows = peers.connect, 64
+    for length, is_apart in ((20, False), (300, False), (20, True)):
+        peers.connect = (lambda *_: {}) if is_apart else connect
+        for schedule in ("gpipe", "interleaved"):
+            torch.manual_seed(0)
+            model = Wide()
+            plain, x = copy.deepcopy(model), torch.randn(rows, length, 16)
+            n_stages = world * SCHEDULES[schedule]
+            made = make(model, (x[:2],), {}, n_stages=n_stages, n_ranks=world, schedule=schedule)
+            runtime = Runtime(*made, loss_fn=F.mse_loss, n_microbatches=rows // 2, stall_limit_s=20.0)
+            runtime.step(x, target=x)
+            F.mse_loss(plain(x), x).backward()
+            assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < 1e-5
+    peers.connect = connect
 
 
 def everything():

@@ -37,6 +37,11 @@ def test_weights_come_and_go(tmp_path):
 
 
 @pytest.mark.timeout(90)
+def test_messages_of_all_sizes():
+    runtime_ranks.run("messages_of_all_sizes", 3, timeout_s=80)
+
+
+@pytest.mark.timeout(90)
 def test_a_rank_may_take_its_time_between_steps():
     runtime_ranks.run("patience", 2, timeout_s=60)
 
