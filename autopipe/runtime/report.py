@@ -13,7 +13,7 @@ import torch
 
 from ..plans import Plan
 from ..schedule import Action, Message
-from ..simulator import Report, Sent, StageReport, Timeline, simulate
+from ..simulator import Report, Sent, StageReport, Timeline, simulate, stage_times
 
 __all__ = ["make_report", "peak_bytes", "reset_peak"]
 
@@ -34,12 +34,10 @@ def make_report(plan: Plan, ranks: Sequence[dict[str, Any]]) -> Report:
         StageReport(
             s.index,
             s.rank,
-            dict(
-                zip("FBIW", (s.forward_s, s.backward_s, s.backward_input_s, s.backward_weight_s), strict=True)
-            ),
+            dict(zip("FBIW", times.by_code, strict=True)),
             {k: statistics.median(measured[s.index, k]) for k in "FBIW" if (s.index, k) in measured},
         )
-        for s in plan.stages
+        for s, times in zip(plan.stages, stage_times(plan), strict=True)
     )
     n_steps = len(ranks[0]["steps"])
     lengths = [max(record["steps"][i][1] for record in ranks) for i in range(n_steps)]

@@ -5,7 +5,6 @@ Running them on paper is left to ``simulate``.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from ..memory import memory_limits, optimizer_ratio, plan_memory, tied_bytes
@@ -48,9 +47,14 @@ def _budgets(plan: Plan) -> list[float]:
 
 
 def stage_times(plan: Plan) -> tuple[StageTimes, ...]:
-    """The seconds of a plan's stages."""
-    names = [f.name for f in dataclasses.fields(StageTimes)]
-    return tuple(StageTimes(*(getattr(s, name) for name in names)) for s in plan.stages)
+    """The seconds of a plan's stages; one that owes nobody a gradient does its whole backward in W."""
+    owing = {d for b in plan.boundaries if b.differentiable for d in b.destinations}
+    return tuple(
+        StageTimes(s.forward_s, s.backward_s, s.backward_input_s, s.backward_weight_s)
+        if s.index in owing or not plan.boundaries
+        else StageTimes(s.forward_s, s.backward_s, 0.0, s.backward_s)
+        for s in plan.stages
+    )
 
 
 def plan_transfers(plan: Plan) -> tuple[Transfer, ...] | None:

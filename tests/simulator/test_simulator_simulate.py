@@ -246,6 +246,17 @@ def test_a_plan_as_it_is():
     assert timeline.step_s > simulate_schedule(timeline.schedule, [StageTimes(1, 2, 1, 1)] * 4).step_s
 
 
+def test_a_stage_that_owes_no_gradient_does_its_backward_in_w():
+    plan = make_plan(n_stages=3, n_microbatches=2, schedule="zb-h1")
+    seconds = collections.defaultdict(set)
+    for rank, action, start, end in simulate(plan).events:
+        if not isinstance(action, str):
+            seconds[rank, action.kind].add(round(end - start, 9))
+    assert seconds[0, "I"] == {0.0}
+    assert seconds[0, "W"] == {2.0}
+    assert seconds[1, "I"] == seconds[1, "W"] == {1.0}
+
+
 def test_a_cost_aware_plan_keeps_to_the_devices_memory():
     roomy = make_plan(n_stages=4, n_microbatches=12)
     static = max(m.static_bytes for m in simulate(roomy).rank_memory)
