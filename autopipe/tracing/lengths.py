@@ -6,19 +6,22 @@ What follows for cutting (such sizes need nothing but inputs, so every stage can
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import nn
 
 from ..graph import Dim
 from ..units import Size
-from .calls import Call, Depends, Recording
+from .calls import Call, Depends, Recording, map_calls, meta
 from .functions import qualified_name
 from .leaves import is_atomic, is_compiled
 
 __all__ = ["read_from_inputs"]
 
 _SHAPED_BY_DATA = {"repeat_interleave", "one_hot", "bincount", "masked_select", "nonzero", "unique"}
+_MOST_LEAVES = 2
 _TORCH = {"torch", "_operator", "operator", "builtins", "math"}
 
 
@@ -36,19 +39,26 @@ def read_from_inputs(
     places = {d.name: d.where for d in dims}
     placeholders = {c.target: c for c in recording.calls if c.op == "placeholder"}
     reached: dict[int, frozenset[str]] = {}
-    sized: set[int] = set()
+    leaves: dict[int, frozenset[Call] | None] = {}
+    proven: dict[int, bool] = {}
+
+    def is_proven(leaf: Call) -> bool:
+        if id(leaf) not in proven:
+            proven[id(leaf)] = _runs_without_data(model, leaf)
+        return proven[id(leaf)]
+
     for call in recording.calls:
         given = call.inputs
         own = {call.target} if call.op == "placeholder" else set()
         reached[id(call)] = frozenset(own).union(*(reached[id(c)] for c in given))
-        if all(id(c) in sized for c in given) and _is_sized_by_shapes(model, call):
-            sized.add(id(call))
+        leaves[id(call)] = _behind(model, call, [leaves[id(c)] for c in given])
         source = given[0] if given else None
-        if source is None or not _is_size(call) or source.op == "placeholder" or id(source) not in sized:
+        if source is None or not _is_size(call) or source.op == "placeholder":
             continue
         formula = shapes[id(source)][0][call.args[1]] if shapes.get(id(source)) else None
         found = [p for p in places.get(str(formula), ()) if p[0] in reached[id(source)]]
-        if len(found) == 1:
+        behind = leaves[id(source)]
+        if len(found) == 1 and behind is not None and all(map(is_proven, behind)):
             name, axis = found[0]
             call.take((placeholders[name], axis), {})
             call.depends = Depends.SHAPE
@@ -59,15 +69,35 @@ def _is_size(call: Call) -> bool:
     return call.op == "call_method" and call.target == "size" and call.is_size and len(call.args) == 2
 
 
-def _is_sized_by_shapes(model: nn.Module, call: Call) -> bool:
-    """Whether the shape of a call's result is a matter of its arguments' shapes alone."""
-    if call.op in ("placeholder", "get_attr"):
-        return True
+def _behind(model: nn.Module, call: Call, given: Sequence[frozenset[Call] | None]) -> frozenset[Call] | None:
+    """The leaves to look into for whether shapes alone decide a call's shape; None where data may.
+
+    None too where they are many: looking into one takes a run of it.
+    """
+    if call.depends & Depends.DATA or any(leaves is None for leaves in given):
+        return None
+    found = frozenset[Call]().union(*(leaves for leaves in given if leaves))
     if call.op == "call_module":
         module = model.get_submodule(call.target)
         is_plain = is_atomic(module) and not is_compiled(module) and not module._forward_hooks
-        return is_plain and not call.depends & Depends.DATA
-    name = call.target if isinstance(call.target, str) else qualified_name(call.target)
-    root, _, last = name.rpartition(".")
-    is_known = call.op == "call_method" or root.split(".")[0] in _TORCH
-    return is_known and last not in _SHAPED_BY_DATA and not call.depends & Depends.DATA
+        found |= frozenset() if is_plain else {call}
+        return found if len(found) <= _MOST_LEAVES else None
+    if call.op == "call_function":
+        root, _, last = qualified_name(call.target).rpartition(".")
+        return found if root.split(".")[0] in _TORCH and last not in _SHAPED_BY_DATA else None
+    return None if call.target in _SHAPED_BY_DATA else found
+
+
+def _runs_without_data(model: nn.Module, leaf: Call) -> bool:
+    """Whether a leaf runs on the meta device, where nothing can be read of the data."""
+    module = model.get_submodule(leaf.target)
+    if is_compiled(module):
+        return False
+    held = itertools.chain(module.named_parameters(), module.named_buffers())
+    args, kwargs = (map_calls(given, lambda c: c.value) for given in (leaf.args, leaf.kwargs))
+    try:
+        with torch.no_grad():
+            torch.func.functional_call(module, {n: meta(t) for n, t in held}, args, kwargs)
+    except Exception:  # whatever it is: then nothing is proven
+        return False
+    return True

@@ -1,5 +1,6 @@
 """Sizes of intermediate values that are sizes of an input are read there."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -41,14 +42,23 @@ class Trim(nn.Module):
         return h[:, : int(h.abs().sum((0, 2)).ne(0).sum())]
 
 
+class Scaled(nn.Embedding):
+    """An embedding of its own kind, which capture keeps whole and knows nothing of."""
+
+    def forward(self, ids):
+        return super().forward(ids) * 2
+
+
 def sources(captured):
     return {
         n.args[0].name for n in captured.graphs[True].nodes if n.op == "call_method" and n.target == "size"
     }
 
 
-def test_the_length_of_embedded_tokens_is_that_of_the_tokens():
+@pytest.mark.parametrize("embedding", [nn.Embedding, Scaled])
+def test_the_length_of_embedded_tokens_is_that_of_the_tokens(embedding):
     model = Positions()
+    model.embed = embedding(11, 8)
     captured = capture(model, (torch.randint(1, 11, (2, 9)),))
     assert sources(captured) == {"ids"}
     assert captured.ops.by_name["arange"].is_movable
