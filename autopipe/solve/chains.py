@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from .bounds import at_bound, lower_bound
@@ -24,15 +25,22 @@ def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
     """The assignment of items to stages with the least bottleneck, and a bound that none beats.
 
     Items may come in any order; sets in a cycle are kept together. An answer without an assignment and with
-    a proof says that no chain fits memory and pins. Deterministic unless the time limit cuts it short.
+    a proof says that no chain fits memory and pins. Ctrl-C returns the best so far, and is raised while there
+    is none. Deterministic unless the time limit cuts it short.
     """
     deadline = time.perf_counter() + time_limit_s
     if not problem.is_separable:
         return _relaxed(problem, deadline)
     whole = contracted(problem)
-    best = first_answer(whole.problem, deadline)
-    if not best.proved:
-        best = prove(whole.problem, best, deadline)
+    best = Answer(None, HUGE, 0)
+    try:
+        for best in first_answers(whole.problem, deadline):  # noqa: B007
+            pass
+    except KeyboardInterrupt:
+        if best.stage_of is None:
+            raise
+    else:
+        best = best if best.proved else prove(whole.problem, best, deadline)
     stage_of = whole.expand(best.stage_of) if best.stage_of is not None else None
     return Answer(stage_of, best.bottleneck_ns, best.lower_ns)
 
@@ -59,8 +67,8 @@ def _relaxed(problem: Problem, deadline: float) -> Answer:
     return dataclasses.replace(answer, bottleneck_ns=value)
 
 
-def first_answer(problem: Problem, deadline: float) -> Answer:
-    """The best chain over intervals of several orders, of the problem as merged under each better bound."""
+def first_answers(problem: Problem, deadline: float) -> Iterator[Answer]:
+    """Ever better chains over intervals of several orders, of the problem as merged under each."""
     best = Answer(None, HUGE, lower_bound(problem))
     under, previous = Contraction(problem, tuple(range(len(problem.items)))), HUGE + 1
     while best.bottleneck_ns < previous:
@@ -69,13 +77,14 @@ def first_answer(problem: Problem, deadline: float) -> Answer:
             found = best_chain(under.problem, order, best.bottleneck_ns - 1)
             if found is not None:
                 best = Answer(under.expand(found[1]), found[0], best.lower_ns)
+            yield best
             if best.proved or time.perf_counter() > deadline:
-                return best
+                return
         if best.stage_of is not None:
             under = at_bound(problem, best.bottleneck_ns - 1)
             lower = max(best.lower_ns, min(lower_bound(under.problem), best.bottleneck_ns))
             best = Answer(best.stage_of, best.bottleneck_ns, lower)
-    return best
+            yield best
 
 
 def contracted(problem: Problem) -> Contraction:
@@ -85,10 +94,12 @@ def contracted(problem: Problem) -> Contraction:
 
 
 def without_idle_limits(problem: Problem) -> Problem:
-    """The problem without bytes where even a single stage that holds everything stays within every limit."""
-    parts: tuple[Item | Share, ...] = (*problem.items, *problem.shares)
+    """The problem without bytes where even a rank whose stages hold everything stays within every limit."""
+    several = max(map(len, problem.stages_of.values()))
+    parts: tuple[Item | Share, ...] = (*problem.items, *problem.shares * several)
     static, saved = sum(p.static_bytes for p in parts), sum(p.saved_bytes for p in parts)
-    peak, received = max(p.workspace_bytes for p in parts), sum(n.n_bytes for n in problem.nets)
+    peak = max(p.workspace_bytes for p in parts)
+    received = sum(n.n_bytes * min(several, len(n.consumers)) for n in problem.nets)
     sent = sum(n.sent_bytes for n in problem.nets)
     most = [max(memory_bytes(s, static, saved, peak, received, sent)) for s in problem.stages]
     limits = [s.limit_bytes for s in problem.stages]
