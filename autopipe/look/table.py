@@ -51,6 +51,8 @@ def word(value: Any) -> str:
     """Anything as text; a dash for nothing, commas between several."""
     if value is None or value == "" or value == ():
         return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
     return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
