@@ -26,6 +26,8 @@ __all__ = ["Answer", "prove"]
 
 _CELLS = 1 << 21
 """Pairs priced in one go: 16 MiB a matrix."""
+_SHORT = 1 << 17
+"""Pairs under one bound after which the next is taken with care."""
 _DOWNSETS = 1 << 20
 """The most downsets of a window that are looked through."""
 _SAMPLE = 1 << 12
@@ -100,9 +102,9 @@ class _Search:
                 if step < (self.best.bottleneck_ns - self.lower) // 256:
                     break
             else:
-                step = max(step + 1, round(step * (2 if chains.n_pairs < _CELLS else 1.25)))
+                step = max(step + 1, round(step * (2 if chains.n_pairs < _SHORT else 1.25)))
                 step = min(step, max(1, (ceiling - self.lower) // 2))
-            if (chains.n_pairs > _CELLS or ceiling < HUGE) and not self.sampled:
+            if (chains.n_pairs > _SHORT or ceiling < HUGE) and not self.sampled:
                 self._sample()
         if not self.answer.proved:
             self._close()

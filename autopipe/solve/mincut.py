@@ -8,6 +8,7 @@ are left to ``bounds``.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ from .problem import HUGE, Problem
 
 __all__ = ["dearest_item"]
 
+_MEAN = 4
+"""Means of work and transfers are taken in quarters."""
 _LARGEST = 1 << 29
 """Capacities are first rounded down to this many steps: scipy's flows are 32-bit."""
 
@@ -26,11 +29,16 @@ _LARGEST = 1 << 29
 def dearest_item(problem: Problem, enough: int, deadline: float, tries: int = 12) -> int:
     """The largest bound over the items most likely to give one; stops early at ``enough``.
 
-    One maximum flow (Dinic, scipy) per item looked at, on items + 2 · nets nodes. Prices must add up, so
-    problems that hide transfers behind work get 0.
+    One maximum flow (Dinic, scipy) per item looked at, on items + 2 · nets nodes. Where transfers hide behind
+    work, the larger of the two is at least any mean of both: a few are tried.
     """
-    if problem.overlap or not problem.items:
+    if not problem.items:
         return 0
+    if problem.overlap:
+        means = (_mean(problem, work, _MEAN - work) for work in range(1, _MEAN))
+        rounding = _MEAN if any(s.speed != 1.0 for s in problem.stages) else 0
+        bounds = [dearest_item(p, enough * _MEAN, deadline, tries // 2) - rounding for p in means]
+        return max(0, -(-max(bounds) // _MEAN))
     sizes = [i.work_ns for i in problem.items]
     for net in problem.nets:
         sizes[net.producer] += net.send_ns
@@ -46,6 +54,23 @@ def dearest_item(problem: Problem, enough: int, deadline: float, tries: int = 12
         if best >= enough or time.perf_counter() > deadline:
             break
     return best
+
+
+def _mean(problem: Problem, work: int, transfers: int) -> Problem:
+    """The problem whose loads are so many times the work and the transfers together."""
+    times = [(i.forward_ns * work, i.backward_ns * work) for i in problem.items]
+    return dataclasses.replace(
+        problem,
+        items=tuple(
+            dataclasses.replace(i, forward_ns=f, backward_ns=b)
+            for i, (f, b) in zip(problem.items, times, strict=True)
+        ),
+        nets=tuple(
+            dataclasses.replace(n, send_ns=n.send_ns * transfers, receive_ns=n.receive_ns * transfers)
+            for n in problem.nets
+        ),
+        overlap=False,
+    )
 
 
 class _Network:

@@ -39,6 +39,21 @@ def test_large_costs_are_not_rounded(seed):
     assert bound(free(seed, LARGE), exact) == exact
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_no_assignment_beats_the_bound_where_transfers_hide(seed):
+    problem = dataclasses.replace(free(seed), overlap=True)
+    assert 0 < bound(problem) <= chain(problem).bottleneck_ns
+
+
+def test_hidden_transfers_count_too():
+    """1 takes and makes dear values: alone it pays 20 for transfers, with a neighbour 10 and its work."""
+    items = (Item(("a",), 30), Item(("b",), 2), Item(("c",), 30))
+    nets = (Net(0, (1,), 10, 10, "a"), Net(1, (2,), 10, 10, "b"))
+    problem = Problem(items, ((0, 1), (1, 2)), nets, (), tuple(Stage(s) for s in range(3)), overlap=True)
+    assert bound(problem) > 30 * 3 // 4
+    assert bound(problem) <= chain(problem).bottleneck_ns == 30
+
+
 def test_what_lies_between_two_items_of_a_stage_counts():
     """0 → 1 → 2: whoever holds both ends, as the dear value between them asks, holds the middle too."""
     items = (Item(("a",), 10), Item(("b",), 6), Item(("c",), 1))
