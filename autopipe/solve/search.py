@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -26,6 +27,7 @@ from .formulate import Settings
 from .infeasible import why_none
 from .problem import Problem
 from .step import fastest
+from .stopping import interrupts
 from .virtual import least_load
 
 __all__ = ["solve"]
@@ -113,37 +115,57 @@ def solve(
     free = _one_of("device_order", device_order, ("given", "auto")) == "auto"
     deadline = time.perf_counter() + time_limit_s
     tried = cases(source, schedule, n_stages, n_microbatches, balance, min_ranks=min_ranks, any_ranks=free)
+    if not tried:
+        raise InfeasibleError(
+            f"no schedule places {n_stages} stages on {cluster.n_ranks} ranks; use a multiple of the ranks"
+        )
+    with interrupts() as stopped:
+        best, table, fault = _best_of(tried, free, deadline, stopped)
+    if best is None:
+        raise fault or why_none(tried[-1], tried[-1].problem(), max(deadline, time.perf_counter() + _WORDS_S))
+    ranked = sorted(table, key=lambda c: (not c.feasible, c.step_s / c.n_microbatches))
+    return dataclasses.replace(best, candidates=tuple(ranked))
+
+
+def _best_of(
+    tried: Sequence[Case], free: bool, deadline: float, stopped: threading.Event
+) -> tuple[Plan | None, list[Candidate], InfeasibleError | None]:
+    """The plan with the least time per microbatch, every candidate, and why the last has none, if known."""
     best: Plan | None = None
     table: list[Candidate] = []
     fault: InfeasibleError | None = None
     for x, case in enumerate(tried):
         until = time.perf_counter() + max(0.1, (deadline - time.perf_counter()) / (len(tried) - x))
+        plan, fault = None, None
         try:
-            plan = _solve_case(case, free, until)
+            plan = _solve_case(case, free, until, stopped)
         except InfeasibleError as error:
             fault = error
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+        if plan is not None:
+            table += plan.candidates
+            best = plan if best is None or _pace(plan) < _pace(best) else best
+        else:
             table.append(
                 Candidate(case.label, case.schedule, case.n_stages, case.n_microbatches, 0.0, 0, False)
             )
-            continue
-        table += plan.candidates
-        if best is None or _pace(plan) < _pace(best):
-            best = plan
-    if best is None:
-        raise fault or InfeasibleError(
-            f"no schedule places {n_stages} stages on {cluster.n_ranks} ranks; use a multiple of the ranks"
-        )
-    ranked = sorted(table, key=lambda c: (not c.feasible, c.step_s / c.n_microbatches))
-    return dataclasses.replace(best, candidates=tuple(ranked))
+        if stopped.is_set() and best is not None:
+            break
+    return best, table, fault
 
 
 def _pace(plan: Plan) -> float:
     return plan.step_s / plan.n_microbatches
 
 
-def _solve_case(case: Case, free: bool, deadline: float) -> Plan:
-    """The fastest plan of a case, over the orders of its ranks where they are free."""
-    answered = _ordered(case, deadline) if free else [_answered(case, case.problem(), deadline)]
+def _solve_case(case: Case, free: bool, deadline: float, stopped: threading.Event) -> Plan | None:
+    """The fastest plan of a case, over the orders of its ranks where they are free; None where none fits."""
+    if free:
+        answered = _ordered(case, deadline, stopped)
+    else:
+        answered = [_answered(case, case.problem(), deadline)]
     best: Plan | None = None
     table: list[Candidate] = []
     for there, problem, answer in answered:
@@ -153,10 +175,7 @@ def _solve_case(case: Case, free: bool, deadline: float) -> Plan:
         if plan is not None:
             table += plan.candidates
             best = plan if best is None or plan.step_s < best.step_s else best
-    if best is None:
-        there, problem, _ = answered[0]
-        raise why_none(there, problem, max(deadline, time.perf_counter() + _WORDS_S))
-    return dataclasses.replace(best, candidates=tuple(table))
+    return best and dataclasses.replace(best, candidates=tuple(table))
 
 
 Answered = tuple[Case, Problem, Answer]
@@ -166,7 +185,7 @@ def _answered(case: Case, problem: Problem, deadline: float) -> Answered:
     return case, problem, chain(problem, time_limit_s=max(0.01, deadline - time.perf_counter()))
 
 
-def _ordered(case: Case, deadline: float) -> list[Answered]:
+def _ordered(case: Case, deadline: float, stopped: threading.Event) -> list[Answered]:
     """The orders with the least bottlenecks, best first, each with a bound that no order beats.
 
     Every order that differs is solved if they are few; else swaps of two ranks are tried from the given order
@@ -180,12 +199,12 @@ def _ordered(case: Case, deadline: float) -> list[Answered]:
             until = time.perf_counter() + (deadline - time.perf_counter()) / (count - x)
             found.append(_answered(moved, moved.problem(), until))
             bounds.append(found[-1][2].lower_ns)
-            if time.perf_counter() > deadline and x + 1 < count:
+            if (stopped.is_set() or time.perf_counter() > deadline) and x + 1 < count:
                 bounds.append(least_load(found[0][1]))
                 break
         lower = min(bounds)
     else:
-        found = _swapped(case, deadline)
+        found = _swapped(case, deadline, stopped)
         lower = least_load(found[0][1])
     found.sort(key=lambda f: f[2].bottleneck_ns)
     return [
@@ -193,7 +212,7 @@ def _ordered(case: Case, deadline: float) -> list[Answered]:
     ]
 
 
-def _swapped(case: Case, deadline: float) -> list[Answered]:
+def _swapped(case: Case, deadline: float, stopped: threading.Event) -> list[Answered]:
     """Orders reached by swapping two ranks while that lowers the bottleneck."""
     devices = case.source.cluster.devices
     by_speed = tuple(sorted(case.order, key=lambda r: (-devices[r].speed, r)))
@@ -215,7 +234,7 @@ def _swapped(case: Case, deadline: float) -> list[Answered]:
             order[a], order[b] = order[b], order[a]
             if tuple(order) in seen:
                 continue
-            if len(seen) >= _SWAPS or time.perf_counter() > deadline:
+            if len(seen) >= _SWAPS or stopped.is_set() or time.perf_counter() > deadline:
                 return found
             value = visit(tuple(order))
             if value < best[0]:

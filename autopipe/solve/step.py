@@ -5,6 +5,7 @@ Finding the chains' bound is left to ``chains``, choosing between cases to ``sea
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -51,11 +52,13 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
         return None
     rated.sort(key=lambda r: r[0].step_s)
     best = rated[0][0]
-    for plan, stage_of in rated[:_CLIMBED] if case.balance == "cost" else ():
-        better, moved = _climbed(case, problem, answer, plan, stage_of, deadline)
-        if better is not plan:
-            rows.append(_row(f"{case.label}: moved", better, problem, moved))
-            best = min(best, better, key=lambda p: p.step_s)
+    # Ctrl-C here costs the moves, not the plan
+    with contextlib.suppress(KeyboardInterrupt):
+        for plan, stage_of in rated[:_CLIMBED] if case.balance == "cost" else ():
+            better, moved = _climbed(case, problem, answer, plan, stage_of, deadline)
+            if better is not plan:
+                rows.append(_row(f"{case.label}: moved", better, problem, moved))
+                best = min(best, better, key=lambda p: p.step_s)
     return dataclasses.replace(best, candidates=tuple(rows))
 
 

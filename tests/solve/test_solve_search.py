@@ -1,8 +1,10 @@
 """``solve`` on a small language model by hand: what it is asked for holds, and hand-made splits never win."""
 
+import contextlib
 import dataclasses
 import itertools
 import re
+import signal
 
 import pytest
 
@@ -12,7 +14,7 @@ from autopipe.graph import Op, OpGraph, ParameterSpec, TensorSpec
 from autopipe.hardware import Cluster, Device, Link
 from autopipe.plans import Plan
 from autopipe.simulator import simulate
-from autopipe.solve import solve
+from autopipe.solve import chain, solve
 
 N_LAYERS = 6
 WEIGHT = ParameterSpec("embed.weight", ("embed.weight", "head.weight"), (500, 64), "float32")
@@ -189,6 +191,27 @@ def test_a_free_order_of_devices_is_the_best_of_all(speeds):
     assert sorted(plan.placement) == [0, 1, 2]
     with pytest.raises(InputError, match="'given', 'auto'"):
         made(device_order="any")
+
+
+@pytest.mark.parametrize("options", [{"n_stages": "auto", "schedule": "auto"}, {"device_order": "auto"}])
+def test_ctrl_c_returns_the_best_so_far(options, monkeypatch):
+    """The key is pressed in the second of many chains, which answers it itself; no third is begun."""
+    calls = []
+
+    def chain_interrupted(problem, **limits):
+        calls.append(problem)
+        if len(calls) == 2:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        return chain(problem, **limits)
+
+    monkeypatch.setattr("autopipe.solve.search.chain", chain_interrupted)
+    devices = Cluster(tuple(Device(speed=f) for f in (1.0, 2.0, 0.5)), local=LINK)
+    plan = made(cluster=devices, **options)
+    assert len(calls) == 2
+    assert plan.step_s > 0
+    assert plan.bounds.bottleneck_lower_s <= plan.bounds.bottleneck_s
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_many_different_devices_are_ordered_within_the_time():
