@@ -15,17 +15,28 @@ from hypothesis import strategies as st
 from autopipe.look import cut_reasons, gantt, memory, plan_memory, tables
 from autopipe.look.lanes import lanes
 from autopipe.schedule import build
-from autopipe.simulator import simulate
+from autopipe.simulator import Report, StageReport, simulate
 
 GRAPH = look_examples.graph()
 COSTS = look_examples.costs(GRAPH)
 PLAN = look_examples.plan(GRAPH, COSTS)
+TIMELINE = simulate(PLAN)
+RAN = Report(
+    (StageReport(0, 0, {"F": 1e-3}, {"F": 1.1e-3}),),
+    PLAN.step_s,
+    1.1 * PLAN.step_s,
+    3,
+    tuple(tuple(e) for e in TIMELINE.events if not isinstance(e.action, str)),
+    PLAN,
+)
 SHOWN = {
     "graph": GRAPH,
     "costs": COSTS,
     "plan": PLAN,
     "schedule": build("1f1b", 4, 4, 6),
-    "timeline": simulate(PLAN),
+    "timeline": TIMELINE,
+    "run": RAN,
+    "diff": PLAN.diff(look_examples.plan(GRAPH, COSTS, 3)),
 }
 
 
