@@ -120,8 +120,8 @@ class Pipe(nn.Module):
 
         ``loss_fn(output, target)`` is for models that do not compute their own loss. Options are those of
         :class:`autopipe.runtime.Runtime`: ``n_microbatches``, ``schedule``, ``device``, ``mesh``,
-        ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``release``; None means what the plan
-        says.
+        ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``release``, ``feed``; None means what
+        the plan says.
         """
         runtime = Runtime(self.graph, self.plan, self.stages, loss_fn=loss_fn, **options)
         self._runtime[:] = [runtime]

@@ -80,20 +80,19 @@ class Book:
 
     Attributes
     ----------
-    last: by signature, the latest announcement. count: announcements so far. varies: see above.
+    last: by signature, the latest announcement. varies: whether two with one signature differed.
     """
 
     def __init__(self) -> None:
         self.last: dict[int, Any] = {}
         self.settled: dict[int, Any] = {}
-        self.count = self._n_equal = 0
+        self._n_equal = 0
         self.varies = False
 
     def note(self, signature: int, found: Any) -> None:
         """Enter the announcement of one more message."""
         known = self.last.get(signature)
         self.last[signature] = found
-        self.count += 1
         self._n_equal += known == found
         self.varies = self.varies or known not in (None, found)
         if not self.varies and self._n_equal >= SETTLED_AFTER:

@@ -2,15 +2,14 @@
 
 That order is left to ``schedule``, what to do when a rank fails to ``failure``.
 
-Shapes are announced in the store until an edge is settled: then only the first message for input shapes that
-are new, as both sides remember it. An edge whose shapes differ for equal input shapes (they depend on data)
-never settles. Tensors are sent bare, small ones of a message packed together.
+Shapes are announced ahead of each message until an edge is settled: then only ahead of the first for input
+shapes that are new, as both sides remember it. An edge whose shapes differ for equal input shapes (they
+depend on data) never settles. Tensors are sent bare, small ones of a message packed together.
 """
 
 from __future__ import annotations
 
 import collections
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +55,7 @@ class Channel:
         if known is None:
             shapes = zip(tensors, flags, strict=True)
             known = Announcement(tuple((tuple(t.shape), t.dtype, flag) for t, flag in shapes), frame)
-            self._announce("F", edge, m, known)
+            self._announce("F", edge, m, peer, known)
         elif not known.matches(tensors, frame, flags):
             raise StepError(
                 f"stage {edge.source} gave {', '.join(str(tuple(t.shape)) for t in tensors)} for "
@@ -84,7 +83,7 @@ class Channel:
         if known is None:
             given = [(tuple(g.shape), g.dtype, True) for g in grads if g is not None]
             known = Announcement(tuple(given), None, tuple(g is not None for g in grads))
-            self._announce("B", edge, m, known)
+            self._announce("B", edge, m, peer, known)
         self._send(known.to_wire(self._as_announced(edge, grads, known)), peer)
 
     def _as_announced(self, edge: Edge, grads: Sequence[Tensor | None], known: Announcement) -> list[Tensor]:
@@ -121,10 +120,15 @@ class Channel:
 
     # -- the wire -----------------------------------------------------------------------------------
 
-    def _announce(self, kind: str, edge: Edge, m: int, found: Announcement) -> None:
-        name = self._name(kind, edge)
+    def _announce(self, kind: str, edge: Edge, m: int, peer: int, found: Announcement) -> None:
         self._note(kind, edge, m, found)
-        self._peers.store.set(name, pickle.dumps(found))
+        self._peers.tell(found, peer)
+
+    def _learn(self, kind: str, edge: Edge, m: int, peer: int) -> Announcement:
+        """Wait for the other side's announcement of the next message."""
+        found: Announcement = self._peers.hear(peer)
+        self._note(kind, edge, m, found)
+        return found
 
     def _note(self, kind: str, edge: Edge, m: int, found: Announcement) -> None:
         """Both ends of an edge note its messages in the same order: that of the wire."""
@@ -132,24 +136,12 @@ class Channel:
         if edge.values.varies:
             edge.gradients.unsettle()
 
-    def _learn(self, kind: str, edge: Edge, m: int) -> Announcement:
-        """Wait for the other side's announcement of the next message."""
-        name = self._name(kind, edge)
-        found: Announcement = pickle.loads(self._peers.fetch(name))
-        self._peers.store.delete_key(name)
-        self._note(kind, edge, m, found)
-        return found
-
     def _book(self, kind: str, edge: Edge) -> Book:
         return edge.values if kind == "F" else edge.gradients
 
-    def _name(self, kind: str, edge: Edge) -> str:
-        count = self._book(kind, edge).count
-        return f"shapes/{kind}/{edge.source}/{edge.destination}/{count}"
-
     def _recv(self, kind: str, edge: Edge, m: int, peer: int) -> None:
         announced = self._book(kind, edge).settled.get(self.signatures[m])
-        announced = announced or self._learn(kind, edge, m)
+        announced = announced or self._learn(kind, edge, m, peer)
         buffers = announced.buffers(self._device)
         works = [self._group.recv(b, peer) for b in buffers]
         self._arriving[kind, edge, m] = (announced, buffers, works)

@@ -12,72 +12,40 @@ import inspect
 import math
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map
 
-from ..errors import AutopipeError, InputError, StepError
+from ..errors import InputError, StepError
 from ..plans import Plan
-from ..schedule import Message, Schedule
+from ..schedule import Message
 from ..simulator import stage_times
 from ..stages import Stage, find_loss, rng
 from .boundary import edges_between
 from .channel import Channel
 from .executor import Call, Clock, Executor
 from .failure import Patience, Position
+from .feed import Feed
 from .microbatch import Batch, Splitter, move
+from .options import Options, StepResult, Where
 from .outputs import join, share, weighted
 from .peers import Peers, pipeline_ranks
-from .precision import Autocast, autocast_context, spread_overflow
+from .precision import autocast_context, spread_overflow
 from .program import compile_program, forward_part, pick_schedule
 from .setup import Generators, card, check_filled, pick_device, place, written_buffers
 from .ties import TieSum, find_ties
-from .weights import LossWeight, Weigher
+from .weights import Weigher
 from .worker import StepInputs, Worker
 
 if TYPE_CHECKING:
     from ..tracing import Capture
 
-__all__ = ["Engine", "Options", "StepResult", "Where"]
-
-Where = Literal["last", "all"]
+__all__ = ["Engine"]
 
 REMEMBERED_STEPS = 32
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step gives back, free of any graph.
-
-    ``loss`` (0-d) is that of the full batch, on every rank; ``outputs`` the model's outputs for the full
-    batch in its own structure, where asked for.
-    """
-
-    loss: Tensor
-    outputs: Any = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The options of :class:`Runtime`, which documents them."""
-
-    loss_fn: Callable[[Any, Any], Tensor] | None
-    n_microbatches: int
-    schedule: str | Schedule | None
-    device: torch.device | str | None
-    mesh: DeviceMesh | None
-    autocast: Autocast
-    scaler: Any
-    loss_reduction: Literal["mean", "sum"]
-    loss_weight: LossWeight | None
-    release: bool
-    batch_dims: Mapping[str, int | None] | None
-    stall_limit_s: float | None
-    check_finite: bool
 
 
 class Engine:
@@ -128,6 +96,11 @@ class Engine:
         self.workers = self._make_workers()
         self._channel = None if self.peers is None else Channel(self.peers, self.device)
         position = Position() if self.peers is None else self.peers.position
+        self._feed = None
+        if self.peers is not None and options.feed is not None:
+            if not 0 <= options.feed < plan.n_ranks:
+                raise InputError(f"feed is {options.feed}; the pipeline's ranks are 0 to {plan.n_ranks - 1}")
+            self._feed = Feed(options.feed, stages, self.peers, self.device)
         self._executor = Executor(self.workers, self._edges, plan, self._channel, position)
 
     def _make_workers(self) -> dict[int, Worker]:
@@ -188,11 +161,7 @@ class Engine:
         start_s = time.perf_counter()
         try:
             check_filled(self._unfilled)
-            kwargs, target = self._route(kwargs, target)
-            leaves = move(self.capture.bind(args, kwargs), self.device)
-            target = _to(target, self.device)
-            batch = self._splitter.split(leaves, target, n_microbatches or self.options.n_microbatches)
-            weights = self._weigher.weigh(batch, args, kwargs) if loss else [1.0] * batch.n_microbatches
+            batch, weights = self._batch(args, kwargs, target, n_microbatches, loss)
             step = self._inputs(batch, weights, grad=grad, loss=loss, outputs=bool(outputs))
             program = self._program(batch.n_microbatches, grad)
             generators = None if step.seed is None else Generators(self.device)
@@ -218,6 +187,27 @@ class Engine:
         else:
             self.n_forwards += 1
         return result
+
+    def _batch(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, n_asked: int | None, loss: bool
+    ) -> tuple[Batch, Sequence[float]]:
+        """The batch in microbatches and what each weighs: of this rank's arguments, or as it is fed."""
+        if self._feed is not None and self._feed.source != self.rank:
+            if args or kwargs or target is not None:
+                raise InputError(
+                    f"rank {self.rank} was given inputs, but only rank {self._feed.source} feeds this "
+                    "pipeline; call step() without any here, or make the runtime without feed"
+                )
+            leaves, target, n, weights = self._feed.take()
+            return self._splitter.split(leaves, target, n), weights
+        kwargs, target = self._route(kwargs, target)
+        leaves, target = move(self.capture.bind(args, kwargs), self.device), _to(target, self.device)
+        n = n_asked or self.options.n_microbatches
+        batch = self._splitter.split(leaves, target, n)
+        weights = self._weigher.weigh(batch, args, kwargs) if loss else [1.0] * batch.n_microbatches
+        if self._feed is not None:
+            self._feed.give(batch, target, n, weights)
+        return batch, weights
 
     def _route(self, kwargs: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
         """The target's way: to ``loss_fn``, or without one to the model's own argument of that name."""
@@ -382,32 +372,10 @@ class Engine:
         raise StepError(f"the loss is {loss}: {where}; check_finite=False lets such steps pass")
 
     def _fail(self, error: BaseException) -> NoReturn:
-        """Raise ``error``, or the one cause all ranks report: this one's, or whatever came first."""
+        """Raise ``error``, or with peers the one cause that all of them report."""
         if self.peers is None:
             raise error
-        watch, position = self.peers.watch, self.peers.position
-        if isinstance(error, AutopipeError):
-            cause = watch.publish(str(error))
-            if cause == str(error):
-                raise error
-        elif not isinstance(error, Exception):
-            watch.publish(f"rank {self.rank} was stopped by {type(error).__name__} in {position.words}")
-            raise error
-        elif isinstance(error, (RuntimeError, ConnectionError)) and position.waits_for >= 0:
-            found = watch.cause()
-            cause = found if found is not None else watch.publish(self._lost())
-        else:
-            where = f"rank {self.rank}, {position.words}"
-            cause = watch.publish(f"{where}: {type(error).__name__}: {error}")
-        raise StepError(cause) from error
-
-    def _lost(self) -> str:
-        assert self.peers is not None
-        position = self.peers.position
-        return (
-            f"rank {position.waits_for} is gone without a word (killed, or it left early): rank {self.rank} "
-            f"lost its connection at {position.words}"
-        )
+        self.peers.fail(error)
 
     def _program(self, n_microbatches: int, grad: bool) -> tuple[Call, ...]:
         key = (n_microbatches, grad)

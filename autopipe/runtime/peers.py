@@ -5,18 +5,19 @@ Moving tensors is left to ``channel``, judging stalls to ``failure``.
 
 from __future__ import annotations
 
+import collections
 import json
 import pickle
 import time
 import zlib
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import InputError, PlanError, StepError
+from ..errors import AutopipeError, InputError, PlanError, StepError
 from .failure import Patience, Position, Watch, first_difference, roll_call
 from .group import FOREVER, Group
 from .link import connect
@@ -24,6 +25,8 @@ from .link import connect
 __all__ = ["Peers", "pipeline_ranks"]
 
 _made: dict[str, int] = {}
+TOLD_AHEAD = 32
+"""How many messages may be on their way to be heard; they are small."""
 
 
 def pipeline_ranks(mesh: DeviceMesh | None, n_ranks: int) -> tuple[int, ...]:
@@ -81,6 +84,7 @@ class Peers:
         self.group = self.new_group("tensors", everyone)
         cpu = torch.device("cpu")
         self.control = Group(self.store, "control", everyone, self.rank, cpu, self._connect_s, self._links)
+        self._telling: collections.deque[tuple[Any, Tensor]] = collections.deque()
         self.position, self._shared = Position(), 0
         self.watch = Watch(
             self.store,
@@ -138,6 +142,27 @@ class Peers:
         self.group.broadcast(tensor, source)
         return tensor
 
+    def tell(self, thing: Any, peer: int) -> None:
+        """Send one rank a small picklable object; it arrives where that rank calls :meth:`hear`."""
+        data = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+        for message in (torch.tensor([data.numel()]), data):
+            self._telling.append((self.control.send(message, peer), message))
+        if len(self._telling) > TOLD_AHEAD:
+            self._telling.popleft()[0].wait(FOREVER)
+
+    def hear(self, peer: int) -> Any:
+        """What ``peer`` told, in the order it did."""
+        length = torch.zeros(1, dtype=torch.int64)
+        self.control.recv(length, peer).wait(FOREVER)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        self.control.recv(data, peer).wait(FOREVER)
+        return pickle.loads(data.numpy().tobytes())
+
+    def finish_telling(self) -> None:
+        """Wait until all that was told has left."""
+        while self._telling:
+            self._telling.popleft()[0].wait(FOREVER)
+
     def share(self, thing: Any, source: int) -> Any:
         """A picklable object of pipeline rank ``source``, on every rank; through the store, so slow."""
         self._shared += 1
@@ -164,6 +189,31 @@ class Peers:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 5e-3)
         return self.store.get(key)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Raise ``error``, or the one cause all ranks report: this one's, or whatever came first."""
+        watch, position = self.watch, self.position
+        if isinstance(error, AutopipeError):
+            cause = watch.publish(str(error))
+            if cause == str(error):
+                raise error
+        elif not isinstance(error, Exception):
+            watch.publish(f"rank {self.rank} was stopped by {type(error).__name__} in {position.words}")
+            raise error
+        elif isinstance(error, (RuntimeError, ConnectionError)) and position.waits_for >= 0:
+            found = watch.cause()
+            cause = found if found is not None else watch.publish(self._lost())
+        else:
+            where = f"rank {self.rank}, {position.words}"
+            cause = watch.publish(f"{where}: {type(error).__name__}: {error}")
+        raise StepError(cause) from error
+
+    def _lost(self) -> str:
+        position = self.position
+        return (
+            f"rank {position.waits_for} is gone without a word (killed, or it left early): rank {self.rank} "
+            f"lost its connection at {position.words}"
+        )
 
     def close(self) -> None:
         """Stop watching and drop the links; nothing may be sent after."""

@@ -22,7 +22,8 @@ from ..simulator import Report
 from ..stages import Stage
 from ..units import parse_bytes
 from . import checkpoint
-from .engine import Engine, Options, StepResult, Where
+from .engine import Engine
+from .options import Options, StepResult, Where
 from .precision import Autocast, clip_grad_norm
 from .report import make_report, peak_bytes, reset_peak
 from .weights import LossWeight
@@ -57,6 +58,8 @@ class Runtime:
     stall_limit_s: how long a rank may make no progress before all stop; by default from the plan's times.
     check_finite: raise when the loss is not finite, naming the first stage that made it so (not under a
         scaler, and not on CUDA, where looking would wait for the device).
+    feed: the pipeline rank that alone has the batch: the others call ``step()`` without inputs, and get
+        what their stages use. By default every rank passes the same batch, and nothing is sent.
 
     Raises :class:`InputError` when the plan does not fit the ranks that run, :class:`PlanError` when ranks
     hold different plans, :class:`StepError` when a rank never comes.
@@ -81,6 +84,7 @@ class Runtime:
         batch_dims: Mapping[str, int | None] | None = None,
         stall_limit_s: float | None = None,
         check_finite: bool = True,
+        feed: int | None = None,
     ) -> None:
         options = Options(
             loss_fn,
@@ -96,6 +100,7 @@ class Runtime:
             batch_dims,
             stall_limit_s,
             check_finite,
+            feed,
         )
         self._engine = Engine(capture, plan, tuple(stages), options)
         reset_peak(self._engine.device)
@@ -127,12 +132,12 @@ class Runtime:
     ) -> StepResult:
         """Forward and backward of one batch; gradients are those of the full batch's loss.
 
-        Every rank passes the same batch. ``target`` is what ``loss_fn`` gets beside the output; without a
-        ``loss_fn`` it is the model's own argument of that name (a model that has one beside a ``loss_fn``
-        takes it by position). Gradients add up over steps until they are zeroed, as in plain
-        PyTorch. ``return_outputs``: ``"all"`` (or True) gives every rank the outputs, ``"last"`` the last.
-        The user's random generators are left as they were found: random ops draw from streams fixed by the
-        seed, the number of steps made, the microbatch and the op.
+        Every rank passes the same batch, or only the one that feeds. ``target`` is what ``loss_fn`` gets
+        beside the output; without a ``loss_fn`` it is the model's own argument of that name (a model that has
+        one beside a ``loss_fn`` takes it by position). Gradients add up over steps until they are zeroed, as
+        in plain PyTorch. ``return_outputs``: ``"all"`` (or True) gives every rank the outputs, ``"last"`` the
+        last. The user's random generators are left as they were found: random ops draw from streams fixed by
+        the seed, the number of steps made, the microbatch and the op.
 
         Raises :class:`InputError` for inputs that do not fit, :class:`StepError` when anything fails on any
         rank.

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopipe.api import Pipe
-from autopipe.errors import AutopipeError, InputError
+from autopipe.errors import AutopipeError, InputError, StepError
 from autopipe.runtime import Runtime, peers
 from autopipe.runtime.checkpoint import load_weights
 from autopipe.runtime.group import FOREVER
@@ -487,6 +487,28 @@ def shapes_may_depend_on_data():
         assert any(edge.values.varies for edge in runtime._engine._edges), schedule
 
 
+def one_rank_feeds():
+    """Only one rank has the batch, whatever its shapes and structure; errors there reach all."""
+    world = dist.get_world_size()
+    for source, schedule in ((0, "1f1b"), (world - 1, "zb-h1")):
+        model, captured, plan, stages = adversary(schedule, world, 1, recompute=True)
+        plain = copy.deepcopy(model)
+        runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss, feed=source)
+        torch.manual_seed(7)
+        for rows, length, m in BATCHES:
+            args, kwargs, target = adversary_batch(rows, length)
+            if dist.get_rank() == source:
+                loss = runtime.step(*args, **kwargs, target=target, n_microbatches=m).loss
+            else:
+                loss = runtime.step().loss
+            wanted = adversary_loss(plain(*args, **kwargs), target)
+            wanted.backward()
+            assert abs(loss - wanted.item()) < EXACT
+        assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT, schedule
+    with pytest.raises((InputError, StepError), match=r"only rank \d feeds|argument|given inputs"):
+        runtime.step(*args[:1], target=target)
+
+
 class Rendezvous:
     """A communicator as strict as NCCL's: one stream per pair of ranks, a send blocks until it is received.
 
@@ -571,6 +593,7 @@ def messages_of_all_sizes():
 
 def everything():
     shapes_may_depend_on_data()
+    one_rank_feeds()
     adversary_on_every_schedule()
     noise_does_not_depend_on_ranks()
     accumulation_and_zero_grad()

@@ -1,0 +1,79 @@
+"""One rank has the batch: it gives every other rank the inputs its stages use, and the last the target.
+
+Splitting a batch into microbatches is left to ``microbatch``, which every rank does alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..stages import Stage
+from .boundary import flatten
+from .group import FOREVER
+from .microbatch import Batch
+from .peers import Peers
+
+__all__ = ["Feed", "Given"]
+
+Given = tuple[dict[str, Any], Any, int, list[float]]
+"""(inputs by name, target, asked number of microbatches, weight of each): a tensor that is of no use to this
+rank is on the meta device."""
+
+
+class Feed:
+    """The way of batches from pipeline rank ``source`` to all others."""
+
+    def __init__(self, source: int, stages: Sequence[Stage], peers: Peers, device: torch.device) -> None:
+        self.source, self._peers, self._device = source, peers, device
+        self._uses: list[set[str]] = [set() for _ in range(peers.n_ranks)]
+        for stage in stages:
+            self._uses[stage.rank].update(stage.inputs)
+        self._last = stages[-1].rank
+
+    def give(self, batch: Batch, target: Any, n_microbatches: int, weights: Sequence[float]) -> None:
+        """Send a batch from the source."""
+        names = list(batch.whole)
+        tensors, frame = flatten([*batch.whole.values(), target])
+        owners = self._owners(names, batch.whole, len(tensors))
+        specs = [(t.shape, t.dtype) for t in tensors]
+        header = names, specs, owners, frame, n_microbatches, list(weights)
+        leaving = []
+        for rank in range(self._peers.n_ranks):
+            if rank == self.source:
+                continue
+            self._peers.tell(header, rank)
+            leaving += [
+                self._peers.group.send(t.contiguous(), rank)
+                for t, owner in zip(tensors, owners, strict=True)
+                if self._is_used(owner, rank)
+            ]
+        for work in leaving:
+            work.wait(FOREVER)
+        self._peers.finish_telling()
+
+    def take(self) -> Given:
+        """Receive a batch; waits for the source as long as it takes."""
+        peers = self._peers
+        peers.position.words, peers.position.waits_for = "waiting for the batch", self.source
+        names, specs, owners, frame, n_microbatches, weights = peers.hear(self.source)
+        tensors = []
+        for (shape, dtype), owner in zip(specs, owners, strict=True):
+            is_used = self._is_used(owner, peers.rank)
+            tensors.append(torch.empty(shape, dtype=dtype, device=self._device if is_used else "meta"))
+            if is_used:
+                peers.group.recv(tensors[-1], self.source).wait(FOREVER)
+        peers.position.waits_for = -1
+        *values, target = tensors if frame is None else frame.fill(tensors)
+        return dict(zip(names, values, strict=True)), target, n_microbatches, weights
+
+    def _owners(self, names: Sequence[str], whole: Mapping[str, Any], n_tensors: int) -> list[str | None]:
+        """Of each tensor the input it is; None for the target's."""
+        owners: list[str | None] = [name for name in names if isinstance(whole[name], Tensor)]
+        return owners + [None] * (n_tensors - len(owners))
+
+    def _is_used(self, owner: str | None, rank: int) -> bool:
+        return rank == self._last if owner is None else owner in self._uses[rank]
