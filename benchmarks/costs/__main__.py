@@ -31,14 +31,17 @@ PARTS = ("sums", "pipelines", "symbolic", "deep", "estimates")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=pathlib.Path, required=True, help="kept and added to if it exists")
+    parser.add_argument(
+        "--json", type=pathlib.Path, required=True, help="a run of a part adds to it if it exists"
+    )
     parser.add_argument("--only", choices=PARTS, nargs="*", default=PARTS)
     parser.add_argument("--models", choices=list(MODELS), nargs="*", default=list(MODELS))
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    out: dict[str, Any] = json.loads(asked.json.read_text()) if asked.json.exists() else {}
+    adds = asked.json.exists() and (set(asked.only) != set(PARTS) or set(asked.models) != set(MODELS))
+    out: dict[str, Any] = json.loads(asked.json.read_text()) if adds else {}
     out["environment"] = {
         "device": device_name("cpu"),
         "cores": os.cpu_count(),

@@ -1,13 +1,18 @@
-"""Turns the figures of ``results.json`` into the tables of the README.
+"""Writes the figures of ``results.json`` into the tables of the README: ``python -m benchmarks.costs.table``.
 
 Taking the figures is left to the other modules of this benchmark.
 """
 
 from __future__ import annotations
 
+import json
+import pathlib
 from typing import Any
 
 __all__ = ["table"]
+
+HERE = pathlib.Path(__file__).parent
+BEGIN, END = "<!-- figures: written by benchmarks.costs.table -->", "<!-- end of figures -->"
 
 CHECKS = (
     ("sums", "sum of op costs against the whole model", "≤ 5% mean, ≤ 10% max"),
@@ -36,6 +41,9 @@ def table(out: dict[str, Any]) -> str:
     if "pipelines" in out:
         lines += ["", "| pipeline | stages | step | memory | CPU used by others |", "|---|---|--:|---|--:|"]
         lines += [_pipeline(name, row) for name, row in out["pipelines"].items()]
+    if "environment" in out:
+        e = out["environment"]
+        lines.append(f"\n{e['device']}, {e['cores']} cores; torch {e['torch']}, Python {e['python']}.")
     disturbed = [
         f"{part} {name}"
         for part, runs in out.items()
@@ -50,3 +58,17 @@ def table(out: dict[str, Any]) -> str:
 def _pipeline(name: str, row: dict[str, Any]) -> str:
     stages, memory = (", ".join(f"{s['error']:+.1%}" for s in row[key]) for key in ("stages", "memory"))
     return f"| {name} | {stages} | {row['step']['error']:+.1%} | {memory} | {row['run']['other_load']:.1%} |"
+
+
+def main() -> None:
+    """Replaces what stands between the marks of the README."""
+    readme = HERE / "README.md"
+    text = readme.read_text()
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    figures = table(json.loads((HERE / "results.json").read_text()))
+    readme.write_text(f"{head}{BEGIN}\n{figures}\n{END}{tail}")
+
+
+if __name__ == "__main__":
+    main()
