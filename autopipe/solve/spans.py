@@ -244,12 +244,15 @@ def _product(a: Bits, b: Bits, weights: Sequence[int]) -> Array:
 def _whole(held_a: Array, held_b: Array, counts: Bits, parts: Sequence[Net] | Sequence[Share]) -> Array:
     """Σ price of the parts that both spans touch and no other stage does."""
     sizes = np.array([len(p.consumers if isinstance(p, Net) else p.items) for p in parts])
-    prices = np.array([p.send_ns if isinstance(p, Net) else p.sync_ns for p in parts], dtype=np.int64)
-    out = np.zeros((len(held_a), len(held_b)), dtype=np.int64)
-    for x in np.flatnonzero(prices):
-        there = (held_b[:, x] > 0)[None, :] & counts[:, x][:, None]
-        out += prices[x] * (there & (held_a[:, x][:, None] + held_b[:, x][None, :] == sizes[x]))
-    return out
+    prices = np.array([p.send_ns if isinstance(p, Net) else p.sync_ns for p in parts], dtype=np.float64)
+    out = np.zeros((len(held_a), len(held_b)))
+    for held in range(int(sizes.max())):
+        of = np.flatnonzero((sizes > held) & (prices > 0))
+        a = (held_a[:, of] == held) & counts[:, of]
+        some = a.any(axis=0)
+        rest = held_b[:, of[some]] == sizes[of[some]] - held
+        out += (a[:, some] * prices[of[some]]) @ rest.T.astype(np.float64)
+    return np.asarray(np.rint(out), dtype=np.int64)
 
 
 def _recomputing(choice: str, n_stages: int) -> list[tuple[bool, bool]]:
