@@ -115,10 +115,10 @@ def _figures(
 
 def _measured(predicted: Timeline, measured: Report | Timeline) -> tuple[str, str]:
     if isinstance(measured, Timeline):
-        took_s, said_s, how = measured.step_s, predicted.step_s, "predicted"
+        took_s, said_s = measured.step_s, predicted.work_s if measured.in_turn else predicted.step_s
     else:
         took_s, said_s = measured.measured_step_s, measured.predicted_step_s
-        how = f"the {seconds(said_s)} of all ranks in turn" if measured.in_turn else "predicted"
+    how = f"the {seconds(said_s)} of all ranks in turn" if measured.in_turn else "predicted"
     return seconds(took_s), f"{took_s / said_s:.2f}× {how}" if said_s else ""
 
 

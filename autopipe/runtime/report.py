@@ -51,7 +51,7 @@ def make_report(plan: Plan, ranks: Sequence[dict[str, Any]]) -> Report:
     in_turn, peaks = len(ranks) < plan.n_ranks, [record["peak_bytes"] for record in ranks]
     return Report(
         stages,
-        _work_s(simulate(plan)) if in_turn else simulate(plan).before_optimizer_s,
+        simulate(plan).work_s if in_turn else simulate(plan).before_optimizer_s,
         statistics.median(lengths) if lengths else 0.0,
         n_steps,
         tuple(sorted(events, key=lambda e: (e[2], e[0]))),
@@ -98,8 +98,3 @@ def reset_peak(device: torch.device) -> None:
 def peak_bytes(device: torch.device) -> int | None:
     """The most that CUDA's allocator held on the device since ``reset_peak``; None elsewhere."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
-def _work_s(timeline: Timeline) -> float:
-    """The actions of a step one after another."""
-    return sum(e.end_s - e.start_s for e in timeline.events if isinstance(e.action, Action))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -158,6 +159,22 @@ class Timeline(Shown):
         """When gradients are ready, tied ones summed: what ``Runtime.step`` takes, without an optimizer's."""
         ends = [row[-1] for row in self.ends_s if len(row)]
         return max([*ends, *(e.end_s for e in self.tail if e.action != "optimizer")], default=0.0)
+
+    @property
+    def work_s(self) -> float:
+        """The actions of all ranks one after another."""
+        return sum(
+            end - start
+            for starts, ends in zip(self.starts_s, self.ends_s, strict=True)
+            for start, end in zip(starts, ends, strict=True)
+        )
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether no two of several ranks' actions overlap: as when one process runs them all."""
+        spans = sorted((e.start_s, e.end_s) for e in self.events if not isinstance(e.action, str))
+        apart = all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+        return self.schedule.n_ranks > 1 and apart
 
     @property
     def bubble_fraction(self) -> float:

@@ -14,7 +14,8 @@ import pytest
 from look_browser import browser, missing
 
 from autopipe.look import report
-from autopipe.simulator import Report, simulate
+from autopipe.schedule import Schedule
+from autopipe.simulator import Report, Timeline, simulate
 
 pytestmark = pytest.mark.timeout(120)
 LOADED_MACHINE = 3
@@ -142,6 +143,16 @@ def test_a_run_in_one_process_is_not_held_against_a_parallel_step():
     page = run_report(plan, in_turn=True).to_html()
     assert "of all ranks in turn" in page
     assert "× predicted" not in page
+    assert "× predicted" in report(plan, measured=simulate(plan))
+    alone = plan.schedule, plan.placement, plan.n_microbatches
+    rows = simulate(plan).schedule.actions
+    now, events = 0.0, []
+    for event in sorted(simulate(plan).events, key=lambda e: e.start_s):
+        if not isinstance(event.action, str):
+            events.append((event.rank, event.action, now, now + 1e-3))
+            now += 1e-3
+    ran = Timeline.from_events(Schedule(*alone, rows), events)
+    assert "of all ranks in turn" in report(plan, measured=ran)
 
 
 def test_a_limit_far_above_every_peak_is_said_and_not_drawn():
