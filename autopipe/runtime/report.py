@@ -13,7 +13,7 @@ import torch
 
 from ..plans import Plan
 from ..schedule import Action, Message
-from ..simulator import Report, Sent, StageReport, Timeline, simulate, stage_times
+from ..simulator import Report, Sent, StageReport, simulate, stage_times
 
 __all__ = ["make_report", "peak_bytes", "reset_peak"]
 
