@@ -34,6 +34,8 @@ _SAMPLE = 1 << 12
 """How many downsets of a window to look at for a good answer rather than for a proof."""
 _MOVES = 64
 """The most binary variables of an integer program that HiGHS is asked to solve."""
+_PRECISE = 10**11
+"""Larger loads are too large for a proof in floating point."""
 _FIRST_STEP = 64
 """The first bound tried is the lower one and this part of the way to the best known."""
 
@@ -132,7 +134,7 @@ class _Search:
         """What few items may still do under the best known, as an integer program."""
         chains = Chains(self.problem, min(self.best.bottleneck_ns - 1, self.top), self.deadline)
         program = chains.program()
-        if program is None or program.n_moves > _MOVES:
+        if program is None or program.n_moves > _MOVES or self.top > _PRECISE:
             return
         stage_of, lower = program.best(self.deadline - time.perf_counter())
         self.lower = max(self.lower, min(lower, self.best.bottleneck_ns))
