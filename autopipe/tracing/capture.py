@@ -94,9 +94,19 @@ class Capture:
         return unflatten(self.outputs[self.model.training if training is None else training], leaves)
 
     def open(self, *paths: str) -> Capture:
-        """The same capture with the leaves at ``paths`` opened."""
+        """The same capture with the leaves at ``paths`` opened.
+
+        The model is recorded once more in each mode; which of its sizes may vary is not asked again.
+        Raises :class:`CaptureError` for what the caller pinned closed.
+        """
+        shut = [p for p in sorted(self.policy.pinned) if any(f"{q}.".startswith(f"{p}.") for q in paths)]
+        if shut:
+            raise CaptureError(
+                f"{', '.join(shut)} is pinned closed; capture again without it in closed to open "
+                f"{', '.join(paths)}"
+            )
         policy = self.policy.with_opened(paths)
-        return _capture(self.model, *self.example, policy, self.dynamic)
+        return _capture(self.model, *self.example, policy, self.dynamic, self.variation)
 
     def with_example(self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sequence[Dim]) -> Capture:
         """The same capture, said to be made on other arguments, which have ``sizes``."""
@@ -144,7 +154,12 @@ def capture(
 
 
 def _capture(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy, dynamic: Any
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    policy: Policy,
+    dynamic: Any,
+    known: Variation | None = None,
 ) -> Capture:
     """A capture on few rows and positions of the example, which is fast and, unlike one row, hides nothing.
 
@@ -159,12 +174,12 @@ def _capture(
         given = inputs.rebuild(model, dims.resize(tensors, cut))
         confirm_at = dims.resize(tensors, rows) if len(cut) > len(rows) else None
         with contextlib.suppress(CaptureError, ModelError, InputError):
-            found = _captured(model, *given, policy, dynamic, confirm_at)
+            found = _captured(model, *given, policy, dynamic, confirm_at, known)
             if {d.where for d in cut} <= {d.where for d in found.ops.dims}:
                 found = found.with_example(args, kwargs, tuple(cut))
                 found.bind(args, kwargs)
                 return found
-    return _captured(model, args, kwargs, policy, dynamic)
+    return _captured(model, args, kwargs, policy, dynamic, None, known)
 
 
 def _captured(
@@ -174,6 +189,7 @@ def _captured(
     policy: Policy,
     dynamic: Any,
     confirm_at: Mapping[str, torch.Tensor] | None = None,
+    known: Variation | None = None,
 ) -> Capture:
     """A capture on the example; where ``confirm_at`` is given, its shapes are held against a run on it."""
     with preserved(model) as snapshot, switched_off(model):
@@ -184,7 +200,8 @@ def _captured(
         merged = modes.merge(modes.prune(forms[True]), modes.prune(forms[False]))
         variation = Variation()
         if dynamic:
-            variation = _vary(session, list({id(f): f for f in merged.values()}.values()), inputs, tensors)
+            distinct = list({id(f): f for f in merged.values()}.values())
+            variation = _vary(session, distinct, inputs, tensors, known)
         for form in {id(f): f for f in merged.values()}.values():
             read_from_inputs(model, form, variation.dims, variation.shapes)
         merged = _with_checks(merged, variation.unsure)
@@ -223,7 +240,11 @@ def _with_checks(merged: dict[bool, Recording], unsure: frozenset[int]) -> dict[
 
 
 def _vary(
-    session: Session, forms: Sequence[Recording], inputs: Inputs, tensors: dict[str, torch.Tensor]
+    session: Session,
+    forms: Sequence[Recording],
+    inputs: Inputs,
+    tensors: dict[str, torch.Tensor],
+    known: Variation | None,
 ) -> Variation:
     model = session.model
 
@@ -232,4 +253,4 @@ def _vary(
         return model(*args, **kwargs)
 
     session.snapshot.restore()
-    return explore(model, forms, inputs, call, tensors, session.device)
+    return explore(model, forms, inputs, call, tensors, session.device, known)

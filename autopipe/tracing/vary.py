@@ -204,16 +204,18 @@ def explore(
     call: Callable[[Mapping[str, torch.Tensor]], Any],
     given: Mapping[str, torch.Tensor],
     device: torch.device,
+    known: Variation | None = None,
 ) -> Variation:
     """Try each input size at another value, alone and then all together, and fit what is seen.
 
     ``call`` runs the model itself on tensors by placeholder name. One run of the recording per dim, one more
-    and one of the model for all of them together.
+    and one of the model for all of them together. ``known`` is what was found with other leaves open: sizes
+    that could not vary then are not tried again.
     """
     explorer = _Explorer(model, forms, inputs, call, given, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the model said what it had to say when it was recorded
-        return _explore(explorer, forms, inputs)
+        return _explore(explorer, forms, inputs, known)
 
 
 def confirm(
@@ -238,7 +240,26 @@ def confirm(
             raise CaptureError(f"a shape at {sizes} is {shapes}, not {said} as its formula says")
 
 
-def _explore(explorer: _Explorer, forms: Sequence[Recording], inputs: Inputs) -> Variation:
+def _explore(
+    explorer: _Explorer, forms: Sequence[Recording], inputs: Inputs, known: Variation | None
+) -> Variation:
+    trials, fixed = _remembered(explorer, inputs, known) or _searched(explorer, inputs)
+    joint = _together(explorer, trials, fixed)
+    found = _fitted(forms, trials, joint, fixed, explorer.harmless)
+    n_harmless = len(explorer.harmless)
+    for dim in trials:
+        if dim.example != 1 and any(not c.holds({**_sizes(trials), dim.name: 1}) for c in found.checks):
+            _first(explorer, [{dim: 1}])
+    if len(explorer.harmless) == n_harmless:
+        return found
+    return _fitted(forms, trials, joint, fixed, explorer.harmless)
+
+
+_Found = tuple[dict[Dim, _Trial], dict[tuple[str, int], Fixed]]
+
+
+def _searched(explorer: _Explorer, inputs: Inputs) -> _Found:
+    """A trial of each size that may vary alone; why the others may not."""
     fixed: dict[tuple[str, int], Fixed] = {}
     trials: dict[Dim, _Trial] = {}
     pending = sizing.candidates(inputs)
@@ -254,15 +275,21 @@ def _explore(explorer: _Explorer, forms: Sequence[Recording], inputs: Inputs) ->
             trials[dim] = trial
             for place in dim.where:
                 fixed.pop(place)
-    joint = _together(explorer, trials, fixed)
-    found = _fitted(forms, trials, joint, fixed, explorer.harmless)
-    n_harmless = len(explorer.harmless)
-    for dim in trials:
-        if dim.example != 1 and any(not c.holds({**_sizes(trials), dim.name: 1}) for c in found.checks):
-            _first(explorer, [{dim: 1}])
-    if len(explorer.harmless) == n_harmless:
-        return found
-    return _fitted(forms, trials, joint, fixed, explorer.harmless)
+    return trials, fixed
+
+
+def _remembered(explorer: _Explorer, inputs: Inputs, known: Variation | None) -> _Found | None:
+    """The same for what is known; None where it is not, or no longer so."""
+    shapes = {name: inputs.shapes[i] for i, name in enumerate(inputs.names) if name is not None}
+    if known is None or any(shapes[n][a] != d.example for d in known.dims for n, a in d.where):
+        return None
+    trials: dict[Dim, _Trial] = {}
+    for dim in known.dims:
+        trial = _first(explorer, [{dim: s} for s in sizing.trial_sizes(dim)])
+        if not isinstance(trial, _Trial):
+            return None
+        trials[dim] = trial
+    return trials, dict(known.fixed)
 
 
 def _sizes(dims: Iterable[Dim]) -> dict[str, int]:

@@ -1,0 +1,81 @@
+"""A plan that one leaf keeps from balance opens it by itself; what is pinned closed stays whole."""
+
+import pytest
+import torch
+from torch import nn
+
+import autopipe
+from autopipe.api.refine import TOLERANCE
+from autopipe.errors import CaptureError
+
+
+class Block(nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+        self.inner = nn.Sequential(*(nn.Linear(64, 64) for _ in range(depth)))
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+class Uneven(nn.Module):
+    """Three small blocks and one with the work of fifteen."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(depth) for depth in (1, 1, 15, 1))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def split(model, **options):
+    return autopipe.split(model, 2, (torch.randn(64, 64),), costs="estimated", **options)
+
+
+def imbalance(plan):
+    loads = [s.forward_s + s.backward_s for s in plan.stages]
+    return max(loads) / (sum(loads) / len(loads)) - 1
+
+
+def leaves(pipe):
+    return {op.target for op in pipe.graph.ops.compute if op.kind == "module"}
+
+
+def test_the_leaf_in_the_way_of_balance_is_opened_and_no_other():
+    pipe = split(Uneven())
+    assert "blocks.2" not in leaves(pipe)
+    assert {"blocks.0", "blocks.1", "blocks.3"} <= leaves(pipe)
+    assert imbalance(pipe.plan) <= TOLERANCE
+
+
+def test_a_leaf_pinned_closed_stays_whole():
+    captured = autopipe.capture(Uneven(), (torch.randn(64, 64),), closed=["blocks.2"])
+    plan = autopipe.plan(captured, 2, costs="estimated")
+    assert "blocks_2" in plan.stages_of
+    assert imbalance(plan) > 0.5
+    with pytest.raises(CaptureError, match=r"blocks.2 is pinned closed"):
+        captured.open("blocks.2.inner.0")
+
+
+def test_opening_ends_at_single_ops():
+    class Fat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.small, self.fat = nn.Linear(64, 64), nn.Linear(64, 64 * 64)
+
+        def forward(self, x):
+            return self.fat(self.small(x))
+
+    pipe = split(Fat())
+    assert leaves(pipe) == {"small", "fat"}
+    assert imbalance(pipe.plan) > TOLERANCE
+
+
+@pytest.mark.parametrize("n_stages", [3])
+def test_a_model_of_one_leaf_is_opened_until_it_can_be_cut(n_stages):
+    pipe = autopipe.split(nn.Sequential(Block(6)), n_stages, (torch.randn(64, 64),), costs="estimated")
+    assert len(pipe.plan.stages) == n_stages
+    assert len([op for op in leaves(pipe) if op.startswith("0.inner")]) == 6
