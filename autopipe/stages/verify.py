@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import VerificationError
+from ..tracing.structure import flatten
 
 if TYPE_CHECKING:
     from ..tracing import Capture
@@ -125,15 +126,7 @@ def _projection(leaves: Sequence[Tensor], seed: int) -> Tensor:
 
 def tensors_of(output: Any) -> list[Tensor]:
     """Every tensor of a nested output, in order; dataclasses and mappings included."""
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, Mapping):
-        return [t for v in output.values() for t in tensors_of(v)]
-    if isinstance(output, (tuple, list)):
-        return [t for v in output for t in tensors_of(v)]
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        return [t for f in dataclasses.fields(output) for t in tensors_of(getattr(output, f.name))]
-    return []
+    return [leaf for leaf in flatten(output)[0] if isinstance(leaf, Tensor)]
 
 
 def _compare(
