@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -94,14 +95,18 @@ class Variation:
             for (name, axis), fixed in self.fixed.items()
             if values[name].shape[axis] != fixed.size
         ]
-        sizes = {d.name: values[d.where[0][0]].shape[d.where[0][1]] for d in self.dims}
-        faults += [
-            f"captured where {check} held, which it does not at "
-            f"{', '.join(f'{s} = {sizes[s]}' for s in check.symbols)} ({check.source}); "
-            "capture again at this size"
-            for check in self.checks
-            if not check.holds(sizes)
-        ]
+        given = {d.name: {values[n].shape[a]: None for n, a in d.where} for d in self.dims}
+        for check in self.checks:
+            # inputs that were of one size at capture and are not now: the check may be about any of them
+            choices = itertools.product(*(given[s] for s in check.symbols))
+            sizes = (dict(zip(check.symbols, chosen, strict=True)) for chosen in choices)
+            broken = next((at for at in sizes if not check.holds(at)), None)
+            if broken is not None:
+                faults.append(
+                    f"captured where {check} held, which it does not at "
+                    f"{', '.join(f'{s} = {n}' for s, n in broken.items())} ({check.source}); "
+                    "capture again at this size"
+                )
         if faults:
             raise InputError(f"{inputs.model}: " + "; ".join(faults))
 

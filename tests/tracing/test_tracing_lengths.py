@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from autopipe.errors import InputError
 from autopipe.tracing import capture
 
 
@@ -85,3 +86,17 @@ def test_inputs_of_one_length_at_capture_stay_apart():
     for lengths in ((9, 5), (6, 9)):
         given = [torch.randint(1, 11, (2, n)) for n in lengths]
         torch.testing.assert_close(captured(*given), model(*given))
+
+
+def test_a_check_holds_for_each_of_the_inputs_that_were_of_one_length():
+    class Branches(Positions):
+        def forward(self, ids, context):
+            return super().forward(ids, context) * (2 if context.shape[1] > 4 else 1)
+
+    model = Branches()
+    captured = capture(model, (torch.randint(1, 11, (2, 9)), torch.randint(1, 11, (2, 9))))
+    short = torch.randint(1, 11, (2, 9)), torch.randint(1, 11, (2, 3))
+    with pytest.raises(InputError, match=r"at seq = 3"):
+        captured(*short)
+    other = torch.randint(1, 11, (2, 8)), torch.randint(1, 11, (2, 12))
+    torch.testing.assert_close(captured(*other), model(*other))
