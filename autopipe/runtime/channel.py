@@ -53,6 +53,11 @@ class Channel:
         tensors, frame, flags = held
         known = edge.values.settled.get(self.signatures[m])
         if known is None:
+            if any(hasattr(t, "to_local") for t in tensors):
+                raise StepError(
+                    f"stage {edge.source} gives a DTensor among {', '.join(edge.names)}; what crosses "
+                    "stages is a plain tensor: let the layer that makes it return one (use_local_output=True)"
+                )
             shapes = zip(tensors, flags, strict=True)
             known = Announcement(tuple((tuple(t.shape), t.dtype, flag) for t, flag in shapes), frame)
             self._announce("F", edge, m, peer, known)

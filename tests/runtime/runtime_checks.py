@@ -323,6 +323,19 @@ def tensor_parallel():
         compare_whole(runtime, plain)
 
 
+def sharded_values_are_refused():
+    """2 × 2: a value that crosses stages while it is spread over ranks."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    spread = {name: ColwiseParallel(use_local_output=False) for name in "bd"}
+    runtime = Runtime(*mlp(2)[1:], loss_fn=F.mse_loss, mesh=mesh)
+    runtime.wrap(lambda stage: parallelize_module(stage, mesh["tp"], spread) and None)
+    x = torch.randn(8, 8, dtype=torch.float64)
+    with pytest.raises(StepError, match="stage 0 gives a DTensor among"):
+        runtime.step(x, target=x)
+
+
 def wrapping_unties_nothing_in_silence():
     """Stages of one rank that share a parameter, each sharded on its own."""
     from torch.distributed.fsdp import fully_shard
@@ -402,6 +415,7 @@ def replicas():
     data_parallel()
     tensor_parallel()
     sharded_weights_come_back()
+    sharded_values_are_refused()
 
 
 def checkpoints(directory):
