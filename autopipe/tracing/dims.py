@@ -70,7 +70,9 @@ def trial_sizes(dim: Dim) -> list[int]:
     if dim.name == "batch":
         return [n + 1, 2 * n]
     odd = (n // 2 | 1, n + n // 2 | 1) if n > _SHORT else ()
-    return list(dict.fromkeys(s for s in (*odd, n + n // 2, 2 * n, n // 2) if s not in (0, n)))
+    # a text that holds a token for each piece of its image can lose its last one and no more
+    less = (n - 1,) if n > _SHORT else ()
+    return list(dict.fromkeys(s for s in (*odd, n + n // 2, 2 * n, n // 2, *less) if s not in (0, n)))
 
 
 def few_rows(inputs: Inputs, device: torch.device) -> dict[Dim, int]:

@@ -34,16 +34,22 @@ def shown(value: Any, depth: int = _DEPTH) -> str:
         return "…"
     given = [*(shown(a, depth - 1) for a in value.args)]
     given += [f"{k}={shown(v, depth - 1)}" for k, v in value.kwargs.items()]
-    name = value.target
-    if value.op == "call_function":
-        name = qualified_name(name).rpartition(".")[2]
+    name = _name(value)
     if name in _SIGNS and len(given) == 2:
         return f"{given[0]} {_SIGNS[name]} {given[1]}"
-    if name == "getitem":
-        return f"{given[0]}[{given[1]}]"
-    if value.op == "call_method":
-        return f"{given[0]}.{name}({', '.join(given[1:])})"
+    if value.op == "call_method" or name == "getitem":
+        owner = f"({given[0]})" if _name(value.args[0]) in _SIGNS else given[0]
+        return f"{owner}[{given[1]}]" if name == "getitem" else f"{owner}.{name}({', '.join(given[1:])})"
     return f"{name}({', '.join(given)})"
+
+
+def _name(value: Any) -> str:
+    """What a call calls, without where that is from."""
+    if not isinstance(value, Call):
+        return ""
+    return (
+        qualified_name(value.target).rpartition(".")[2] if value.op == "call_function" else str(value.target)
+    )
 
 
 def example_of(tensor: Any) -> str:

@@ -63,3 +63,31 @@ def test_no_length_gives_a_wrong_value(cls: type[nn.Module], length: int) -> Non
                 said.append(str(error))
     assert 0 < len(said) < 24
     assert all("capture again at this size" in text for text in said)
+
+
+class PutsImageIntoText(nn.Module):
+    """Needs as many marks in its text as the image has pieces, as vision-language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.vision = nn.Embedding(10, D), nn.Linear(D, D)
+        self.layers = nn.Sequential(*(nn.Linear(D, D) for _ in range(3)))
+
+    def forward(self, ids: Tensor, pieces: Tensor) -> Tensor:
+        marked = (ids == 9).unsqueeze(-1)
+        if marked.sum() * D != pieces.numel():
+            raise ValueError("marks and pieces do not match")
+        return self.layers(self.embed(ids).masked_scatter(marked, self.vision(pieces)))
+
+
+def test_a_text_around_an_image_may_be_of_any_length() -> None:
+    model = PutsImageIntoText().eval()
+    pieces = torch.randn(2, 24, D)
+
+    def text(length: int) -> Tensor:
+        return torch.cat([torch.full((2, 24), 9), torch.randint(0, 9, (2, length - 24))], 1)
+
+    captured = capture(model, (text(40), pieces))
+    for length in (39, 33, 57):
+        ids = text(length)
+        assert torch.equal(captured(ids, pieces), model(ids, pieces))
