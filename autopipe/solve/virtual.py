@@ -28,6 +28,10 @@ _MOST_DOWNSETS = 700
 """Tables have the square of this many entries."""
 
 
+_POLISHING = 0.1
+"""Share of the time spent on a better first answer before the proof."""
+
+
 class OutOfTime(Exception):
     """The deadline passed."""
 
@@ -132,6 +136,8 @@ def _paired(problem: Problem, cheap: Problem, known: Answer, deadline: float) ->
     layout = _Layout.of(problem)
     sets = downsets(cheap, _MOST_DOWNSETS) if layout else None
     if layout and sets is not None:
+        now = time.perf_counter()
+        known = _polished(problem, known, now + (deadline - now) * _POLISHING)
         return _proved(problem, cheap, layout, sets, known, deadline)
     if layout and len(problem.items) < _MOST_DOWNSETS:
         for order in orders(problem):
