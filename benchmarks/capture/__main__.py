@@ -134,7 +134,7 @@ def _report(source: pathlib.Path) -> None:
     readme = here / "README.md"
     before, rest = readme.read_text().split("## Result\n", 1)
     after = rest[rest.index("## Environment\n") :]
-    readme.write_text(f"{before}## Result\n\n{section(data)}\n\n{after}")
+    readme.write_text(f"{before}## Result\n\n{section(data, len(entries()))}\n\n{after}")
 
 
 def _hash(entry: Entry) -> str:

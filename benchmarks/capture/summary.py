@@ -73,8 +73,8 @@ def _share(found: list[Mapping[str, Any]], rule: Callable[[Mapping[str, Any]], b
     return f"{sum(asked)}/{len(asked)} ({100 * sum(asked) / max(1, len(asked)):.1f}%)"
 
 
-def section(data: Mapping[str, Any]) -> str:
-    """The README's section on the results in a JSON file, as Markdown."""
+def section(data: Mapping[str, Any], n_entries: int) -> str:
+    """The README's section on a JSON file of results, from a walk over ``n_entries`` models, as Markdown."""
     models = data["models"]
     eager = {n: r for n, r in models.items() if r.get("eager")}
     asked = [r for r in eager.values() if "export" in r]
@@ -88,9 +88,12 @@ def section(data: Mapping[str, Any]) -> str:
         for title, (_, rule) in zip(_TITLES, COLUMNS, strict=True)
     ]
     commit = data["environment"]["commit"]
+    walked = f"{len(models)} models"
+    if len(models) < n_entries:
+        walked += f" of {n_entries}, the first in an order by hash and so a fair sample"
     return "\n".join(
         [
-            f"{len(models)} models, of which {len(eager)} run eagerly under the rules; torch.export",
+            f"{walked}, of which {len(eager)} run eagerly under the rules; torch.export",
             f"was asked on {len(asked)} of these. `results.json` has each. Commit {commit}.",
             "",
             "| of the models that run eagerly | autopipe | autopipe, where torch.export was asked "
