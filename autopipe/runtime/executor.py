@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from ..errors import AutopipeError, StepError
+from ..memory import memory_limits
 from ..plans import Plan
 from ..schedule import Action, Message
-from ..units import format_bytes, parse_bytes
+from ..units import format_bytes
 from .boundary import Edge
 from .channel import Channel
 from .failure import Position
@@ -171,8 +172,8 @@ class Executor:
     def _memory_words(self, stage: int) -> str:
         rank, plan = self._placement[stage], self._plan
         predicted = sum(s.memory_bytes for s in plan.stages if s.rank == rank)
-        limit = plan.settings.get("memory_limit") or plan.cluster.devices[rank].memory_bytes
-        limit_words = format_bytes(parse_bytes(limit)) if limit else "unknown"
+        limit = memory_limits(plan)[rank]
+        limit_words = format_bytes(limit) if limit else "unknown"
         return (
             f"the plan predicted {format_bytes(predicted)} for rank {rank}'s stages, limit {limit_words}; "
             "use more microbatches, or plan with a lower memory_limit"
