@@ -40,10 +40,12 @@ class Room:
     def of(cls, problem: Problem) -> Room:
         sends = [0] * len(problem.items)
         receives = [0] * len(problem.items)
+        edges = set(problem.edges)
         for net in problem.nets:
-            sends[net.producer] += net.send_ns
-            for v in net.consumers:
-                receives[v] += net.receive_ns
+            if all((net.producer, v) in edges for v in net.consumers):
+                sends[net.producer] += net.send_ns
+                for v in net.consumers:
+                    receives[v] += net.receive_ns
         passes = [v for v in range(len(problem.items)) if problem.after[v]]
         takes = [v for v in range(len(problem.items)) if problem.before[v]]
         hidden = problem.overlap

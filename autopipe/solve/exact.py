@@ -98,7 +98,9 @@ class _Search:
             bound = max(self.lower, min(self.lower + step, self.best.bottleneck_ns - 1, self.top))
             chains = Chains(self.problem, bound, self.deadline)
             try:
-                self._learn(chains, chains.best())
+                found = chains.best()
+                self._learn(chains, found)
+                ceiling = ceiling if found is None else self.lower
             except TooMany:
                 ceiling, step = bound, (bound - self.lower) // 4
                 if step < (self.best.bottleneck_ns - self.lower) // 256:
@@ -116,8 +118,8 @@ class _Search:
         if found is None:
             self.lower = HUGE if chains.bound >= self.top else chains.bound + 1
         else:
-            self.best = Answer(found[1], found[0], found[0])
-            self.lower = found[0]
+            value = self.problem.bottleneck(self.problem.loads(found[1]))
+            self.best, self.lower = Answer(found[1], value, found[0]), found[0]
 
     def _sample(self) -> None:
         """Better chains over some of the downsets under bounds from the middle of what is open upwards."""

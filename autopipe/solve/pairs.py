@@ -8,7 +8,7 @@ common. Which downsets to pair is left to ``exact``, the definition of the costs
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,8 @@ Floats = npt.NDArray[np.float64]
 class Layer:
     """Downsets with what their pairs' costs are made of, a row each.
 
-    ``taken`` counts the takers that each live net's row holds, −1 where it has no producer or all takers;
+    ``taken`` counts the takers that each live net's row holds, −1 where it has no producer or all takers
+    (twice the takers, + 1 with the producer, where nothing orders the two);
     ``touched`` the items of each share.
     """
 
@@ -52,6 +53,10 @@ class Loads:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = p = problem
+        edges = set(p.edges)
+        self.turned = {
+            n for n, net in enumerate(p.nets) if any((net.producer, v) not in edges for v in net.consumers)
+        }
         self.has_memory = p.recompute != "never" or any(s.limit_bytes < HUGE for s in p.stages)
         self.plain = not self.has_memory and not p.overlap and all(s.speed == 1.0 for s in p.stages)
         names = ["forward_ns", "backward_ns"] + ["static_bytes", "saved_bytes"] * self.has_memory
@@ -72,7 +77,10 @@ class Loads:
         column = {v: x for x, v in enumerate(downsets.free.tolist())}
         taken = {}
         for n, net in enumerate(p.nets):
-            if (downsets.base[net.producer] or net.producer in column) and not all(
+            if n in self.turned:
+                maker = _count(downsets, column, (net.producer,))
+                taken[n] = 2 * _count(downsets, column, net.consumers) + maker
+            elif (downsets.base[net.producer] or net.producer in column) and not all(
                 downsets.base[v] for v in net.consumers
             ):
                 count = _count(downsets, column, net.consumers)
@@ -87,14 +95,15 @@ class Loads:
     def _open(self, layer: Layer, name: str) -> Array:
         """The price of all values open at each row."""
         out = np.zeros(len(layer.work), dtype=np.int64)
-        for n, taken in layer.taken.items():
+        for n in layer.taken.keys() - self.turned:
+            taken = layer.taken[n]
             out += (taken >= 0) * getattr(self.problem.nets[n], name)
         return out
 
     def of(self, s: int, a: Layer, b: Layer) -> Floats:
         """The load of stage ``s`` from each row of ``a`` to each of ``b``; infinite where it may not be."""
         p, stage = self.problem, self.problem.stages[s]
-        common = _Common(p, a, b)
+        common = _Common(p, a, b, self.turned)
         transfers = common.transfers(a, b)
         forward, backward = common.shared("forward_ns", a, b), common.shared("backward_ns", a, b)
         forward, backward = _scaled(forward, stage.speed), _scaled(backward, stage.speed)
@@ -121,8 +130,11 @@ class Loads:
 class _Common:
     """Columns of what rows of two layers have in common, and the prices they take away."""
 
-    def __init__(self, problem: Problem, a: Layer, b: Layer) -> None:
+    def __init__(self, problem: Problem, a: Layer, b: Layer, turned: Set[int]) -> None:
         self.problem = problem
+        self.extra = np.zeros((len(a.work), len(b.work)))
+        for n in turned:
+            self._turned(n, a.taken[n][:, None], b.taken[n])
         here: list[Bits] = []
         there: list[Bits] = []
         self.open: dict[int, list[int]] = {}
@@ -137,7 +149,7 @@ class _Common:
             there.append(y)
             return [len(here) - 1]
 
-        for n in a.taken.keys() & b.taken.keys():
+        for n in (a.taken.keys() & b.taken.keys()) - turned:
             x, y = a.taken[n], b.taken[n]
             both = column(x >= 0, y >= 0)
             self.open[n] = both
@@ -154,6 +166,14 @@ class _Common:
                 self.whole[r] = c
         self.here = np.array(here, dtype=np.float64).reshape(len(here), len(a.work)).T
         self.there = np.array(there, dtype=np.float64).reshape(len(there), len(b.work))
+
+    def _turned(self, n: int, here: Array, there: Array) -> None:
+        """Adds a value that may be made after it is taken: twice its takers held, + 1 with its maker."""
+        net = self.problem.nets[n]
+        makes = (there % 2) > (here % 2)
+        takes = (there // 2) > (here // 2)
+        whole = (here // 2 == 0) & (there // 2 == len(net.consumers))
+        self.extra += (takes & ~makes) * net.receive_ns + (makes & ~whole) * net.send_ns
 
     def product(self, price: Floats) -> Floats:
         """The sum of prices over the columns that two rows have in common."""
@@ -174,7 +194,7 @@ class _Common:
             if self.whole[r] >= 0:
                 price[self.whole[r]] += share.sync_ns
         sums: Array = (a.sums["receive_ns"] + total)[:, None] + b.sums["send_ns"]
-        return sums - self.product(price)
+        return sums + self.extra - self.product(price)
 
     def received(self, a: Layer, b: Layer) -> Floats:
         """Bytes each stage receives."""
