@@ -32,6 +32,9 @@ from .structure import flatten
 __all__ = ["Check", "Fixed", "Variation", "confirm", "explore"]
 
 
+_DIFFERS = "the captured graph's outputs differ from the model's"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fixed:
     """An input size that must stay as captured, and why."""
@@ -168,24 +171,45 @@ class _Explorer:
 
     def differs(self, trial: _Trial) -> str:
         """How the last form's result differs from the model's own at the trial's sizes; "" if it does not."""
+        try:
+            expected = self._answer(trial.sizes)
+        except Exception as error:
+            return f"the model itself fails: {_first_line(error)}"
+        found = trial.seen[-1].result
+        if len(expected) != len(found):
+            return f"the model returns {len(expected)} values there, the captured graph {len(found)}"
+        for a, b in zip(expected, found, strict=True):
+            if not close_to(a, b):
+                return f"{_DIFFERS} there"
+        return ""
+
+    def _answer(self, sizes: Mapping[Dim, int]) -> list[Any]:
+        """The output leaves of the model itself, in the last form's mode; raises what it raises."""
         self.prepare(self.forms[-1])
         flags = ExportFlags.read()
         if self.device.type == "meta":  # there is no data that the model could look at
             ExportFlags(True, True).write()
         try:
             with torch.no_grad():
-                expected, _ = flatten(self.call(sizing.resize(self.given, trial.sizes)))
-        except Exception as error:
-            return f"the model itself fails: {_first_line(error)}"
+                return flatten(self.call(sizing.resize(self.given, sizes)))[0]
         finally:
             flags.write()
-        found = trial.seen[-1].result
-        if len(expected) != len(found):
-            return f"the model returns {len(expected)} values there, the captured graph {len(found)}"
-        for a, b in zip(expected, found, strict=True):
-            if not close_to(a, b):
-                return "the captured graph's outputs differ from the model's there"
-        return ""
+
+    def check_example(self) -> None:
+        """Raise :class:`CaptureError` where the captured graph is not the model on the example itself.
+
+        A model that answers twice differently, as one that draws from other generators than torch's, is not
+        held to it.
+        """
+        trial = _first(self, [{}])
+        said = self.differs(trial) if isinstance(trial, _Trial) else ""
+        if said.startswith(_DIFFERS) and all(map(close_to, self._answer({}), self._answer({}))):
+            raise CaptureError(
+                f"{self.inputs.model}: {_DIFFERS} on the example itself: code of the model computes "
+                "something else while it is traced; pass an example that takes no shortcut (a mask that "
+                "masks something), another implementation of the layer (attn_implementation='eager' in "
+                "transformers), or closed=[path] of the module"
+            )
 
 
 class _Changed(Exception):
@@ -346,6 +370,7 @@ def _together(
         for dim, why in culprits.items():
             said = f"at {trials.pop(dim).sizes[dim]}, {why}"
             fixed.update(dict.fromkeys(dim.where, Fixed(dim.example, said)))
+    explorer.check_example()
     return None
 
 

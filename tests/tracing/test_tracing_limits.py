@@ -197,3 +197,30 @@ def test_size_that_was_baked_in_is_refused():
     assert captured(torch.randn(5, 3, 4)).shape == (5, 3, 4)
     with pytest.raises(autopipe.InputError, match="dim 1 of x is fixed at 3 and is 4 now"):
         captured(torch.randn(2, 4, 4))
+
+
+class Shortcut(nn.Module):
+    """Leaves its mask out where that seems to change nothing, except while it is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, mask):
+        h = self.first(x)
+        if torch.compiler.is_exporting() or not mask.all():
+            h = h * torch.tril(torch.ones(4, 4)).sum(0)
+        return self.second(h)
+
+
+def test_another_result_on_the_example_is_refused():
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    with pytest.raises(
+        autopipe.CaptureError, match=r"differ from the model's on the example itself.*closed="
+    ):
+        capture(Shortcut(), (x, torch.ones(3, 4)))
+    mask = torch.ones(3, 4)
+    mask[2, 1] = 0
+    model = Shortcut()
+    torch.testing.assert_close(capture(model, (x, mask))(x, mask), model(x, mask))
