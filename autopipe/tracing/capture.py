@@ -252,5 +252,4 @@ def _vary(
         args, kwargs = inputs.rebuild(model, given)
         return model(*args, **kwargs)
 
-    session.snapshot.restore()
-    return explore(model, forms, inputs, call, tensors, session.device, known)
+    return explore(model, forms, inputs, call, tensors, session.device, session.start, known)

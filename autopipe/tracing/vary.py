@@ -26,7 +26,7 @@ from .guards import SIGNS, computed, is_stepped
 from .inputs import Inputs
 from .replay import Observation, replay, with_guards
 from .session import close_to
-from .state import seed, switch
+from .state import seed
 from .structure import flatten
 
 __all__ = ["Check", "Fixed", "Variation", "confirm", "explore"]
@@ -131,18 +131,15 @@ class _Explorer:
         call: Callable[[Mapping[str, torch.Tensor]], Any],
         given: Mapping[str, torch.Tensor],
         device: torch.device,
+        start: Callable[[bool], None],
     ) -> None:
         self.model, self.forms, self.inputs = model, forms, inputs
-        self.call, self.given, self.device = call, given, device
+        self.call, self.given, self.device, self.start = call, given, device, start
         self.harmless: set[int] = set()
-        self.mode: bool | None = None
 
     def prepare(self, form: Recording) -> None:
-        """Put the model in the form's mode and the generators in the same state every time."""
-        mode = form.training and len(self.forms) > 1
-        if self.mode != mode:
-            switch(self.model, mode)
-            self.mode = mode
+        """Put the model and the generators in the same state every time, and the model in the form's mode."""
+        self.start(form.training and len(self.forms) > 1)
         seed(self.device)
 
     def run(self, sizes: Mapping[Dim, int]) -> _Trial:
@@ -233,15 +230,17 @@ def explore(
     call: Callable[[Mapping[str, torch.Tensor]], Any],
     given: Mapping[str, torch.Tensor],
     device: torch.device,
+    start: Callable[[bool], None],
     known: Variation | None = None,
 ) -> Variation:
     """Try each input size at another value, alone and then all together, and fit what is seen.
 
-    ``call`` runs the model itself on tensors by placeholder name. One run of the recording per dim, one more
-    and one of the model for all of them together. ``known`` is what was found with other leaves open: sizes
-    that could not vary then are not tried again.
+    ``call`` runs the model itself on tensors by placeholder name; ``start`` puts it back as it was given, in
+    training mode or not: a run at one size may leave attributes that do not fit another. One run of the
+    recording per dim, one more and one of the model for all of them together. ``known`` is what was found
+    with other leaves open: sizes that could not vary then are not tried again.
     """
-    explorer = _Explorer(model, forms, inputs, call, given, device)
+    explorer = _Explorer(model, forms, inputs, call, given, device, start)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the model said what it had to say when it was recorded
         return _explore(explorer, forms, inputs, known)

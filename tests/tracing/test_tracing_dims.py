@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from autopipe.graph import Dim
 from autopipe.tracing import capture
@@ -48,3 +49,25 @@ def test_shapes_of_strided_convolutions():
         for module, op in zip(model, captured.ops.compute, strict=True):
             x = module(x)
             assert tuple(size_at(s, dims) for s in op.outputs[0].shape) == tuple(x.shape)
+
+
+class Windows(nn.Module):
+    """As in Swin, an input shorter than the window shrinks it for good, to where it fits the bias no more."""
+
+    def __init__(self):
+        super().__init__()
+        self.window = 24
+        self.bias = nn.Parameter(torch.randn(24, 4))
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.window = min(self.window, x.shape[1])
+        x = F.pad(x, (0, 0, 0, -x.shape[1] % self.window)).unflatten(1, (-1, self.window))
+        return self.layer(x + self.bias).flatten(1, 2)
+
+
+def test_a_size_the_model_fails_at_leaves_the_others_free():
+    model = nn.Sequential(*(Windows() for _ in range(4))).eval()
+    captured = capture(model, (torch.randn(2, 32, 4),))
+    x = torch.randn(3, 50, 4)
+    assert torch.equal(captured(x), model(x))
