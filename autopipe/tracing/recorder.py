@@ -192,6 +192,8 @@ class Recorder(Ledger, TorchFunctionMode):
             call.depends |= Depends.DATA if call.depends & UNSAFE else Depends.NOTHING
         if kind == "read":
             return self.read(call, name, func, actual)
+        if name == "unbind" and call.depends & Depends.DATA:  # what iterating over a tensor comes down to
+            self.refuse(call.depends, f"len({wording.shown(call.args[0])})", call.source)
         if functions.takes_numpy(actual) and not self.knows_arrays(actual):
             return self.outside_numbers(func, actual)
         if functions.writes_in_place(name, actual):

@@ -244,6 +244,25 @@ class Mixture(Stack):
         self.blocks = nn.ModuleList([Block(), Routed(), Block(), Routed()])
 
 
+class RoutedToHit(Routed):
+    """Runs only the experts that some row chose, by name, in a loop over them."""
+
+    def forward(self, x):
+        flat = x.reshape(-1, D)
+        choice = self.gate(flat).argmax(-1)
+        out = torch.zeros_like(flat)
+        for i in choice.unique():
+            rows = torch.where(choice == i)
+            out[rows] = self.experts.get_submodule(f"{i}")(flat[rows])
+        return out.view_as(x)
+
+
+class MixtureOfHit(Stack):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), RoutedToHit(), Block(), RoutedToHit()])
+
+
 class Counting(Stack):
     """A block whose result depends on how often it has run is kept whole."""
 
@@ -355,6 +374,13 @@ def test_same_as_the_model(cls, captured_in):
         model.train(mode)
         for batch, length in ((2, 6), (5, 9)):
             agree(captured, model, (torch.randn(batch, length, D),))
+
+
+def test_as_many_experts_as_the_data_hit():
+    torch.manual_seed(0)
+    model = MixtureOfHit().eval()
+    captured = capture(model, (torch.randn(D).expand(2, 6, D),))
+    agree(captured, model, (torch.randn(5, 9, D),))
 
 
 def test_graph_network():
