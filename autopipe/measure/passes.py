@@ -23,7 +23,7 @@ from .replay import Piece, Replay, Tape
 from .samples import Samples
 from .survey import Account, Survey, saved_values
 
-__all__ = ["Passes", "optimizer_cost"]
+__all__ = ["Passes", "optimizer_cost", "settle_allocator"]
 
 _HEAVY_S = {"cpu": 1e-4, "cuda": 2e-5}
 _GUESS = {"cpu": (5e10, 1e10), "cuda": (3e14, 2e12)}
@@ -33,6 +33,18 @@ _GUESS = {"cpu": (5e10, 1e10), "cuda": (3e14, 2e12)}
 _UNDISTURBED = 0.97
 """Share of its wall time that a pass must have had a CPU for, or others are in its figures."""
 _MOST_DISTURBED = 20
+_SETTLING_BYTES = 31 << 20
+"""The largest block whose end raises what glibc keeps for later: its limit cannot pass 32 MiB."""
+
+
+def settle_allocator(device: torch.device) -> None:
+    """Bring the C allocator where training brings it: freed memory is kept, not given back and faulted in anew.
+
+    A new process gives every large block back at once, which makes the first passes of light ops on large
+    tensors several times as long as they are in training.
+    """
+    if device.type == "cpu":
+        torch.zeros(_SETTLING_BYTES, dtype=torch.uint8)
 
 
 class Passes:
@@ -44,6 +56,7 @@ class Passes:
         self.disturbed = 0
         self.whole_failed = ""
         self.pieces = replay.pieces(self._is_heavy)
+        settle_allocator(replay.device)
 
     def _guess_s(self, kernels: Kernels) -> float:
         flops_s, bytes_s = _GUESS.get(self.replay.device.type, _GUESS["cpu"])

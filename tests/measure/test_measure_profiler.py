@@ -6,6 +6,9 @@ import dataclasses
 import functools
 import os
 import pathlib
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -274,3 +277,29 @@ def test_light_ops_behind_an_input_have_an_input_gradient() -> None:
     first, second = (profile(capture, **QUICK)[op.name] for op in capture.ops.compute)
     assert first.backward_input_s == 0
     assert 0 < second.backward_input_s < second.backward_s
+
+
+FAULTS = """
+import resource, sys, torch
+from autopipe.measure.passes import settle_allocator
+
+def work():
+    kept = [torch.ones(1 << 20) for _ in range(4)]
+
+if sys.argv[1] == "settled":
+    settle_allocator(torch.device("cpu"))
+work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc gives memory back by limits that move")
+def test_freed_memory_is_not_faulted_in_anew() -> None:
+    faults = {}
+    for how in ("new", "settled"):
+        run = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, timeout=60, check=True)
+        faults[how] = int(run.stdout)
+    assert faults["settled"] < faults["new"] / 10
