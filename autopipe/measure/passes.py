@@ -38,7 +38,7 @@ _SETTLING_BYTES = 31 << 20
 
 
 def settle_allocator(device: torch.device) -> None:
-    """Bring the C allocator where training brings it: freed memory is kept, not given back and faulted in anew.
+    """Bring the C allocator where training brings it: freed memory is kept, not faulted in anew.
 
     A new process gives every large block back at once, which makes the first passes of light ops on large
     tensors several times as long as they are in training.
