@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import InputError
 
-__all__ = ["expect", "is_check"]
+__all__ = ["expect", "is_check", "is_message"]
 
 
 def expect(value: Any, outcome: bool, where: str) -> None:
@@ -34,19 +35,38 @@ def is_check(source: str) -> bool:
     return line.isdigit() and int(line) in _checked_lines(filename)
 
 
+def is_message(source: str) -> bool:
+    """Whether the line ``file:line`` only words what people are told: an error, a warning, a log."""
+    filename, _, line = source.rpartition(":")
+    return line.isdigit() and int(line) in _spoken_lines(filename)
+
+
+_SPEAKERS = (
+    "print", "warn", "warning", "warning_once", "warning_advice", "log", "debug", "info", "error", "critical",
+    "exception",
+)  # fmt: skip
 _CHECKERS = ("_check", "_check_value", "_check_index", "_check_tensor_all", "torch_compilable_check")
 
 
 @functools.cache
 def _checked_lines(filename: str) -> frozenset[int]:
+    return _lines(filter(None, map(_condition, _nodes(filename))))
+
+
+@functools.cache
+def _spoken_lines(filename: str) -> frozenset[int]:
+    return _lines(node for found in map(_spoken, _nodes(filename)) for node in found)
+
+
+def _nodes(filename: str) -> Iterable[ast.AST]:
     try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
+        return ast.walk(ast.parse("".join(linecache.getlines(filename))))
     except SyntaxError:
-        return frozenset()
-    lines: set[int] = set()
-    for condition in filter(None, map(_condition, ast.walk(tree))):
-        lines.update(range(condition.lineno, (condition.end_lineno or condition.lineno) + 1))
-    return frozenset(lines)
+        return ()
+
+
+def _lines(nodes: Iterable[ast.expr | ast.stmt]) -> frozenset[int]:
+    return frozenset(line for n in nodes for line in range(n.lineno, (n.end_lineno or n.lineno) + 1))
 
 
 def _condition(node: ast.AST) -> ast.expr | None:
@@ -55,6 +75,19 @@ def _condition(node: ast.AST) -> ast.expr | None:
     if isinstance(node, ast.If):
         return node.test if len(node.body) == 1 and isinstance(node.body[0], ast.Raise) else None
     if isinstance(node, ast.Call) and node.args:
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        return node.args[0] if name in _CHECKERS else None
+        return node.args[0] if _called(node) in _CHECKERS else None
     return None
+
+
+def _spoken(node: ast.AST) -> Sequence[ast.expr | ast.stmt]:
+    if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
+        return node.body  # the words may be put together before they are raised
+    if isinstance(node, (ast.Assert, ast.Raise)):
+        return [node]
+    if isinstance(node, ast.Call):
+        return [node] if _called(node) in (*_CHECKERS, *_SPEAKERS) else []
+    return []
+
+
+def _called(node: ast.Call) -> str:
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))

@@ -51,7 +51,7 @@ _METADATA = {
     "is_floating_point", "is_complex", "is_contiguous", "is_tensor", "get_device", "data_ptr", "type_as_name",
     "storage_offset", "untyped_storage", "_version", "is_inference", "is_conj", "is_neg", "is_signed",
     "is_pinned", "output_nr", "_is_view", "_base", "result_type", "can_cast", "__hash__", "__repr__",
-    "__format__", "__str__", "__dir__", "has_names", "is_same_size", "retain_grad", "retains_grad", "name",
+    "__str__", "__dir__", "has_names", "is_same_size", "retain_grad", "retains_grad", "name",
     "is_sparse_csr", "is_vulkan", "is_ipu", "is_maia", "is_mtia", "is_distributed", "is_autocast_enabled",
     "broadcast_shapes", "_dispatch_keys", "__deepcopy__", "grad", "sym_size", "is_xla", "is_ort",
     "_backward_hooks", "is_shared", "_grad_fn", "storage", "storage_type", "__reduce_ex__",
@@ -61,7 +61,7 @@ _METADATA = {
 _READS = {
     "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__nonzero__",
     "__long__", "numpy", "__array__", "__contains__", "equal", "allclose", "is_nonzero", "__dlpack__",
-    "_local_scalar_dense", "cpu_numpy",
+    "__format__", "_local_scalar_dense", "cpu_numpy",
 }  # fmt: skip
 _SHAPE_ONLY = {
     "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full",

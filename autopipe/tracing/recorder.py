@@ -268,7 +268,8 @@ class Recorder(Ledger, TorchFunctionMode):
         """The model's Python wants a tensor's value."""
         is_unsafe = bool(call.depends & UNSAFE) and not functions.is_settled(call)
         is_check = is_unsafe and name == "__bool__" and checks.is_check(call.source)
-        if is_unsafe and not is_check:
+        is_message = name == "__format__" and checks.is_message(call.source)
+        if is_unsafe and not is_check and not is_message:
             self.refuse(call.depends, self.wanted(call, actual), call.source)
         with self.hushed():
             result = func(*actual[0], **actual[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,3 +90,49 @@ def test_a_check_stands_behind_what_it_reads_however_the_model_is_cut() -> None:
     assert torch.equal(pipe(x), model(x))
     with pytest.raises(InputError, match="a check of the data comes out True"):
         pipe(torch.full((2, 4), float("nan")))
+
+
+class Named(nn.Module):
+    """Picks an expert by a name made of data, and tells about it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleDict({f"expert_{i}": nn.Linear(4, 4) for i in range(4)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts[f"expert_{x.sum(0).argmax()}"](x)
+
+
+class Telling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean()
+        torch._check(len(x) > 0, lambda: f"no rows, mean {mean}")
+        warnings.warn(f"the mean is {mean}", stacklevel=2)
+        if len(x) > 100:
+            message = f"too many rows, mean {mean}"
+            raise ValueError(message)
+        return self.second(self.first(x))
+
+
+def test_a_name_made_of_data_is_a_branch() -> None:
+    torch.manual_seed(0)
+    rows = torch.eye(4)
+    with pytest.raises(CaptureError, match=r"test_tracing_checks\.py:\d+"):
+        capture(Named(), (rows[:1],))
+    model = nn.Sequential(nn.Linear(4, 4), Named(), nn.Linear(4, 4))
+    captured = capture(model, (rows[:1],), open=["1"])
+    for i in range(4):
+        assert torch.equal(captured(rows[i : i + 1]), model(rows[i : i + 1]))
+
+
+@pytest.mark.filterwarnings("ignore:the mean is")
+def test_data_in_words_is_no_branch() -> None:
+    model = Telling()
+    captured = capture(model, (torch.randn(2, 4),))
+    x = torch.randn(5, 4)
+    assert torch.equal(captured(x), model(x))
+    assert {op.module_path for op in captured.ops.compute} >= {"first", "second"}
