@@ -51,12 +51,13 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
     if not rated:
         return None
     rated.sort(key=lambda r: r[0].step_s)
-    best = rated[0][0]
+    best, listed = rated[0][0], {stage_of for _, stage_of in rated}
     # Ctrl-C here costs the moves, not the plan
     with contextlib.suppress(KeyboardInterrupt):
         for plan, stage_of in rated[:_CLIMBED] if case.balance == "cost" else ():
             better, moved = _climbed(case, problem, answer, plan, stage_of, deadline)
-            if better is not plan:
+            if moved not in listed:
+                listed.add(moved)
                 rows.append(_row(f"{case.label}: moved", better, problem, moved))
                 best = min(best, better, key=lambda p: p.step_s)
     return dataclasses.replace(best, candidates=tuple(rows))

@@ -290,7 +290,7 @@ if sys.argv[1] == "settled":
     settle_allocator(torch.device("cpu"))
 work()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
+for _ in range(100):
     work()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
