@@ -31,7 +31,7 @@ from .failure import Patience, Position
 from .feed import Feed
 from .microbatch import Batch, Splitter, move
 from .options import Options, StepResult, Where
-from .outputs import join, share, weighted
+from .outputs import Outputs, share, weighted
 from .peers import Peers, pipeline_ranks
 from .precision import autocast_context, spread_overflow
 from .program import compile_program, forward_part, pick_schedule
@@ -92,6 +92,7 @@ class Engine:
         self._is_random = any(op.is_random for op in capture.ops.compute)
         self._splitter = Splitter(capture, options.batch_dims)
         self._weigher = Weigher(capture, options.loss_reduction, options.loss_weight, options.loss_fn is None)
+        self._outputs = Outputs(capture)
         self._edges = edges_between(stages)
         self.workers = self._make_workers()
         self._channel = None if self.peers is None else Channel(self.peers, self.device)
@@ -162,6 +163,8 @@ class Engine:
         try:
             check_filled(self._unfilled)
             batch, weights = self._batch(args, kwargs, target, n_microbatches, loss)
+            if outputs:
+                self._outputs.check(batch)
             step = self._inputs(batch, weights, grad=grad, loss=loss, outputs=bool(outputs))
             program = self._program(batch.n_microbatches, grad)
             generators = None if step.seed is None else Generators(self.device)
@@ -303,7 +306,7 @@ class Engine:
             total = weighted(last.losses, weights)
             self._loss_dtype = self._loss_dtype or next(x.dtype for x in last.losses if x is not None)
         if last is not None and step.want_outputs:
-            leaves = join([o or [] for o in last.outputs], step.batch.rows, weights)
+            leaves = self._outputs.join([o or [] for o in last.outputs], step.batch, weights)
         if self.peers is not None:
             leaves, total = self._share(self.peers, step, leaves, total, outputs)
         joined = None if leaves is None else self.capture.assemble(leaves)

@@ -30,14 +30,14 @@ class Batch:
     rows: how many rows each microbatch has.
     leaves: input name → its value in each microbatch; a value without a batch axis is the same in all.
     targets: the target of each microbatch; None throughout when there is none.
-    batched: the names of ``leaves`` that were split.
+    axes: the batch axis of every input that was split.
     whole: input name → its value in the whole batch.
     """
 
     rows: tuple[int, ...]
     leaves: Mapping[str, Sequence[Any]]
     targets: Sequence[Any]
-    batched: frozenset[str]
+    axes: Mapping[str, int]
     whole: Mapping[str, Any]
 
     @property
@@ -88,7 +88,7 @@ class Splitter:
             name: value.split(sizes, axes[name]) if name in axes else (value,) * len(sizes)
             for name, value in leaves.items()
         }
-        return Batch(sizes, columns, self._split_target(target, n_rows, sizes), frozenset(axes), leaves)
+        return Batch(sizes, columns, self._split_target(target, n_rows, sizes), axes, leaves)
 
     def _axes(self, leaves: Mapping[str, Any]) -> dict[str, int]:
         """The batch axis of every input that has one."""

@@ -5,37 +5,109 @@ Rebuilding the model's own output structure is left to ``tracing``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
+from ..errors import InputError
+from ..units import symbol
 from .boundary import flatten
+from .microbatch import Batch
 from .peers import Peers
 
-__all__ = ["join", "share", "weighted"]
+if TYPE_CHECKING:
+    from ..tracing import Capture
+
+__all__ = ["Outputs", "share", "weighted"]
+
+_logger = logging.getLogger(__name__)
 
 
-def join(parts: Sequence[Sequence[Any]], rows: Sequence[int], weights: Sequence[float]) -> list[Any]:
-    """Flat output leaves of the full batch from those of each microbatch.
+class Outputs:
+    """Makes the full batch's outputs of those of its microbatches.
 
-    A tensor that leads with the microbatch's rows is concatenated, a scalar averaged by ``weights``; the
-    rest is taken from the first microbatch.
+    Where the batch is in each output is read off the captured shapes.
     """
-    if len(parts) == 1:
-        return list(parts[0])
-    return [_join_leaf(leaf, rows, weights) for leaf in zip(*parts, strict=True)]
 
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._warned: set[str] = set()
 
-def _join_leaf(leaf: Sequence[Any], rows: Sequence[int], weights: Sequence[float]) -> Any:
-    if not all(isinstance(x, Tensor) for x in leaf):
+    def check(self, batch: Batch) -> None:
+        """Raise :class:`InputError` for outputs that microbatches cannot give, such as ``x @ x.T``."""
+        for name, axes in self._leaves(batch) if batch.n_microbatches > 1 else ():
+            if axes is not None and len(axes) > 1:
+                raise InputError(
+                    f"output {name} has the batch in its axes {', '.join(map(str, axes))}: "
+                    f"{batch.n_microbatches} microbatches give its blocks, not the whole; pass "
+                    "n_microbatches=1 here, or do not ask for outputs"
+                )
+
+    def join(self, parts: Sequence[Sequence[Any]], batch: Batch, weights: Sequence[float]) -> list[Any]:
+        """Flat output leaves of the full batch from those of each microbatch.
+
+        A tensor with a batch axis is concatenated along it, a scalar averaged by ``weights``. The rest is
+        taken from the first microbatch; a warning says so where another one's differs.
+        """
+        if len(parts) == 1:
+            return list(parts[0])
+        leaves = zip(self._leaves(batch), zip(*parts, strict=True), strict=True)
+        return [self._join_leaf(name, axes, leaf, batch, weights) for (name, axes), leaf in leaves]
+
+    def _join_leaf(
+        self,
+        name: str,
+        axes: Sequence[int] | None,
+        leaf: Sequence[Any],
+        batch: Batch,
+        weights: Sequence[float],
+    ) -> Any:
+        are_tensors = all(isinstance(x, Tensor) for x in leaf)
+        if axes and are_tensors:
+            return torch.cat(list(leaf), axes[0])
+        if are_tensors and leaf[0].ndim == 0 and leaf[0].is_floating_point():
+            return weighted(leaf, weights).to(leaf[0].dtype)
+        if axes is None and are_tensors and _lead_with(batch.rows, leaf):
+            return torch.cat(list(leaf))
+        if name not in self._warned and not all(_are_equal(leaf[0], x) for x in leaf[1:]):
+            self._warned.add(name)
+            _logger.warning(
+                "output %s has no batch axis and differs between microbatches: the first one's is returned; "
+                "pass n_microbatches=1 for the whole batch's",
+                name,
+            )
         return leaf[0]
-    if leaf[0].ndim == 0 and leaf[0].is_floating_point():
-        return weighted(leaf, weights).to(leaf[0].dtype)
-    if all(x.ndim and x.shape[0] == n for x, n in zip(leaf, rows, strict=True)):
-        return torch.cat(list(leaf))
-    return leaf[0]
+
+    def _leaves(self, batch: Batch) -> list[tuple[str, tuple[int, ...] | None]]:
+        """Name and batch axes of each output leaf in the model's present mode; None where not known."""
+        ops = self._capture.ops
+        split = set(batch.axes.items())
+        sizes = {symbol(d.name) for d in ops.dims if split & set(d.where)}
+        graph = self._capture.graphs[self._capture.model.training]
+        node = next(n for n in reversed(graph.nodes) if n.op == "output")
+        found: list[tuple[str, tuple[int, ...] | None]] = []
+        for i, leaf in enumerate(node.args[0]):
+            op = ops.by_name.get(leaf.name) if isinstance(leaf, fx.Node) else None
+            is_own = isinstance(leaf, fx.Node) and leaf.op == "get_attr"
+            axes: tuple[int, ...] | None = () if is_own else None
+            if sizes and op is not None and len(op.outputs) == 1:
+                shape = op.outputs[0].shape
+                axes = tuple(a for a, n in enumerate(shape) if sizes & getattr(n, "free_symbols", set()))
+            found.append((str(i) if op is None else op.name, axes))
+        return found
+
+
+def _lead_with(rows: Sequence[int], tensors: Sequence[Tensor]) -> bool:
+    return all(t.ndim > 0 and t.shape[0] == n for t, n in zip(tensors, rows, strict=True))
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.equal(a, b)
+    return type(a) is type(b) and bool(a == b)
 
 
 def weighted(losses: Sequence[Tensor | None], weights: Sequence[float]) -> Tensor:

@@ -1,0 +1,83 @@
+"""Outputs of the full batch, made of those of its microbatches."""
+
+import logging
+
+import pytest
+import torch
+from runtime_models import make
+from torch import nn
+
+from autopipe.errors import InputError
+from autopipe.runtime import Runtime
+
+
+class Shapes(nn.Module):
+    """Outputs with the batch in every place it can have, and in none."""
+
+    def __init__(self, mixes=False):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.scale = nn.Parameter(torch.ones(2))
+        self.mixes = mixes
+
+    def forward(self, x):
+        states = []
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+            states.append(x)
+        out = {
+            "first": x,
+            "stacked": torch.stack(states),
+            "last": x.movedim(0, -1),
+            "folded": x.flatten(0, 1),
+            "top": x.max(-1),
+            "scale": self.scale,
+            "kind": "shapes",
+        }
+        return {**out, "similarity": x[:, 0] @ x[:, 0].T} if self.mixes else out
+
+
+def shapes(mixes=False):
+    torch.manual_seed(0)
+    model, x = Shapes(mixes).double(), torch.randn(4, 3, 4, dtype=torch.float64)
+    return model, x, Runtime(*make(model, (x,), {}, n_stages=2, n_microbatches=2))
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5])
+def test_outputs_are_joined_where_their_batch_is(rows, caplog):
+    model, _, runtime = shapes()
+    x = torch.randn(rows, 3, 4, dtype=torch.float64)
+    found, wanted = runtime.forward(x), model(x)
+    assert found.pop("kind") == wanted.pop("kind")
+    values, indices = found.pop("top")
+    torch.testing.assert_close((values, indices), tuple(wanted.pop("top")), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    assert not caplog.text
+
+
+def test_outputs_that_microbatches_cannot_give_are_refused():
+    model, x, runtime = shapes(mixes=True)
+    with pytest.raises(InputError, match=r"axes 0, 1.*n_microbatches=1"):
+        runtime.forward(x)
+    torch.testing.assert_close(
+        runtime.forward(x, n_microbatches=1)["similarity"], model(x)["similarity"], rtol=0, atol=1e-12
+    )
+
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.b(torch.tanh(self.a(x)))
+        return h, h.mean(0)
+
+
+def test_an_output_without_a_batch_that_differs_is_warned_of(caplog):
+    x = torch.randn(6, 4)
+    runtime = Runtime(*make(Mean(), (x,), {}, n_stages=2, n_microbatches=3))
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        runtime.forward(x)
+        runtime.forward(x)
+    assert caplog.text.count("has no batch axis and differs") == 1
