@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from autopipe.solve import chain
+
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT.parent / "shared" / "workloads"
 pytestmark = [
@@ -76,3 +78,20 @@ def test_what_is_no_instance_is_named_and_left_out():
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(out.stdout) == []
     assert "optima.json" in out.stderr
+
+
+def test_a_file_made_in_the_likeness_of_another_has_its_optimum():
+    """BERT with three layers' forward nodes, three more like them: the six-layer file's optimum."""
+    from benchmarks.solver.likeness import forward, repeated
+    from benchmarks.solver.published import UNITS, from_dict
+
+    three = json.loads((FOLDER / "operator_bert3_training.json").read_text())
+    six = json.loads((FOLDER / "operator_bert6_inference.json").read_text())
+    made = repeated(forward(three), 3)
+    assert (len(made["nodes"]), len(made["edges"])) == (len(six["nodes"]), len(six["edges"]))
+    answer = chain(from_dict(made).problem)
+    optima = json.loads((FOLDER / "optima.json").read_text())
+    assert answer.proved
+    assert answer.bottleneck_ns / UNITS == pytest.approx(
+        optima["operator_bert6_inference"]["optimum_max_load"], rel=1e-9
+    )
