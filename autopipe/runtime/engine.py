@@ -23,12 +23,13 @@ from ..errors import InputError, StepError
 from ..plans import Plan
 from ..schedule import Message
 from ..simulator import stage_times
-from ..stages import Stage, find_loss, rng
+from ..stages import Stage, rng
 from .boundary import edges_between
 from .channel import Channel
 from .executor import Call, Clock, Executor
 from .failure import Patience, Position
 from .feed import Feed
+from .loss import Loss
 from .microbatch import Batch, Splitter, move
 from .options import Options, StepResult, Where
 from .outputs import Outputs, share, weighted
@@ -91,8 +92,9 @@ class Engine:
         self._flags = tuple(capture.model.parameters())
         self._is_random = any(op.is_random for op in capture.ops.compute)
         self._splitter = Splitter(capture, options.batch_dims)
-        self._weigher = Weigher(capture, options.loss_reduction, options.loss_weight, options.loss_fn is None)
+        self._weigher = Weigher(capture, options.loss_reduction, options.loss_weight, options.loss_fn)
         self._outputs = Outputs(capture)
+        self._loss = Loss(capture, options, self._outputs, self._weigher.is_sum)
         self._edges = edges_between(stages)
         self.workers = self._make_workers()
         self._channel = None if self.peers is None else Channel(self.peers, self.device)
@@ -244,6 +246,7 @@ class Engine:
             edge.begin(batch.n_microbatches)
         for worker in self.workers.values():
             worker.begin(step)
+        self._loss.begin(step, self.n_steps)
         if self.peers is None:
             return
         training = self.capture.model.training
@@ -337,20 +340,6 @@ class Engine:
         if outputs in (True, "all"):
             leaves = share(leaves, peers, source, self.device)
         return leaves, total
-
-    def _loss(self, outputs: tuple[Any, ...], target: Any) -> Tensor:
-        output, loss_fn = self.capture.assemble(outputs), self.options.loss_fn
-        loss = find_loss(output) if loss_fn is None else loss_fn(output, target)
-        if not isinstance(loss, Tensor) or loss.ndim != 0:
-            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
-            source = "the model's output holds none" if loss_fn is None else f"loss_fn returned {what}"
-            raise InputError(
-                f"a step needs a scalar loss, but {source}; pass loss_fn=lambda output, target: … that "
-                "returns a 0-d tensor to runtime()"
-            )
-        if torch.is_grad_enabled() and not loss.requires_grad:
-            raise InputError("the loss does not require a gradient: every parameter it depends on is frozen")
-        return loss
 
     # -- failures -----------------------------------------------------------------------------------
 

@@ -110,9 +110,22 @@ class Splitter:
     def _split_target(self, target: Any, n_rows: int, sizes: tuple[int, ...]) -> list[Any]:
         if len(sizes) == 1:
             return [target]
+        self._check_target(target, n_rows)
         leaves, spec = pytree.tree_flatten(target)
         columns = [self._split_target_leaf(leaf, n_rows, sizes) for leaf in leaves]
         return [pytree.tree_unflatten([c[m] for c in columns], spec) for m in range(len(sizes))]
+
+    def _check_target(self, target: Any, n_rows: int) -> None:
+        """A target that is one tensor has the batch's rows; among several some may be for all rows."""
+        axis = self._given.get("target", 0)
+        if not isinstance(target, Tensor) or axis is None or target.ndim <= axis:
+            return
+        if target.shape[axis] != n_rows:
+            raise InputError(
+                f"target has {target.shape[axis]} rows (axis {axis} of {list(target.shape)}), the batch has "
+                f"{n_rows}; give one for each row, name its axis in batch_dims={{'target': …}}, or None "
+                "there for a target that every microbatch gets whole"
+            )
 
     def _split_target_leaf(self, leaf: Any, n_rows: int, sizes: tuple[int, ...]) -> Sequence[Any]:
         axis = self._given.get("target", 0)

@@ -45,7 +45,7 @@ class Options:
     mesh: DeviceMesh | None
     autocast: Autocast
     scaler: Any
-    loss_reduction: Literal["mean", "sum"]
+    loss_reduction: Literal["mean", "sum"] | None
     loss_weight: LossWeight | None
     release: bool
     batch_dims: Mapping[str, int | None] | None

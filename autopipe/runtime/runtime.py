@@ -51,7 +51,8 @@ class Runtime:
     mesh: a DeviceMesh with a ``pp`` dim; its other dims are the user's, for :meth:`wrap`.
     autocast: a dtype, or a factory of a context, each stage's forward runs in.
     scaler: the user's ``GradScaler``: scales the loss; an overflow on any rank shows on all.
-    loss_reduction: ``"mean"`` over rows (over counted labels for losses inside the model) or ``"sum"``.
+    loss_reduction: ``"mean"`` or ``"sum"``; by default what a torch loss says of itself, else the mean: over
+        counted labels for losses inside the model, for ``CrossEntropyLoss`` and ``NLLLoss``; else over rows.
     loss_weight: ``loss_weight(args, kwargs, target)`` weighs a microbatch instead.
     release: free the weights of stages that other ranks own; :meth:`gather_weights` brings them back.
     batch_dims: input name → batch axis, or None for an input every microbatch gets whole; ``target`` too.
@@ -78,7 +79,7 @@ class Runtime:
         mesh: DeviceMesh | None = None,
         autocast: Autocast = None,
         scaler: Any = None,
-        loss_reduction: Literal["mean", "sum"] = "mean",
+        loss_reduction: Literal["mean", "sum"] | None = None,
         loss_weight: LossWeight | None = None,
         release: bool = False,
         batch_dims: Mapping[str, int | None] | None = None,

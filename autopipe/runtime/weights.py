@@ -13,6 +13,7 @@ can mend (batch norm, auxiliary losses of a mixture of experts) equals microbatc
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -39,21 +40,24 @@ LossWeight = Callable[[tuple[Any, ...], dict[str, Any], Any], float]
 class Weigher:
     """Weighs microbatches by what the loss averages over.
 
-    ``reduction`` is ``"mean"`` or ``"sum"``; ``given`` overrules it; ``is_internal`` says that the model
-    computes the loss.
+    ``reduction`` is ``"mean"`` or ``"sum"``, or None for what ``loss_fn`` says of itself, else the mean;
+    ``given`` overrules it. Without a ``loss_fn`` the model computes the loss.
     """
 
     def __init__(
         self,
         capture: Capture,
-        reduction: Literal["mean", "sum"],
+        reduction: Literal["mean", "sum"] | None,
         given: LossWeight | None,
-        is_internal: bool,
+        loss_fn: Callable[..., Any] | None,
     ) -> None:
-        if reduction not in ("mean", "sum"):
+        if reduction not in ("mean", "sum", None):
             raise InputError(f"loss_reduction is {reduction!r}; it is 'mean' or 'sum'")
-        self._reduction, self._given = reduction, given
-        self._counted = _find(capture) if is_internal and given is None and reduction == "mean" else ()
+        said = _said_by(loss_fn)
+        self.is_sum = (reduction or said.get("reduction")) == "sum"
+        self._given = given
+        self._labels = None if self.is_sum or "ignore_index" not in said else said
+        self._counted = _find(capture) if loss_fn is None and given is None and not self.is_sum else ()
         self._has_warned = False
 
     def weigh(self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[float]:
@@ -63,10 +67,13 @@ class Weigher:
         """
         if self._given is not None:
             return _normalised(self._ask(batch, args, kwargs))
-        if self._reduction == "sum":
+        if self.is_sum:
             return [1.0] * batch.n_microbatches
         by_rows = _normalised(batch.rows)
         found = [loss.weights(batch) for loss in self._counted]
+        if self._labels is not None:
+            counts = [_weight_of_labels(target, **self._labels) for target in batch.targets]
+            found = [_normalised(counts)] if sum(counts) else []
         found = [weights for weights in found if sum(weights)]
         if not found:
             return by_rows
@@ -182,6 +189,7 @@ def _can_run(node: fx.Node, fixed: Mapping[str, Any]) -> bool:
 
 
 _MEANS_OVER_LABELS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
+_LABEL_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _PLACES = {"target": 1, "weight": 2, "ignore_index": 4, "reduction": 6}
 _DEFAULTS = {"target": None, "weight": None, "ignore_index": -100, "reduction": "mean"}
 
@@ -190,13 +198,32 @@ def _options(model: nn.Module, node: fx.Node) -> dict[str, Any] | None:
     """What a call averages over labels with; None for calls that do not."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
-        if not isinstance(module, (nn.CrossEntropyLoss, nn.NLLLoss)):
+        if not isinstance(module, _LABEL_MODULES):
             return None
         own = {name: getattr(module, name) for name in _PLACES if name != "target"}
         return {"target": _argument(node, "target"), **own}
     if node.op == "call_function" and node.target in _MEANS_OVER_LABELS:
         return {name: _argument(node, name) for name in _PLACES}
     return None
+
+
+def _said_by(loss_fn: Callable[..., Any] | None) -> dict[str, Any]:
+    """What a torch loss says of itself: ``reduction``, and over labels ``ignore_index`` and ``weight``."""
+    if isinstance(loss_fn, nn.Module):
+        names = ("reduction", *(("ignore_index", "weight") if isinstance(loss_fn, _LABEL_MODULES) else ()))
+        return {name: getattr(loss_fn, name) for name in names if hasattr(loss_fn, name)}
+    said = dict(loss_fn.keywords) if isinstance(loss_fn, functools.partial) else {}
+    if (loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn) not in _MEANS_OVER_LABELS:
+        return {name: said[name] for name in ("reduction",) if name in said}
+    return {name: said.get(name, _DEFAULTS[name]) for name in ("reduction", "ignore_index", "weight")}
+
+
+def _weight_of_labels(target: Any, ignore_index: int, weight: Tensor | None, **_: Any) -> float:
+    """What a mean over labels divides by; 0 where the target is not labels."""
+    if not isinstance(target, Tensor) or target.is_floating_point():
+        return 0.0
+    counted = target[target != ignore_index]
+    return float(counted.numel() if weight is None else weight.to(target.device)[counted].sum())
 
 
 def _argument(node: fx.Node, name: str) -> Any:

@@ -57,7 +57,7 @@ class Worker:
         stage: Stage,
         edges: Sequence[Edge],
         *,
-        loss: Callable[[tuple[Any, ...], Any], Tensor],
+        loss: Callable[[tuple[Any, ...], Any, int], Tensor],
         forward_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         recompute: bool = False,
         mutated: Sequence[tuple[nn.Module, str]] = (),
@@ -176,7 +176,7 @@ class Worker:
             self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
         if step.want_loss:
             with self._forward_context():
-                loss = self._loss(outputs, step.batch.targets[m])
+                loss = self._loss(outputs, step.batch.targets[m], m)
             self.losses[m] = loss.detach()
             self._roots[m] = loss if loss.requires_grad else None
 

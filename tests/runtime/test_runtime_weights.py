@@ -1,6 +1,7 @@
 """The weighted sum over microbatches is the loss of the full batch."""
 
 import copy
+import functools
 import logging
 
 import pytest
@@ -148,6 +149,56 @@ def test_batch_dims_settle_what_guessing_cannot():
         Splitter(Named, {"nothing": 0})
     with pytest.raises(InputError, match="empty"):
         Splitter(Named).split({"x": torch.zeros(0, 2)}, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "is_exact"),
+    [
+        (nn.CrossEntropyLoss(label_smoothing=0.1), True),
+        (nn.NLLLoss(ignore_index=-100), True),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0, 0.5]).double()), True),
+        (nn.CrossEntropyLoss(reduction="sum"), True),
+        (F.cross_entropy, True),
+        (functools.partial(F.cross_entropy, ignore_index=-100, label_smoothing=0.2), True),
+        (functools.partial(F.cross_entropy, reduction="sum"), True),
+        (lambda output, target: F.cross_entropy(output, target), False),
+        (lambda output, target: F.cross_entropy(output, target, reduction="sum"), False),
+        (lambda output, target: F.cross_entropy(output @ output.T, torch.arange(len(output))), False),
+    ],
+)
+def test_loss_functions_are_weighed_as_they_say_or_warned_of(loss_fn, is_exact, caplog):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    x, target = torch.randn(9, 3, dtype=torch.float64), torch.tensor([0, -100, 2, 1, 1, -100, 0, 2, -100])
+    made = make(model, (x,), {}, n_stages=2, n_microbatches=4)
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        found = Runtime(*made, loss_fn=loss_fn).step(x, target=target).loss.item()
+    assert (found == pytest.approx(loss_fn(model(x), target).item(), rel=1e-12)) is is_exact
+    assert ("not what loss_fn's losses" in caplog.text) is not is_exact
+
+
+def test_losses_that_are_random_or_want_one_microbatch_are_not_warned_of(caplog):
+    _, x, made = small()
+    y, calls = torch.randn(9, 2, dtype=torch.float64), []
+
+    def only_small(output, target):
+        calls.append(len(output))
+        assert len(output) <= 3
+        return F.mse_loss(output, target)
+
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        Runtime(*made, loss_fn=only_small).step(x, target=y)
+        Runtime(*made, loss_fn=lambda o, t: F.mse_loss(o, t + torch.randn(2))).step(x, target=y)
+    assert max(calls) == 5
+    assert not caplog.text
+
+
+def test_a_target_of_other_rows_is_refused():
+    _, x, made = small()
+    runtime = Runtime(*made, loss_fn=F.mse_loss)
+    with pytest.raises(InputError, match=r"target has 12 rows .* the batch has 9"):
+        runtime.step(x, target=torch.zeros(12, 2).double())
+    runtime.step(x, target=torch.zeros(()).double().expand(9, 2))
 
 
 class TwoMeans(nn.Module):

@@ -1,0 +1,118 @@
+"""The loss of a microbatch, and a look at whether microbatches' losses weigh up to that of the full batch.
+
+How much each microbatch weighs is left to ``weights``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..errors import InputError
+from ..stages import find_loss
+from .options import Options
+from .outputs import Outputs, weighted
+from .worker import StepInputs
+
+if TYPE_CHECKING:
+    from ..tracing import Capture
+
+__all__ = ["Loss"]
+
+_logger = logging.getLogger(__name__)
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+HALF_TOLERANCE = 3e-2
+
+
+class Loss:
+    """What a runtime trains on: the user's ``loss_fn(output, target)``, or the loss in the model's output.
+
+    A ``loss_fn`` is any Python, so what it averages over cannot be read. Unless ``loss_weight`` says it, it
+    is asked at steps 0, 1, 2, 4, 8 and so on for the loss of the first two microbatches together; a warning
+    says when that is not what their own losses weigh up to, for then neither is the full batch's.
+    """
+
+    def __init__(self, capture: Capture, options: Options, outputs: Outputs, is_sum: bool) -> None:
+        self._capture, self._loss_fn, self._outputs = capture, options.loss_fn, outputs
+        self._target_axis = (options.batch_dims or {}).get("target", 0) or 0
+        self._is_sum = is_sum
+        self._asks = options.loss_fn is not None and options.loss_weight is None
+        self._seen: dict[int, tuple[tuple[Any, ...], Tensor]] = {}
+        self._step: StepInputs | None = None
+
+    def begin(self, step: StepInputs, n_steps: int) -> None:
+        """Take up a step; ``n_steps`` were made before."""
+        is_due = n_steps & (n_steps - 1) == 0 and step.grad and step.batch.n_microbatches > 1
+        self._step = step if self._asks and is_due else None
+        self._seen = {}
+
+    def __call__(self, outputs: tuple[Any, ...], target: Any, m: int) -> Tensor:
+        """The loss of microbatch ``m``. Raises :class:`InputError` where there is none to train on."""
+        output, loss_fn = self._capture.assemble(outputs), self._loss_fn
+        loss = find_loss(output) if loss_fn is None else loss_fn(output, target)
+        if not isinstance(loss, Tensor) or loss.ndim != 0:
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
+            source = "the model's output holds none" if loss_fn is None else f"loss_fn returned {what}"
+            raise InputError(
+                f"a step needs a scalar loss, but {source}; pass loss_fn=lambda output, target: … that "
+                "returns a 0-d tensor to runtime()"
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise InputError("the loss does not require a gradient: every parameter it depends on is frozen")
+        if self._step is not None and m < 2:
+            self._seen[m] = tuple(x.detach() if isinstance(x, Tensor) else x for x in outputs), loss.detach()
+            if len(self._seen) == 2:
+                self._ask(self._step)
+        return loss
+
+    @torch.no_grad()
+    def _ask(self, step: StepInputs) -> None:
+        """Warn where the loss of two microbatches together is not what their losses weigh up to."""
+        assert self._loss_fn is not None
+        (first, loss), (second, other) = self._seen[0], self._seen[1]
+        pair = dataclasses.replace(step.batch, rows=step.batch.rows[:2])
+        weights, targets = step.weights[:2], step.batch.targets
+        self._step, self._seen = None, {}
+        if not sum(weights):
+            return
+        weighed = weighted((loss, other), weights).item() / (1.0 if self._is_sum else sum(weights))
+        try:
+            self._outputs.check(pair)
+            joined = self._capture.assemble(self._outputs.join((first, second), pair, weights))
+            found = self._loss_fn(joined, self._joined_target(targets)).item()
+            again = self._loss_fn(self._capture.assemble(first), targets[0]).item()
+        except InputError as error:
+            self._warn(f"it gets an output that is not the full batch's: {error}")
+            return
+        except Exception:
+            # any Python: it may count calls, or want the sizes of one microbatch
+            _logger.debug("loss_fn does not take two microbatches together", exc_info=True)
+            return
+        tolerance = TOLERANCES.get(loss.dtype, HALF_TOLERANCE)
+        is_close = functools.partial(math.isclose, rel_tol=tolerance, abs_tol=tolerance)
+        is_random = not is_close(again, loss.item())
+        if math.isfinite(found + weighed) and not is_close(found, weighed) and not is_random:
+            self._warn(f"it gives {found:.6g} for the first two together, which weigh up to {weighed:.6g}")
+
+    def _joined_target(self, targets: Sequence[Any]) -> Any:
+        join = functools.partial(torch.cat, dim=self._target_axis)
+        return pytree.tree_map(lambda a, b: a if a is b else join([a, b]), targets[0], targets[1])
+
+    def _warn(self, why: str) -> None:
+        self._asks = False
+        _logger.warning(
+            "the loss of the full batch is not what loss_fn's losses of microbatches weigh up to: %s; "
+            "gradients differ from the full batch's as much. Pass loss_weight=lambda args, kwargs, target: "
+            "(target != -100).sum() for a mean over labels that count, loss_reduction='sum' for a sum, or "
+            "n_microbatches=1 for a loss that compares rows",
+            why,
+        )
