@@ -82,7 +82,8 @@ def device_name(device: torch.device | str) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":
-        return f"{_processor()}, {torch.get_num_threads()} thread(s)"
+        n = torch.get_num_threads()
+        return f"{_processor()}, {n} thread{'s' * (n > 1)}"
     return device.type
 
 

@@ -139,7 +139,7 @@ def device(name: str | pathlib.Path) -> Device:
 def described(name: str) -> Device:
     """The description nearest to a device as its driver names it; a generic CPU where there is none.
 
-    >>> described("AMD EPYC, 1 thread(s)").name, described("NVIDIA A100-SXM4-80GB").name
+    >>> described("AMD EPYC, 1 thread").name, described("NVIDIA A100-SXM4-80GB").name
     ('generic CPU, one thread', 'NVIDIA A100-SXM4-80GB')
     """
     try:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,22 +101,22 @@ class _Walk:
             torch.autograd.backward(roots, gradients)
         incoming = sum(storage_bytes(gradients).values())
         peak = (allocated.peak if allocated else counter.peak_bytes - before) + incoming
+        bearers = _bearers(piece)
         for node in piece.nodes:
-            account = self.accounts[node.name]
+            share = (counter.kernels - kernels) // len(bearers) if node in bearers else NOTHING
             self.accounts[node.name] = dataclasses.replace(
-                account,
-                backward=(counter.kernels - kernels) // len(piece.nodes),
-                backward_workspace_bytes=peak,
+                self.accounts[node.name], backward=share, backward_workspace_bytes=peak
             )
 
     def _share(self, piece: Piece, account: Account) -> None:
         """Ops that memory binds into one piece share its account; the first keeps the bytes."""
-        n = len(piece.nodes)
-        rest = dataclasses.replace(
-            account, forward=account.forward // n, saved_bytes=0, saved_inputs=(), saves_output=False
-        )
+        bearers = _bearers(piece)
+        share = account.forward // len(bearers)
+        rest = dataclasses.replace(account, saved_bytes=0, saved_inputs=(), saves_output=False)
         for i, node in enumerate(piece.nodes):
-            self.accounts[node.name] = dataclasses.replace(account, forward=rest.forward) if i == 0 else rest
+            self.accounts[node.name] = dataclasses.replace(
+                rest if i else account, forward=share if node in bearers else NOTHING
+            )
 
     def _check(self, piece: Piece, tape: Tape) -> None:
         """Notes the first op on a path whose value holds NaN although what it took did not."""
@@ -124,6 +125,11 @@ class _Walk:
         if not self.bad & set(piece.takes):
             self.notes.append(f"{describe(self.replay, piece.name)}: its value holds NaN")
         self.bad |= set(piece.gives)
+
+
+def _bearers(piece: Piece) -> Sequence[fx.Node]:
+    """The ops of a piece that run its kernels: all but those that pick from what another returned."""
+    return [n for n in piece.nodes if n.target is not operator.getitem] or piece.nodes
 
 
 def survey(replay: Replay, autocast: torch.dtype | None = None) -> Survey:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import autopipe
 from autopipe.tracing import Capture
 
-__all__ = ["Block", "Net", "Stack", "captured", "ids"]
+__all__ = ["Block", "Net", "Recurrent", "Stack", "captured", "ids"]
 
 
 class Block(nn.Module):
@@ -64,6 +64,18 @@ class Net(nn.Module):
 def ids(batch: int = 4, seq: int = 6, n_words: int = 50) -> Tensor:
     """Word ids, all below ``n_words``: ``[batch, seq]``."""
     return torch.randint(0, n_words, (batch, seq), generator=torch.Generator().manual_seed(0))
+
+
+class Recurrent(nn.Module):
+    """Two equal recurrent layers of whose tuples different numbers of pieces are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.LSTM(16, 16, batch_first=True) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, (h, c) = self.a(x)
+        return self.b(x, (h, c))[0]
 
 
 def captured(model: nn.Module, *args: Tensor) -> Capture:

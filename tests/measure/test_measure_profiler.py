@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from measure_models import Block, Net, Stack, captured, ids
+from measure_models import Block, Net, Recurrent, Stack, captured, ids
 
 from autopipe.costs import CostTable
 from autopipe.errors import CostError, InputError
@@ -303,3 +303,12 @@ def test_freed_memory_is_not_faulted_in_anew() -> None:
         run = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, timeout=60, check=True)
         faults[how] = int(run.stdout)
     assert faults["settled"] < faults["new"] / 10
+
+
+def test_picking_from_a_tuple_costs_nothing() -> None:
+    table = profile(captured(Recurrent(), torch.randn(4, 8, 16)), **QUICK)
+    leaves = {name: cost for name, cost in table.costs.items() if name in ("a", "b")}
+    picks = [cost for name, cost in table.costs.items() if name not in leaves]
+    assert len(picks) >= 4
+    assert all(cost.forward_s == cost.backward_s == cost.flops == 0 for cost in picks)
+    assert all(cost.forward_s > 0 for cost in leaves.values())
