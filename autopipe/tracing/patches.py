@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ __all__ = ["Route", "applied"]
 class Route:
     """Where patched calls go: to ``recorder`` while one is set and records, else to the originals."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
+        self.modules = tuple(modules)
         self.recorder: Recorder | None = None
         self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -38,32 +40,78 @@ class Route:
 
     @contextlib.contextmanager
     def to(self, recorder: Recorder) -> Iterator[None]:
-        """Route calls to ``recorder``.
+        """Route calls, those of the modules among them, to ``recorder``.
 
         ``torch.compiler.is_exporting()`` and ``is_compiling()`` answer yes meanwhile, so that libraries
         avoid shortcuts that depend on the data.
         """
-        recorder.suspended, self.recorder = self.suspended, recorder
+        hooks = _Hooks(self)
+        recorder.suspended, self.recorder = functools.partial(self._without, hooks), recorder
         flags = ExportFlags.read()
         ExportFlags(True, True).write()
+        hooks.put_on()
         try:
             yield
         finally:
+            hooks.put_back()
             flags.write()
             self.recorder = None
+
+    @contextlib.contextmanager
+    def _without(self, hooks: _Hooks) -> Iterator[None]:
+        hooks.put_back()
+        try:
+            with self.suspended():
+                yield
+        finally:
+            hooks.put_on()
+
+
+_HOOK = "_compiled_call_impl"
+"""What ``nn.Module.__call__`` calls where a module has it: the code that ``Module.compile`` makes."""
+
+
+class _Hooks:
+    """Lets each module's calls take the route, by an attribute of its own.
+
+    To patch ``nn.Module`` itself would make Python forget what it knows of every class below it.
+    """
+
+    def __init__(self, route: Route) -> None:
+        self.places = [
+            (vars(m), {_HOOK: vars(m)[_HOOK]} if _HOOK in vars(m) else {}, _routed(route, m))
+            for m in route.modules
+        ]
+
+    def put_on(self) -> None:
+        for attributes, _, hook in self.places:
+            attributes[_HOOK] = hook
+
+    def put_back(self) -> None:
+        for attributes, own, _ in self.places:
+            attributes.pop(_HOOK, None)
+            attributes.update(own)
+
+
+def _routed(route: Route, module: nn.Module) -> Callable[..., Any]:
+    original = module._compiled_call_impl or module._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        recorder = route.active
+        if recorder is None:
+            return original(*args, **kwargs)
+        return recorder.module(module, original, args, kwargs)
+
+    return call
 
 
 Maker = Callable[[Route, Any], Any]
 
 
 @contextlib.contextmanager
-def applied() -> Iterator[Route]:
-    """Patch module calls, and what the function mode does not see, to take the route that is given.
-
-    For all the runs of a capture at once: patching ``nn.Module`` makes Python forget what it knows of every
-    class below it.
-    """
-    route = Route()
+def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
+    """A route for calls of ``modules``, and of what the function mode does not see, which is patched."""
+    route = Route(modules)
     originals = [(owner, name, vars(owner)[name]) for owner, name, _ in _PATCHES]
     patched = [
         make(route, _unwrapped(o)) for (_, _, make), (_, _, o) in zip(_PATCHES, originals, strict=True)
@@ -96,16 +144,6 @@ def applied() -> Iterator[Route]:
 
 def _unwrapped(original: Any) -> Any:
     return original.__func__ if isinstance(original, classmethod) else original
-
-
-def _module_call(route: Route, original: Any) -> Any:
-    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        recorder = route.active
-        if recorder is None:
-            return original(self, *args, **kwargs)
-        return recorder.module(self, original, args, kwargs)
-
-    return __call__
 
 
 def _function_apply(route: Route, original: Any) -> Any:
@@ -179,7 +217,6 @@ def _math(route: Route, original: Any) -> Any:
 
 _MATH = ("sqrt", "log", "log2", "log10", "exp", "pow", "ceil", "floor")
 _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
-    (nn.Module, "__call__", _module_call),
     (torch.autograd.Function, "apply", _function_apply),
     (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint),
     (torch._functorch.apis, "vmap_impl", _vmap),

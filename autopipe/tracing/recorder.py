@@ -7,6 +7,7 @@ two recordings together to ``modes``.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -98,7 +99,7 @@ class Recorder(Ledger, TorchFunctionMode):
         """A module is being called: as a leaf, or with its forward recorded in turn."""
         path = self.modules.get(id(module))
         if path is None:
-            return original(module, *args, **kwargs)
+            return original(*args, **kwargs)
         if self.stack and path and self.is_leaf(path):
             inside = list(module.modules())
             if not self.is_swapped(inside):
@@ -106,7 +107,7 @@ class Recorder(Ledger, TorchFunctionMode):
                     return self.leaf(module, inside, path, original, args, kwargs)
         self.stack.append(path)
         try:
-            return original(module, *args, **kwargs)
+            return original(*args, **kwargs)
         except Exception:
             self.failed = path if self.failed is None else self.failed
             raise
@@ -136,11 +137,11 @@ class Recorder(Ledger, TorchFunctionMode):
         call.depends = self.depends(call) | (Depends.STATE if has_state else Depends.NOTHING)
         buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)))
         compiled = any(map(is_compiled, inside))
-        run = type(module).__call__ if compiled else original
+        run = functools.partial(type(module).__call__, module) if compiled else original
 
         def alone(*args: Any, **kwargs: Any) -> Any:
             with self.inside_leaf(path, compiled), self.suspended() if compiled else contextlib.nullcontext():
-                return run(module, *args, **kwargs)
+                return run(*args, **kwargs)
 
         result = self.perform(call, alone, actual)
         changed = buffers.changed(module, path, self.training)

@@ -57,7 +57,7 @@ class Session:
 
         Raises :class:`CaptureError` where it cannot be recorded, :class:`ModelError` where it cannot be run.
         """
-        with patches.applied() as self.route:
+        with patches.applied(self.model.modules()) as self.route:
             return self.found()
 
     def found(self) -> dict[bool, Recording]:

@@ -443,11 +443,13 @@ def test_any_structure_in_and_out():
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
 def test_compiled_and_scripted_modules_are_leaves():
     script = torch.jit.trace(nn.Linear(D, D), torch.randn(2, D))
+    in_place = nn.Linear(D, D)
+    in_place.compile(backend="eager")
     model = nn.Sequential(
-        nn.Linear(D, D), torch.compile(nn.Linear(D, D), backend="eager"), script, Block(p=0.0)
+        nn.Linear(D, D), torch.compile(nn.Linear(D, D), backend="eager"), script, in_place, Block(p=0.0)
     )
     captured = capture(model, (torch.randn(2, D),))
-    assert [op.target for op in captured.ops.compute][:3] == ["0", "1", "2"]
+    assert [op.target for op in captured.ops.compute][:4] == ["0", "1", "2", "3"]
     agree(captured, model, (torch.randn(4, D),))
 
 
