@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import pathlib
 import statistics
 import sysconfig
@@ -67,6 +68,11 @@ def token_batches(batch: int, length: int, n_files: int = 250) -> Iterator[Tenso
 
 def main() -> None:
     """Split, compare with the uniform split, train, and hold the result against one process."""
+    if "RANK" not in os.environ:
+        raise SystemExit(
+            "the demo trains on several processes; start it with make demo, or with "
+            "torchrun --standalone --nproc-per-node 2 -m autopipe.demo"
+        )
     dist.init_process_group("gloo")
     lead = dist.get_rank() == 0
     n_stages = dist.get_world_size()

@@ -6,7 +6,9 @@ Each verb's work is left to its own room; what is here are defaults and the orde
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -83,6 +85,7 @@ def plan(
     **options: Any,
 ) -> Plan:
     """Plan without building stages; works on the meta device. Options are those of :func:`split`."""
+    _check_options("plan", options)
     return _plan(model, n_stages, args, kwargs, **options).plan
 
 
@@ -147,10 +150,38 @@ def split(
     """
     if plan is not None:
         given = plan if isinstance(plan, Plan) else Plan.from_json(plan)
+        _check_decided(given, n_stages, options)
         captured = _capture_for(given, model, args, kwargs, options.get("dynamic", "auto"))
         return Pipe(captured, given)
+    _check_options("split", options)
     planned = _plan(model, n_stages, args, kwargs, **options)
     return Pipe(planned.capture, planned.plan, planned.costs)
+
+
+def _check_options(verb: str, options: Mapping[str, Any]) -> None:
+    """Raise :class:`InputError` for a name that is none of the verb's options, with the nearest that is."""
+    own, solvers = (inspect.signature(f).parameters.values() for f in (_plan, solve))
+    known = {p.name for p in (*own, *solvers) if p.kind is p.KEYWORD_ONLY}
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
+            raise InputError(f"{verb}() has no option {name!r}; {hint}")
+
+
+def _check_decided(given: Plan, n_stages: int | str | None, options: Mapping[str, Any]) -> None:
+    """Raise :class:`InputError` for what a given plan has already decided otherwise, or would ignore."""
+    if n_stages not in (None, "auto", given.n_stages):
+        raise InputError(
+            f"n_stages is {n_stages}, but the given plan has {given.n_stages} stages; leave n_stages out, or "
+            "plan again"
+        )
+    ignored = sorted(set(options) - {"dynamic"})
+    if ignored:
+        raise InputError(
+            f"a given plan has decided everything, so {', '.join(ignored)} would be ignored; leave it out or "
+            "plan again with it"
+        )
 
 
 def _capture_for(

@@ -1,6 +1,9 @@
 """Bad input: the fact, the place and the remedy, on every rank, and nothing hangs."""
 
+import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -42,6 +45,37 @@ def test_unknown_choices_name_the_known_ones():
     for option in ({"schedule": "2f2b"}, {"balance": "luck"}, {"ties": "knot"}):
         with pytest.raises(autopipe.AutopipeError, match=next(iter(option.values()))):
             autopipe.split(mlp(), 2, (torch.randn(2, 4),), costs="estimated", **option)
+
+
+@pytest.mark.parametrize("verb", ["split", "plan"])
+def test_unknown_options_name_the_nearest(verb):
+    with pytest.raises(InputError, match=rf"{verb}\(\) has no option 'schedul'; did you mean 'schedule'\?"):
+        getattr(autopipe, verb)(mlp(), 2, (torch.randn(2, 4),), schedul="gpipe")
+    with pytest.raises(InputError, match=r"no option 'xyz'; it has .*balance.*time_limit_s"):
+        getattr(autopipe, verb)(mlp(), 2, (torch.randn(2, 4),), xyz="red")
+
+
+def test_a_given_plan_takes_no_other_decisions():
+    x = torch.randn(2, 4)
+    plan = autopipe.plan(mlp(), 2, (x,), costs="estimated")
+    with pytest.raises(InputError, match="n_stages is 3, but the given plan has 2"):
+        autopipe.split(mlp(), 3, (x,), plan=plan)
+    with pytest.raises(InputError, match="memory_limit would be ignored"):
+        autopipe.split(mlp(), 2, (x,), plan=plan, memory_limit="1GB")
+
+
+def test_the_demo_says_how_to_start_it():
+    done = subprocess.run(
+        [sys.executable, "-m", "autopipe.demo"],
+        env={k: v for k, v in os.environ.items() if k != "RANK"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "torchrun --standalone" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_costs_that_cannot_be_read():
