@@ -21,7 +21,7 @@ from .units import Size, dtype_bytes, parse_size, size_at
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["Dim", "Op", "OpGraph", "ParameterSpec", "TensorSpec"]
+__all__ = ["Dim", "Op", "OpGraph", "Packed", "ParameterSpec", "TensorSpec"]
 
 VERSION = 1
 
@@ -63,15 +63,35 @@ class ParameterSpec:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Packed:
+    """An input op that holds the rows of all samples one after another: ``rows`` at capture.
+
+    ``grids`` are inputs ``[pieces, 2 or 3]`` whose rows multiply to how many rows each piece has. Without any
+    every sample has as many.
+    """
+
+    op: str
+    rows: int
+    grids: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Dim:
     """A size of the inputs that may change between calls, such as ``batch`` or ``seq``.
 
-    ``where`` lists the (input op, axis) places it is read from; ``example`` is its value at capture.
+    ``where`` lists the (input op, axis) places it is read from; ``example`` is its value at capture. Inputs
+    that are ``packed`` grow with it: they lead with several rows to each of a batch.
     """
 
     name: str
     example: int
     where: tuple[tuple[str, int], ...] = ()
+    packed: tuple[Packed, ...] = ()
+
+    @property
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """Every (input op, axis) whose size hangs on it."""
+        return (*self.where, *((p.op, 0) for p in self.packed))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -232,10 +252,7 @@ class OpGraph(Shown):
                     ParameterSpec(**{**p, "names": tuple(p["names"]), "shape": tuple(p.get("shape", ()))})
                     for p in data["parameters"]
                 ),
-                dims=tuple(
-                    Dim(d["name"], d["example"], tuple((a, b) for a, b in d.get("where", ())))
-                    for d in data["dims"]
-                ),
+                dims=tuple(map(_dim, data["dims"])),
             )
         except (KeyError, TypeError) as error:
             raise StoreError(f"op graph is damaged: {error!r}") from error
@@ -259,6 +276,12 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float)):
         return value
     return str(value)
+
+
+def _dim(data: Mapping[str, Any]) -> Dim:
+    where = tuple((op, axis) for op, axis in data.get("where", ()))
+    packed = tuple(Packed(p["op"], p["rows"], tuple(p.get("grids", ()))) for p in data.get("packed", ()))
+    return Dim(data["name"], data["example"], where, packed)
 
 
 def _op(data: Mapping[str, Any]) -> Op:

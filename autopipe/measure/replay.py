@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CostError, InputError
 from ..graph import Op, TensorSpec
+from ..tracing.dims import resize
 from ..units import size_at
 
 if TYPE_CHECKING:
@@ -154,17 +155,12 @@ class Replay:
     def inputs(self) -> dict[str, Any]:
         """The example's leaves at the microbatch's dims, on the device, by placeholder name."""
         args, kwargs = self.capture.example
-        leaves = self.capture.bind(args, kwargs)
-        where = {at: self.dims[d.name] for d in self.ops.dims for at in d.where}
-        return {name: self._place(name, leaf, where) for name, leaf in leaves.items()}
+        other = {d: n for d in self.ops.dims if (n := self.dims[d.name]) != d.example}
+        leaves = resize(self.capture.bind(args, kwargs), other)
+        return {name: self._place(name, leaf) for name, leaf in leaves.items()}
 
-    def _place(self, name: str, leaf: Any, where: Mapping[tuple[str, int], int]) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
+    def _place(self, name: str, leaf: Tensor) -> Tensor:
         leaf = leaf.detach()
-        for (op, axis), size in where.items():
-            if op == name and leaf.shape[axis] != size:
-                leaf = leaf.index_select(axis, torch.arange(size, device=leaf.device) % leaf.shape[axis])
         if self.dtype is not None and leaf.is_floating_point():
             leaf = leaf.to(self.dtype)
         spec = self.ops.by_name[name].outputs if name in self.ops.by_name else ()

@@ -103,7 +103,7 @@ class Engine:
         if self.peers is not None and options.feed is not None:
             if not 0 <= options.feed < plan.n_ranks:
                 raise InputError(f"feed is {options.feed}; the pipeline's ranks are 0 to {plan.n_ranks - 1}")
-            self._feed = Feed(options.feed, stages, self.peers, self.device)
+            self._feed = Feed(options.feed, stages, self.peers, self.device, self._splitter.read)
         self._executor = Executor(self.workers, self._edges, plan, self._channel, position)
 
     def _make_workers(self) -> dict[int, Worker]:
@@ -267,12 +267,13 @@ class Engine:
     def _sign(self, batch: Batch, mode: tuple[Any, ...]) -> None:
         """Number what decides the shapes on the wire: ranks meet the same in the same order."""
         assert self._channel is not None
-        known: dict[int, int] = {}
-        for m, rows in enumerate(batch.rows):
-            if rows not in known:
+        known: dict[tuple[int, ...], int] = {}
+        sizes = [batch.sizes(m) for m in range(batch.n_microbatches)]
+        for m, size in enumerate(sizes):
+            if size not in known:
                 key = (mode, batch.signature(m))
-                known[rows] = self._signatures.setdefault(key, len(self._signatures))
-        self._channel.signatures = [known[rows] for rows in batch.rows]
+                known[size] = self._signatures.setdefault(key, len(self._signatures))
+        self._channel.signatures = [known[size] for size in sizes]
 
     def _synchronise(self) -> None:
         for worker in self.workers.values():

@@ -5,7 +5,7 @@ Splitting a batch into microbatches is left to ``microbatch``, which every rank 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,9 +27,17 @@ rank is on the meta device."""
 class Feed:
     """The way of batches from pipeline rank ``source`` to all others."""
 
-    def __init__(self, source: int, stages: Sequence[Stage], peers: Peers, device: torch.device) -> None:
+    def __init__(
+        self,
+        source: int,
+        stages: Sequence[Stage],
+        peers: Peers,
+        device: torch.device,
+        everywhere: Collection[str] = (),
+    ) -> None:
+        """``everywhere`` names inputs that all ranks get: what says how a batch is cut."""
         self.source, self._peers, self._device = source, peers, device
-        self._uses: list[set[str]] = [set() for _ in range(peers.n_ranks)]
+        self._uses: list[set[str]] = [{*everywhere} for _ in range(peers.n_ranks)]
         for stage in stages:
             self._uses[stage.rank].update(stage.inputs)
         self._last = stages[-1].rank

@@ -6,6 +6,7 @@ How much each microbatch weighs in the loss is left to ``weights``, running them
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError
+from ..graph import Dim
+from ..tracing.packing import sample_rows
 
 if TYPE_CHECKING:
     from ..tracing import Capture
@@ -30,8 +33,9 @@ class Batch:
     rows: how many rows each microbatch has.
     leaves: input name → its value in each microbatch; a value without a batch axis is the same in all.
     targets: the target of each microbatch; None throughout when there is none.
-    axes: the batch axis of every input that was split.
+    axes: the batch axis of every input that has one and was split.
     whole: input name → its value in the whole batch.
+    packed: rows in each microbatch of every input that leads with several for each of the batch.
     """
 
     rows: tuple[int, ...]
@@ -39,10 +43,15 @@ class Batch:
     targets: Sequence[Any]
     axes: Mapping[str, int]
     whole: Mapping[str, Any]
+    packed: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
     @property
     def n_microbatches(self) -> int:
         return len(self.rows)
+
+    def sizes(self, m: int) -> tuple[int, ...]:
+        """What tells the shapes of microbatch ``m`` from those of the others."""
+        return (self.rows[m], *(rows[m] for rows in self.packed.values()))
 
     def signature(self, m: int) -> tuple[Any, ...]:
         """What decides every shape microbatch ``m`` leads to: its leaves' shapes, dtypes, or plain values."""
@@ -54,15 +63,17 @@ class Batch:
 class Splitter:
     """Knows which of a model's inputs have a batch axis.
 
-    The capture's dims say it where sizes were found to vary together. Elsewhere a tensor whose leading
-    size equals that of the first tensor argument is taken as batched; anything else (0-d, another leading
-    size, not a tensor) goes to every microbatch whole. ``batch_dims`` overrules both: input name → axis,
-    or None for whole; the name ``target`` speaks of every tensor in the target.
+    The capture's dims say it where sizes were found to vary together; inputs whose rows are packed are cut
+    where their samples are. Elsewhere a tensor whose leading size equals that of the first tensor argument
+    is taken as batched; anything else (0-d, another leading size, not a tensor) goes to every microbatch
+    whole. ``batch_dims`` overrules both: input name → axis, or None for whole; the name ``target`` speaks
+    of every tensor in the target.
     """
 
     def __init__(self, capture: Capture, batch_dims: Mapping[str, int | None] | None = None) -> None:
         self._given = dict(batch_dims or {})
-        self._known = _batch_axes(capture)
+        self._batch = _batch_dim(capture)
+        self._known = dict(self._batch.where) if self._batch else {}
         names = {op.name for op in capture.ops.inputs}
         unknown = sorted(set(self._given) - names - {"target"})
         if unknown:
@@ -75,7 +86,8 @@ class Splitter:
         """Cut into at most ``n_microbatches`` pieces whose rows differ by at most one, larger ones first.
 
         A batch with fewer rows than ``n_microbatches`` makes fewer microbatches. Raises
-        :class:`InputError` when inputs disagree on the number of rows, or there are none.
+        :class:`InputError` when inputs disagree on the number of rows, or on whose they are, or there are
+        none.
         """
         if n_microbatches < 1:
             raise InputError(f"n_microbatches is {n_microbatches}; a step has at least 1")
@@ -84,11 +96,28 @@ class Splitter:
         if n_rows == 0:
             raise InputError("the batch is empty; give step() at least one row")
         sizes = _sizes(n_rows, n_microbatches) if axes else (1,)
+        packed = self._packed(leaves, sizes) if len(sizes) > 1 else {}
         columns = {
-            name: value.split(sizes, axes[name]) if name in axes else (value,) * len(sizes)
+            name: value.split(packed.get(name, sizes), axes.get(name, 0))
+            if name in axes or name in packed
+            else (value,) * len(sizes)
             for name, value in leaves.items()
         }
-        return Batch(sizes, columns, self._split_target(target, n_rows, sizes), axes, leaves)
+        return Batch(sizes, columns, self._split_target(target, n_rows, sizes), axes, leaves, packed)
+
+    def _packed(self, leaves: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, list[int]]:
+        """How many rows of each packed input belong to each microbatch."""
+        out = {}
+        if self._batch is not None:
+            for packed in (p for p in self._batch.packed if p.op not in self._given):
+                rows = iter(sample_rows(self._batch, packed, leaves))
+                out[packed.op] = [sum(itertools.islice(rows, n)) for n in sizes]
+        return out
+
+    @property
+    def read(self) -> frozenset[str]:
+        """The inputs whose values, not only their sizes, decide how a batch is cut."""
+        return frozenset(grid for p in (self._batch.packed if self._batch else ()) for grid in p.grids)
 
     def _axes(self, leaves: Mapping[str, Any]) -> dict[str, int]:
         """The batch axis of every input that has one."""
@@ -140,11 +169,11 @@ def _sizes(n_rows: int, n_microbatches: int) -> tuple[int, ...]:
     return (small + 1,) * extra + (small,) * (n - extra)
 
 
-def _batch_axes(capture: Capture) -> dict[str, int]:
-    """Input name → axis of the dim called ``batch``, else of the first dim some input leads with."""
+def _batch_dim(capture: Capture) -> Dim | None:
+    """The dim called ``batch``, else the first that some input leads with."""
     dims = capture.ops.dims
     named = [d for d in dims if d.name == "batch"] or [d for d in dims if any(a == 0 for _, a in d.where)]
-    return dict(named[0].where) if named else {}
+    return named[0] if named else None
 
 
 def move(leaves: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class Weigher:
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         weights = []
         for m in range(batch.n_microbatches):
-            pieces = {id(batch.whole[name]): batch.leaves[name][m] for name in batch.axes}
+            pieces = {id(batch.whole[name]): batch.leaves[name][m] for name in (*batch.axes, *batch.packed)}
             part = pytree.tree_unflatten([pieces.get(id(leaf), leaf) for leaf in leaves], spec)
             own_args, own_kwargs = part
             weights.append(float(self._given(own_args, own_kwargs, batch.targets[m])))

@@ -27,7 +27,8 @@ from .lengths import read_from_inputs
 from .session import Session, device_of, fresh
 from .state import preserved
 from .structure import Spec, unflatten
-from .vary import Variation, confirm, explore
+from .variation import Variation
+from .vary import confirm, explore
 
 __all__ = ["Capture", "capture"]
 
@@ -175,7 +176,7 @@ def _capture(
         confirm_at = dims.resize(tensors, rows) if len(cut) > len(rows) else None
         with contextlib.suppress(CaptureError, ModelError, InputError):
             found = _captured(model, *given, policy, dynamic, confirm_at, known)
-            if {d.where for d in cut} <= {d.where for d in found.ops.dims}:
+            if {d.where for d in cut} <= {d.where for d in found.ops.dims if not d.packed}:
                 found = found.with_example(args, kwargs, tuple(cut))
                 found.bind(args, kwargs)
                 return found

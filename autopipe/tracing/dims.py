@@ -17,6 +17,7 @@ import torch
 from ..graph import Dim
 from ..units import Size, symbol
 from .inputs import Inputs
+from .packing import sample_rows
 
 __all__ = ["Formulas", "candidates", "few_rows", "few_tokens", "fit", "resize", "trial_sizes"]
 
@@ -67,6 +68,8 @@ def _alternatives(placeholder: str, name: str) -> Any:
 def trial_sizes(dim: Dim) -> list[int]:
     """Other sizes to try a dim at, the most telling first: odd ones show rounding, small ones are fast."""
     n = dim.example
+    if dim.packed:
+        return [s for s in (n + 1, 2 * n, 3 * n) if all(s * p.rows % n == 0 for p in dim.packed)]
     if dim.name == "batch":
         return [n + 1, 2 * n]
     odd = (n // 2 | 1, n + n // 2 | 1) if n > _SHORT else ()
@@ -113,11 +116,18 @@ def few_tokens(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
 def resize(tensors: Mapping[str, torch.Tensor], sizes: Mapping[Dim, int]) -> dict[str, torch.Tensor]:
     """Inputs at other sizes, their rows repeated or cut."""
     out = dict(tensors)
+
+    def take(name: str, axis: int, rows: torch.Tensor) -> None:
+        grad, tensor = out[name].requires_grad, out[name].detach()
+        out[name] = tensor.index_select(axis, rows.to(tensor.device)).requires_grad_(grad)
+
     for dim, size in sizes.items():
+        chosen = torch.arange(size) % dim.example
+        for packed in dim.packed:
+            theirs = torch.arange(tensors[packed.op].shape[0]).split(sample_rows(dim, packed, tensors))
+            take(packed.op, 0, torch.cat([theirs[i] for i in chosen]))
         for name, axis in dim.where:
-            rows = torch.arange(size, device=out[name].device) % dim.example
-            grad = out[name].requires_grad
-            out[name] = out[name].detach().index_select(axis, rows).requires_grad_(grad)
+            take(name, axis, chosen)
     return out
 
 

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import CaptureError, InputError
+from ..errors import CaptureError
 from ..graph import Dim
 from ..units import Size, size_at
 from . import dims as sizing
@@ -24,94 +22,17 @@ from .calls import Call, Guard, Recording
 from .functions import ExportFlags, tensors
 from .guards import SIGNS, computed, is_stepped
 from .inputs import Inputs
+from .packing import packings
 from .replay import Observation, replay, with_guards
 from .session import close_to
 from .state import seed
 from .structure import flatten
+from .variation import Check, Fixed, Variation
 
-__all__ = ["Check", "Fixed", "Variation", "confirm", "explore"]
+__all__ = ["confirm", "explore"]
 
 
 _DIFFERS = "the captured graph's outputs differ from the model's"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fixed:
-    """An input size that must stay as captured, and why."""
-
-    size: int
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """What the model's Python asked about sizes when captured: ``function(*operands)`` was ``outcome``."""
-
-    function: Callable[..., Any]
-    operands: tuple[Size, ...]
-    outcome: Any
-    source: str
-
-    @functools.cached_property
-    def symbols(self) -> tuple[str, ...]:
-        return tuple(sorted({str(s) for o in self.operands for s in getattr(o, "free_symbols", ())}))
-
-    @functools.cached_property
-    def _compiled(self) -> tuple[Callable[..., Any], ...]:
-        # sympy's lambdify does the same, and takes a hundred times as long
-        head = f"lambda {', '.join(self.symbols)}: "
-        return tuple(eval(f"{head}{o}", {"floor": math.floor}) for o in self.operands)
-
-    def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the answer is still the same at these sizes of the input dims."""
-        given = [sizes[s] for s in self.symbols]
-        return bool(self.function(*(f(*given) for f in self._compiled)) == self.outcome)
-
-    def __str__(self) -> str:
-        if self.function not in SIGNS:
-            return f"{self.operands[0]} == {self.outcome}"
-        left, right = self.operands
-        text = f"{left} {SIGNS[self.function]} {right}"
-        return text if self.outcome else f"not {text}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Variation:
-    """The dims that may vary, the (placeholder, axis) places that may not, checks, and every shape.
-
-    ``shapes`` holds, by id of a call, formulas of its tensors' shapes; ``unsure`` ids of guards on numbers
-    whose formulas may be off, which the graph itself must check.
-    """
-
-    dims: tuple[Dim, ...] = ()
-    fixed: Mapping[tuple[str, int], Fixed] = dataclasses.field(default_factory=dict)
-    checks: tuple[Check, ...] = ()
-    shapes: Mapping[int, tuple[tuple[Size, ...], ...]] = dataclasses.field(default_factory=dict)
-    unsure: frozenset[int] = frozenset()
-
-    def check(self, inputs: Inputs, values: Mapping[str, Any]) -> None:
-        """Raise :class:`InputError` where a size that is fixed has changed, or alters what the model does."""
-        shown = dict(zip(inputs.names, inputs.shown, strict=True))
-        faults = [
-            f"dim {axis} of {shown[name]} is fixed at {fixed.size} and is {values[name].shape[axis]} now "
-            f"({fixed.reason}); capture again at this size"
-            for (name, axis), fixed in self.fixed.items()
-            if values[name].shape[axis] != fixed.size
-        ]
-        given = {d.name: {values[n].shape[a]: None for n, a in d.where} for d in self.dims}
-        for check in self.checks:
-            # inputs that were of one size at capture and are not now: the check may be about any of them
-            choices = itertools.product(*(given[s] for s in check.symbols))
-            sizes = (dict(zip(check.symbols, chosen, strict=True)) for chosen in choices)
-            broken = next((at for at in sizes if not check.holds(at)), None)
-            if broken is not None:
-                faults.append(
-                    f"captured where {check} held, which it does not at "
-                    f"{', '.join(f'{s} = {n}' for s, n in broken.items())} ({check.source}); "
-                    "capture again at this size"
-                )
-        if faults:
-            raise InputError(f"{inputs.model}: " + "; ".join(faults))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -179,6 +100,19 @@ class _Explorer:
             if not close_to(a, b):
                 return f"{_DIFFERS} there"
         return ""
+
+    def keeps_rows(self, trial: _Trial) -> bool:
+        """Whether the results of samples that the example has are the same with more of them."""
+        for before, after in zip(self._example.result, trial.seen[-1].result, strict=True):
+            if all(isinstance(t, torch.Tensor) and t.dim() for t in (before, after)):
+                is_longer = len(after) > len(before) and after.shape[1:] == before.shape[1:]
+                if is_longer and not close_to(before, after[: len(before)]):
+                    return False
+        return True
+
+    @functools.cached_property
+    def _example(self) -> Observation:
+        return self.run({}).seen[-1]
 
     def _answer(self, sizes: Mapping[Dim, int]) -> list[Any]:
         """The output leaves of the model itself, in the last form's mode; raises what it raises."""
@@ -303,7 +237,38 @@ def _searched(explorer: _Explorer, inputs: Inputs) -> _Found:
             trials[dim] = trial
             for place in dim.where:
                 fixed.pop(place)
+    for dim, trial in _packed(explorer, pending, trials).items():
+        trials = {d: t for d, t in trials.items() if not {*d.where} & {*dim.places}} | {dim: trial}
+        fixed = {place: why for place, why in fixed.items() if place not in dim.places}
     return trials, fixed
+
+
+def _packed(explorer: _Explorer, pending: Sequence[Dim], trials: Mapping[Dim, _Trial]) -> dict[Dim, _Trial]:
+    """A batch with the fewest inputs that must grow with it; nothing where it rightly grows alone, or cannot.
+
+    Right is what leaves the samples that were there as they were: a model may take two rows for each of
+    three samples where three for each of two were meant.
+    """
+
+    def tried(dim: Dim) -> _Trial | None:
+        trial = _first(explorer, [{dim: s} for s in sizing.trial_sizes(dim)])
+        is_right = isinstance(trial, _Trial) and explorer.keeps_rows(trial)
+        return trial if isinstance(trial, _Trial) and is_right else None
+
+    free = {d.where: t for d, t in trials.items()}
+    for dim in packings([d for d in pending if d not in trials or d.where[0][1] == 0], explorer.given):
+        if dim.where in free and explorer.keeps_rows(free[dim.where]):
+            return {}
+        trial = tried(dim)
+        if trial is None:
+            continue
+        for packed in dim.packed if len(dim.packed) > 1 else ():
+            fewer = dataclasses.replace(dim, packed=tuple(p for p in dim.packed if p != packed))
+            less = tried(fewer)
+            if less is not None and not explorer.differs(less):
+                dim, trial = fewer, less
+        return {dim: trial}
+    return {}
 
 
 def _remembered(explorer: _Explorer, inputs: Inputs, known: Variation | None) -> _Found | None:
@@ -368,7 +333,7 @@ def _together(
             culprits = {list(trials)[-1]: reason}
         for dim, why in culprits.items():
             said = f"at {trials.pop(dim).sizes[dim]}, {why}"
-            fixed.update(dict.fromkeys(dim.where, Fixed(dim.example, said)))
+            fixed.update({(n, a): Fixed(explorer.given[n].shape[a], said) for n, a in dim.places})
     explorer.check_example()
     return None
 
@@ -397,6 +362,7 @@ def _fitted(
         seen = [run.seen[i] for run in runs]
         numbers: dict[int, Size] = {}
         guessed: set[int] = set()
+        ragged = _behind(form, {p.op for d in dims for p in d.packed if p.grids})
         for call in with_guards(form):
             if call.op == "output":
                 continue
@@ -410,7 +376,7 @@ def _fitted(
                     guessed.add(id(call))
             shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], formulas)
         for guard in (g for g in form.guards if id(g) not in harmless):
-            if any(isinstance(o, Call) and id(o) in guessed for o in guard.operands):
+            if any(isinstance(o, Call) and (id(o) in guessed or id(o) in ragged) for o in guard.operands):
                 unsure.add(id(guard))
                 continue
             operands = tuple(numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands)
@@ -418,6 +384,15 @@ def _fitted(
             if check.symbols:
                 checks.setdefault((guard.function, operands, guard.outcome), check)
     return Variation(dims, fixed, tuple(checks.values()), shapes, frozenset(unsure))
+
+
+def _behind(form: Recording, inputs: Collection[str]) -> set[int]:
+    """Ids of all that is made from the given inputs."""
+    reached: set[int] = set()
+    for call in with_guards(form) if inputs else ():
+        if call.target in inputs or any(id(c) in reached for c in call.inputs):
+            reached.add(id(call))
+    return reached
 
 
 def _shapes(call: Call, seen: Sequence[Any], formulas: sizing.Formulas) -> tuple[tuple[Size, ...], ...]:

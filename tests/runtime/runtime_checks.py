@@ -19,11 +19,13 @@ from runtime_models import (
     grads,
     make,
     make_plan,
+    packed_documents,
     worst,
 )
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from zoo.models_multimodal import PackedPatches
 
 from autopipe.api import Pipe
 from autopipe.errors import AutopipeError, InputError, StepError
@@ -523,6 +525,25 @@ def one_rank_feeds():
         runtime.step(*args[:1], target=target)
 
 
+def ragged_patches():
+    """Images of several sizes: microbatches of equally many samples, and of other shapes."""
+    world = dist.get_world_size()
+    for feed in (None, world - 1):
+        torch.manual_seed(0)
+        model = PackedPatches().double()
+        plain = copy.deepcopy(model)
+        made = make(model, (), packed_documents([(1, 4, 4)] * 2), n_stages=world)
+        runtime = Runtime(*made, feed=feed)
+        for grids in ([(1, 2, 4), (2, 4, 4), (1, 4, 4), (1, 2, 2)], [(1, 4, 4)] * 3):
+            batch = packed_documents(grids)
+            is_given = feed in (None, dist.get_rank())
+            loss = runtime.step(**batch if is_given else {}, **{"n_microbatches": 2} if is_given else {}).loss
+            wanted = plain(**batch)["loss"]
+            wanted.backward()
+            assert abs(loss - wanted.item()) < EXACT
+        assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT
+
+
 class Rendezvous:
     """A communicator as strict as NCCL's: one stream per pair of ranks, a send blocks until it is received.
 
@@ -608,6 +629,7 @@ def messages_of_all_sizes():
 def everything():
     shapes_may_depend_on_data()
     one_rank_feeds()
+    ragged_patches()
     adversary_on_every_schedule()
     noise_does_not_depend_on_ranks()
     accumulation_and_zero_grad()

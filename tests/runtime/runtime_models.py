@@ -1,10 +1,12 @@
 """Models and plans that the runtime's tests share: the nastier, the better."""
 
+import dataclasses
 import itertools
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from zoo.models_multimodal import documents
 
 from autopipe.hardware import Cluster
 from autopipe.plans import Bounds, Plan, StagePlan
@@ -175,6 +177,12 @@ class Routed(nn.Module):
         return self.out(h.index_add(0, torch.nonzero(keep)[:, 0], y))
 
 
+def packed_documents(grids, length=24):
+    """A batch of :class:`zoo.models_multimodal.PackedPatches` in double precision."""
+    batch = documents(grids, length)
+    return {name: v.double() if v.is_floating_point() else v for name, v in batch.items()}
+
+
 class Wide(nn.Module):
     """One value that every later stage needs."""
 
@@ -221,9 +229,29 @@ def make_plan(captured, n_stages, n_ranks=None, schedule="1f1b", n_microbatches=
     return Plan(model, digest, stages, (), (), schedule, n_microbatches, 0.01, BOUNDS, cluster)
 
 
-def make(model, args, kwargs, *, n_stages, **options):
+def with_blocks(plan, ops, size):
+    """The plan with every stage recomputed in blocks of so many neighbouring ops, where that is exact."""
+    allowed = set(cuts_allowed(ops))
+    at = {op.name: i for i, op in enumerate(ops.compute)}
+
+    def blocks(stage):
+        out = []
+        for name in stage.ops:
+            if out and (len(out[-1]) < size or at[name] not in allowed):
+                out[-1] += (name,)
+            else:
+                out.append((name,))
+        return tuple(b for b in out if not any(ops.by_name[op].mutated_buffers for op in b))
+
+    stages = (dataclasses.replace(stage, recomputed=blocks(stage)) for stage in plan.stages)
+    return dataclasses.replace(plan, stages=tuple(stages))
+
+
+def make(model, args, kwargs, *, n_stages, block_size=0, **options):
     captured = capture(model, args, kwargs)
     plan = make_plan(captured, n_stages, **options)
+    if block_size:
+        plan = with_blocks(plan, captured.ops, block_size)
     return captured, plan, build(captured, plan)
 
 

@@ -73,7 +73,7 @@ def main():
         faulthandler.dump_traceback_later(float(os.environ["STACKS_AFTER_S"]))
     import torch.distributed as dist
 
-    sys.path.insert(0, str(HERE))
+    sys.path[:0] = [str(HERE), str(HERE.parent)]
     import runtime_checks
 
     # rank 0 must outlive the others here: it hosts the store, as a launcher does otherwise

@@ -56,5 +56,5 @@ def register(inputs: Inputs, **flags: Any) -> Callable[[Build], Build]:
     return add
 
 
-for _room in ("vision", "text", "speech", "graphs", "structure", "glue"):
+for _room in ("vision", "text", "multimodal", "speech", "graphs", "structure", "glue"):
     importlib.import_module(f".models_{_room}", __package__)

@@ -1,0 +1,103 @@
+"""What a capture is right for: input sizes that may vary, those that may not, and what must hold of them.
+
+Finding it out is left to ``vary``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import InputError
+from ..graph import Dim
+from ..units import Size
+from .guards import SIGNS
+from .inputs import Inputs
+from .packing import packed_fault
+
+__all__ = ["Check", "Fixed", "Variation"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fixed:
+    """An input size that must stay as captured, and why."""
+
+    size: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What the model's Python asked about sizes when captured: ``function(*operands)`` was ``outcome``."""
+
+    function: Callable[..., Any]
+    operands: tuple[Size, ...]
+    outcome: Any
+    source: str
+
+    @functools.cached_property
+    def symbols(self) -> tuple[str, ...]:
+        return tuple(sorted({str(s) for o in self.operands for s in getattr(o, "free_symbols", ())}))
+
+    @functools.cached_property
+    def _compiled(self) -> tuple[Callable[..., Any], ...]:
+        # sympy's lambdify does the same, and takes a hundred times as long
+        head = f"lambda {', '.join(self.symbols)}: "
+        return tuple(eval(f"{head}{o}", {"floor": math.floor}) for o in self.operands)
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the answer is still the same at these sizes of the input dims."""
+        given = [sizes[s] for s in self.symbols]
+        return bool(self.function(*(f(*given) for f in self._compiled)) == self.outcome)
+
+    def __str__(self) -> str:
+        if self.function not in SIGNS:
+            return f"{self.operands[0]} == {self.outcome}"
+        left, right = self.operands
+        text = f"{left} {SIGNS[self.function]} {right}"
+        return text if self.outcome else f"not {text}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variation:
+    """The dims that may vary, the (placeholder, axis) places that may not, checks, and every shape.
+
+    ``shapes`` holds, by id of a call, formulas of its tensors' shapes; ``unsure`` ids of guards on numbers
+    whose formulas may be off, which the graph itself must check.
+    """
+
+    dims: tuple[Dim, ...] = ()
+    fixed: Mapping[tuple[str, int], Fixed] = dataclasses.field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+    shapes: Mapping[int, tuple[tuple[Size, ...], ...]] = dataclasses.field(default_factory=dict)
+    unsure: frozenset[int] = frozenset()
+
+    def check(self, inputs: Inputs, values: Mapping[str, Any]) -> None:
+        """Raise :class:`InputError` where a size that is fixed has changed, or alters what the model does."""
+        shown = {n: said for n, said in zip(inputs.names, inputs.shown, strict=True) if n is not None}
+        faults = [
+            f"dim {axis} of {shown[name]} is fixed at {fixed.size} and is {values[name].shape[axis]} now "
+            f"({fixed.reason}); capture again at this size"
+            for (name, axis), fixed in self.fixed.items()
+            if values[name].shape[axis] != fixed.size
+        ]
+        packed = [packed_fault(d, p, values, shown) for d in self.dims for p in d.packed if not p.grids]
+        faults += filter(None, packed)
+        given = {d.name: {values[n].shape[a]: None for n, a in d.where} for d in self.dims}
+        for check in self.checks:
+            # inputs that were of one size at capture and are not now: the check may be about any of them
+            choices = itertools.product(*(given[s] for s in check.symbols))
+            sizes = (dict(zip(check.symbols, chosen, strict=True)) for chosen in choices)
+            broken = next((at for at in sizes if not check.holds(at)), None)
+            if broken is not None:
+                faults.append(
+                    f"captured where {check} held, which it does not at "
+                    f"{', '.join(f'{s} = {n}' for s, n in broken.items())} ({check.source}); "
+                    "capture again at this size"
+                )
+        if faults:
+            raise InputError(f"{inputs.model}: " + "; ".join(faults))

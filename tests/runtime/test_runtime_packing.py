@@ -1,0 +1,48 @@
+"""Batches of packed image patches: each microbatch gets the rows of its own samples."""
+
+import copy
+
+import pytest
+import torch
+from runtime_models import grads, make, packed_documents, worst
+from zoo.models_multimodal import PackedCrops, PackedPatches
+
+from autopipe.errors import InputError
+from autopipe.runtime import Runtime
+
+EVEN, RAGGED = [(1, 4, 4)] * 2, [(1, 2, 4), (2, 4, 4), (1, 4, 4), (1, 2, 2), (1, 4, 4)]
+EXACT = 1e-12
+
+
+@pytest.mark.parametrize(("grids", "n"), [(EVEN * 2, 3), (RAGGED, 5), (RAGGED, 2)])
+def test_steps_on_patches_equal_the_full_batch(grids, n):
+    torch.manual_seed(0)
+    model = PackedPatches().double()
+    runtime = Runtime(*make(model, (), packed_documents(EVEN), n_stages=3))
+    plain, batch = copy.deepcopy(model), packed_documents(grids)
+    found = runtime.step(**batch, n_microbatches=n, return_outputs=True)
+    wanted = plain(**batch)
+    wanted["loss"].backward()
+    assert abs(found.loss - wanted["loss"]) < EXACT
+    assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT
+    for name in ("logits", "images"):
+        torch.testing.assert_close(found.outputs[name], wanted[name].detach())
+
+
+def test_patches_that_are_not_those_of_the_grid_are_refused():
+    batch = packed_documents(EVEN)
+    runtime = Runtime(*make(PackedPatches().double(), (), batch, n_stages=2))
+    batch["pixel_values"] = batch["pixel_values"][:-4]
+    with pytest.raises(
+        InputError, match="pixel_values has 28 rows, and those of image_grid_thw multiply to 32"
+    ):
+        runtime.step(**batch, n_microbatches=2)
+
+
+def test_rows_without_a_grid_are_cut_alike():
+    torch.manual_seed(0)
+    model = PackedCrops().double().eval()
+    crops, ids = torch.randn(6, 3, 16, 16).double(), torch.randint(40, (2, 9))
+    runtime = Runtime(*make(model, (crops, ids), {}, n_stages=2))
+    crops, ids = torch.randn(15, 3, 16, 16).double(), torch.randint(40, (5, 9))
+    torch.testing.assert_close(runtime.forward(crops, ids, n_microbatches=2), model(crops, ids).detach())
