@@ -114,18 +114,28 @@ class CostTable(Shown):
         rest = sum(n for value, n in received.items() if first.get(value) not in own)
         return sum(self[op].saved_bytes for op in ops) + rest
 
-    def peak_bytes(self, ops: Sequence[str], *, training: bool = True) -> int:
+    def peak_bytes(
+        self, ops: Sequence[str], recomputed: Sequence[Sequence[str]] = (), *, training: bool = True
+    ) -> int:
         """Peak of one microbatch's forward and backward through ``ops``, in order, above what lies still.
 
         Forward keeps each op's saved bytes in turn, backward gives them up in reverse; on top comes what the
-        op under way needs. Linear in the ops.
+        op under way needs. ``recomputed`` blocks keep theirs only while backward is in them. Linear in the
+        ops.
         """
+        block = {op: x for x, row in enumerate(recomputed) for op in row}
+        redone = [0] * len(recomputed)
         kept = peak = 0
         for op in ops:
             cost = self[op]
-            kept += cost.saved_bytes if training else 0
+            saved = cost.saved_bytes if training else 0
             workspace = max(cost.workspace_bytes, cost.backward_workspace_bytes if training else 0)
-            peak = max(peak, kept + workspace)
+            if op in block:
+                redone[block[op]] += saved
+                peak = max(peak, kept + redone[block[op]] + workspace)
+            else:
+                kept += saved
+                peak = max(peak, kept + workspace)
         return peak
 
     def to_dict(self) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def plan_memory(plan: Plan, costs: CostTable | None = None) -> tuple[StageMemory
 
     Without costs these are the plan's own sums, as the solver counts them: all that is saved, the largest
     workspace, and the buffers. With them, each stage's ops are walked: the microbatch under way peaks where
-    saved bytes and workspace together do.
+    saved bytes and workspace together do, and blocks that are run again save theirs only then.
     Values received are held from forward to backward. Beside them lie the next microbatch's arriving, the
     last one's gradients leaving, and for values sent on, their gradients arriving. Where the optimizer's
     step needs more than that, it counts instead. Linear in the ops.
@@ -186,11 +186,12 @@ def plan_memory(plan: Plan, costs: CostTable | None = None) -> tuple[StageMemory
         received = {b.value: b.n_bytes for b in plan.boundaries if stage.index in b.destinations}
         saved = sum(costs[op].saved_bytes for op in stage.ops)
         kept = costs.kept_bytes(stage.ops, received) if training else 0
-        peak = costs.peak_bytes(stage.ops, training=training)
+        peak = costs.peak_bytes(stage.ops, stage.recomputed, training=training)
         if stage.recompute:
             kept, peak = sum(received.values()), peak + sum(received.values())
-        else:
-            peak += kept - saved if training else 0
+        elif training:
+            peak += kept - saved + stage.held_bytes
+            kept += stage.held_bytes - sum(costs[op].saved_bytes for ops in stage.recomputed for op in ops)
         buffers = _buffers(plan, stage.index)
         stepping = costs.optimizer_workspace_bytes - stage.in_flight * kept - buffers
         out.append(

@@ -32,11 +32,14 @@ class StagePlan:
     ops: the ops it computes, in program order, clones included.
     clones: those of ``ops`` that another stage computes too, because that is cheaper than sending them.
     recompute: drop saved activations after forward and run forward again before backward.
+    recomputed: otherwise, the blocks whose saved activations are dropped, each a tuple of ops that are run
+        again together when backward comes to them.
     forward_s, backward_s, backward_input_s, backward_weight_s: per microbatch, recompute included in
         backward, communication left out.
     parameter_bytes: weights held, tied copies included (buffers too).
     gradient_bytes: of the parameters that require a gradient.
-    saved_bytes: kept for backward, per microbatch in flight.
+    saved_bytes: kept for backward, per microbatch in flight; what blocks hold to run again included.
+    held_bytes: that part of ``saved_bytes`` which blocks hold to run again.
     workspace_bytes: peak above the rest while an action runs.
     in_flight: most microbatches alive at once under the plan's schedule.
     memory_bytes: predicted peak: weights, gradients, optimizer state, in flight × saved, workspace, buffers.
@@ -57,6 +60,8 @@ class StagePlan:
     workspace_bytes: int = 0
     in_flight: int = 1
     memory_bytes: int = 0
+    recomputed: tuple[tuple[str, ...], ...] = ()
+    held_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -317,4 +322,4 @@ def _from_dict(data: dict[str, Any], where: str) -> Plan:
 
 
 def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -25,13 +25,15 @@ _MOST = 50
 class Entry:
     """One stage of one run: its ops, and seconds per microbatch as predicted and measured.
 
-    ``predicted`` and ``measured`` are by action: F, and B or I and W.
+    ``predicted`` and ``measured`` are by action: F, and B or I and W. ``recompute`` says that the whole
+    stage ran again in backward, ``recomputed`` which of its ops did otherwise.
     """
 
     ops: tuple[str, ...]
     predicted: Mapping[str, float]
     measured: Mapping[str, float]
     recompute: bool = False
+    recomputed: tuple[str, ...] = ()
 
     def error(self, action: str) -> float:
         """How far measured lies above predicted, relative."""
@@ -50,6 +52,7 @@ def record(store: Store, plan: Plan, table: CostTable, report: Mapping[str, Any]
             predicted=dict(stage["predicted"]),
             measured=dict(stage["measured"]),
             recompute=plan.stages[stage["index"]].recompute,
+            recomputed=tuple(op for ops in plan.stages[stage["index"]].recomputed for op in ops),
         )
         for stage in report["stages"]
         if stage["measured"]
@@ -71,7 +74,7 @@ def opened(store: Store, graph_digest: str, table: CostTable) -> tuple[str, ...]
 def entries(store: Store, graph_digest: str, table: CostTable) -> tuple[Entry, ...]:
     """Every stage of every run recorded for a model at a table's dims and device, oldest first."""
     runs = store.get("ledger", _key(graph_digest, table)) or []
-    return tuple(Entry(**{**entry, "ops": tuple(entry["ops"])}) for run in runs for entry in run)
+    return tuple(_entry(entry) for run in runs for entry in run)
 
 
 def recalibrate(table: CostTable, ledger: Sequence[Entry]) -> CostTable:
@@ -79,8 +82,8 @@ def recalibrate(table: CostTable, ledger: Sequence[Entry]) -> CostTable:
 
     An op's factor is the median, over the ledger's stages that hold it, of the stage's measured seconds
     over the sum of its ops' in ``table``; ops no stage held take the median of all. Forward and backward
-    have factors of their own; where a stage recomputed, its forward is taken off its backward first.
-    Applying it twice changes nothing.
+    have factors of their own; where a stage or blocks of it recomputed, their part of its forward is taken
+    off its backward first. Applying it twice changes nothing.
 
     Raises :class:`CostError` for an empty ledger.
     """
@@ -94,12 +97,19 @@ def recalibrate(table: CostTable, ledger: Sequence[Entry]) -> CostTable:
     for entry in ledger:
         total = table.total(entry.ops)
         _note(forward, entry.ops, _forward_s(entry), total.forward_s)
-        _note(backward, entry.ops, _backward_s(entry), total.backward_s)
+        part = table.total(entry.recomputed).forward_s / total.forward_s if total.forward_s else 0.0
+        again = _forward_s(entry) * (1.0 if entry.recompute else part)
+        _note(backward, entry.ops, _backward_s(entry) - again, total.backward_s)
     f, b = _factors(forward, table), _factors(backward, table)
     costs = {op: _scaled(cost, f[op], b[op]) for op, cost in table.costs.items()}
     note = f"recalibrated on {len(ledger)} measured stages"
     kept = tuple(n for n in table.notes if not n.startswith("recalibrated on"))
     return dataclasses.replace(table, costs=costs, notes=(*kept, note))
+
+
+def _entry(data: Mapping[str, Any]) -> Entry:
+    names = {name: tuple(data.get(name, ())) for name in ("ops", "recomputed")}
+    return Entry(**{**data, **names})
 
 
 def _key(graph_digest: str, table: CostTable) -> dict[str, Any]:
@@ -112,8 +122,7 @@ def _forward_s(entry: Entry) -> float:
 
 def _backward_s(entry: Entry) -> float:
     split = entry.measured.get("I", 0.0) + entry.measured.get("W", 0.0)
-    whole = entry.measured.get("B", split)
-    return whole - _forward_s(entry) if entry.recompute else whole
+    return entry.measured.get("B", split)
 
 
 def _note(out: dict[str, list[float]], ops: Sequence[str], measured_s: float, predicted_s: float) -> None:

@@ -221,7 +221,8 @@ class Worker:
         """Only the gradients that earlier stages wait for; the rest stays for :meth:`backward_weight`."""
         roots, grads = self._collect(m)
         leaves = [leaf for edge in self.edges_in for leaf in edge.leaves[m] or ()]
-        if roots and self._replicas.is_plain:
+        # blocks would run again for every part of a split backward
+        if roots and self._replicas.is_plain and not self.stage.recomputes:
             self._weight_work[m] = backward_input(roots, grads, leaves)
         elif roots:
             torch.autograd.backward(roots, grads)

@@ -4,6 +4,7 @@ Capturing the graph and measuring its costs are left to ``tracing`` and ``measur
 plan to ``stages``.
 """
 
+from .blocks import Block
 from .cases import SEVERAL_PER_RANK
 from .chains import chain
 from .exact import Answer
@@ -14,6 +15,7 @@ from .search import solve
 __all__ = [
     "SEVERAL_PER_RANK",
     "Answer",
+    "Block",
     "Explanation",
     "Item",
     "Move",

@@ -67,6 +67,9 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int]) -> Layout
         again = load.forward_ns / 1e9 if load.recompute else 0.0
         speed = problem.stages[s].speed
         parts = _parts(cost, source.settings.training)
+        if load.blocks:
+            # blocks are run again by a backward that is not split
+            parts = load.backward_ns / 1e9 * speed, 0.0
         stages_out.append(
             StagePlan(
                 s,
@@ -80,10 +83,12 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int]) -> Layout
                 parts[1] / speed,
                 weights,
                 gradients,
-                load.received_bytes if load.recompute else load.saved_bytes,
-                load.workspace_bytes + (load.saved_bytes if load.recompute else 0),
+                load.kept_bytes,
+                load.acting_bytes,
                 problem.stages[s].in_flight,
                 load.memory_bytes,
+                tuple(block.ops for block in load.blocks),
+                sum(block.held_bytes for block in load.blocks),
             )
         )
     return Layout(

@@ -280,6 +280,7 @@ def _joined(problem: Problem, members: Sequence[int]) -> Item:
         max(i.workspace_bytes for i in items),
         max(i.first for i in items),
         min(lasts, default=-1),
+        tuple(b for i in items for b in i.blocks),
     )
 
 

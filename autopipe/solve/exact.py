@@ -261,10 +261,8 @@ class Chains:
                 continue
             columns = np.arange(first, last)
             self.n_pairs += len(rows) * len(columns)
-            loads = self.loads.of(s, a.picked(rows), b.picked(columns))
-            np.maximum(loads, value[rows, None], out=loads)
-            least = loads.argmin(axis=0)
-            found = loads[least, columns - first]
+            priced = self.loads.of(s, a.picked(rows), b.picked(columns))
+            least, found = priced.least(value[rows, None], self.bound)
             better = found < best[first:last]
             best[columns[better]], parent[columns[better]] = found[better], at + least[better]
         return best, parent

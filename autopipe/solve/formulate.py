@@ -15,6 +15,7 @@ from ..errors import InputError, PlanError
 from ..graph import Op, OpGraph
 from ..hardware import Cluster
 from ..schedule import Schedule
+from .blocks import Block
 from .contract import merge
 from .problem import HUGE, Item, Net, Problem, Share, Stage
 
@@ -52,13 +53,20 @@ def formulate(
     """The problem of cutting ``graph`` into the stages of ``schedule``, placed on the cluster's ranks.
 
     Every compute op that is not computed again where needed is an item; the model's output is one more, kept
-    in the last stage. Raises :class:`PlanError` where pins or groups name nothing or contradict each other.
+    in the last stage. Where saved values may be recomputed, an item is a block, except under schedules that
+    split the backward: each part would compute it again.
+
+    Raises :class:`PlanError` where pins or groups name nothing or contradict each other.
     """
     maker = _Maker(graph, costs, cluster, schedule.n_microbatches, settings)
     problem = maker.problem(schedule)
     merged = merge(problem, maker.together(problem)).problem
     _check_windows(merged)
-    return merged
+    if settings.recompute != "auto" or schedule.splits_backward:
+        return merged
+    blocks = maker.blocks(merged)
+    items = (dataclasses.replace(i, blocks=b) for i, b in zip(merged.items, blocks, strict=True))
+    return dataclasses.replace(merged, items=tuple(items))
 
 
 def clones_of(graph: OpGraph, costs: CostTable, cluster: Cluster, choice: str = "auto") -> frozenset[str]:
@@ -279,6 +287,41 @@ class _Maker:
                 f"such as {_some_path(self.placed)!r}, or an op's name"
             )
         return found
+
+    def blocks(self, problem: Problem) -> list[tuple[Block, ...]]:
+        """Each item as a block to compute again in backward, where that gives up bytes and is exact."""
+        graph, owner = self.graph, dict[str, str]()
+        for op in graph.ops:
+            for value in self.costs[op.name].saved_values:
+                owner.setdefault(value, op.name)
+        takes: dict[str, list[str]] = {op.name: [] for op in graph.ops}
+        for producer, consumer in graph.edges:
+            takes[consumer].append(producer)
+        kinds = {op.name: op.kind for op in graph.ops}
+        barred = {op.name for op in graph.ops if op.mutated_buffers}
+        barred |= {name for g in graph.groups if any(kinds[n] == "input" for n in g) for name in g}
+        return [() if barred & {*i.ops} else self._block(i, takes, owner) for i in problem.items]
+
+    def _block(
+        self, item: Item, takes: Mapping[str, Sequence[str]], owner: Mapping[str, str]
+    ) -> tuple[Block, ...]:
+        """What it takes is held in its place, and what it gives where others rely on it to keep that.
+
+        A value that several keep counts at the first of them, as in the ops' saved bytes. The batch is there
+        anyway.
+        """
+        place, own = self.graph.position, set(item.ops)
+        first = min((place[op] for op in own), default=0)
+        used = {u for op in own for u in takes[op]} - own
+        used |= {op for op in own if op in owner and not own.issuperset(self.graph.consumers[op])}
+        held = [
+            self.graph.by_name[value]
+            for value in used
+            if value not in owner or owner[value] in own or place[owner[value]] > first
+        ]
+        held_bytes = sum(op.bytes_at(self.costs.dims) for op in held if op.kind != "input" and not op.is_size)
+        block = Block(item.ops, item.forward_ns, item.saved_bytes, held_bytes)
+        return (block,) if block.freed_bytes > 0 else ()
 
     def together(self, problem: Problem) -> list[list[int]]:
         """Sets of items that must share a stage: graph groups, the caller's, uncut values, tied users."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from .blocks import UNDER, cheapest_blocks, freed_bytes, least_ns_per_byte
 from .problem import HUGE, Array, Problem, memory_bytes, most_work, peak_bytes, scaled
 
 __all__ = ["Rows", "best_chain", "lightest_chain"]
@@ -33,6 +34,10 @@ class Rows:
         self.real = _prefix([1 if i.ops else 0 for i in items])
         self.static = _prefix([i.static_bytes for i in items])
         self.saved = _prefix([i.saved_bytes for i in items])
+        self.blocks = [i.blocks for i in items]
+        self.has_blocks = problem.recompute == "auto" and any(self.blocks)
+        self.freed = _prefix([freed_bytes(row) for row in self.blocks])
+        self.least = least_ns_per_byte(b for row in self.blocks for b in row)
         self.workspace = np.array([peak_bytes(problem, v) for v in order], dtype=np.int64)
         self.first = np.array([i.first for i in items], dtype=np.int64)
         self.last = np.array([problem.last_of(v) for v in order], dtype=np.int64)
@@ -49,11 +54,13 @@ class Rows:
         self.d = {name: np.zeros(self.n + 1, dtype=np.int64) for name in names}
         self.share_work = any(s.forward_ns or s.backward_ns for s in problem.shares)
         self.plain = self.forward + self.backward
+        self.alone: dict[int, tuple[Array, Array, Array]] = {}
 
     def descend(self, limit: int) -> Iterator[tuple[int, int, Array]]:
         """(i, end, loads) for each start, last first; ``loads[s, j - i - 1]`` is stage s holding [i, j).
 
-        Only ends whose work alone is at most ``limit`` are given; impossible stages cost :data:`HUGE`.
+        Only ends whose work alone is at most ``limit`` are given; impossible stages cost :data:`HUGE`. Where
+        blocks may be computed again, a load is what :meth:`settled` may raise until it was asked for.
         """
         for i in range(self.n - 1, -1, -1):
             for is_net, r, k in self.at[i]:
@@ -104,17 +111,24 @@ class Rows:
         work = {f: (scaled(forward, f), scaled(forward, f) + scaled(backward, f)) for f in self.speeds}
         out = np.empty((p.n_stages, end - i), dtype=np.int64)
         memory = self._memory(i, end) if self.has_memory else None
+        self.over = np.zeros_like(out)
         for s, stage in enumerate(p.stages):
             forward, total = work[stage.speed]
+            fits: Array | bool = True
             if memory is not None:
                 kept, again = memory_bytes(stage, *memory)
                 fits, fits_again = kept <= stage.limit_bytes, again <= stage.limit_bytes
                 if p.recompute == "always":
                     total, fits = total + forward, fits_again
+                elif self.has_blocks:
+                    self.over[s] = np.maximum(kept - stage.limit_bytes, 0)
+                    self.alone[s] = total, np.where(fits_again, forward, HUGE), transfers
+                    total = total + self._least_again(s, forward, fits_again)
+                    fits = fits_again | (self.over[s] <= stage.in_flight * self._freed(i, end))
                 elif p.recompute == "auto":
                     total, fits = np.where(fits, total, total + forward), fits | fits_again
             row = np.maximum(total, transfers) if p.overlap else total + transfers
-            out[s] = row if memory is None else np.where(fits, row, HUGE)
+            out[s] = np.where(fits, row, HUGE)
         if not p.allow_empty:
             out[:, self.real[i + 1 : end + 1] == self.real[i]] = HUGE
         if self.pinned:
@@ -123,6 +137,30 @@ class Rows:
             stages = np.arange(p.n_stages)[:, None]
             out[(stages < first) | (stages > last)] = HUGE
         return out
+
+    def _freed(self, i: int, end: int) -> Array:
+        out: Array = self.freed[i + 1 : end + 1] - self.freed[i]
+        return out
+
+    def _least_again(self, s: int, forward: Array, fits_whole: Array) -> Array:
+        """What computing again costs at least: what is over at the best block's rate, or the whole."""
+        stage = self.problem.stages[s]
+        least = np.floor(self.over[s] // stage.in_flight * self.least * UNDER).astype(np.int64)
+        part = scaled(least, stage.speed)
+        return np.asarray(np.where(fits_whole, np.minimum(part, forward), part))
+
+    def settle(self, i: int, s: int, x: int, loads: Array) -> bool:
+        """Whether stage ``s`` holding [i, i + x + 1) costs more than its least, once blocks are chosen."""
+        over, self.over[s, x] = int(self.over[s, x]), 0
+        if over == 0:
+            return False
+        stage, (total, whole, transfers) = self.problem.stages[s], self.alone[s]
+        found = cheapest_blocks([b for row in self.blocks[i : i + x + 1] for b in row], stage.in_flight, over)
+        again = whole[x] if found is None else scaled(sum(b.forward_ns for b in found), stage.speed)
+        work = int(total[x] + again)
+        load = max(work, int(transfers[x])) if self.problem.overlap else work + int(transfers[x])
+        before, loads[s, x] = loads[s, x], min(load, HUGE)
+        return bool(loads[s, x] > before)
 
     def _work(self, what: str, i: int, end: int) -> Array:
         prefix: Array = getattr(self, what)
@@ -168,13 +206,15 @@ def _chain(
         rest[:, n] = 0
     choice = np.zeros((k, n + 1), dtype=np.int64)
     span = np.arange(k)
-    for i, end, loads in Rows(problem, order).descend(limit):
+    rows = Rows(problem, order)
+    for i, end, loads in rows.descend(limit):
         after = rest[1:, i + 1 : end + 1]
-        if additive:
-            totals = np.where(loads <= limit, np.minimum(loads + after, HUGE), HUGE)
-        else:
-            totals = np.maximum(loads, after)
+        totals = _totals(loads, after, limit, additive)
         best = np.argmin(totals, axis=1)
+        for s in range(k):
+            while totals[s, best[s]] < HUGE and rows.settle(i, s, int(best[s]), loads):
+                totals[s] = _totals(loads[s], after[s], limit, additive)
+                best[s] = np.argmin(totals[s])
         rest[:k, i] = totals[span, best]
         choice[:, i] = i + 1 + best
         if problem.allow_empty:
@@ -189,6 +229,12 @@ def _chain(
             stage_of[order[x]] = s
         at = stop
     return int(rest[0, 0]), tuple(stage_of)
+
+
+def _totals(loads: Array, after: Array, limit: int, additive: bool) -> Array:
+    if additive:
+        return np.where(loads <= limit, np.minimum(loads + after, HUGE), HUGE)
+    return np.maximum(loads, after)
 
 
 def _skip(rest: Array, choice: Array, i: int) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Sequence, Set
 import numpy as np
 import numpy.typing as npt
 
-from .problem import HUGE, Array, Problem, memory_bytes, peak_bytes
+from .blocks import UNDER, cheapest_blocks, freed_bytes, least_ns_per_byte
+from .problem import HUGE, Array, Problem, Stage, memory_bytes, peak_bytes, scaled
 from .reach import Bits
 from .windows import Downsets
 
-__all__ = ["Floats", "Layer", "Loads"]
+__all__ = ["Floats", "Layer", "Loads", "Priced"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -60,7 +61,11 @@ class Loads:
         self.has_memory = p.recompute != "never" or any(s.limit_bytes < HUGE for s in p.stages)
         self.plain = not self.has_memory and not p.overlap and all(s.speed == 1.0 for s in p.stages)
         names = ["forward_ns", "backward_ns"] + ["static_bytes", "saved_bytes"] * self.has_memory
+        blocks = [block for i in p.items for block in i.blocks]
+        self.has_blocks = p.recompute == "auto" and bool(blocks)
+        self.least = least_ns_per_byte(blocks)
         self.each = {name: _row([getattr(i, name) for i in p.items]) for name in names}
+        self.each["freed"] = _row([freed_bytes(i.blocks) for i in p.items])
         self.each["real"] = _row([bool(i.ops) for i in p.items])
         self.peaks = _row([peak_bytes(p, v) for v in range(len(p.items))])
         self.levels = sorted(set(self.peaks.tolist()) - {0}) if self.has_memory else []
@@ -100,23 +105,32 @@ class Loads:
             out += (taken >= 0) * getattr(self.problem.nets[n], name)
         return out
 
-    def of(self, s: int, a: Layer, b: Layer) -> Floats:
+    def of(self, s: int, a: Layer, b: Layer) -> Priced:
         """The load of stage ``s`` from each row of ``a`` to each of ``b``; infinite where it may not be."""
         p, stage = self.problem, self.problem.stages[s]
         common = _Common(p, a, b, self.turned)
         transfers = common.transfers(a, b)
         forward, backward = common.shared("forward_ns", a, b), common.shared("backward_ns", a, b)
         forward, backward = _scaled(forward, stage.speed), _scaled(backward, stage.speed)
+        again: _Again | None = None
         if self.has_memory:
             static, saved = common.shared("static_bytes", a, b), common.shared("saved_bytes", a, b)
             peak = np.zeros(transfers.shape)
             for level in self.levels:
                 peak[_between(a, b, f"peak {level}") > 0] = level
             received, sent = common.received(a, b), common.sent(a, b)
-            kept, again = memory_bytes(stage, static, saved, peak, received, sent)
+            kept, whole = memory_bytes(stage, static, saved, peak, received, sent)
             recompute = (kept > stage.limit_bytes) if p.recompute == "auto" else p.recompute == "always"
-            backward = backward + np.where(recompute, forward, 0.0)
-            short = np.where(recompute, again, kept) > stage.limit_bytes
+            least = np.where(recompute, forward, 0.0)
+            short = np.where(recompute, whole, kept) > stage.limit_bytes
+            if self.has_blocks:
+                over, work = np.maximum(kept - stage.limit_bytes, 0), forward + backward
+                sets, unknown = (a.downsets, b.downsets), over > 0
+                again = _Again(self, stage, sets, forward, work, transfers, over, short, unknown)
+                part = _scaled(np.floor(over // stage.in_flight * self.least * UNDER), stage.speed)
+                least = np.where(short, part, np.minimum(least, part))
+                short = short & (over > stage.in_flight * _between(a, b, "freed"))
+            backward = backward + least
         work = forward + backward
         loads = np.maximum(work, transfers) if p.overlap else work + transfers
         if self.has_memory:
@@ -124,7 +138,66 @@ class Loads:
         if not p.allow_empty and b.sums["real"].min() <= a.sums["real"].max():
             loads[_between(a, b, "real") <= 0] = np.inf
         loads[~_contained(a.downsets, b.downsets)] = np.inf
-        return loads
+        return Priced(loads, again)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Priced:
+    """Loads over pairs of rows; where ``again`` is given, some are only as much as they must be at least."""
+
+    loads: Floats
+    again: _Again | None = None
+
+    def least(self, so_far: Floats, bound: int) -> tuple[Array, Floats]:
+        """For each column the row with the least larger of load and what comes before it, and that value.
+
+        What a row's recomputation costs is looked for only where it decides.
+        """
+        totals = np.maximum(self.loads, so_far)
+        rows = totals.argmin(axis=0)
+        columns = np.arange(totals.shape[1])
+        while self.again is not None:
+            open_still = np.flatnonzero(self.again.unknown[rows, columns] & (totals[rows, columns] <= bound))
+            if not len(open_still):
+                break
+            for c in open_still:
+                totals[rows[c], c] = max(totals[rows[c], c], self.again.load(int(rows[c]), int(c)))
+            rows[open_still] = totals[:, open_still].argmin(axis=0)
+        return rows, totals[rows, columns]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Again:
+    """What the loads of stages over their limit are made of, to find the cheapest blocks to compute again.
+
+    ``short`` says where the whole stage computed again would not fit either; ``unknown`` where nobody looked.
+    """
+
+    loads: Loads
+    stage: Stage
+    downsets: tuple[Downsets, Downsets]
+    forward: Floats
+    work: Floats
+    transfers: Floats
+    over: Floats
+    short: Bits
+    unknown: Bits
+
+    def load(self, row: int, column: int) -> float:
+        """The load of one pair; infinite where nothing that is computed again lets it fit."""
+        self.unknown[row, column] = False
+        a, b = self.downsets
+        inside = np.flatnonzero(b.holds(column) & ~a.holds(row)).tolist()
+        blocks = [block for v in inside for block in self.loads.problem.items[v].blocks]
+        found = cheapest_blocks(blocks, self.stage.in_flight, int(self.over[row, column]))
+        if found is None and self.short[row, column]:
+            return float("inf")
+        work, transfers = float(self.work[row, column]), float(self.transfers[row, column])
+        if found is None:
+            work += float(self.forward[row, column])
+        else:
+            work += scaled(sum(block.forward_ns for block in found), self.stage.speed)
+        return max(work, transfers) if self.loads.problem.overlap else work + transfers
 
 
 class _Common:

@@ -9,9 +9,10 @@ solvers. This module is the definition that every solver, bound and test is held
     load(s) = work(s) + transfers(s)            nothing hidden
             = max(work(s), transfers(s))        overlap
     work(s)      = (forward + backward of its items and of the shares it touches) / speed(s)
-                 + forward once more where the stage recomputes
+                 + forward once more of what is recomputed: blocks, or the whole stage
     transfers(s) = what it sends and receives, once per value (or per receiver), + synchronising its shares
-    memory(s)    = static + in flight × saved + workspace + 2 × received + sent
+    memory(s)    = static + in flight × kept + workspace + 2 × received + sent
+    kept         = saved, less what recomputed blocks give up (the largest counts once as workspace)
 
 A rank's load is the sum of its stages'. What stays there adds up too, a tied parameter counted once; of what
 comes and goes the fullest moment of the schedule counts. A device's speed divides the sums of a stage, which
@@ -29,6 +30,8 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from .blocks import Block, cheapest_blocks, freed_bytes, redone_bytes
 
 __all__ = [
     "HUGE",
@@ -56,7 +59,10 @@ _MANY_STAGES = 6
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Item:
-    """Ops that stay together. ``first`` to ``last`` are the stages it may be in (last −1: to the end)."""
+    """Ops that stay together. ``first`` to ``last`` are the stages it may be in (last −1: to the end).
+
+    ``blocks`` are those of its ops that may be computed again in backward, apart from the rest of a stage.
+    """
 
     ops: tuple[str, ...] = ()
     forward_ns: int = 0
@@ -66,6 +72,7 @@ class Item:
     workspace_bytes: int = 0
     first: int = 0
     last: int = -1
+    blocks: tuple[Block, ...] = ()
 
     @property
     def work_ns(self) -> int:
@@ -130,6 +137,7 @@ class StageLoad:
     """What one stage costs per microbatch, in the problem's integers.
 
     ``extra_bytes`` of ``static_bytes`` are tied copies that an earlier stage of its rank holds already.
+    ``recompute`` says that all of it is computed again in backward, ``blocks`` what of it otherwise.
     """
 
     forward_ns: int
@@ -145,6 +153,17 @@ class StageLoad:
     recompute: bool
     extra_bytes: int
     load_ns: int
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def kept_bytes(self) -> int:
+        """What each microbatch in flight keeps."""
+        return self.received_bytes if self.recompute else self.saved_bytes - freed_bytes(self.blocks)
+
+    @property
+    def acting_bytes(self) -> int:
+        """Peak above the rest while an action runs."""
+        return self.workspace_bytes + (self.saved_bytes if self.recompute else redone_bytes(self.blocks))
 
     @property
     def transfers_ns(self) -> int:
@@ -161,7 +180,9 @@ class Problem:
     pair_ns: prices of each net by (sender's rank, receiver's rank), (send, receive) where links differ; the
         nets' own prices are then the cheapest pair's, so every bound holds.
     sender_pays: ``once`` per value, or per ``receiver`` stage.
-    recompute: ``never``, ``auto`` (where a stage would not fit otherwise) or ``always``.
+    recompute: ``never``, ``always`` (whole stages) or ``auto``: where a rank would not fit otherwise, the
+        cheapest blocks that let it, or whole stages. On a rank of several stages blocks go by rising time
+        per byte given up, until it fits.
     allow_empty: stages may hold no item (the published model: fewer devices are allowed).
     moments: per rank, what its schedule lets be at once: (microbatches alive in each of its stages, which of
         them acts). Without them, all stages are at their most at once.
@@ -288,22 +309,33 @@ class Problem:
     def _rank(self, rank: int, tallies: Sequence[_Tally]) -> tuple[StageLoad, ...]:
         """The loads of a rank's stages; those recompute that let it fit at the least load."""
         stages = [self.stages[s] for s in self.stages_of[rank]]
-        best: tuple[int, tuple[StageLoad, ...]] | None = None
-        for chosen in _choices(self.recompute, len(stages)):
-            loads = tuple(self._finish(*row) for row in zip(stages, tallies, chosen, strict=True))
-            if self.rank_bytes(rank, loads) <= stages[0].limit_bytes:
-                total = sum(load.load_ns for load in loads)
-                if best is None or total < best[0]:
-                    best = total, loads
-                if not any(chosen):
-                    break
-        return loads if best is None else best[1]
 
-    def _finish(self, stage: Stage, t: _Tally, recompute: bool) -> StageLoad:
+        def made(chosen: Sequence[Again]) -> tuple[StageLoad, ...]:
+            return tuple(self._finish(*row) for row in zip(stages, tallies, chosen, strict=True))
+
+        def short(loads: Sequence[StageLoad]) -> int:
+            return self.rank_bytes(rank, loads) - stages[0].limit_bytes
+
+        loads = made([self.recompute == "always"] * len(stages))
+        if self.recompute != "auto" or short(loads) <= 0:
+            return loads
+        if len(stages) == 1:
+            found = cheapest_blocks(tallies[0].blocks, stages[0].in_flight, short(loads))
+            ways: Iterator[list[Again]] = iter([] if found is None else [[found]])
+        else:
+            ways = _by_worth(stages, tallies)
+        by_block = next((fit for way in ways if short(fit := made(way)) <= 0), None)
+        whole = [made(way) for way in _choices(len(stages))]
+        fitting = [way for way in (by_block, *whole) if way is not None and short(way) <= 0]
+        return min(fitting, key=lambda way: sum(load.load_ns for load in way), default=whole[-1])
+
+    def _finish(self, stage: Stage, t: _Tally, again: Again) -> StageLoad:
         forward, backward = scaled(t.forward_ns, stage.speed), scaled(t.backward_ns, stage.speed)
-        backward += forward if recompute else 0
+        recompute, blocks = (again, ()) if isinstance(again, bool) else (False, again)
+        backward += forward if recompute else scaled(sum(b.forward_ns for b in blocks), stage.speed)
         work, transfers = forward + backward, t.send_ns + t.receive_ns + t.sync_ns
-        bytes_of = t.static_bytes, t.saved_bytes, t.workspace_bytes, t.received_bytes, t.sent_bytes
+        kept, acting = t.saved_bytes - freed_bytes(blocks), t.workspace_bytes + redone_bytes(blocks)
+        bytes_of = t.static_bytes, kept, acting, t.received_bytes, t.sent_bytes
         return StageLoad(
             forward,
             backward,
@@ -318,6 +350,7 @@ class Problem:
             recompute,
             t.extra_bytes,
             max(work, transfers) if self.overlap else work + transfers,
+            blocks,
         )
 
     def rank_bytes(self, rank: int, loads: Sequence[StageLoad]) -> int:
@@ -325,8 +358,8 @@ class Problem:
         if len(loads) == 1:
             return loads[0].memory_bytes
         stages = [self.stages[s] for s in self.stages_of[rank]]
-        kept = [load.received_bytes if load.recompute else load.saved_bytes for load in loads]
-        acting = [load.workspace_bytes + load.saved_bytes * load.recompute for load in loads]
+        kept = [load.kept_bytes for load in loads]
+        acting = [load.acting_bytes for load in loads]
         still = sum(
             load.memory_bytes - load.extra_bytes - stage.in_flight * k - a
             for load, stage, k, a in zip(loads, stages, kept, acting, strict=True)
@@ -358,6 +391,7 @@ class _Tally:
 
     __slots__ = (
         "backward_ns",
+        "blocks",
         "extra_bytes",
         "forward_ns",
         "receive_ns",
@@ -374,8 +408,11 @@ class _Tally:
         self.forward_ns = self.backward_ns = self.send_ns = self.receive_ns = self.sync_ns = 0
         self.static_bytes = self.saved_bytes = self.workspace_bytes = 0
         self.received_bytes = self.sent_bytes = self.extra_bytes = 0
+        self.blocks: tuple[Block, ...] = ()
 
     def add(self, part: Item | Share) -> None:
+        if isinstance(part, Item):
+            self.blocks += part.blocks
         self.forward_ns += part.forward_ns
         self.backward_ns += part.backward_ns
         self.static_bytes += part.static_bytes
@@ -383,13 +420,27 @@ class _Tally:
         self.workspace_bytes = max(self.workspace_bytes, part.workspace_bytes)
 
 
-def _choices(recompute: str, n_stages: int) -> Iterator[tuple[bool, ...]]:
-    """Which of a rank's stages may recompute: those who do not first, none of many stages or all of them."""
-    if recompute != "auto":
-        return iter([(recompute == "always",) * n_stages])
+Again = bool | tuple[Block, ...]
+"""Whether a whole stage is computed again, or what of it."""
+
+
+def _choices(n_stages: int) -> Iterator[tuple[bool, ...]]:
+    """Which of a rank's stages may recompute as a whole: any, or of many stages none or all of them."""
     if n_stages > _MANY_STAGES:
         return iter([(False,) * n_stages, (True,) * n_stages])
     return itertools.product((False, True), repeat=n_stages)
+
+
+def _by_worth(stages: Sequence[Stage], tallies: Sequence[_Tally]) -> Iterator[list[Again]]:
+    """More and more blocks of a rank's stages, those first that take the least time per byte given up."""
+    blocks = [(s, x, b) for s, t in enumerate(tallies) for x, b in enumerate(t.blocks)]
+    blocks.sort(
+        key=lambda row: (row[2].forward_ns / (row[2].freed_bytes * stages[row[0]].in_flight), *row[:2])
+    )
+    chosen: list[tuple[Block, ...]] = [()] * len(stages)
+    for s, _, block in blocks:
+        chosen[s] += (block,)
+        yield list(chosen)
 
 
 @overload

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .blocks import freed_bytes
 from .problem import HUGE, Array, Net, Problem, Share, Stage, memory_bytes, scaled
 
 __all__ = ["Spans", "downsets", "prefixes"]
@@ -72,6 +73,10 @@ class Spans:
         self.transfers = self._transfers()
         for name in _PARTS:
             setattr(self, name, self._part(name))
+        freed = [freed_bytes(i.blocks) for i in problem.items]
+        self.has_blocks = problem.recompute == "auto" and any(freed)
+        sums = self._sums(freed)
+        self.freed = np.asarray(sums[None, :] - sums[:, None])
         self.workspace = self._workspace() if self.has_memory else np.zeros_like(self.transfers)
 
     forward: Array
@@ -189,22 +194,30 @@ class Spans:
             bytes_once += _product(held_a > 0, held_b > 0, [s.static_bytes * s.tied for s in shares])
         return net_a, net_b, bytes_once
 
-    def loads(self, stages: Sequence[int], a: tuple[int, Array], b: tuple[Array, Array]) -> Array:
-        """The least load of a rank whose stages hold spans of ``a`` and ``b``; HUGE where memory is short."""
+    def loads(
+        self, stages: Sequence[int], a: tuple[int, Array], b: tuple[Array, Array]
+    ) -> tuple[Array, Bits]:
+        """The least load of a rank whose stages hold spans of ``a`` and ``b``; HUGE where memory is short.
+
+        Second, where that is a bound only: blocks that must be computed again are taken to cost nothing.
+        """
         p, stage = self.problem, self.problem.stages[stages[0]]
         saved_a, saved_b, bytes_once = self.together(a, b)
         work = [self._work(stage, *span) for span in (a, b)]
         moving = self.transfers[a][:, None] - saved_a, self.transfers[b][None, :] - saved_b
         best = np.full(saved_a.shape, HUGE, dtype=np.int64)
-        for again in _recomputing(p.recompute, len(stages)):
+        bound_only: Bits = np.full(saved_a.shape, self.has_blocks)
+        for again in _recomputing(p.recompute, len(stages), self.has_blocks):
             total = np.zeros_like(best)
             for (forward, both), row, transfers, more in zip(work, _SIDES, moving, again, strict=True):
-                own = (both + forward * more)[row]
+                own = (both + forward * (more is True))[row]
                 total = total + (np.maximum(own, transfers) if p.overlap else own + transfers)
             if self.has_memory:
-                total = np.where(self._fits(stages, a, b, bytes_once, again), total, HUGE)
+                fits = self._fits(stages, a, b, bytes_once, again)
+                bound_only &= ~fits | any(again) | (None in again)
+                total = np.where(fits, total, HUGE)
             best = np.minimum(best, total)
-        return best
+        return best, bound_only
 
     def _work(self, stage: Stage, start: int | Array, end: Array) -> tuple[Array, Array]:
         forward = scaled(self.forward[start, end], stage.speed)
@@ -216,7 +229,7 @@ class Spans:
         a: tuple[int, Array],
         b: tuple[Array, Array],
         bytes_once: Array,
-        again: Sequence[bool],
+        again: Sequence[bool | None],
     ) -> Bits:
         stage, total = self.problem.stages[stages[0]], -bytes_once
         kept: list[Array] = []
@@ -225,8 +238,8 @@ class Spans:
         for span, row, more in zip(spans, _SIDES, again, strict=True):
             parts = (self.static, self.saved, self.workspace, self.received, self.sent)
             static, saved, workspace, received, sent = (part[span][row] for part in parts)
-            kept.append(received if more else saved)
-            acting.append(workspace + saved * more)
+            kept.append(received if more else saved - self.freed[span][row] if more is None else saved)
+            acting.append(workspace + saved * (more is True))
             total = total + memory_bytes(stage, static, 0, 0, received, sent)[0]
         peak = np.zeros_like(total)
         for alive, x in self.problem.moments_of(stage.rank):
@@ -255,8 +268,9 @@ def _whole(held_a: Array, held_b: Array, counts: Bits, parts: Sequence[Net] | Se
     return np.asarray(np.rint(out), dtype=np.int64)
 
 
-def _recomputing(choice: str, n_stages: int) -> list[tuple[bool, bool]]:
-    """Whether the first and the second stage recompute, in each way that may be chosen."""
+def _recomputing(choice: str, n_stages: int, has_blocks: bool) -> list[tuple[bool | None, bool | None]]:
+    """Whether the first and the second stage recompute, in each way that may be chosen; None: only blocks."""
     if choice != "auto":
         return [(choice == "always",) * 2]
-    return list(itertools.product((False, True), (False, True) if n_stages > 1 else (False,)))
+    ways: tuple[bool | None, ...] = (False, None, True) if has_blocks else (False, True)
+    return list(itertools.product(ways, ways if n_stages > 1 else (False,)))

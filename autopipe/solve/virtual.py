@@ -293,10 +293,30 @@ class _Pairs:
             return
         still = np.full(len(second), q)
         spans = (second, still) if middle is None else (still, second)
-        loads = self.spans.loads(own, (p, first), spans)
+        loads, bound_only = self.spans.loads(own, (p, first), spans)
         loads[~self._can_end(r, first, second, middle)] = HUGE
         for x, y in zip(*np.nonzero(loads <= self.bound), strict=True):
-            yield (int(first[x]), int(second[y])), int(loads[x, y])
+            there, load = (int(first[x]), int(second[y])), int(loads[x, y])
+            if bound_only[x, y]:
+                load = self._load(own, state, there)
+            if load <= self.bound:
+                yield there, load
+
+    def _load(self, own: Sequence[int], state: tuple[int, int], there: tuple[int, int]) -> int:
+        """What a rank's stages cost between two states, with the blocks they compute again."""
+        p = self.problem
+        stage_of = np.full(len(p.items), next((s for s in range(p.n_stages) if s not in own), own[0]))
+        for s, (i, j) in zip(own, self._spans(state, there), strict=False):
+            stage_of[self.spans.holds[j] & ~self.spans.holds[i]] = s
+        loads = p.loads(stage_of.tolist())
+        held = [loads[s] for s in own]
+        short = p.rank_bytes(p.stages[own[0]].rank, held) > p.stages[own[0]].limit_bytes
+        return HUGE if short else sum(load.load_ns for load in held)
+
+    def _spans(self, state: tuple[int, int], there: tuple[int, int]) -> list[tuple[int, int]]:
+        """The starts and ends of a rank's spans, from one state to the next."""
+        second = (there[1], state[1]) if self.layout.is_v else (state[1], there[1])
+        return [(state[0], there[0]), second]
 
     def _open(self, r: int, first: Array, second: Array, middle: int | None) -> tuple[Array, Array]:
         """The ends that the last rank must meet."""
@@ -326,8 +346,7 @@ class _Pairs:
         stage_of = [0] * len(self.problem.items)
         for r in range(len(self.layout.stages) - 1, -1, -1):
             own, start = self.layout.stages[r], layers[r + 1][end][1]
-            spans = [(start[0], end[0]), (end[1], start[1]) if self.layout.is_v else (start[1], end[1])]
-            for s, (i, j) in zip(own, spans, strict=False):
+            for s, (i, j) in zip(own, self._spans(start, end), strict=False):
                 for v in np.flatnonzero(self.spans.holds[j] & ~self.spans.holds[i]):
                     stage_of[v] = s
             end = start

@@ -6,16 +6,18 @@ Deciding the plan is left to ``solve``; the module that results is ``Stage``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from torch import fx
 
 from ..errors import PlanError
-from ..plans import Plan
+from ..plans import Plan, StagePlan
 from ..tracing import regions
 from ..tracing.scope import attach
 from . import rng
+from .again import Block
+from .parts import RECOMPUTED, Part, runs
 from .stage import Stage, StageForm
 
 if TYPE_CHECKING:
@@ -118,10 +120,11 @@ def _stage(capture: Capture, plan: Plan, flow: _Flow, index: int) -> Stage:
     forms: dict[bool, StageForm] = {}
     targets: set[str] = set()
     for training, graph in distinct_forms(capture).items():
-        part = _subgraph(capture, flow, graph, index)
-        targets |= {str(n.target) for n in part.nodes if n.op in ("get_attr", "call_module")}
+        part = _subgraph(capture, flow, graph, plan.stages[index])
+        for each in (part.graph, *part.blocks):
+            targets |= {str(n.target) for n in each.nodes if n.op in ("get_attr", "call_module")}
         title = f"stage {index} of {plan.n_stages} of {plan.model}, graph {plan.graph_digest}"
-        forms[training] = StageForm.compile(part, title)
+        forms[training] = _form(part, title)
     for training in (True, False):
         forms.setdefault(training, forms[True])
     outputs = () if is_last else wires.outputs
@@ -135,34 +138,44 @@ def _stage(capture: Capture, plan: Plan, flow: _Flow, index: int) -> Stage:
         inputs=wires.inputs,
         outputs=outputs,
     )
-    attach(stage, capture.model, targets, capture.constants)
+    attach(stage, capture.model, targets - {RECOMPUTED}, capture.constants)
     return stage
 
 
-def _subgraph(capture: Capture, flow: _Flow, graph: fx.Graph, stage: int) -> fx.Graph:
-    """The part of ``graph`` that one stage runs, as a graph of its own."""
-    part, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+def _form(part: Part, title: str) -> StageForm:
+    form = StageForm.compile(regions.insert(part.graph), title)
+    made, code = [], form.code
+    for x, graph in enumerate(part.blocks):
+        called = {node.target for node in graph.nodes}
+        inner = StageForm.compile(regions.insert(graph), f"block {x}, run again in backward, of {title}")
+        has_regions = any(node.target is regions.leave for node in graph.nodes)
+        made.append(Block(inner.forward, rng.reseed in called, has_regions))
+        code += inner.code
+    return dataclasses.replace(form, code=code, blocks=tuple(made))
+
+
+def _subgraph(capture: Capture, flow: _Flow, graph: fx.Graph, stage: StagePlan) -> Part:
+    """The part of ``graph`` that one stage runs, as a graph of its own, and those of its blocks."""
+    part, wires = Part(capture.ops), flow.wires[stage.index]
     by_name = {node.name: node for node in graph.nodes}
-    for name in flow.wires[stage].inputs:
-        placeholder = part.placeholder(name)
-        if name in by_name:
-            copies[by_name[name]] = placeholder
-    random = capture.ops.by_name
-    convert: Callable[[fx.Node], fx.Node] = copies.__getitem__
-    for node in flow.nodes(graph, stage):
-        for value in node.all_input_nodes:
-            if value.op == "get_attr" and value not in copies:
-                copies[value] = part.node_copy(value)
-        if node.op == "output":
-            part.output(fx.map_arg(node.args[0], convert))
-            return regions.insert(part)
-        if random[node.name].is_random:
-            part.call_function(rng.reseed, (node.name,))
-        copies[node] = part.node_copy(node, convert)
+    for name in wires.inputs:
+        part.take(name, by_name.get(name))
+    again = {name for ops in stage.recomputed for name in ops}
+    end = graph.output_node()
+    nodes = [node for node in flow.nodes(graph, stage.index) if node is not end]
+    for run in runs(nodes, stage.recomputed, capture.ops.order_edges):
+        if run[0].name in again:
+            part.add_block(run)
+        else:
+            part.add(run[0])
+    if stage.index == flow.last:
+        part.bring(end)
+        part.graph.output(fx.map_arg(end.args[0], part.copies.__getitem__))
+        return part
     # a value that only the other form computes is given as None
-    given: list[Any] = [copies.get(by_name[n]) if n in by_name else None for n in flow.wires[stage].outputs]
-    part.output(tuple(given))
-    return regions.insert(part)
+    given = [part.copies.get(by_name[n]) if n in by_name else None for n in wires.outputs]
+    part.graph.output(tuple(given))
+    return part
 
 
 def _adopt_leftovers(capture: Capture, stages: tuple[Stage, ...]) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Iterator
+from types import TracebackType
 
 import torch
 
-__all__ = ["mix", "reseed", "scope"]
+__all__ = ["mix", "reopened", "reseed", "scope"]
 
 _seed: int | None = None
 _MASK = (1 << 63) - 1
@@ -32,6 +33,28 @@ def scope(seed: int, microbatch: int) -> Iterator[None]:
         yield
     finally:
         _seed = outer
+
+
+class _Reopened:
+    """A scope to enter any number of times."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._outer: list[int | None] = []
+
+    def __enter__(self) -> None:
+        global _seed
+        self._outer.append(_seed)
+        _seed = self._seed
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        global _seed
+        _seed = self._outer.pop()
+
+
+def reopened() -> _Reopened | None:
+    """The scope that is open now, to be entered again later; None where none is."""
+    return None if _seed is None else _Reopened(_seed)
 
 
 def reseed(op: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..tracing.scope import Scope
+from .again import Block
 
 __all__ = ["Stage", "StageForm"]
 
@@ -24,11 +25,15 @@ _counter = itertools.count()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StageForm:
-    """One form of a stage, for training or evaluation: its fx graph, source and compiled forward."""
+    """One form of a stage, for training or evaluation: its fx graph, source and compiled forward.
+
+    ``blocks`` are the parts of it that run again in backward; their sources follow the form's own.
+    """
 
     graph: fx.Graph
     code: str
     forward: Callable[..., tuple[Any, ...]]
+    blocks: tuple[Block, ...] = ()
 
     @classmethod
     def compile(cls, graph: fx.Graph, title: str) -> StageForm:
@@ -90,6 +95,15 @@ class Stage(Scope):
     def forward(self, *values: Any) -> tuple[Any, ...]:
         """The stage's values in the order of ``outputs`` (or the model's flat output leaves)."""
         return self._forms[self.training].forward(self, *values)
+
+    def _recomputed(self, block: int, *values: Any) -> tuple[Any, ...]:
+        """What a block of the form that runs now makes of what it takes."""
+        return self._forms[self.training].blocks[block](self, *values)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether blocks of the form that runs now run again in backward."""
+        return bool(self._forms[self.training].blocks)
 
     @property
     def code(self) -> str:

@@ -23,8 +23,9 @@ TABLE = CostTable(
 )
 
 
-def plan(recompute: bool = False) -> Plan:
-    stages = (StagePlan(0, 0, ("a", "b"), recompute=recompute), StagePlan(1, 1, ("c",)))
+def plan(recompute: bool = False, recomputed: tuple[tuple[str, ...], ...] = ()) -> Plan:
+    first = StagePlan(0, 0, ("a", "b"), recompute=recompute, recomputed=recomputed)
+    stages = (first, StagePlan(1, 1, ("c",)))
     bounds = Bounds(1.0, 1.0, 1.0, proved=True)
     return Plan("M", "digest", stages, (), (), "1f1b", 2, 1.0, bounds, Cluster.uniform(2))
 
@@ -113,6 +114,15 @@ def test_recomputed_forward_is_not_counted_as_backward(tmp_path: pathlib.Path) -
     table = recalibrate(TABLE, made)
     assert table.total(("a", "b")).backward_s == pytest.approx(6.0)
     assert table["c"].forward_s == TABLE["c"].forward_s
+
+
+def test_forward_of_recomputed_blocks_is_not_counted_as_backward(tmp_path: pathlib.Path) -> None:
+    store = Store(tmp_path)
+    made = record(store, plan(recomputed=(("b",),)), TABLE, report({"F": 4.0, "B": 10.0}, {}))
+    assert entries(store, "digest", TABLE) == made
+    table = recalibrate(TABLE, made)
+    assert table["b"].forward_s == pytest.approx(3.0)
+    assert table.total(("a", "b")).backward_s == pytest.approx(7.0)
 
 
 def test_runs_add_up_and_their_median_counts(tmp_path: pathlib.Path) -> None:

@@ -26,12 +26,19 @@ PER_RANK = {"interleaved": 2, "looped-bfs": 2, "zbv": 2, "dualpipev": 2}
 BATCHES = ((8, 6, 4), (7, 5, 4), (3, 6, 4), (9, 4, 2), (8, 6, 5), (1, 3, 4))
 
 
-def adversary(n_stages, schedule, n_ranks, recompute=()):
+def adversary(n_stages, schedule, n_ranks, recompute=(), block_size=0):
     torch.manual_seed(0)
     model = Adversary().double()
     args, kwargs, _ = adversary_batch(4, 5)
     captured, plan, stages = make(
-        model, args, kwargs, n_stages=n_stages, n_ranks=n_ranks, schedule=schedule, recompute=recompute
+        model,
+        args,
+        kwargs,
+        n_stages=n_stages,
+        n_ranks=n_ranks,
+        schedule=schedule,
+        recompute=recompute,
+        block_size=block_size,
     )
     return model, captured, plan, stages
 
@@ -49,12 +56,14 @@ def train_plain(model, steps):
 
 
 @pytest.mark.parametrize("schedule", TRAINING)
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["nothing", "stages", "blocks"])
 def test_adversary_equals_full_batch(schedule, recompute):
     n_ranks = 2 if schedule in PER_RANK else 4
     n_stages = n_ranks * PER_RANK.get(schedule, 1)
-    everything = tuple(range(n_stages)) if recompute else ()
-    model, captured, plan, stages = adversary(n_stages, schedule, n_ranks, everything)
+    everything = tuple(range(n_stages)) if recompute == "stages" else ()
+    size = 3 if recompute == "blocks" else 0
+    model, captured, plan, stages = adversary(n_stages, schedule, n_ranks, everything, size)
+    assert any(stage.recomputes for stage in stages) == bool(size)
     plain = copy.deepcopy(model)
     steps = [adversary_batch(rows, length) for rows, length, _ in BATCHES]
     wanted = train_plain(plain, steps)

@@ -37,7 +37,7 @@ def test_prices_of_pairs_are_those_of_the_definition(seed):
     loads = Loads(problem)
     some = random.Random(seed).sample(range(len(whole)), min(40, len(whole)))
     layer = loads.layer(whole.picked(np.array(sorted(some))))
-    priced = loads.of(1, layer, layer)
+    priced = loads.of(1, layer, layer).loads
     rows = [layer.downsets.holds(x) for x in range(len(some))]
     for (x, a), (y, b) in itertools.product(enumerate(rows), repeat=2):
         if (a & ~b).any() or not (b & ~a).any():

@@ -1,11 +1,22 @@
 """The solver equals exhaustive search on small problems with ties, memory, pins and recompute."""
 
+import dataclasses
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopipe.solve import Item, Net, Problem, Share, Stage, chain
+from autopipe.solve import Block, Item, Net, Problem, Share, Stage, chain
 from autopipe.solve.exhaustive import exhaustive
 from autopipe.solve.problem import HUGE
+
+
+def _with_block(draw, item: Item) -> Item:
+    """The item, now and then with its ops as a block that may be computed again."""
+    if not item.saved_bytes or not draw(st.booleans()):
+        return item
+    held = draw(st.integers(0, item.saved_bytes - 1))
+    block = Block(item.ops, item.forward_ns, item.saved_bytes, held)
+    return dataclasses.replace(item, blocks=(block,))
 
 
 @st.composite
@@ -15,6 +26,7 @@ def problems(draw) -> Problem:
     limit = draw(st.sampled_from((HUGE, HUGE, 30, 15)))
     pinned = draw(st.sampled_from((None, None, *range(k))))
     items = [Item((f"o{v}",), *draw(st.tuples(small, small, small, small, small))) for v in range(n)]
+    items = [_with_block(draw, item) for item in items]
     if pinned is not None:
         v = draw(st.integers(0, n - 1))
         items[v] = Item(items[v].ops, 4, 2, first=pinned, last=pinned)

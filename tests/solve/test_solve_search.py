@@ -160,7 +160,7 @@ def test_saved_activations_that_do_not_fit_can_be_recomputed():
     given = {"costs": dataclasses.replace(table, costs=heavy), "memory_limit": 140 << 20}
     with pytest.raises(InfeasibleError, match="recompute='auto' fits"):
         made(**given)
-    assert any(s.recompute for s in made(**given, recompute="auto").stages)
+    assert any(s.recomputed for s in made(**given, recompute="auto").stages)
 
 
 def test_free_stage_counts_are_all_tried_and_the_fastest_wins():

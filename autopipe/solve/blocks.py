@@ -1,0 +1,110 @@
+"""Blocks of a stage to compute again in backward: the cheapest that give up enough memory, exactly.
+
+What a stage needs is left to ``problem``; computing blocks again to ``stages``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+
+__all__ = ["UNDER", "Block", "cheapest_blocks", "freed_bytes", "least_ns_per_byte", "redone_bytes"]
+
+UNDER = 1 - 1e-9
+"""What a bound in floating point is multiplied by, so that it is one."""
+
+_STEPS = 50_000
+"""Choices looked at for one stage; only dozens of blocks that are all unlike each other take more."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Block:
+    """Ops that are computed again together: their forward, what they save, what is kept in its place."""
+
+    ops: tuple[str, ...]
+    forward_ns: int
+    saved_bytes: int
+    held_bytes: int
+
+    @property
+    def freed_bytes(self) -> int:
+        """What each microbatch in flight need not keep."""
+        return self.saved_bytes - self.held_bytes
+
+
+def freed_bytes(blocks: Iterable[Block]) -> int:
+    """What a microbatch in flight need not keep of blocks that are computed again."""
+    return sum(b.freed_bytes for b in blocks)
+
+
+def redone_bytes(blocks: Iterable[Block]) -> int:
+    """What lies beside the rest while the largest of the blocks is computed again: they come in turn."""
+    return max((b.saved_bytes for b in blocks), default=0)
+
+
+def least_ns_per_byte(blocks: Iterable[Block]) -> float:
+    """The least time that any of the blocks takes for a byte given up."""
+    return min((b.forward_ns / b.freed_bytes for b in blocks), default=0.0)
+
+
+def cheapest_blocks(blocks: Sequence[Block], in_flight: int, over_bytes: int) -> tuple[Block, ...] | None:
+    """The blocks with the least forward that bring a stage down by so many bytes; None where none do.
+
+    What is saved is for each microbatch in flight, what is computed again for one. A knapsack for each size
+    of the largest block: kinds of blocks by rising time per byte, more of the better kinds first, cut off
+    where even parts of blocks would cost more than the best known.
+    """
+    best: tuple[int, int] | None = None
+    for largest in sorted({b.saved_bytes for b in blocks}):
+        need = -(-(over_bytes + largest) // in_flight)
+        cost = _cover(_kinds(b for b in blocks if b.saved_bytes <= largest), need)[0]
+        if cost is not None and (best is None or cost < best[0]):
+            best = cost, largest
+    if best is None:
+        return None
+    allowed = [b for b in blocks if b.saved_bytes <= best[1]]
+    kinds = _kinds(allowed)
+    counts = _cover(kinds, -(-(over_bytes + best[1]) // in_flight))[1]
+    left = {kind[:2]: count for kind, count in zip(kinds, counts, strict=True)}
+    out = []
+    for b in allowed:
+        if left[b.forward_ns, b.freed_bytes] > 0:
+            left[b.forward_ns, b.freed_bytes] -= 1
+            out.append(b)
+    return tuple(out)
+
+
+Kind = tuple[int, int, int]
+"""Forward, bytes given up, and how many such blocks there are."""
+
+
+def _kinds(blocks: Iterable[Block]) -> tuple[Kind, ...]:
+    pairs = sorted(((b.forward_ns, b.freed_bytes) for b in blocks), key=lambda p: (p[0] / p[1], -p[1]))
+    return tuple((*pair, len(list(same))) for pair, same in itertools.groupby(pairs))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _cover(kinds: tuple[Kind, ...], need: int) -> tuple[int | None, tuple[int, ...]]:
+    """The least forward that gives up ``need`` bytes, and how many blocks of each kind it takes."""
+    rest = list(itertools.accumulate((f * n for _, f, n in reversed(kinds)), initial=0))[::-1]
+    best: tuple[int | None, tuple[int, ...]] = None, ()
+    stack: list[tuple[int, int, tuple[int, ...]]] = [(need, 0, ())]
+    for _ in range(_STEPS):
+        if not stack:
+            break
+        left, cost, counts = stack.pop()
+        at = len(counts)
+        if left <= 0:
+            if best[0] is None or cost < best[0]:
+                best = cost, counts + (0,) * (len(kinds) - at)
+            continue
+        if rest[at] < left:
+            continue
+        forward, freed, count = kinds[at]
+        if best[0] is not None and cost + -(-left * forward // freed) >= best[0]:
+            continue
+        most = min(count, -(-left // freed))
+        stack += [(left - n * freed, cost + n * forward, (*counts, n)) for n in range(most + 1)]
+    return best

@@ -1,0 +1,48 @@
+"""Blocks of a stage that keep only what they take, and run again when backward comes to them.
+
+Which blocks those are is said by the plan; whole stages that run again are left to ``runtime``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from . import rng
+
+__all__ = ["Block"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a stage as a function of the stage and the values that the part takes.
+
+    With gradients it keeps those values alone, and computes the rest again in backward with the same random
+    numbers: those of the :func:`rng.scope` it first ran in, or of the generators as they were then. It runs
+    to its end again only where it ``has_regions``: their grad mode and autocast are put back there.
+    """
+
+    forward: Callable[..., tuple[Any, ...]]
+    is_random: bool
+    has_regions: bool
+
+    def __call__(self, stage: nn.Module, *values: Any) -> tuple[Any, ...]:
+        if not torch.is_grad_enabled():
+            return self.forward(stage, *values)
+        scope = rng.reopened()
+        with set_checkpoint_early_stop(not self.has_regions):
+            out: tuple[Any, ...] = checkpoint(
+                self.forward,
+                stage,
+                *values,
+                use_reentrant=False,
+                preserve_rng_state=self.is_random and scope is None,
+                context_fn=lambda: (contextlib.nullcontext(), scope or contextlib.nullcontext()),
+            )
+        return out

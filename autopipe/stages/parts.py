@@ -1,0 +1,107 @@
+"""Writes captured nodes into a stage's graph, and blocks that run again in backward into graphs of theirs.
+
+Which nodes those are, and what the stage takes and gives, is left to ``build``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import fx
+
+from ..graph import OpGraph
+from . import rng
+
+__all__ = ["RECOMPUTED", "Part", "runs"]
+
+RECOMPUTED = "_recomputed"
+"""The method of a stage that runs one of its blocks."""
+
+
+class Part:
+    """A graph under way, with the copy in it of each captured node, and the graphs of its blocks."""
+
+    def __init__(self, ops: OpGraph) -> None:
+        self.ops = ops
+        self.graph = fx.Graph()
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.blocks: list[fx.Graph] = []
+
+    def take(self, name: str, node: fx.Node | None) -> None:
+        """A value that comes from outside; ``node`` None where this form does not compute it."""
+        placeholder = self.graph.placeholder(name)
+        if node is not None:
+            self.copies[node] = placeholder
+
+    def bring(self, node: fx.Node) -> None:
+        """The parameters, buffers and flags that a node reads."""
+        for value in node.all_input_nodes:
+            if value.op == "get_attr" and value not in self.copies:
+                self.copies[value] = self.graph.node_copy(value)
+
+    def add(self, node: fx.Node) -> None:
+        """A call, with a seed of its own where it draws random numbers."""
+        self.bring(node)
+        if self.ops.by_name[node.name].is_random:
+            self.graph.call_function(rng.reseed, (node.name,))
+        self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+
+    def add_block(self, nodes: Sequence[fx.Node]) -> None:
+        """Calls that run again together, as a graph of their own that this one calls."""
+        inner, own = Part(self.ops), set(nodes)
+        taken = dict.fromkeys(
+            v for n in nodes for v in n.all_input_nodes if v.op != "get_attr" and v not in own
+        )
+        for value in taken:
+            inner.take(value.name, value)
+        for node in nodes:
+            inner.add(node)
+        given = [node for node in nodes if not own.issuperset(node.users)]
+        inner.graph.output(tuple(inner.copies[node] for node in given))
+        args: list[Any] = [len(self.blocks), *(self.copies[value] for value in taken)]
+        called = self.graph.call_module(RECOMPUTED, tuple(args))
+        for i, node in enumerate(given):
+            self.copies[node] = self.graph.call_function(operator.getitem, (called, i))
+        self.blocks.append(inner.graph)
+
+
+def runs(
+    nodes: Sequence[fx.Node], blocks: Sequence[Collection[str]], order_edges: Iterable[tuple[str, str]]
+) -> Iterator[tuple[fx.Node, ...]]:
+    """The nodes in program order, each alone or all of a block at once, what a block needs before it.
+
+    A block must be convex: no path leaves it and comes back, along values or ``order_edges``. Linear in the
+    nodes and edges, times log.
+    """
+    if not blocks:
+        yield from ((node,) for node in nodes)
+        return
+    unit = {name: -1 - x for x, ops in enumerate(blocks) for name in ops}
+    unit = {node.name: unit.get(node.name, x) for x, node in enumerate(nodes)}
+    members: dict[int, list[fx.Node]] = {}
+    for node in nodes:
+        members.setdefault(unit[node.name], []).append(node)
+    edges = [(v.name, node.name) for node in nodes for v in node.all_input_nodes]
+    pairs = {
+        (unit[a], unit[b])
+        for a, b in (*edges, *order_edges)
+        if a in unit and b in unit and unit[a] != unit[b]
+    }
+    after: dict[int, list[int]] = {u: [] for u in members}
+    waiting = dict.fromkeys(members, 0)
+    for a, b in pairs:
+        after[a].append(b)
+        waiting[b] += 1
+    place = {u: x for x, u in enumerate(members)}
+    ready = [(place[u], u) for u in members if waiting[u] == 0]
+    heapq.heapify(ready)
+    while ready:
+        _, u = heapq.heappop(ready)
+        yield tuple(members[u])
+        for b in after[u]:
+            waiting[b] -= 1
+            if waiting[b] == 0:
+                heapq.heappush(ready, (place[b], b))
