@@ -14,7 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .alike import Alike, likes
 from .bounds import Room, at_bound, lower_bound
+from .contained import Contained
 from .mincut import dearest_item
 from .pairs import Floats, Layer, Loads
 from .problem import HUGE, Array, Problem, most_work
@@ -160,11 +162,17 @@ class Chains:
 
     def __init__(self, problem: Problem, bound: int, deadline: float, sample: int = 0) -> None:
         self.contraction = at_bound(problem, bound)
-        self.problem = p = self.contraction.problem
+        self.problem = self.ordered = p = self.contraction.problem
         self.bound, self.deadline, self.k = bound, deadline, p.n_stages
         self.sample = sample
         self.room = Room.of(p)
         self.loads = Loads(p)
+        self.alike: tuple[Alike, ...] = ()
+        self.contained: Contained | None = None
+        if self.loads.plain and not p.shares and not self.loads.turned:
+            self.ordered, priced, self.alike = likes(p)
+            self.loads = Loads(priced)
+            self.contained = Contained(priced, self.alike)
         self.n_pairs = 0
 
     def best(self) -> tuple[int, tuple[int, ...]] | None:
@@ -201,7 +209,7 @@ class Chains:
     def _windows(self) -> list[Window] | None:
         """What may lie before each cut; None where the bound leaves an item no stage."""
         bounds = self._bounds()
-        reach = Reach(self.problem)
+        reach = Reach(self.ordered)
         stages = reach.stages(self.bound, bounds)
         if stages is None:
             return None
@@ -215,7 +223,7 @@ class Chains:
                 low = max(low, int(reach.works[base[i + 1]].sum()) - self._most(i))
             if i:
                 high = min(high, int(reach.works[~out[i - 1]].sum()) + self._most(i - 1))
-            windows.append(Window(self.problem, base[i], out[i], (low, high), bounds[i], self._spare(i)))
+            windows.append(Window(self.ordered, base[i], out[i], (low, high), bounds[i], self._spare(i)))
         return windows
 
     def _most(self, s: int) -> int:
@@ -247,6 +255,10 @@ class Chains:
 
     def _step(self, s: int, a: Layer, b: Layer, value: Floats) -> tuple[Floats, Array]:
         """The least bottleneck of chains up to each downset after stage ``s``, and the row before it."""
+        if self.contained and len(b.work):
+            best, parent, n_pairs = self.contained.step(a, b, value, self.bound, self._tick)
+            self.n_pairs += n_pairs
+            return best, parent
         best = np.full(len(b.work), np.inf)
         if not len(b.work):
             return best, best.astype(np.int64)
@@ -273,7 +285,10 @@ class Chains:
         for s in range(self.k - 1, -1, -1):
             row = int(came[s][row])
             stage_of[~layers[s].holds(row)] += 1
-        return self.contraction.expand((stage_of - 1).tolist())
+        out: list[int] = (stage_of - 1).tolist()
+        for each in self.alike:
+            each.settle(out)
+        return self.contraction.expand(out)
 
     def _tick(self) -> None:
         if time.perf_counter() > self.deadline:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .problem import Array, Problem, most_work
 
-__all__ = ["Bits", "Reach"]
+__all__ = ["Bits", "Reach", "closures"]
 
 Bits = npt.NDArray[np.bool_]
 
@@ -27,9 +27,9 @@ class Reach:
     def __init__(self, problem: Problem) -> None:
         self.problem, n = problem, len(problem.items)
         self.works = np.array([i.work_ns for i in problem.items], dtype=np.int64)
-        above = _closures(problem.before, range(n))
+        above = closures(problem.before, range(n))
         self.needed = np.array([self._work(mask) for mask in above], dtype=np.int64)
-        below = _closures(problem.after, range(n - 1, -1, -1))
+        below = closures(problem.after, range(n - 1, -1, -1))
         self.barred = np.array([self._work(mask) for mask in below], dtype=np.int64)
         self.below: Bits | None = None
         if n <= _MANY_ITEMS:
@@ -71,7 +71,8 @@ class Reach:
         return out
 
 
-def _closures(beside: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
+def closures(beside: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
+    """Per item, as bits: itself and all that it reaches, in an order that comes to those first."""
     out = [0] * len(beside)
     for v in order:
         mask = 1 << v
