@@ -313,7 +313,7 @@ class _Maker:
         place, own = self.graph.position, set(item.ops)
         first = min((place[op] for op in own), default=0)
         used = {u for op in own for u in takes[op]} - own
-        used |= {op for op in own if op in owner and not own.issuperset(self.graph.consumers[op])}
+        used |= {op for op in own if owner.get(op) in own and not own.issuperset(self.graph.consumers[op])}
         held = [
             self.graph.by_name[value]
             for value in used

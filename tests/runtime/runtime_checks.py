@@ -49,7 +49,7 @@ BATCHES = ((8, 6, 4), (7, 5, 4), (3, 6, 4), (9, 4, 2), (8, 6, 5))
 EXACT = 1e-12
 
 
-def adversary(schedule, n_ranks, per_rank, recompute=False):
+def adversary(schedule, n_ranks, per_rank, recompute=False, block_size=0):
     torch.manual_seed(0)
     model = Adversary().double()
     args, kwargs, _ = adversary_batch(4, 5)
@@ -62,6 +62,7 @@ def adversary(schedule, n_ranks, per_rank, recompute=False):
         n_ranks=n_ranks,
         schedule=schedule,
         recompute=tuple(range(0, n, 2)) if recompute else (),
+        block_size=block_size,
     )
     return model, *made
 
@@ -83,7 +84,8 @@ def train_plain(model, steps, clip=None):
 def adversary_on_every_schedule():
     world = dist.get_world_size()
     for i, (schedule, per_rank) in enumerate(SCHEDULES.items()):
-        model, captured, plan, stages = adversary(schedule, world, per_rank, recompute=i % 2 == 1)
+        again = ({}, {"recompute": True}, {"block_size": 3})[i % 3]
+        model, captured, plan, stages = adversary(schedule, world, per_rank, **again)
         plain = copy.deepcopy(model)
         torch.manual_seed(7)
         steps = [adversary_batch(rows, length) for rows, length, _ in BATCHES]
