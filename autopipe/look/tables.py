@@ -66,6 +66,7 @@ def _(plan: Plan) -> tuple[Table, ...]:
 
 def stage_table(plan: Plan) -> Table:
     """One row per stage."""
+    again = any(s.recompute or s.recomputed for s in plan.stages)
     columns = (
         Column("stage", "stage", count, swatch),
         Column("rank", "rank", count),
@@ -79,9 +80,10 @@ def stage_table(plan: Plan) -> Table:
         Column("saved_bytes", "saved", nbytes, extra=True),
         Column("in_flight", "in flight", count, extra=True),
         Column("memory_bytes", "memory", nbytes),
+        *(Column("again", "runs again"),) * again,
     )
     longest = max((s.seconds for s in plan.stages), default=0.0) or 1.0
-    rows = tuple(_stage_row(s, longest) for s in plan.stages)
+    rows = tuple((*_stage_row(s, longest), *(_again(s),) * again) for s in plan.stages)
     return Table("Stages", columns, rows, "Times per microbatch; load relative to the slowest stage.")
 
 
@@ -90,6 +92,12 @@ def _stage_row(s: StagePlan, longest: float) -> tuple[Any, ...]:
     times = (s.forward_s, s.backward_s, s.seconds / longest)
     memory = (s.parameter_bytes, s.saved_bytes, s.in_flight, s.memory_bytes)
     return (s.index, s.rank, own[0], own[-1], len(s.ops), *times, *memory)
+
+
+def _again(s: StagePlan) -> str:
+    """What a stage computes again in backward, in its ops' names."""
+    blocks = [ops[0] if len(ops) == 1 else f"{ops[0]} to {ops[-1]}" for ops in s.recomputed]
+    return "all of it" if s.recompute else ", ".join(blocks)
 
 
 def boundary_table(plan: Plan) -> Table:

@@ -56,7 +56,8 @@ class Move:
 class Explanation:
     """The fullest stage, its dearest op, and for each cut the best move either way, where there is one.
 
-    ``memory_prices_s`` is, per rank, the seconds of a step that one more GiB there would save.
+    ``memory_prices_s`` is, per rank, the seconds of a step that one more GiB there would save;
+    ``recomputed_s``, per stage, those of a microbatch's backward that go into running ops again.
     """
 
     bottleneck_stage: int
@@ -64,6 +65,7 @@ class Explanation:
     bottleneck_s: float
     moves: tuple[Move, ...]
     memory_prices_s: tuple[float, ...] = ()
+    recomputed_s: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -79,7 +81,12 @@ class Explanation:
             for rank, price in enumerate(self.memory_prices_s)
             if price > 0
         ]
-        return "\n".join([head, *(f"cut {m.cut}|{m.cut + 1}: {m}" for m in self.moves), *prices])
+        again = [
+            f"stage {s} runs ops again to fit memory, {format_seconds(seconds)} per microbatch"
+            for s, seconds in enumerate(self.recomputed_s)
+            if seconds > 0
+        ]
+        return "\n".join([head, *(f"cut {m.cut}|{m.cut + 1}: {m}" for m in self.moves), *again, *prices])
 
 
 def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float = 5.0) -> Explanation:
@@ -116,7 +123,15 @@ def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float
     worst = max(range(plan.n_stages), key=loads.__getitem__)
     dearest = max(plan.stages[worst].ops, key=lambda op: costs[op].seconds)
     prices = _memory_prices(plan, source, time.perf_counter() + time_limit_s)
-    return Explanation(worst, dearest, loads[worst] / 1e9, tuple(moves), prices)
+    again = tuple(_recomputed_s(plan, costs, s) for s in range(plan.n_stages))
+    return Explanation(worst, dearest, loads[worst] / 1e9, tuple(moves), prices, again)
+
+
+def _recomputed_s(plan: Plan, costs: CostTable, s: int) -> float:
+    """What a stage's backward spends on running forward again."""
+    stage = plan.stages[s]
+    ops = stage.ops if stage.recompute else [op for block in stage.recomputed for op in block]
+    return sum(costs[op].forward_s for op in ops) / plan.cluster.devices[stage.rank].speed
 
 
 def _memory_prices(plan: Plan, source: Source, deadline: float) -> tuple[float, ...]:

@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_solve_search import LINK, cluster, costs, graph, made
 
+from autopipe.look.tables import stage_table
 from autopipe.memory import plan_memory
 from autopipe.plans import Plan
 from autopipe.schedule import build
 from autopipe.simulator import simulate
-from autopipe.solve import Block, Item, Problem, Stage
+from autopipe.solve import Block, Item, Problem, Stage, explain
 from autopipe.solve.blocks import cheapest_blocks
 from autopipe.solve.formulate import Settings, formulate
 
@@ -102,6 +103,23 @@ def test_what_is_recomputed_survives_json_and_is_counted_alike():
         assert planned.saved_bytes == (len(stage.ops) - given_up) * 32 * MIB + stage.held_bytes
         assert planned.saved_bytes <= walked.saved_bytes < planned.saved_bytes + MIB
         assert walked.total_bytes <= planned.total_bytes + MIB
+
+
+def test_plans_and_explanations_say_what_runs_again():
+    table = costs()
+    dear = {op: dataclasses.replace(c, saved_bytes=32 * MIB) for op, c in table.costs.items()}
+    table = dataclasses.replace(table, costs=dear)
+    plan = made(costs=table, recompute="auto", memory_limit=180 * MIB)
+    said = explain(plan, graph(), table, time_limit_s=1.0)
+    for stage, seconds in zip(plan.stages, said.recomputed_s, strict=True):
+        assert (f"stage {stage.index} runs ops again" in str(said)) == bool(stage.recomputed)
+        assert stage.backward_s - 2 * stage.forward_s <= seconds + 1e-9
+    stages = stage_table(plan)
+    assert stages.columns[-1].title == "runs again"
+    assert [row[-1] for row in stages.rows] == [
+        ", ".join(ops for (ops,) in s.recomputed) for s in plan.stages
+    ]
+    assert stage_table(made()).columns[-1].title == "memory"
 
 
 def test_blocks_are_not_offered_where_the_backward_is_split():
