@@ -27,6 +27,8 @@ from .structure import Step, flatten, paths, unflatten
 
 __all__ = ["Recorder"]
 
+_UNPACKED = 8
+
 
 class Recorder(Ledger, TorchFunctionMode):
     """One run of a model being recorded. ``is_leaf`` decides by path which modules are recorded whole."""
@@ -193,8 +195,8 @@ class Recorder(Ledger, TorchFunctionMode):
             call.depends |= Depends.DATA if call.depends & UNSAFE else Depends.NOTHING
         if kind == "read":
             return self.read(call, name, func, actual)
-        if name == "unbind" and call.depends & Depends.DATA:  # what iterating over a tensor comes down to
-            self.refuse(call.depends, f"len({wording.shown(call.args[0])})", call.source)
+        if name == "unbind":  # what iterating over a tensor comes down to
+            self.iterated(call, len(actual[0][0]))
         if functions.takes_numpy(actual) and not self.knows_arrays(actual):
             return self.outside_numbers(func, actual)
         if functions.writes_in_place(name, actual):
@@ -281,6 +283,14 @@ class Recorder(Ledger, TorchFunctionMode):
             return result
         call.is_size, call.value = True, result
         return track(result, Expression(None, (), result, ref=self.add(call)), self)
+
+    def iterated(self, call: Call, n_rows: int) -> None:
+        """The model's Python goes through a tensor's rows: too many to be taken apart by name are a loop."""
+        if call.depends & Depends.DATA:
+            self.refuse(call.depends, f"len({wording.shown(call.args[0])})", call.source)
+        function = opaque.innermost() if call.depends & Depends.SHAPE and n_rows > _UNPACKED else None
+        if function is not None:
+            raise opaque.Opaque(function)
 
     def wanted(self, call: Call, actual: Any) -> str:
         """The value that Python wants, in words: how it is made and, where it is one number, which."""

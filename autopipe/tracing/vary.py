@@ -57,6 +57,7 @@ class _Explorer:
         self.model, self.forms, self.inputs = model, forms, inputs
         self.call, self.given, self.device, self.start = call, given, device, start
         self.harmless: set[int] = set()
+        self.drawn_out: set[Dim] = set()
 
     def prepare(self, form: Recording) -> None:
         """Put the model and the generators in the same state every time, and the model in the form's mode."""
@@ -69,7 +70,7 @@ class _Explorer:
         A guard that fails is harmless where the result is the model's all the same; else raises
         :class:`_Changed`.
         """
-        given = sizing.resize(self.given, sizes)
+        given = sizing.resize(self.given, sizes, self.drawn_out)
         seen = []
         for form in self.forms:
             self.prepare(form)
@@ -122,7 +123,7 @@ class _Explorer:
             ExportFlags(True, True).write()
         try:
             with torch.no_grad():
-                return flatten(self.call(sizing.resize(self.given, sizes)))[0]
+                return flatten(self.call(sizing.resize(self.given, sizes, self.drawn_out)))[0]
         finally:
             flags.write()
 
@@ -226,13 +227,13 @@ def _searched(explorer: _Explorer, inputs: Inputs) -> _Found:
     trials: dict[Dim, _Trial] = {}
     pending = sizing.candidates(inputs)
     for dim in pending:
-        trial = _first(explorer, [{dim: s} for s in sizing.trial_sizes(dim)])
+        trial = _alone(explorer, dim)
         if isinstance(trial, _Trial):
             trials[dim] = trial
         else:
             fixed.update(dict.fromkeys(dim.where, Fixed(dim.example, trial)))
     for dim in _unions([d for d in pending if d not in trials]):
-        trial = _first(explorer, [{dim: s} for s in sizing.trial_sizes(dim)])
+        trial = _alone(explorer, dim)
         if isinstance(trial, _Trial):
             trials[dim] = trial
             for place in dim.where:
@@ -251,7 +252,7 @@ def _packed(explorer: _Explorer, pending: Sequence[Dim], trials: Mapping[Dim, _T
     """
 
     def tried(dim: Dim) -> _Trial | None:
-        trial = _first(explorer, [{dim: s} for s in sizing.trial_sizes(dim)])
+        trial = _alone(explorer, dim)
         is_right = isinstance(trial, _Trial) and explorer.keeps_rows(trial)
         return trial if isinstance(trial, _Trial) and is_right else None
 
@@ -278,7 +279,7 @@ def _remembered(explorer: _Explorer, inputs: Inputs, known: Variation | None) ->
         return None
     trials: dict[Dim, _Trial] = {}
     for dim in known.dims:
-        trial = _first(explorer, [{dim: s} for s in sizing.trial_sizes(dim)])
+        trial = _alone(explorer, dim)
         if not isinstance(trial, _Trial):
             return None
         trials[dim] = trial
@@ -307,6 +308,22 @@ def _first(explorer: _Explorer, choices: Sequence[Mapping[Dim, int]]) -> _Trial 
     return reason
 
 
+def _alone(explorer: _Explorer, dim: Dim) -> _Trial | str:
+    """The first other size of one dim that runs, else why none does.
+
+    A text that holds a token for each piece of its image can be neither cut nor repeated, only drawn out.
+    """
+    trial = _first(explorer, [{dim: s} for s in sizing.trial_sizes(dim)])
+    if isinstance(trial, _Trial) or dim.where[0][1] == 0:
+        return trial
+    explorer.drawn_out.add(dim)
+    longer = _first(explorer, [{dim: next(s for s in sizing.trial_sizes(dim) if s > dim.example)}])
+    if isinstance(longer, _Trial):
+        return longer
+    explorer.drawn_out.remove(dim)
+    return trial
+
+
 def _unions(refused: Sequence[Dim]) -> list[Dim]:
     """Dims of equal sizes as one dim, for models that want them equal (square images, edges of a graph)."""
     out = []
@@ -322,12 +339,12 @@ def _together(
 ) -> _Trial | None:
     """All dims changed at once, its result compared with the model's; dims that do not stand it are fixed."""
     while trials:
-        other = {d: _next(sizing.trial_sizes(d), t.sizes[d]) for d, t in trials.items()}
-        joint = _first(explorer, [other, {d: t.sizes[d] for d, t in trials.items()}])
-        reason = explorer.differs(joint) if isinstance(joint, _Trial) else joint
-        if not reason:
-            assert isinstance(joint, _Trial)
-            return joint
+        own = {d: t.sizes[d] for d, t in trials.items()}
+        for sizes in ({d: _next(sizing.trial_sizes(d), n) for d, n in own.items()}, own):
+            joint = _first(explorer, [sizes])
+            reason = explorer.differs(joint) if isinstance(joint, _Trial) else joint
+            if isinstance(joint, _Trial) and not reason:
+                return joint
         culprits = {d: why for d, t in trials.items() if (why := explorer.differs(t))}
         if not culprits:
             culprits = {list(trials)[-1]: reason}

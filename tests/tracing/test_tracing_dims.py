@@ -1,12 +1,14 @@
 """Shapes as formulas of input sizes: what is fitted at a few sizes holds at all of them."""
 
 import itertools
+import math
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from autopipe.errors import InputError
 from autopipe.graph import Dim
 from autopipe.tracing import capture
 from autopipe.tracing.dims import fit
@@ -71,3 +73,43 @@ def test_a_size_the_model_fails_at_leaves_the_others_free():
     captured = capture(model, (torch.randn(2, 32, 4),))
     x = torch.randn(3, 50, 4)
     assert torch.equal(captured(x), model(x))
+
+
+class Tokens(nn.Module):
+    """As in LLaVA, a text holds a token for each piece of its image."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.pieces = nn.Embedding(10, 4), nn.Conv2d(3, 4, 8, 8)
+
+    def forward(self, ids, image):
+        x = self.words(ids)
+        return x.masked_scatter((ids == 9).unsqueeze(-1), self.pieces(image).flatten(2).transpose(1, 2))
+
+
+@pytest.mark.parametrize("at", [0, 11])
+def test_a_text_that_can_only_be_drawn_out(at):
+    ids = torch.zeros(2, 16, dtype=torch.long)
+    ids[:, at : at + 4] = 9
+    image = torch.randn(2, 3, 16, 16)
+    captured = capture(Tokens(), (ids, image))
+    longer = torch.cat([ids, ids.new_ones(2, 7)], 1)
+    assert torch.equal(captured(longer, image), captured.model(longer, image))
+
+
+class Rounded(nn.Module):
+    """A number that Python makes of a size out of sight: one row less makes no difference."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        n = int(math.ceil(x.shape[1] / 2))
+        return self.layer(F.pad(x, (0, 0, 0, x.shape[1] % 2))).reshape(x.shape[0], n, 2, 4).sum(2)
+
+
+def test_a_size_that_only_rounding_lets_vary_is_fixed():
+    captured = capture(Rounded(), (torch.randn(2, 16, 4),))
+    with pytest.raises(InputError, match=r"dim 1 of x is fixed at 16 and is 24 now"):
+        captured(torch.randn(2, 24, 4))

@@ -72,3 +72,25 @@ def test_a_draw_in_a_forward_keeps_its_module_whole() -> None:
         expected = model(x)
         random.setstate(state)
         assert torch.equal(captured(x), expected)
+
+
+def row_lengths(mask: torch.Tensor) -> torch.Tensor:
+    """Goes through as many rows as there are."""
+    return torch.stack([row.sum() for row in mask.flatten(0, 1)]).view(mask.shape[:2])
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second, third = self.layer(x).unflatten(1, (3, -1)).unbind(1)
+        return first + second * third + row_lengths(x)[:, :4, None]
+
+
+def test_a_loop_over_rows_stays_whole_and_unpacking_does_not() -> None:
+    captured = capture(Rows(), (torch.rand(2, 12, 4),))
+    assert row_lengths in [node.target for node in captured.graphs[True].nodes]
+    x = torch.rand(5, 12, 4)
+    assert torch.equal(captured(x), captured.model(x))
