@@ -31,7 +31,7 @@ from .failure import Patience, Position
 from .feed import Feed
 from .loss import Loss
 from .microbatch import Batch, Splitter, move
-from .options import Options, StepResult, Where
+from .options import Options, StepResult, Where, is_due
 from .outputs import Outputs, share, weighted
 from .peers import Peers, pipeline_ranks
 from .precision import autocast_context, spread_overflow
@@ -246,7 +246,7 @@ class Engine:
             edge.begin(batch.n_microbatches)
         for worker in self.workers.values():
             worker.begin(step)
-        self._loss.begin(step, self.n_steps)
+        self._loss.begin(step)
         if self.peers is None:
             return
         training = self.capture.model.training
@@ -259,10 +259,14 @@ class Engine:
             f"loss={step.want_loss}, outputs={step.want_outputs}"
         )
         flags = tuple(p.requires_grad for p in self._flags)
-        self.peers.agree(position.step, words, f"{words} {flags}")
+        looks = is_due(position.step - 1)
+        checksum = batch.checksum() if looks and self._feed is None else 0
+        self.peers.agree(position.step, words, f"{words} {flags}", checksum)
         self._sign(batch, (step.grad, training, flags))
         if step.grad and self._ties is not None:
             self._ties.before_step()
+            if looks:
+                self._ties.compare()
 
     def _sign(self, batch: Batch, mode: tuple[Any, ...]) -> None:
         """Number what decides the shapes on the wire: ranks meet the same in the same order."""

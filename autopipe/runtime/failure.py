@@ -10,7 +10,9 @@ breaks the pipeline's own communicator, and the waiting call raises at once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +31,8 @@ SIGN_OF_LIFE_S = 10 * POLL_S
 MIN_STALL_S = 60.0
 STALL_STEPS = 20.0
 FIRST_STEP_FACTOR = 5.0
+LEAVE_S = 3 * POLL_S
+"""How long the store's host waits at most for the others to know that it leaves."""
 HOST_GONE = "the process that hosts the store is gone (rank 0 of the job, or its launcher)"
 IDLE_FACTOR = 10.0
 """How much longer a rank may stay in the user's own code between steps: it may save, evaluate or log."""
@@ -71,8 +75,8 @@ class Position:
 class Watch:
     """Publishes this rank's failure, learns of others', and judges stalls.
 
-    ``describe`` says in words where this rank is; ``abort`` breaks the communicator so that a blocked call
-    returns.
+    ``position`` says where this rank is; ``abort`` breaks the communicator so that a blocked call returns.
+    ``host`` is the rank whose process hosts the store, -1 where none of these does.
     """
 
     def __init__(
@@ -84,7 +88,9 @@ class Watch:
         position: Callable[[], Position],
         abort: Callable[[], None],
         patience: Patience,
+        host: int = -1,
     ) -> None:
+        self._host, self._host_left = host, ""
         self._main, self._store = store, store.clone()
         self._rank, self._n_ranks = rank, n_ranks
         self._position, self._abort, self._patience = position, abort, patience
@@ -95,15 +101,69 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching; at the latest when the interpreter ends, which no thread of ours must survive."""
+        """Stop watching; at the latest when the interpreter ends, which no thread of ours must survive.
+
+        Says to the others that this rank leaves. The store's host waits a moment until they know: who asks a
+        store that is gone gets torch's warnings.
+        """
         self._stop.set()
         self._thread.join(4 * POLL_S)
+        if self.failure is not None or self._host_left:
+            return
+        deadline = time.monotonic() + LEAVE_S
+        try:
+            self._main.set(f"left/{self._rank}", self._why())
+            n_done = self._main.add("done with the store", 1)
+            while self._rank == self._host and n_done < self._n_ranks and time.monotonic() < deadline:
+                time.sleep(0.01)
+                n_done = self._main.add("done with the store", 0)
+        except RuntimeError:
+            return  # the store is gone, and whom it could tell knows
+
+    def _why(self) -> str:
+        step, error = self._position().step, getattr(sys, "last_value", None)
+        if error is not None:  # what the interpreter ends with
+            return f"stopped after batch {step} with {type(error).__name__}: {error}"
+        return f"left after batch {step}; give every rank the same number of batches"
+
+    def note_lost(self, peer: int) -> None:
+        """Say that this rank lost its connection to ``peer``."""
+        self._ask(lambda store: store.set(f"lost/{self._rank}", str(peer)))
+
+    def first_lost(self, peer: int) -> int:
+        """Where a loss began: a rank that lost another's connection itself only passes that on."""
+        rank, seen = peer, {self._rank}
+        while rank not in seen:
+            seen.add(rank)
+            found = self._ask(functools.partial(_get, f"lost/{rank}"))
+            if found is None:
+                return rank
+            rank = int(found)
+        return peer
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        """What the store answers; None where it is gone."""
+        try:
+            with self._lock:
+                return None if self._host_left else question(self._main)
+        except RuntimeError:
+            return None
+
+    def left(self, rank: int) -> str:
+        """In words, that another rank has left of its own accord; empty where it has not."""
+        if self._host_left:
+            return self._host_left if rank == self._host else ""
+        return self._ask(functools.partial(self._find_left, rank)) or ""
+
+    def _find_left(self, rank: int, store: Any) -> str:
+        found = _get(f"left/{rank}", store)
+        return "" if found is None else f"rank {rank} {found}"
 
     def publish(self, message: str) -> str:
         """Make ``message`` the cause every rank reports unless there is one; the cause that stands."""
         try:
             with self._lock:
-                stands = self._main.compare_set("error", "", message).decode()
+                stands = self._host_left or self._main.compare_set("error", "", message).decode()
         except RuntimeError:
             stands = message  # the store's host is gone: peers learn from broken connections
         self.failure = self.failure or stands
@@ -135,6 +195,8 @@ class Watch:
                 seen, since = (position.step, position.index), now
             if self.failure is None:
                 self.failure = self._look(self._store)
+            if self.failure is None and self._host >= 0 and self._has_host_left():
+                return
             if self.failure is not None:
                 self._abort()
                 return
@@ -148,9 +210,20 @@ class Watch:
                 except RuntimeError:
                     self.failure = HOST_GONE
 
-    def _look(self, store: Any) -> str | None:
+    def _has_host_left(self) -> bool:
         try:
-            return store.get("error").decode() if store.check(["error"]) else None
+            self._host_left = self._find_left(self._host, self._store)
+            if self._host_left:
+                self._store.add("done with the store", 1)
+        except RuntimeError:
+            self.failure = HOST_GONE
+        return bool(self._host_left)
+
+    def _look(self, store: Any) -> str | None:
+        if self._host_left:
+            return self._host_left
+        try:
+            return _get("error", store)
         except RuntimeError:
             return HOST_GONE
 
@@ -193,8 +266,13 @@ class Watch:
         return stands
 
     def _read(self, rank: int) -> dict[str, Any]:
-        key = f"position/{rank}"
-        return json.loads(self._store.get(key)) if self._store.check([key]) else {}
+        found = _get(f"position/{rank}", self._store)
+        return {} if found is None else json.loads(found)
+
+
+def _get(key: str, store: Any) -> str | None:
+    """What the store holds under a key; None where nobody has set it."""
+    return store.get(key).decode() if store.check([key]) else None
 
 
 def roll_call(store: Any, rank: int, n_ranks: int, card: str, limit_s: float) -> tuple[str, ...]:

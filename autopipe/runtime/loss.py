@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import InputError
 from ..stages import find_loss
-from .options import Options
+from .options import Options, is_due
 from .outputs import Outputs, weighted
 from .worker import StepInputs
 
@@ -48,11 +48,13 @@ class Loss:
         self._asks = options.loss_fn is not None and options.loss_weight is None
         self._seen: dict[int, tuple[tuple[Any, ...], Tensor]] = {}
         self._step: StepInputs | None = None
+        self._n_steps = 0
 
-    def begin(self, step: StepInputs, n_steps: int) -> None:
-        """Take up a step; ``n_steps`` were made before."""
-        is_due = n_steps & (n_steps - 1) == 0 and step.grad and step.batch.n_microbatches > 1
-        self._step = step if self._asks and is_due else None
+    def begin(self, step: StepInputs) -> None:
+        """Take up a step."""
+        can_ask = self._asks and step.grad and step.batch.n_microbatches > 1
+        self._step = step if can_ask and is_due(self._n_steps) else None
+        self._n_steps += step.grad
         self._seen = {}
 
     def __call__(self, outputs: tuple[Any, ...], target: Any, m: int) -> Tensor:

@@ -17,9 +17,14 @@ from ..schedule import Schedule
 from .precision import Autocast
 from .weights import LossWeight
 
-__all__ = ["Options", "StepResult", "Where"]
+__all__ = ["Options", "StepResult", "Where", "is_due"]
 
 Where = Literal["last", "all"]
+
+
+def is_due(n_done: int) -> bool:
+    """Whether what is looked at now and then is looked at after so many calls: 0, 1, 2, 4, 8 and so on."""
+    return n_done & (n_done - 1) == 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import pickle
 import time
 import zlib
@@ -75,6 +76,8 @@ class Peers:
         name = "-".join(map(str, ranks))
         _made[name] = _made.get(name, -1) + 1
         default: Any = dist.distributed_c10d._get_default_store()
+        self._host = default  # lives as long as the others may ask it
+        is_hosted_here = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         prefix = f"autopipe/{name}/{_made[name]}"
         self.store: Any = dist.PrefixStore(prefix, default.clone())  # type: ignore[attr-defined]
         self.cards = self._compare(card, patience.limit_s)
@@ -93,6 +96,7 @@ class Peers:
             position=lambda: self.position,
             abort=self._abort,
             patience=patience,
+            host=ranks.index(0) if is_hosted_here and 0 in ranks else -1,
         )
 
     def _compare(self, card: dict[str, Any], limit_s: float) -> list[dict[str, Any]]:
@@ -112,17 +116,17 @@ class Peers:
         name = f"{purpose}/{'-'.join(map(str, ranks))}"
         return Group(self.store, name, ranks, self.rank, self._device, self._connect_s, self._links)
 
-    def agree(self, step: int, words: str, all_words: str) -> None:
-        """Check that the rank before this one begins the same step with the same kind of batch.
+    def agree(self, step: int, words: str, all_words: str, checksum: int) -> None:
+        """Check that the rank before this one begins the same step with the same batch.
 
-        ``all_words`` says all that must be equal, ``words`` what people need to see of it. Where all
-        neighbours on the ring agree, all ranks do; a rank that differs from the one before raises
-        :class:`StepError` and thereby ends all others.
+        ``all_words`` says all that must be equal, ``words`` what people need to see of it, ``checksum`` is
+        of the batch's values. Where all neighbours on the ring agree, all ranks do; a rank that differs from
+        the one before raises :class:`StepError` and thereby ends all others.
         """
         self.watch.raise_if_failed()
         before, after = (self.rank - 1) % self.n_ranks, (self.rank + 1) % self.n_ranks
         self.position.waits_for = before
-        mine = torch.tensor([step, zlib.crc32(all_words.encode())])
+        mine = torch.tensor([step, zlib.crc32(all_words.encode()), checksum])
         theirs = torch.empty_like(mine)
         arriving, leaving = self.control.recv(theirs, before), self.control.send(mine, after)
         arriving.wait(FOREVER)
@@ -130,9 +134,11 @@ class Peers:
         self.position.waits_for = -1
         if torch.equal(mine, theirs):
             return
+        other = "other values" if torch.equal(mine[:2], theirs[:2]) else "something else"
         message = (
             f"rank {self.rank} begins step {step} {words}; rank {before} begins step {int(theirs[0])} with "
-            "something else; give every rank the same batches, in the same order and mode"
+            f"{other}; give every rank the same batches, in the same order and mode (a data loader that "
+            "shuffles needs one seed for all), or make the runtime with feed=0 and read them on rank 0 only"
         )
         raise StepError(self.watch.publish(message))
 
@@ -201,6 +207,7 @@ class Peers:
             watch.publish(f"rank {self.rank} was stopped by {type(error).__name__} in {position.words}")
             raise error
         elif isinstance(error, (RuntimeError, ConnectionError)) and position.waits_for >= 0:
+            watch.note_lost(position.waits_for)
             found = watch.cause()
             cause = found if found is not None else watch.publish(self._lost())
         else:
@@ -210,9 +217,10 @@ class Peers:
 
     def _lost(self) -> str:
         position = self.position
-        return (
-            f"rank {position.waits_for} is gone without a word (killed, or it left early): rank {self.rank} "
-            f"lost its connection at {position.words}"
+        gone = self.watch.first_lost(position.waits_for)
+        return self.watch.left(gone) or (
+            f"rank {gone} is gone without a word (killed, or it left early): rank {self.rank} lost its "
+            f"connection at {position.words}"
         )
 
     def close(self) -> None:

@@ -11,13 +11,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import nn
+from torch.distributed import ReduceOp
 
+from ..errors import StepError
 from ..stages import Stage
 from .group import Group
-from .parallel import sum_gradients
+from .parallel import local, sum_gradients
 
 __all__ = ["Tie", "TieSum", "find_ties"]
+
+SAME = 1e-3
+"""How far apart sums of copies may be, relative to their norm: other values are about 1 apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +52,36 @@ class TieSum:
     ) -> None:
         self._rank = rank
         self._groups: dict[tuple[int, ...], tuple[Group, list[nn.Parameter]]] = {}
+        self._names: dict[tuple[int, ...], list[str]] = {}
         for ranks in sorted({t.ranks for t in ties if rank in t.ranks}):
-            members = [t.parameter for t in ties if t.ranks == ranks]
-            self._groups[ranks] = (new_group("ties", ranks), members)
+            members = [t for t in ties if t.ranks == ranks]
+            self._groups[ranks] = (new_group("ties", ranks), [t.parameter for t in members])
+            self._names[ranks] = [t.name for t in members]
         self._is_summed = False
 
     def replace(self, replaced: Mapping[int, nn.Parameter]) -> None:
         """Sum the gradients of other parameters from now on: id of the old → the new."""
         for _, parameters in self._groups.values():
             parameters[:] = [replaced.get(id(p), p) for p in parameters]
+
+    @torch.no_grad()
+    def compare(self) -> None:
+        """Raise :class:`StepError` where holders have different values of a parameter, not only roundings."""
+        for ranks, (group, parameters) in self._groups.items():
+            values = [local(p) for p in parameters]
+            values = [torch.view_as_real(v) if v.is_complex() else v for v in values]
+            sums = torch.stack([v.sum(dtype=torch.float64) for v in values])
+            norms = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in values]
+            ends = torch.cat([sums, -sums])
+            group.all_reduce(ends, ReduceOp.MAX)
+            apart = (ends[: len(sums)] + ends[len(sums) :]) > SAME * torch.stack(norms)
+            if apart.any():
+                names = [n for n, differs in zip(self._names[ranks], apart.tolist(), strict=True) if differs]
+                raise StepError(
+                    f"tied parameter {', '.join(names)} has other values on each of ranks "
+                    f"{', '.join(map(str, ranks))}; make the model with the same seed or checkpoint on every "
+                    "rank, and give its copies the same learning rate and weight decay"
+                )
 
     def before_step(self) -> None:
         """Make the gradients of the last sum count once in the next."""

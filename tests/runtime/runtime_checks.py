@@ -645,9 +645,9 @@ def everything():
 def failing(how, *rest):
     """Rank 1, or the store's host, fails in the second step; every other rank prints what it was told."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    _, captured, plan, stages = mlp(world)
+    model, captured, plan, stages = mlp(world, tied=how == "ties")
     options = {"stall_limit_s": 4.0}
-    failing_rank = 0 if how == "kill host" else 1
+    failing_rank = 0 if how in ("kill host", "host left") else 1
     if how == "plan" and rank == 1:
         _, captured, plan, stages = mlp(world, n_microbatches=2)
     if how == "code" and rank == 1:
@@ -665,6 +665,15 @@ def failing(how, *rest):
         began = time.time()
         if how == "shape" and rank == 1:
             x = x[:6]
+        if how == "data" and rank == 1:
+            x = x + 1
+        if how == "ties" and rank == 2:
+            with torch.no_grad():
+                next(model.parameters()).add_(1)
+        if how == "host left" and rank == failing_rank:
+            return
+        if how == "own code" and rank == 1:
+            raise ValueError("no more data")
         if how == "nan" and rank == 1:
             with torch.no_grad():
                 next(stages[1].parameters()).fill_(float("nan"))
