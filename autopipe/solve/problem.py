@@ -24,17 +24,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, overload
-
-import numpy as np
-import numpy.typing as npt
 
 from .blocks import Block, cheapest_blocks, freed_bytes, redone_bytes
+from .pieces import HUGE, Array, Item, Net, Share, Stage, StageLoad, memory_bytes, most_work, scaled
 
 __all__ = [
     "HUGE",
+    "Array",
     "Item",
     "Net",
     "Problem",
@@ -48,126 +45,8 @@ __all__ = [
     "scaled",
 ]
 
-Array = npt.NDArray[np.int64]
-
-HUGE = 1 << 60
-"""More than any load or size; what an impossible stage costs."""
-
 _MANY_STAGES = 6
 """A rank with more stages recomputes in all of them or none."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Item:
-    """Ops that stay together. ``first`` to ``last`` are the stages it may be in (last −1: to the end).
-
-    ``blocks`` are those of its ops that may be computed again in backward, apart from the rest of a stage.
-    """
-
-    ops: tuple[str, ...] = ()
-    forward_ns: int = 0
-    backward_ns: int = 0
-    static_bytes: int = 0
-    saved_bytes: int = 0
-    workspace_bytes: int = 0
-    first: int = 0
-    last: int = -1
-    blocks: tuple[Block, ...] = ()
-
-    @property
-    def work_ns(self) -> int:
-        return self.forward_ns + self.backward_ns
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Net:
-    """A value, the item that makes it and those that take it; sending and receiving it have a price.
-
-    ``n_bytes`` is what a stage that recomputes keeps of it, and what each of a receiver's two buffers for it
-    takes; ``sent_bytes`` is its sender's buffer, for the gradient that comes back.
-    """
-
-    producer: int
-    consumers: tuple[int, ...]
-    send_ns: int = 0
-    receive_ns: int = 0
-    value: str = ""
-    n_bytes: int = 0
-    sent_bytes: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Share:
-    """What every stage that holds one of ``items`` must hold too: a parameter, or an op computed again.
-
-    Where two ranks hold it, each of their stages pays ``sync_ns`` per microbatch; where three or more do, the
-    entries of ``more_ns`` in turn (none: the same). ``tied``: stages of one rank hold one copy.
-    """
-
-    items: tuple[int, ...]
-    name: str = ""
-    forward_ns: int = 0
-    backward_ns: int = 0
-    static_bytes: int = 0
-    saved_bytes: int = 0
-    workspace_bytes: int = 0
-    sync_ns: int = 0
-    more_ns: tuple[int, ...] = ()
-    tied: bool = False
-
-    def price_ns(self, n_ranks: int) -> int:
-        """What each stage pays where so many ranks hold it."""
-        if n_ranks < 3 or not self.more_ns:
-            return self.sync_ns if n_ranks > 1 else 0
-        return self.more_ns[min(n_ranks - 3, len(self.more_ns) - 1)]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stage:
-    """Where one stage runs: its rank, that rank's speed and memory, and its microbatches in flight."""
-
-    rank: int
-    speed: float = 1.0
-    limit_bytes: int = HUGE
-    in_flight: int = 1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StageLoad:
-    """What one stage costs per microbatch, in the problem's integers.
-
-    ``extra_bytes`` of ``static_bytes`` are tied copies that an earlier stage of its rank holds already.
-    ``recompute`` says that all of it is computed again in backward, ``blocks`` what of it otherwise.
-    """
-
-    forward_ns: int
-    backward_ns: int
-    send_ns: int
-    receive_ns: int
-    sync_ns: int
-    static_bytes: int
-    saved_bytes: int
-    workspace_bytes: int
-    received_bytes: int
-    memory_bytes: int
-    recompute: bool
-    extra_bytes: int
-    load_ns: int
-    blocks: tuple[Block, ...] = ()
-
-    @property
-    def kept_bytes(self) -> int:
-        """What each microbatch in flight keeps."""
-        return self.received_bytes if self.recompute else self.saved_bytes - freed_bytes(self.blocks)
-
-    @property
-    def acting_bytes(self) -> int:
-        """Peak above the rest while an action runs."""
-        return self.workspace_bytes + (self.saved_bytes if self.recompute else redone_bytes(self.blocks))
-
-    @property
-    def transfers_ns(self) -> int:
-        return self.send_ns + self.receive_ns + self.sync_ns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -443,37 +322,10 @@ def _by_worth(stages: Sequence[Stage], tallies: Sequence[_Tally]) -> Iterator[li
         yield list(chosen)
 
 
-@overload
-def scaled(ns: int, speed: float) -> int: ...
-@overload
-def scaled(ns: Array, speed: float) -> Array: ...
-def scaled(ns: int | Array, speed: float) -> int | Array:
-    """A stage's work on a device of another speed, rounded to even halves; of one or an array of them."""
-    if speed == 1.0:
-        return ns
-    return np.rint(ns / speed).astype(np.int64) if isinstance(ns, np.ndarray) else round(ns / speed)
-
-
-def most_work(limit: int, speed: float) -> int:
-    """The most that a stage's work can be where its time is at most ``limit``, rounding allowed for."""
-    return limit if speed == 1.0 else math.floor((limit + 1) * speed)
-
-
 def cheapest(problem: Problem) -> Problem:
     """The problem where every stage pays the least that its transfers can cost, whatever the others hold."""
     shares = tuple(dataclasses.replace(s, more_ns=()) for s in problem.shares)
     return dataclasses.replace(problem, pair_ns=None, sender_pays="once", shares=shares)
-
-
-def memory_bytes(
-    stage: Stage, static: Any, saved: Any, workspace: Any, received: Any, sent: Any
-) -> tuple[Any, Any]:
-    """Bytes of a stage that keeps what it saved, and of one that recomputes it from what it received.
-
-    Both hold buffers beside: the next microbatch's values, the last one's gradients, and gradients arriving.
-    """
-    still = static + workspace + 2 * received + sent
-    return still + stage.in_flight * saved, still + stage.in_flight * received + saved
 
 
 def peak_bytes(problem: Problem, v: int) -> int:
