@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .bounds import at_bound, lower_bound
+from .branch import close
 from .contract import Contraction, contract, merge
 from .exact import Answer, prove
 from .intervals import best_chain
@@ -49,13 +50,20 @@ def _relaxed(problem: Problem, deadline: float) -> Answer:
     """Where a stage's load depends on others: solved with the cheapest prices, scored with the true ones.
 
     Cheapest prices bound the true ones from below, so that optimum is a bound; moves of single items then
-    make the most of the true ones. Ranks of several stages are left to ``virtual``.
+    make the most of the true ones, and small problems are closed by ``branch``. Ranks of several stages are
+    left to ``virtual``.
     """
+    whole = merge(without_idle_limits(problem), ())
+    answer = _bounded(whole.problem, deadline)
+    if answer.stage_of is None:
+        return answer
+    answer = close(whole.problem, answer, deadline)
+    return dataclasses.replace(answer, stage_of=whole.expand(answer.stage_of or ()))
+
+
+def _bounded(problem: Problem, deadline: float) -> Answer:
     if not problem.one_stage_per_rank:
-        whole = merge(without_idle_limits(problem), ())
-        found = several(whole.problem, deadline)
-        stage_of = whole.expand(found.stage_of) if found.stage_of is not None else None
-        return dataclasses.replace(found, stage_of=stage_of)
+        return several(problem, deadline)
     answer = chain(cheapest(problem), time_limit_s=max(0.1, deadline - time.perf_counter()))
     if answer.stage_of is None:
         return answer

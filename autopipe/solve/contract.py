@@ -305,9 +305,10 @@ def _absorbing(items: Sequence[Item], shares: Iterable[Share]) -> list[Item]:
 
 def _merged(nets: Iterable[Net]) -> list[Net]:
     """One net for all between the same items, none for what costs nothing."""
-    merged: dict[tuple[int, tuple[int, ...]], Net] = {}
-    for net in nets:
-        key = (net.producer, net.consumers)
+    merged: dict[tuple[int, tuple[int, ...], int], Net] = {}
+    for n, net in enumerate(nets):
+        # a value that may be computed again is chosen for by itself
+        key = (net.producer, net.consumers, n if net.again_ns >= 0 else -1)
         old = merged.get(key)
         if old is not None:
             net = dataclasses.replace(

@@ -60,7 +60,8 @@ class Net:
     """A value, the item that makes it and those that take it; sending and receiving it have a price.
 
     ``n_bytes`` is what a stage that recomputes keeps of it, and what each of a receiver's two buffers for it
-    takes; ``sent_bytes`` is its sender's buffer, for the gradient that comes back.
+    takes; ``sent_bytes`` is its sender's buffer, for the gradient that comes back. A stage may compute it
+    again instead of receiving it where ``again_ns`` is not negative, which then is that work.
     """
 
     producer: int
@@ -70,6 +71,7 @@ class Net:
     value: str = ""
     n_bytes: int = 0
     sent_bytes: int = 0
+    again_ns: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ class StageLoad:
     """What one stage costs per microbatch, in the problem's integers.
 
     ``extra_bytes`` of ``static_bytes`` are tied copies that an earlier stage of its rank holds already.
-    ``recompute`` says that all of it is computed again in backward, ``blocks`` what of it otherwise.
+    ``recompute`` says that all of it is computed again in backward, ``blocks`` what of it otherwise;
+    ``copies`` are the values that it computes instead of receiving them.
     """
 
     forward_ns: int
@@ -130,6 +133,20 @@ class StageLoad:
     extra_bytes: int
     load_ns: int
     blocks: tuple[Block, ...] = ()
+    copies: tuple[str, ...] = ()
+
+    def moved(self, again_ns: int, send_ns: int, receive_ns: int, overlap: bool) -> StageLoad:
+        """With values computed again, sent and received beside; a stage that recomputes does so twice."""
+        forward, backward = self.forward_ns + again_ns, self.backward_ns + again_ns * self.recompute
+        work, transfers = forward + backward, self.transfers_ns + send_ns + receive_ns
+        return dataclasses.replace(
+            self,
+            forward_ns=forward,
+            backward_ns=backward,
+            send_ns=self.send_ns + send_ns,
+            receive_ns=self.receive_ns + receive_ns,
+            load_ns=max(work, transfers) if overlap else work + transfers,
+        )
 
     @property
     def kept_bytes(self) -> int:

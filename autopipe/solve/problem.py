@@ -10,6 +10,7 @@ solvers. This module is the definition that every solver, bound and test is held
             = max(work(s), transfers(s))        overlap
     work(s)      = (forward + backward of its items and of the shares it touches) / speed(s)
                  + forward once more of what is recomputed: blocks, or the whole stage
+                 + values it computes again rather than receive, each rounded
     transfers(s) = what it sends and receives, once per value (or per receiver), + synchronising its shares
     memory(s)    = static + in flight × kept + workspace + 2 × received + sent
     kept         = saved, less what recomputed blocks give up (the largest counts once as workspace)
@@ -27,6 +28,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from .blocks import Block, cheapest_blocks, freed_bytes, redone_bytes
+from .copies import Crossing, Moving, Taker, settle
 from .pieces import HUGE, Array, Item, Net, Share, Stage, StageLoad, memory_bytes, most_work, scaled
 
 __all__ = [
@@ -97,7 +99,7 @@ class Problem:
         """Whether a stage's load depends on its own items alone, as the exact method needs."""
         paid_alike = not any(s.more_ns and len(s.items) > 2 for s in self.shares)
         once = self.pair_ns is None and self.sender_pays == "once"
-        return self.one_stage_per_rank and once and paid_alike
+        return self.one_stage_per_rank and once and paid_alike and all(n.again_ns < 0 for n in self.nets)
 
     @functools.cached_property
     def stages_of(self) -> Mapping[int, tuple[int, ...]]:
@@ -152,12 +154,34 @@ class Problem:
             tallies[stage_of[v]].add(item)
         for share in self.shares:
             self._share(share, sorted({stage_of[v] for v in share.items}), tallies)
+        crossings: list[Crossing] = []
         for n, net in enumerate(self.nets):
-            self._transfer(n, stage_of[net.producer], {stage_of[v] for v in net.consumers}, tallies)
+            self._transfer(
+                n, stage_of[net.producer], {stage_of[v] for v in net.consumers}, tallies, crossings
+            )
         out: dict[int, StageLoad] = {}
         for rank, own in self.stages_of.items():
             out |= zip(own, self._rank(rank, [tallies[s] for s in own]), strict=True)
-        return tuple(out[s] for s in range(self.n_stages))
+        loads = tuple(out[s] for s in range(self.n_stages))
+        return self._settled(loads, crossings) if crossings else loads
+
+    def _settled(self, loads: Sequence[StageLoad], crossings: Sequence[Crossing]) -> tuple[StageLoad, ...]:
+        """The loads once it is chosen which stages compute values again."""
+
+        def moved(paid: Moving) -> tuple[StageLoad, ...]:
+            rows = zip(loads, paid.again_ns, paid.send_ns, paid.receive_ns, strict=True)
+            return tuple(load.moved(a, s, r, self.overlap) for load, a, s, r in rows)
+
+        def worst(paid: Moving) -> int:
+            there = moved(paid)
+            return max(sum(there[s].load_ns for s in own) for own in self.stages_of.values())
+
+        chosen, paid = settle(crossings, worst, self.n_stages, self.sender_pays == "once")
+        copies: list[tuple[str, ...]] = [()] * self.n_stages
+        for crossing, again in zip(crossings, chosen, strict=True):
+            for taker, redo in zip(crossing.takers, again, strict=True):
+                copies[taker.stage] += (self.nets[crossing.net].value,) * redo
+        return tuple(dataclasses.replace(m, copies=c) for m, c in zip(moved(paid), copies, strict=True))
 
     def _share(self, share: Share, touched: Sequence[int], tallies: list[_Tally]) -> None:
         ranks: set[int] = set()
@@ -169,21 +193,26 @@ class Problem:
         for s in touched:
             tallies[s].sync_ns += share.price_ns(len(ranks))
 
-    def _transfer(self, n: int, source: int, touched: set[int], tallies: list[_Tally]) -> None:
+    def _transfer(
+        self, n: int, source: int, touched: set[int], tallies: list[_Tally], crossings: list[Crossing]
+    ) -> None:
         net, here = self.nets[n], self.stages[source].rank
-        sends = []
-        for s in touched - {source}:
-            there = self.stages[s].rank
+        takers = []
+        for s in sorted(touched - {source}):
+            there = self.stages[s]
             tallies[s].received_bytes += net.n_bytes
-            if there == here:
-                continue
-            pair = self.pair_ns[here, there][n] if self.pair_ns else (net.send_ns, net.receive_ns)
-            sends.append(pair[0])
-            tallies[s].receive_ns += pair[1]
+            if there.rank != here:
+                pair = self.pair_ns[here, there.rank][n] if self.pair_ns else (net.send_ns, net.receive_ns)
+                takers.append(Taker(s, *pair, scaled(net.again_ns, there.speed)))
         if touched - {source}:
             tallies[source].sent_bytes += net.sent_bytes
-        if sends:
+        if takers and net.again_ns >= 0:
+            crossings.append(Crossing(n, source, tuple(takers)))
+        elif takers:
+            sends = [taker.send_ns for taker in takers]
             tallies[source].send_ns += max(sends) if self.sender_pays == "once" else sum(sends)
+            for taker in takers:
+                tallies[taker.stage].receive_ns += taker.receive_ns
 
     def _rank(self, rank: int, tallies: Sequence[_Tally]) -> tuple[StageLoad, ...]:
         """The loads of a rank's stages; those recompute that let it fit at the least load."""
@@ -325,7 +354,17 @@ def _by_worth(stages: Sequence[Stage], tallies: Sequence[_Tally]) -> Iterator[li
 def cheapest(problem: Problem) -> Problem:
     """The problem where every stage pays the least that its transfers can cost, whatever the others hold."""
     shares = tuple(dataclasses.replace(s, more_ns=()) for s in problem.shares)
-    return dataclasses.replace(problem, pair_ns=None, sender_pays="once", shares=shares)
+    nets = tuple(_least(net, problem) for net in problem.nets)
+    return dataclasses.replace(problem, pair_ns=None, sender_pays="once", shares=shares, nets=nets)
+
+
+def _least(net: Net, problem: Problem) -> Net:
+    """A value that is never dearer: where stages may compute it again, no one need send it."""
+    if net.again_ns < 0:
+        return net
+    again = scaled(net.again_ns, max(s.speed for s in problem.stages))
+    receive = 0 if problem.overlap else min(net.receive_ns, again)
+    return dataclasses.replace(net, send_ns=0, receive_ns=receive, again_ns=-1)
 
 
 def peak_bytes(problem: Problem, v: int) -> int:
