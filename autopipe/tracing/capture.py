@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -200,9 +200,10 @@ def _captured(
         inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
         merged = modes.merge(modes.prune(forms[True]), modes.prune(forms[False]))
         variation = Variation()
+        kind = functools.cache(functools.partial(opgraph.kind_of, model))
         if dynamic:
             distinct = list({id(f): f for f in merged.values()}.values())
-            variation = _vary(session, distinct, inputs, tensors, known)
+            variation = _vary(session, distinct, inputs, tensors, kind, known)
         for form in {id(f): f for f in merged.values()}.values():
             read_from_inputs(model, form, variation.dims, variation.shapes)
         merged = _with_checks(merged, variation.unsure)
@@ -213,7 +214,11 @@ def _captured(
     graphs[False] = graphs[True] if merged[False] is merged[True] else emit.graph(merged[False])
     shapes = variation.shapes
     ops = opgraph.build(
-        model, merged, lambda c, i, t: shapes[id(c)][i] if id(c) in shapes else tuple(t.shape), variation.dims
+        model,
+        merged,
+        lambda c, i, t: shapes[id(c)][i] if id(c) in shapes else tuple(t.shape),
+        variation.dims,
+        kind,
     )
     return Capture(
         model=model,
@@ -245,6 +250,7 @@ def _vary(
     forms: Sequence[Recording],
     inputs: Inputs,
     tensors: dict[str, torch.Tensor],
+    kind: Callable[[str], opgraph.Kind],
     known: Variation | None,
 ) -> Variation:
     model = session.model
@@ -253,4 +259,4 @@ def _vary(
         args, kwargs = inputs.rebuild(model, given)
         return model(*args, **kwargs)
 
-    return explore(model, forms, inputs, call, tensors, session.device, session.start, known)
+    return explore(model, forms, inputs, call, tensors, session.device, session.start, kind, known)

@@ -19,26 +19,44 @@ from ..units import Size
 from .calls import Call, Depends, Recording
 from .functions import qualified_name, tensors
 
-__all__ = ["build", "configuration", "parameter_specs"]
+__all__ = ["Kind", "build", "kind_of", "parameter_specs"]
 
 Shape = Callable[[Call, int, torch.Tensor], tuple[Size, ...]]
 """(call, index among its tensors, example) → the symbolic shape."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """What a module is: class and plain attributes of all inside, weights, and whether hooks change it."""
+
+    configuration: str
+    weights: str
+    is_hooked: bool
+
+
+def kind_of(model: nn.Module, path: str) -> Kind:
+    """The kind of the module at ``path``; equal in layers of a stack."""
+    module = model.get_submodule(path)
+    weights = str([(tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()])
+    is_hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+    return Kind(_configuration(module, path), weights, is_hooked)
 
 
 def build(
     model: nn.Module,
     forms: Mapping[bool, Recording],
     shape: Shape,
-    dims: Sequence[Dim] = (),
+    dims: Sequence[Dim],
+    kind: Callable[[str], Kind],
 ) -> OpGraph:
-    """The union of both forms as an op graph."""
+    """The union of both forms as an op graph; ``kind`` tells a leaf's by its path."""
     calls, modes = _union(forms)
     specs = parameter_specs(model)
     first = {n: p.name for p in specs for n in p.names}
     is_buffer = {p.name for p in specs if p.is_buffer}
     owned = _Owned(model, first, is_buffer)
     names = {c.name for c in calls}
-    ops = tuple(_op(c, modes[c.name], owned, shape, model) for c in calls)
+    ops = tuple(_op(c, modes[c.name], owned, shape, kind) for c in calls)
     edges = _edges(forms, names)
     order, groups = _constraints(forms, {op.name: op for op in ops})
     position = {c.name: i for i, c in enumerate(calls)}
@@ -127,7 +145,7 @@ _KINDS: dict[str, Any] = {
 }
 
 
-def _op(call: Call, mode: Any, owned: _Owned, shape: Shape, model: nn.Module) -> Op:
+def _op(call: Call, mode: Any, owned: _Owned, shape: Shape, kind: Callable[[str], Kind]) -> Op:
     names = owned.names(call)
     buffers = tuple(n for n in names if n in owned.is_buffer)
     parameters = tuple(n for n in names if n not in owned.is_buffer)
@@ -137,10 +155,11 @@ def _op(call: Call, mode: Any, owned: _Owned, shape: Shape, model: nn.Module) ->
         for i, t in enumerate(tensors(call.value))
     )
     target = call.target if isinstance(call.target, str) else qualified_name(call.target)
-    op = Op(
+    target = target if call.op != "call_method" else f"torch.Tensor.{target}"
+    return Op(
         name=call.name,
         kind=_KINDS[call.op],
-        target=target if call.op != "call_method" else f"torch.Tensor.{target}",
+        target=target,
         module_path=call.path,
         source=call.source,
         outputs=outputs,
@@ -152,8 +171,8 @@ def _op(call: Call, mode: Any, owned: _Owned, shape: Shape, model: nn.Module) ->
         is_tainted=bool(call.depends & Depends.INPUT),
         is_movable=_is_movable(call, outputs, parameters),
         mode=mode,
+        signature=_signature(call, target, kind),
     )
-    return dataclasses.replace(op, signature=_signature(call, op, model))
 
 
 def _is_movable(call: Call, outputs: Sequence[TensorSpec], parameters: Sequence[str]) -> bool:
@@ -165,14 +184,13 @@ def _is_movable(call: Call, outputs: Sequence[TensorSpec], parameters: Sequence[
     return call.is_size or not call.depends & Depends.STATE
 
 
-def _signature(call: Call, op: Op, model: nn.Module) -> str:
+def _signature(call: Call, target: str, kind: Callable[[str], Kind]) -> str:
     """A hash of what decides an op's cost."""
     given = [_describe(a) for a in (*call.args, *call.kwargs.items())]
-    parts = [op.kind, op.target, str(given), str(call.region)]
+    parts = [_KINDS[call.op], target, str(given), str(call.region)]
     if call.op == "call_module":
-        module = model.get_submodule(call.target)
-        parts[1] = configuration(module, call.target)
-        parts.append(str([(tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()]))
+        parts[1] = kind(call.target).configuration
+        parts.append(kind(call.target).weights)
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
 
 
@@ -197,7 +215,7 @@ _PLAIN = (
 )  # fmt: skip
 
 
-def configuration(module: nn.Module, path: str) -> str:
+def _configuration(module: nn.Module, path: str) -> str:
     """Class and plain attributes of a module and everything below it; a layer's own number left out."""
     numbers = {int(p) for p in path.split(".") if p.isdigit()}
     parts = []
@@ -205,9 +223,9 @@ def configuration(module: nn.Module, path: str) -> str:
         plain = {
             k: _describe(v)
             for k, v in vars(inner).items()
-            if not k.startswith("_")
-            and isinstance(v, (int, float, str, tuple))
+            if isinstance(v, (int, float, str, tuple))
             and k != "training"
+            and not k.startswith("_")
             and not (type(v) is int and v in numbers and "id" in k)
         }
         parts.append(f"{name}:{type(inner).__module__}.{type(inner).__qualname__}{sorted(plain.items())}")

@@ -6,7 +6,8 @@ Choosing the inputs and fitting formulas to what is seen is left to ``dims``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ from torch import nn
 from . import regions
 from .calls import Call, Recording, map_calls
 from .functions import on_one_device, tensors
-from .opgraph import configuration
-from .structure import flatten
+from .opgraph import Kind
+from .structure import flatten, unflatten
 
-__all__ = ["Observation", "replay", "with_guards"]
+__all__ = ["Observation", "Sharing", "replay", "with_guards"]
 
 Seen = tuple[tuple[int, ...], ...]
 
@@ -52,8 +53,37 @@ def with_guards(recording: Recording) -> list[Call]:
     return [c for i, call in enumerate(recording.calls) for c in (call, *extra.get(i, ()))]
 
 
+class Sharing:
+    """Lets leaves that give equal shapes share the value of the first of them in one run.
+
+    What is seen is then right, and the data in the result are not, where the sharing ``is_used``. ``kind``
+    tells a leaf's kind by its path.
+    """
+
+    def __init__(self, kind: Callable[[str], Kind]) -> None:
+        self.kind = kind
+        self.values: dict[Any, Any] = {}
+        self.is_used = False
+
+    def value(self, call: Call, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        """What ``run`` gives, or a leaf of its kind has given for the same, as it did on the example."""
+        kind = self.kind(call.target)
+        if kind.is_hooked:
+            return run()
+        key = kind, call.region, _outline((args, kwargs)), _outline(call.value)
+        if key not in self.values:
+            self.values[key] = run()
+            return self.values[key]
+        self.is_used = True
+        return _alias(self.values[key])
+
+
 def replay(
-    model: nn.Module, recording: Recording, given: Mapping[str, torch.Tensor], device: torch.device
+    model: nn.Module,
+    recording: Recording,
+    given: Mapping[str, torch.Tensor],
+    device: torch.device,
+    sharing: Sharing | None = None,
 ) -> Observation:
     """Run the recording on the model's own modules; values are dropped after their last use."""
     calls = with_guards(recording)
@@ -61,13 +91,13 @@ def replay(
     values: dict[int, Any] = {}
     shapes: dict[int, Seen] = {}
     numbers: dict[int, Any] = {}
-    alike: dict[Any, Any] = {}
     for i, call in enumerate(calls):
         args = map_calls(call.args, lambda c: values[id(c)])
         kwargs = map_calls(call.kwargs, lambda c: values[id(c)])
         if call.op == "output":
             return Observation(shapes, numbers, args[0])
-        value = _run(model, recording, call, args, kwargs, given, device, alike)
+        run = functools.partial(_run, model, recording, call, args, kwargs, given, device)
+        value = sharing.value(call, args, kwargs, run) if sharing and call.op == "call_module" else run()
         shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
         if isinstance(value, (int, float)):
             numbers[id(call)] = value
@@ -86,7 +116,6 @@ def _run(
     kwargs: dict[str, Any],
     given: Mapping[str, torch.Tensor],
     device: torch.device,
-    alike: dict[Any, Any],
 ) -> Any:
     if call.op == "placeholder":
         return given[call.target]
@@ -97,13 +126,7 @@ def _run(
     token = regions.enter(call.region) if call.region else []
     try:
         if call.op == "call_module":
-            module = model.get_submodule(call.target)
-            if device.type != "meta":
-                return module(*args, **kwargs)
-            key = _likeness(module, call.target, args, kwargs)
-            if key not in alike:
-                alike[key] = module(*args, **kwargs)
-            return alike[key]
+            return model.get_submodule(call.target)(*args, **kwargs)
         if call.op == "call_method":
             return getattr(args[0], call.target)(*args[1:], **kwargs)
         return call.target(*args, **kwargs)
@@ -111,12 +134,16 @@ def _run(
         regions.leave(token)
 
 
-def _likeness(module: nn.Module, path: str, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """Equal for leaves that give equal shapes; on meta there is nothing else to give."""
-    given = [(tuple(t.shape), t.dtype) for t in tensors((args, kwargs))]
-    rest = [v for v in flatten((args, kwargs))[0] if not isinstance(v, torch.Tensor)]
-    weights = [tuple(p.shape) for p in module.parameters()]
-    return configuration(module, path), str((given, rest, weights))
+def _alias(value: Any) -> Any:
+    """A value with other tensors on the same memory, whose shapes may be changed in place."""
+    leaves, spec = flatten(value)
+    return unflatten(spec, [v.detach() if isinstance(v, torch.Tensor) else v for v in leaves])
+
+
+def _outline(value: Any) -> tuple[Any, ...]:
+    """A value without the data in its tensors."""
+    leaves, spec = flatten(value)
+    return spec, *((t.shape, t.stride(), t.dtype) if isinstance(t, torch.Tensor) else str(t) for t in leaves)
 
 
 def lookup(model: nn.Module, target: str, constants: Mapping[str, Any], device: torch.device) -> Any:

@@ -1,6 +1,6 @@
 """Tries a recording at other input sizes: which may vary, which are fixed and why, what must hold of them.
 
-Proposing sizes and fitting formulas is left to ``dims``, running to ``replay``.
+Proposing sizes and fitting formulas is left to ``dims``, running to ``trials`` and ``replay``.
 """
 
 from __future__ import annotations
@@ -18,144 +18,17 @@ from ..errors import CaptureError
 from ..graph import Dim
 from ..units import Size, size_at
 from . import dims as sizing
-from .calls import Call, Guard, Recording
-from .functions import ExportFlags, tensors
-from .guards import SIGNS, computed, is_stepped
+from .calls import Call, Recording
+from .functions import tensors
+from .guards import computed, is_stepped
 from .inputs import Inputs
+from .opgraph import Kind
 from .packing import packings
-from .replay import Observation, replay, with_guards
-from .session import close_to
-from .state import seed
-from .structure import flatten
+from .replay import replay, with_guards
+from .trials import Explorer, Trial, first, first_line
 from .variation import Check, Fixed, Variation
 
 __all__ = ["confirm", "explore"]
-
-
-_DIFFERS = "the captured graph's outputs differ from the model's"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Trial:
-    sizes: Mapping[Dim, int]
-    seen: tuple[Observation, ...]
-
-
-class _Explorer:
-    """The runs of one search: the forms at other sizes, and the model itself to compare with."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        forms: Sequence[Recording],
-        inputs: Inputs,
-        call: Callable[[Mapping[str, torch.Tensor]], Any],
-        given: Mapping[str, torch.Tensor],
-        device: torch.device,
-        start: Callable[[bool], None],
-    ) -> None:
-        self.model, self.forms, self.inputs = model, forms, inputs
-        self.call, self.given, self.device, self.start = call, given, device, start
-        self.harmless: set[int] = set()
-        self.drawn_out: set[Dim] = set()
-
-    def prepare(self, form: Recording) -> None:
-        """Put the model and the generators in the same state every time, and the model in the form's mode."""
-        self.start(form.training and len(self.forms) > 1)
-        seed(self.device)
-
-    def run(self, sizes: Mapping[Dim, int]) -> _Trial:
-        """Replay every form; raises what the model raises.
-
-        A guard that fails is harmless where the result is the model's all the same; else raises
-        :class:`_Changed`.
-        """
-        given = sizing.resize(self.given, sizes, self.drawn_out)
-        seen = []
-        for form in self.forms:
-            self.prepare(form)
-            with torch.no_grad():
-                seen.append(replay(self.model, form, given, self.device))
-        trial = _Trial(sizes, tuple(seen))
-        failed = [
-            (g, said)
-            for form, shown in zip(self.forms, seen, strict=True)
-            for g in form.guards
-            if id(g) not in self.harmless and (said := _broken(g, shown))
-        ]
-        if failed and self.differs(trial):
-            raise _Changed(failed[0][1])
-        self.harmless.update(id(g) for g, _ in failed)
-        return trial
-
-    def differs(self, trial: _Trial) -> str:
-        """How the last form's result differs from the model's own at the trial's sizes; "" if it does not."""
-        try:
-            expected = self._answer(trial.sizes)
-        except Exception as error:
-            return f"the model itself fails: {_first_line(error)}"
-        found = trial.seen[-1].result
-        if len(expected) != len(found):
-            return f"the model returns {len(expected)} values there, the captured graph {len(found)}"
-        for a, b in zip(expected, found, strict=True):
-            if not close_to(a, b):
-                return f"{_DIFFERS} there"
-        return ""
-
-    def keeps_rows(self, trial: _Trial) -> bool:
-        """Whether the results of samples that the example has are the same with more of them."""
-        for before, after in zip(self._example.result, trial.seen[-1].result, strict=True):
-            if all(isinstance(t, torch.Tensor) and t.dim() for t in (before, after)):
-                is_longer = len(after) > len(before) and after.shape[1:] == before.shape[1:]
-                if is_longer and not close_to(before, after[: len(before)]):
-                    return False
-        return True
-
-    @functools.cached_property
-    def _example(self) -> Observation:
-        return self.run({}).seen[-1]
-
-    def _answer(self, sizes: Mapping[Dim, int]) -> list[Any]:
-        """The output leaves of the model itself, in the last form's mode; raises what it raises."""
-        self.prepare(self.forms[-1])
-        flags = ExportFlags.read()
-        if self.device.type == "meta":  # there is no data that the model could look at
-            ExportFlags(True, True).write()
-        try:
-            with torch.no_grad():
-                return flatten(self.call(sizing.resize(self.given, sizes, self.drawn_out)))[0]
-        finally:
-            flags.write()
-
-    def check_example(self) -> None:
-        """Raise :class:`CaptureError` where the captured graph is not the model on the example itself.
-
-        A model that answers twice differently, as one that draws from other generators than torch's, is not
-        held to it.
-        """
-        trial = _first(self, [{}])
-        said = self.differs(trial) if isinstance(trial, _Trial) else ""
-        if said.startswith(_DIFFERS) and all(map(close_to, self._answer({}), self._answer({}))):
-            raise CaptureError(
-                f"{self.inputs.model}: {_DIFFERS} on the example itself: code of the model computes "
-                "something else while it is traced; pass an example that takes no shortcut (a mask that "
-                "masks something), another implementation of the layer (attn_implementation='eager' in "
-                "transformers), or closed=[path] of the module"
-            )
-
-
-class _Changed(Exception):
-    """A guard came out differently."""
-
-
-def _broken(guard: Guard, seen: Observation) -> str:
-    """How a guard came out differently; "" where it did not."""
-    values = [seen.numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands]
-    if guard.function(*values) == guard.outcome:
-        return ""
-    sign = SIGNS.get(guard.function)
-    text = f"{values[0]} {sign} {values[1]}" if sign else f"{values[0]} == {guard.outcome}"
-    return f"{guard.source} decides by it ({text})"
 
 
 def explore(
@@ -166,16 +39,18 @@ def explore(
     given: Mapping[str, torch.Tensor],
     device: torch.device,
     start: Callable[[bool], None],
+    kind: Callable[[str], Kind],
     known: Variation | None = None,
 ) -> Variation:
     """Try each input size at another value, alone and then all together, and fit what is seen.
 
     ``call`` runs the model itself on tensors by placeholder name; ``start`` puts it back as it was given, in
-    training mode or not: a run at one size may leave attributes that do not fit another. One run of the
-    recording per dim, one more and one of the model for all of them together. ``known`` is what was found
-    with other leaves open: sizes that could not vary then are not tried again.
+    training mode or not: a run at one size may leave attributes that do not fit another; ``kind`` tells what
+    a leaf is. One run of the recording per dim, in which alike leaves run once, one more and one of the model
+    for all of them together. ``known`` is what was found with other leaves open: sizes that could not vary
+    then are not tried again.
     """
-    explorer = _Explorer(model, forms, inputs, call, given, device, start)
+    explorer = Explorer(model, forms, inputs, call, given, device, start, kind)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the model said what it had to say when it was recorded
         return _explore(explorer, forms, inputs, known)
@@ -194,7 +69,7 @@ def confirm(
         try:
             seen = replay(model, form, given, device)
         except Exception as error:
-            raise CaptureError(f"the captured graph fails at other sizes: {_first_line(error)}") from error
+            raise CaptureError(f"the captured graph fails at other sizes: {first_line(error)}") from error
     sizes = {d.name: given[d.where[0][0]].shape[d.where[0][1]] for d in variation.dims}
     value = functools.cache(lambda formula: size_at(formula, sizes))
     for call, shapes in seen.shapes.items():
@@ -204,7 +79,7 @@ def confirm(
 
 
 def _explore(
-    explorer: _Explorer, forms: Sequence[Recording], inputs: Inputs, known: Variation | None
+    explorer: Explorer, forms: Sequence[Recording], inputs: Inputs, known: Variation | None
 ) -> Variation:
     trials, fixed = _remembered(explorer, inputs, known) or _searched(explorer, inputs)
     joint = _together(explorer, trials, fixed)
@@ -212,29 +87,29 @@ def _explore(
     n_harmless = len(explorer.harmless)
     for dim in trials:
         if dim.example != 1 and any(not c.holds({**_sizes(trials), dim.name: 1}) for c in found.checks):
-            _first(explorer, [{dim: 1}])
+            first(explorer.run, [{dim: 1}])
     if len(explorer.harmless) == n_harmless:
         return found
     return _fitted(forms, trials, joint, fixed, explorer.harmless)
 
 
-_Found = tuple[dict[Dim, _Trial], dict[tuple[str, int], Fixed]]
+_Found = tuple[dict[Dim, Trial], dict[tuple[str, int], Fixed]]
 
 
-def _searched(explorer: _Explorer, inputs: Inputs) -> _Found:
+def _searched(explorer: Explorer, inputs: Inputs) -> _Found:
     """A trial of each size that may vary alone; why the others may not."""
     fixed: dict[tuple[str, int], Fixed] = {}
-    trials: dict[Dim, _Trial] = {}
+    trials: dict[Dim, Trial] = {}
     pending = sizing.candidates(inputs)
     for dim in pending:
         trial = _alone(explorer, dim)
-        if isinstance(trial, _Trial):
+        if isinstance(trial, Trial):
             trials[dim] = trial
         else:
             fixed.update(dict.fromkeys(dim.where, Fixed(dim.example, trial)))
     for dim in _unions([d for d in pending if d not in trials]):
         trial = _alone(explorer, dim)
-        if isinstance(trial, _Trial):
+        if isinstance(trial, Trial):
             trials[dim] = trial
             for place in dim.where:
                 fixed.pop(place)
@@ -244,17 +119,17 @@ def _searched(explorer: _Explorer, inputs: Inputs) -> _Found:
     return trials, fixed
 
 
-def _packed(explorer: _Explorer, pending: Sequence[Dim], trials: Mapping[Dim, _Trial]) -> dict[Dim, _Trial]:
+def _packed(explorer: Explorer, pending: Sequence[Dim], trials: Mapping[Dim, Trial]) -> dict[Dim, Trial]:
     """A batch with the fewest inputs that must grow with it; nothing where it rightly grows alone, or cannot.
 
     Right is what leaves the samples that were there as they were: a model may take two rows for each of
     three samples where three for each of two were meant.
     """
 
-    def tried(dim: Dim) -> _Trial | None:
+    def tried(dim: Dim) -> Trial | None:
         trial = _alone(explorer, dim)
-        is_right = isinstance(trial, _Trial) and explorer.keeps_rows(trial)
-        return trial if isinstance(trial, _Trial) and is_right else None
+        is_right = isinstance(trial, Trial) and explorer.keeps_rows(trial)
+        return trial if isinstance(trial, Trial) and is_right else None
 
     free = {d.where: t for d, t in trials.items()}
     for dim in packings([d for d in pending if d not in trials or d.where[0][1] == 0], explorer.given):
@@ -272,15 +147,15 @@ def _packed(explorer: _Explorer, pending: Sequence[Dim], trials: Mapping[Dim, _T
     return {}
 
 
-def _remembered(explorer: _Explorer, inputs: Inputs, known: Variation | None) -> _Found | None:
+def _remembered(explorer: Explorer, inputs: Inputs, known: Variation | None) -> _Found | None:
     """The same for what is known; None where it is not, or no longer so."""
     shapes = {name: inputs.shapes[i] for i, name in enumerate(inputs.names) if name is not None}
     if known is None or any(shapes[n][a] != d.example for d in known.dims for n, a in d.where):
         return None
-    trials: dict[Dim, _Trial] = {}
+    trials: dict[Dim, Trial] = {}
     for dim in known.dims:
         trial = _alone(explorer, dim)
-        if not isinstance(trial, _Trial):
+        if not isinstance(trial, Trial):
             return None
         trials[dim] = trial
     return trials, dict(known.fixed)
@@ -290,35 +165,17 @@ def _sizes(dims: Iterable[Dim]) -> dict[str, int]:
     return {d.name: d.example for d in dims}
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
-def _first(explorer: _Explorer, choices: Sequence[Mapping[Dim, int]]) -> _Trial | str:
-    """The first choice of sizes that runs, else why the last one does not."""
-    reason = "nothing else to try"
-    for sizes in choices:
-        at = ", ".join(map(str, sizes.values()))
-        try:
-            return explorer.run(sizes)
-        except _Changed as error:
-            reason = f"at {at}, {error}"
-        except Exception as error:
-            reason = f"at {at} it fails: {_first_line(error)}"
-    return reason
-
-
-def _alone(explorer: _Explorer, dim: Dim) -> _Trial | str:
+def _alone(explorer: Explorer, dim: Dim) -> Trial | str:
     """The first other size of one dim that runs, else why none does.
 
     A text that holds a token for each piece of its image can be neither cut nor repeated, only drawn out.
     """
-    trial = _first(explorer, [{dim: s} for s in sizing.trial_sizes(dim)])
-    if isinstance(trial, _Trial) or dim.where[0][1] == 0:
+    trial = first(explorer.sketch, [{dim: s} for s in sizing.trial_sizes(dim)])
+    if isinstance(trial, Trial) or dim.where[0][1] == 0:
         return trial
     explorer.drawn_out.add(dim)
-    longer = _first(explorer, [{dim: next(s for s in sizing.trial_sizes(dim) if s > dim.example)}])
-    if isinstance(longer, _Trial):
+    longer = first(explorer.sketch, [{dim: next(s for s in sizing.trial_sizes(dim) if s > dim.example)}])
+    if isinstance(longer, Trial):
         return longer
     explorer.drawn_out.remove(dim)
     return trial
@@ -335,15 +192,15 @@ def _unions(refused: Sequence[Dim]) -> list[Dim]:
 
 
 def _together(
-    explorer: _Explorer, trials: dict[Dim, _Trial], fixed: dict[tuple[str, int], Fixed]
-) -> _Trial | None:
+    explorer: Explorer, trials: dict[Dim, Trial], fixed: dict[tuple[str, int], Fixed]
+) -> Trial | None:
     """All dims changed at once, its result compared with the model's; dims that do not stand it are fixed."""
     while trials:
         own = {d: t.sizes[d] for d, t in trials.items()}
         for sizes in ({d: _next(sizing.trial_sizes(d), n) for d, n in own.items()}, own):
-            joint = _first(explorer, [sizes])
-            reason = explorer.differs(joint) if isinstance(joint, _Trial) else joint
-            if isinstance(joint, _Trial) and not reason:
+            joint = first(explorer.run, [sizes])
+            reason = explorer.differs(joint) if isinstance(joint, Trial) else joint
+            if isinstance(joint, Trial) and not reason:
                 return joint
         culprits = {d: why for d, t in trials.items() if (why := explorer.differs(t))}
         if not culprits:
@@ -362,8 +219,8 @@ def _next(sizes: Sequence[int], size: int) -> int:
 
 def _fitted(
     forms: Sequence[Recording],
-    trials: Mapping[Dim, _Trial],
-    joint: _Trial | None,
+    trials: Mapping[Dim, Trial],
+    joint: Trial | None,
     fixed: Mapping[Any, Fixed],
     harmless: set[int],
 ) -> Variation:

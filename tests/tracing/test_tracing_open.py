@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from autopipe.tracing import capture, vary
+from autopipe.tracing import capture, trials
 
 
 class Block(nn.Module):
@@ -34,8 +34,8 @@ def test_an_opened_leaf_gives_the_graph_that_capturing_it_open_gives(monkeypatch
     model, x = Patches(), torch.randn(2, 3, 32, 32)
     captured = capture(model, (x,))
     runs = []
-    replay = vary.replay
-    monkeypatch.setattr(vary, "replay", lambda *a: runs.append(0) or replay(*a))
+    replay = trials.replay
+    monkeypatch.setattr(trials, "replay", lambda *a: runs.append(0) or replay(*a))
     afresh = capture(model, (x,), open=["blocks.2"])
     n_afresh = len(runs)
     opened = captured.open("blocks.2")

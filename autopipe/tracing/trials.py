@@ -1,0 +1,208 @@
+"""The runs that a search for sizes that vary takes: recordings at other sizes, held against the model.
+
+Which sizes are tried, and what follows, is left to ``vary``; running a recording to ``replay``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import CaptureError
+from ..graph import Dim
+from . import dims as sizing
+from .calls import Call, Guard, Recording
+from .functions import ExportFlags
+from .guards import SIGNS
+from .inputs import Inputs
+from .opgraph import Kind
+from .replay import Observation, Sharing, replay
+from .session import close_to
+from .state import seed
+from .structure import flatten
+
+__all__ = ["Explorer", "Trial", "first", "first_line"]
+
+_DIFFERS = "the captured graph's outputs differ from the model's"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trial:
+    """What the forms showed at these sizes; their results are right where it ``is_whole``."""
+
+    sizes: Mapping[Dim, int]
+    seen: tuple[Observation, ...]
+    is_whole: bool
+
+
+class Explorer:
+    """The runs of one search: the forms at other sizes, and the model itself to compare with."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forms: Sequence[Recording],
+        inputs: Inputs,
+        call: Callable[[Mapping[str, torch.Tensor]], Any],
+        given: Mapping[str, torch.Tensor],
+        device: torch.device,
+        start: Callable[[bool], None],
+        kind: Callable[[str], Kind],
+    ) -> None:
+        self.model, self.forms, self.inputs = model, forms, inputs
+        self.call, self.given, self.device, self.start = call, given, device, start
+        self.kind, self.is_meta = kind, device.type == "meta"
+        self.harmless: set[int] = set()
+        self.drawn_out: set[Dim] = set()
+
+    def prepare(self, form: Recording) -> None:
+        """Put the model and the generators in the same state every time, and the model in the form's mode."""
+        self.start(form.training and len(self.forms) > 1)
+        seed(self.device)
+
+    def run(self, sizes: Mapping[Dim, int]) -> Trial:
+        """Replay every form; raises what the model raises.
+
+        A guard that fails is harmless where the result is the model's all the same; else raises
+        :class:`_Changed`.
+        """
+        return self._run(sizes, [Sharing(self.kind) if self.is_meta else None for _ in self.forms])
+
+    def sketch(self, sizes: Mapping[Dim, int]) -> Trial:
+        """:meth:`run` for what is seen alone, for which leaves of a kind need to run but once."""
+        sharing = [Sharing(self.kind) for _ in self.forms]
+        try:
+            return self._run(sizes, sharing)
+        except _Changed:
+            raise
+        except Exception:
+            if any(s.is_used for s in sharing):  # it may come from data that are not right
+                return self.run(sizes)
+            raise
+
+    def _run(self, sizes: Mapping[Dim, int], sharing: Sequence[Sharing | None]) -> Trial:
+        seen = tuple(map(self._replayed, self.forms, itertools.repeat(sizes), sharing))
+        trial = Trial(sizes, seen, self.is_meta or not any(s and s.is_used for s in sharing))
+        failed = [
+            (g, said)
+            for form, shown in zip(self.forms, seen, strict=True)
+            for g in form.guards
+            if id(g) not in self.harmless and (said := _broken(g, shown))
+        ]
+        if failed and self.differs(trial):
+            raise _Changed(failed[0][1])
+        self.harmless.update(id(g) for g, _ in failed)
+        return trial
+
+    def _replayed(
+        self, form: Recording, sizes: Mapping[Dim, int], sharing: Sharing | None = None
+    ) -> Observation:
+        given = sizing.resize(self.given, sizes, self.drawn_out)
+        self.prepare(form)
+        with torch.no_grad():
+            return replay(self.model, form, given, self.device, sharing)
+
+    def result(self, trial: Trial) -> tuple[Any, ...]:
+        """The output leaves of the last form, with their own data."""
+        seen = trial.seen[-1] if trial.is_whole else self._replayed(self.forms[-1], trial.sizes)
+        return seen.result
+
+    def differs(self, trial: Trial) -> str:
+        """How the last form's result differs from the model's own at the trial's sizes; "" if it does not."""
+        try:
+            expected = self._answer(trial.sizes)
+        except Exception as error:
+            return f"the model itself fails: {first_line(error)}"
+        try:
+            found = self.result(trial)
+        except Exception as error:
+            return f"the captured graph fails: {first_line(error)}"
+        if len(expected) != len(found):
+            return f"the model returns {len(expected)} values there, the captured graph {len(found)}"
+        for a, b in zip(expected, found, strict=True):
+            if not close_to(a, b):
+                return f"{_DIFFERS} there"
+        return ""
+
+    def keeps_rows(self, trial: Trial) -> bool:
+        """Whether the results of samples that the example has are the same with more of them."""
+        try:
+            grown = self.result(trial)
+        except Exception:  # whatever it is: then nothing is kept
+            return False
+        for before, after in zip(self._example.result, grown, strict=True):
+            if all(isinstance(t, torch.Tensor) and t.dim() for t in (before, after)):
+                is_longer = len(after) > len(before) and after.shape[1:] == before.shape[1:]
+                if is_longer and not close_to(before, after[: len(before)]):
+                    return False
+        return True
+
+    @functools.cached_property
+    def _example(self) -> Observation:
+        return self.run({}).seen[-1]
+
+    def _answer(self, sizes: Mapping[Dim, int]) -> list[Any]:
+        """The output leaves of the model itself, in the last form's mode; raises what it raises."""
+        self.prepare(self.forms[-1])
+        flags = ExportFlags.read()
+        if self.is_meta:  # there is no data that the model could look at
+            ExportFlags(True, True).write()
+        try:
+            with torch.no_grad():
+                return flatten(self.call(sizing.resize(self.given, sizes, self.drawn_out)))[0]
+        finally:
+            flags.write()
+
+    def check_example(self) -> None:
+        """Raise :class:`CaptureError` where the captured graph is not the model on the example itself.
+
+        A model that answers twice differently, as one that draws from other generators than torch's, is not
+        held to it.
+        """
+        trial = first(self.run, [{}])
+        said = self.differs(trial) if isinstance(trial, Trial) else ""
+        if said.startswith(_DIFFERS) and all(map(close_to, self._answer({}), self._answer({}))):
+            raise CaptureError(
+                f"{self.inputs.model}: {_DIFFERS} on the example itself: code of the model computes "
+                "something else while it is traced; pass an example that takes no shortcut (a mask that "
+                "masks something), another implementation of the layer (attn_implementation='eager' in "
+                "transformers), or closed=[path] of the module"
+            )
+
+
+class _Changed(Exception):
+    """A guard came out differently."""
+
+
+def _broken(guard: Guard, seen: Observation) -> str:
+    """How a guard came out differently; "" where it did not."""
+    values = [seen.numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands]
+    if guard.function(*values) == guard.outcome:
+        return ""
+    sign = SIGNS.get(guard.function)
+    text = f"{values[0]} {sign} {values[1]}" if sign else f"{values[0]} == {guard.outcome}"
+    return f"{guard.source} decides by it ({text})"
+
+
+def first(run: Callable[[Mapping[Dim, int]], Trial], choices: Sequence[Mapping[Dim, int]]) -> Trial | str:
+    """The first choice of sizes that runs, else why the last one does not."""
+    reason = "nothing else to try"
+    for sizes in choices:
+        at = ", ".join(map(str, sizes.values()))
+        try:
+            return run(sizes)
+        except _Changed as error:
+            reason = f"at {at}, {error}"
+        except Exception as error:
+            reason = f"at {at} it fails: {first_line(error)}"
+    return reason
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,0 +1,65 @@
+"""Runs at other sizes: leaves of a kind run once where only shapes count, and all of them where data do."""
+
+import torch
+from torch import nn
+
+from autopipe.tracing import capture
+
+D = 4
+RUNS: list[int] = []
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(D, D)
+
+    def forward(self, x):
+        RUNS.append(id(self))
+        return x + self.inner(x).tanh() ** 2 + 1
+
+
+class Stack(nn.Module):
+    """Blocks that each add one or more."""
+
+    def __init__(self, kinds=(0, 0, 0, 0), checks=False):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in kinds)
+        for layer, kind in zip(self.layers, kinds, strict=True):
+            layer.kind = kind
+        self.checks = checks
+
+    def forward(self, x):
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if self.checks and (x < i + 1).any():
+                raise ValueError("a layer added nothing")
+        return x
+
+
+def n_runs(model):
+    """How often a block runs in a capture, in which two sizes are found to vary."""
+    RUNS.clear()
+    captured = capture(model, (torch.rand(2, 12, D),))
+    found = len(RUNS)
+    assert {"batch", "seq"} <= {d.name for d in captured.ops.dims}
+    x = torch.rand(5, 7, D)
+    torch.testing.assert_close(captured(x), model(x))
+    return found
+
+
+def test_leaves_of_a_kind_run_once_where_only_shapes_count():
+    alone = n_runs(Stack((0, 1, 2, 3)))
+    assert n_runs(Stack((0, 0, 0, 0))) == alone - 2 * 3
+    assert n_runs(Stack((0, 0, 1, 1))) == alone - 2 * 2
+
+
+def test_hooked_leaves_run_each():
+    model = Stack()
+    model.layers[1].register_forward_hook(lambda module, args, out: out * 1.5)
+    assert n_runs(model) == n_runs(Stack()) + 2
+
+
+def test_all_leaves_run_where_a_check_of_the_data_fails_for_shared_ones():
+    # a value that later layers share has not grown by what they add
+    assert n_runs(Stack(checks=True)) == n_runs(Stack()) + 2 * 4
