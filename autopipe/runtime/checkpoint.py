@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import StoreError
+from ..errors import InputError, StoreError
 from ..stages import Stage
 
 __all__ = ["full", "load_optimizer", "load_weights", "owned", "save_optimizer", "save_shards", "save_single"]
@@ -197,14 +197,31 @@ class _Reader:
 def save_optimizer(
     path: pathlib.Path, optimizer: torch.optim.Optimizer, named: Iterator[tuple[str, Tensor]], rank: int
 ) -> None:
-    """Write this rank's optimizer state, keyed by parameter name."""
-    name_of = {id(p): name for name, p in named}
+    """Write this rank's optimizer state, keyed by parameter name.
+
+    Raises :class:`InputError` for an optimizer of other parameters.
+    """
+    name_of = _names(optimizer, named)
     groups = [
-        {**group, "params": [name_of[id(p)] for p in group["params"]]} for group in optimizer.param_groups
+        {**group, "params": [name_of[id(p)] for p in group["params"] if id(p) in name_of]}
+        for group in optimizer.param_groups
     ]
-    state = {name_of[id(p)]: s for p, s in optimizer.state.items()}
+    state = {name_of[id(p)]: s for p, s in optimizer.state.items() if id(p) in name_of}
     path.mkdir(parents=True, exist_ok=True)
     torch.save({"state": state, "param_groups": groups}, path / f"optimizer-{rank:05d}.pt")
+
+
+def _names(optimizer: torch.optim.Optimizer, named: Iterator[tuple[str, Tensor]]) -> dict[int, str]:
+    """The name of each parameter by its id; an empty one, which a rank without any has, has none."""
+    name_of = {id(p): name for name, p in named}
+    own = [p for group in optimizer.param_groups for p in group["params"]]
+    foreign = [tuple(p.shape) for p in own if id(p) not in name_of and p.numel()]
+    if foreign:
+        raise InputError(
+            f"the optimizer has parameters that are not this rank's, of shapes {foreign[:3]}; make it of "
+            "runtime.parameters() or named_parameters()"
+        )
+    return name_of
 
 
 def load_optimizer(
@@ -213,7 +230,7 @@ def load_optimizer(
     """Restore the optimizer state of this rank's parameters, whichever ranks saved it.
 
     Hyperparameters come from the saved group of each group's first parameter. Raises :class:`StoreError`
-    when there is no state for a parameter's name.
+    when there is no state for a parameter's name, :class:`InputError` for an optimizer of other parameters.
     """
     saved: dict[str, Any] = {}
     group_of: dict[str, dict[str, Any]] = {}
@@ -221,18 +238,19 @@ def load_optimizer(
         content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
         saved.update(content["state"])
         group_of |= {name: group for group in content["param_groups"] for name in group["params"]}
-    name_of = {id(p): name for name, p in named}
-    names = [[name_of[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    name_of = _names(optimizer, named)
+    names = [[name_of.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
     flat = [name for group in names for name in group]
-    missing = [name for name in flat if name not in group_of]
+    missing = [name for name in flat if name and name not in group_of]
     if missing:
         raise StoreError(f"{path} holds no optimizer state for {', '.join(missing)}")
-    number = {name: i for i, name in enumerate(flat)}
+    numbers = iter(range(len(flat)))
     optimizer.load_state_dict(
         {
-            "state": {number[name]: saved[name] for name in flat if name in saved},
+            "state": {i: saved[name] for i, name in enumerate(flat) if name in saved},
             "param_groups": [
-                {**group_of[group[0]], "params": [number[name] for name in group]} for group in names if group
+                {**group_of.get(group[0], own), "params": [next(numbers) for _ in group]}
+                for group, own in zip(names, optimizer.param_groups, strict=True)
             ],
         }
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import AutopipeError, InputError, PlanError, StepError
-from .failure import Patience, Position, Watch, first_difference, roll_call
+from .failure import POLL_S, Patience, Position, Watch, first_difference, roll_call
 from .group import FOREVER, Group
 from .link import connect
 
@@ -177,7 +177,7 @@ class Peers:
             self.store.set(key, pickle.dumps(thing))
             return thing
         self.position.waits_for = source
-        found = pickle.loads(self.fetch(key))
+        found = pickle.loads(self.fetch(key, source))
         if self.store.add(f"{key}/read", 1) == self.n_ranks - 1:
             self.store.delete_key(key)
             self.store.delete_key(f"{key}/read")
@@ -187,13 +187,20 @@ class Peers:
         """Every rank's picklable object, on every rank; through the store."""
         return [self.share(thing, source) for source in range(self.n_ranks)]
 
-    def fetch(self, key: str) -> bytes:
-        """The value of a key another rank will set. Raises :class:`StepError` when a rank fails first."""
-        pause_s = 1e-4
+    def fetch(self, key: str, source: int) -> bytes:
+        """The value of a key that rank ``source`` will set.
+
+        Raises :class:`StepError` when a rank fails, or that one leaves, first.
+        """
+        pause_s, waited_s = 1e-4, 0.0
         while not self.store.check([key]):
             self.watch.raise_if_failed()
+            if waited_s > POLL_S:
+                waited_s, left = 0.0, self.watch.left(source)
+                if left and not self.store.check([key]):
+                    raise StepError(self.watch.publish(left))
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 5e-3)
+            pause_s, waited_s = min(2 * pause_s, 5e-3), waited_s + pause_s
         return self.store.get(key)
 
     def fail(self, error: BaseException) -> NoReturn:

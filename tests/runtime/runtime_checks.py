@@ -674,11 +674,16 @@ def failing(how, *rest):
             return
         if how == "own code" and rank == 1:
             raise ValueError("no more data")
+        if how == "save":
+            optimizer = torch.optim.SGD((model if rank == 1 else runtime).parameters(), 0.1)
+            runtime.save(pathlib.Path(rest[1]), optimizer=optimizer)
         if how == "nan" and rank == 1:
             with torch.no_grad():
                 next(stages[1].parameters()).fill_(float("nan"))
         runtime.step(x, target=x)
     except (AutopipeError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
         began = locals().get("began", time.time())
         print(f"{type(error).__name__} after {time.time() - began:.1f} s: {error}", flush=True)
         if rank == 0:

@@ -19,6 +19,7 @@ CASES = {
     "ties": (r"tied parameter \S+ has other values on each of ranks 0, 2", 5),
     "host left": (r"rank 0 left after batch 1; give every rank the same number of batches", 5),
     "own code": (r"rank 1 stopped after batch 1 with ValueError: no more data", 5),
+    "save": (r"rank 1 stopped after batch 1 with InputError: the optimizer has parameters that are not", 5),
     "nan": (r"the loss is nan: .* parameter \w\.weight, in rank 1, stage 1, microbatch 0, action 1F0", 5),
     "plan": (r"ranks disagree on the plan", 5),
     "code": (r"ranks disagree on the model", 5),
@@ -26,16 +27,18 @@ CASES = {
 }
 
 
-ENDED = {"kill host": 0, "host left": 0} | dict.fromkeys(("kill", "exit", "stuck", "never", "own code"), 1)
+ENDED = {"kill host": 0, "host left": 0} | dict.fromkeys(
+    ("kill", "exit", "stuck", "never", "own code", "save"), 1
+)
 """Ranks that end in their own way: that of the case."""
 
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("how", CASES)
-def test_all_ranks_end_with_one_message(how):
+def test_all_ranks_end_with_one_message(how, tmp_path):
     message, limit_s = CASES[how]
     started = time.monotonic()
-    results = runtime_ranks.finish(runtime_ranks.start("failing", 3, how, 3), 60)
+    results = runtime_ranks.finish(runtime_ranks.start("failing", 3, how, 3, tmp_path), 60)
     assert time.monotonic() - started < 55
     told = set()
     for rank, (code, out) in enumerate(results):
