@@ -12,7 +12,8 @@ from ..costs import CostTable, OpCost
 from ..graph import OpGraph
 from ..hardware import Cluster
 from ..plans import Boundary, StagePlan, Tie
-from .formulate import Settings, clones_of, slowest_link, value_bytes
+from .clones import clones_of, copies_of, slowest_link, value_bytes
+from .formulate import Settings
 from .problem import Problem
 
 __all__ = ["Layout", "Source", "lay_out"]
@@ -50,16 +51,15 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int]) -> Layout
     graph = source.graph
     home = {op: s for item, s in zip(problem.items, stage_of, strict=True) for op in item.ops}
     clones = clones_of(graph, source.costs, source.cluster, source.settings.clone)
-    needed = _needed(graph, home, clones, problem.n_stages - 1)
+    loads = problem.loads(stage_of)
+    placed = _placed(source, home, clones, [load.copies for load in loads])
     ops: list[list[str]] = [[] for _ in problem.stages]
     copied: list[list[str]] = [[] for _ in problem.stages]
     for op in graph.compute:
-        stages = needed[op.name] if op.name in clones else {home[op.name]}
-        for s in sorted(stages):
+        for s in sorted(placed[op.name]):
             ops[s].append(op.name)
-            if len(stages) > 1:
+            if len(placed[op.name]) > 1:
                 copied[s].append(op.name)
-    loads = problem.loads(stage_of)
     stages_out = []
     for s, load in enumerate(loads):
         cost = source.costs.total(ops[s])
@@ -93,23 +93,31 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int]) -> Layout
         )
     return Layout(
         tuple(stages_out),
-        _boundaries(source, home, clones, needed),
+        _boundaries(source, home, placed),
         _ties(source, ops, [s.rank for s in problem.stages]),
     )
 
 
-def _needed(graph: OpGraph, home: dict[str, int], clones: frozenset[str], last: int) -> dict[str, set[int]]:
-    """The stages that take each op's value, through clones."""
-    needed: dict[str, set[int]] = {op.name: set() for op in graph.ops}
+def _placed(
+    source: Source, home: dict[str, int], clones: frozenset[str], copies: Sequence[Sequence[str]]
+) -> dict[str, set[int]]:
+    """The stages that compute each op: its own, those that need a clone, those that compute it again."""
+    graph = source.graph
+    last = len(copies) - 1
+    placed: dict[str, set[int]] = {op.name: set() for op in graph.ops}
     for op in reversed(graph.ops):
-        for consumer in graph.consumers[op.name]:
-            if consumer in clones:
-                needed[op.name] |= needed[consumer]
-            else:
-                needed[op.name].add(home.get(consumer, last))
-        if op.name in clones and not needed[op.name]:
-            needed[op.name].add(0)
-    return needed
+        if op.name in clones:
+            for consumer in graph.consumers[op.name]:
+                placed[op.name] |= placed[consumer]
+            placed[op.name] = placed[op.name] or {0}
+        else:
+            placed[op.name] = {home.get(op.name, last)}
+    if any(copies):
+        made = copies_of(graph, source.costs, source.cluster, clones)
+        for s, values in enumerate(copies):
+            for op_name in {v for value in values for v in made[value]}:
+                placed[op_name].add(s)
+    return placed
 
 
 def _parts(cost: OpCost, training: bool) -> tuple[float, float]:
@@ -131,14 +139,14 @@ def _parameter_bytes(graph: OpGraph, ops: Sequence[str], training: bool) -> tupl
     return sum(p.bytes for p in held), sum(p.bytes for p in held if p.requires_grad and training)
 
 
-def _boundaries(
-    source: Source, home: dict[str, int], clones: frozenset[str], needed: dict[str, set[int]]
-) -> tuple[Boundary, ...]:
-    out = []
-    for op in source.graph.compute:
-        if op.name in clones:
+def _boundaries(source: Source, home: dict[str, int], placed: dict[str, set[int]]) -> tuple[Boundary, ...]:
+    """What each stage sends: a value goes where an op takes it that is not beside one that makes it."""
+    graph, out = source.graph, []
+    for op in graph.compute:
+        if op.name not in home:
             continue
-        there = tuple(sorted(needed[op.name] - {home[op.name]}))
+        takers = set().union(*(placed[c] for c in graph.consumers[op.name]))
+        there = tuple(sorted(takers - placed[op.name]))
         if there:
             n_bytes = value_bytes(op, source.costs)
             flows = op.requires_grad and source.settings.training

@@ -16,12 +16,11 @@ from ..graph import Op, OpGraph
 from ..hardware import Cluster
 from ..schedule import Schedule
 from .blocks import Block
+from .clones import cheapest_link, clones_of, copies_of, slowest_link, value_bytes
 from .contract import merge
 from .problem import HUGE, Item, Net, Problem, Share, Stage
 
-__all__ = ["Settings", "clones_of", "formulate"]
-
-_INT_BYTES = 8
+__all__ = ["Settings", "formulate"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,55 +68,6 @@ def formulate(
     return dataclasses.replace(merged, items=tuple(items))
 
 
-def clones_of(graph: OpGraph, costs: CostTable, cluster: Cluster, choice: str = "auto") -> frozenset[str]:
-    """The ops to compute again in each stage that needs them, rather than send.
-
-    A movable op is cloned where its forward, with all that must be cloned or sent to feed it, is no dearer
-    than receiving its value over the cluster's slowest link. Numbers made from input shapes always are, and
-    what the model returns never is: it has a place of its own.
-    ``choice`` ``never`` leaves the rest to be sent, ``always`` clones all that can be.
-    """
-    link = slowest_link(cluster)
-    inputs: dict[str, list[str]] = {op.name: [] for op in graph.ops}
-    for producer, consumer in graph.edges:
-        inputs[consumer].append(producer)
-    grouped = {name for group in graph.groups for name in group}
-    ordered = {name for edge in graph.order_edges for name in edge}
-    returned = {a for a, b in graph.edges if graph.by_name[b].kind == "output"}
-    price = {op.name: 0.0 for op in graph.inputs}
-    again: set[str] = set()
-    for op in graph.ops:
-        if op.kind in ("input", "output"):
-            continue
-        ship = link.seconds(value_bytes(op, costs))
-        price[op.name] = ship
-        if not _may_clone(op) or op.name in grouped | ordered | returned:
-            continue
-        redo = costs[op.name].forward_s + sum(price[u] for u in set(inputs[op.name]))
-        is_number = op.is_size and redo == costs[op.name].forward_s
-        if is_number or choice == "always" or (choice == "auto" and redo <= ship):
-            price[op.name] = redo
-            again.add(op.name)
-    return frozenset(again)
-
-
-def _may_clone(op: Op) -> bool:
-    exact = not (op.parameters or op.mutated_buffers or op.is_random or op.requires_grad)
-    return (op.is_size or op.is_movable) and exact
-
-
-def value_bytes(op: Op, costs: CostTable) -> int:
-    """Bytes of an op's value for one microbatch; a number counts as eight."""
-    return op.bytes_at(costs.dims) or _INT_BYTES
-
-
-def slowest_link(cluster: Cluster) -> Any:
-    """The link over which a megabyte takes longest."""
-    n = cluster.n_ranks
-    links = [cluster.link(a, b) for a in range(n) for b in range(n) if a != b] or [cluster.local]
-    return max(links, key=lambda link: link.seconds(1 << 20))
-
-
 def ns(seconds: float) -> int:
     """Whole nanoseconds."""
     return round(seconds * 1e9)
@@ -132,6 +82,7 @@ class _Maker:
         self.graph, self.costs, self.cluster, self.settings = graph, costs, cluster, settings
         self.n_microbatches = n_microbatches
         self.clones = clones_of(graph, costs, cluster, settings.clone)
+        self.copies = copies_of(graph, costs, cluster, self.clones) if settings.clone == "auto" else {}
         self.placed = [op for op in graph.compute if op.name not in self.clones]
         self.index = {op.name: v for v, op in enumerate(self.placed)}
         self.users = self._users()
@@ -200,7 +151,9 @@ class _Maker:
         users = tuple(sorted(self.users[op.name] - {v}))
         n_bytes = value_bytes(op, self.costs)
         back = op.requires_grad and self.settings.training
-        return Net(v, users, send, receive, op.name, n_bytes, n_bytes if back else 0)
+        again = self.copies.get(op.name)
+        again_ns = -1 if again is None else ns(sum(self.costs[name].forward_s for name in again))
+        return Net(v, users, send, receive, op.name, n_bytes, n_bytes if back else 0, again_ns)
 
     def _pairs(
         self, nets: Sequence[Net], placement: Sequence[int]
@@ -339,17 +292,6 @@ class _Maker:
 
 def _speed(link: Any) -> tuple[float, float]:
     return link.latency_s, link.bandwidth_bytes_s
-
-
-def cheapest_link(cluster: Cluster, placement: Sequence[int]) -> Any:
-    """A link at least as fast as any between the placement's ranks, for prices that bound the true ones."""
-    ranks = sorted(set(placement))
-    links = [cluster.link(a, b) for a in ranks for b in ranks if a != b] or [cluster.local]
-    return dataclasses.replace(
-        links[0],
-        latency_s=min(link.latency_s for link in links),
-        bandwidth_bytes_s=max(link.bandwidth_bytes_s for link in links),
-    )
 
 
 def _some_path(ops: Sequence[Op]) -> str:

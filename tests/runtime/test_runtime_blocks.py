@@ -13,6 +13,7 @@ import autopipe
 from autopipe.hardware import Cluster
 from autopipe.measure.account import Counter
 from autopipe.memory import plan_memory
+from autopipe.plans import StagePlan
 from autopipe.runtime import Runtime
 from autopipe.solve import solve
 from autopipe.stages import build
@@ -148,3 +149,27 @@ def test_bytes_kept_are_those_predicted(share, n_blocks):
     # of what is sent only the last layer's value is kept by no one here
     kept = counter.live_bytes + given.nbytes - out[first.outputs.index("layers_1")].nbytes
     assert kept == plan.stages[0].saved_bytes == plan_memory(plan, costs)[0].saved_bytes
+
+
+def test_a_mask_may_be_sent_to_one_stage_and_made_again_in_another():
+    torch.manual_seed(0)
+    model = Layers(dropout=0.0).eval()
+    captured = planned(model)[0]
+    names = [op.name for op in captured.ops.compute]
+    glue = ("size", "full", "triu")
+    first, second = names.index("layers_1"), names.index("layers_3")
+    rows = (names[:first], names[first:second], [*glue, *names[second:]])
+    stages = tuple(StagePlan(s, s, tuple(ops)) for s, ops in enumerate(rows))
+    plan = dataclasses.replace(
+        planned(model)[2], stages=stages, boundaries=(), cluster=Cluster.uniform(3), n_microbatches=2
+    )
+    built = build(captured, plan)
+    assert "triu" in built[0].outputs
+    assert "triu" in built[1].inputs
+    assert "triu" not in built[2].inputs
+    runtime = Runtime(captured, plan, built, loss_fn=loss_of)
+    loss_of(model(ids()), ids()).backward()
+    wanted = grads(model.named_parameters())
+    model.zero_grad()
+    runtime.step(ids(), target=ids())
+    assert worst(grads(model.named_parameters()), wanted) < 1e-6

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_solve_oracle import problems, solved
 
-from autopipe.hardware import Link
-from autopipe.solve import Item, Problem, Share, Stage, chain
+from autopipe.costs import CostTable, OpCost
+from autopipe.graph import Op, OpGraph, TensorSpec
+from autopipe.hardware import Cluster, Device, Link
+from autopipe.solve import Item, Problem, Share, Stage, chain, solve
 from autopipe.solve.problem import HUGE, scaled
 
 
@@ -96,6 +98,40 @@ def test_each_taker_receives_or_computes_again_whichever_is_best(problem):
     if answer.stage_of is not None:
         assert answer.bottleneck_ns == best == problem.bottleneck(problem.loads(answer.stage_of))
         assert answer.proved
+
+
+def masked() -> tuple[OpGraph, CostTable]:
+    """Three layers that all take a mask, which costs half a millisecond to make."""
+    wide = (TensorSpec((8, 64), "float32", True),)
+    ids, mask = TensorSpec((8,), "int64"), TensorSpec((100, 10), "float32")
+    ops = [Op("ids", "input", "ids", outputs=(ids,))]
+    ops.append(Op("range", "function", "torch.arange", outputs=(ids,), is_movable=True))
+    ops.append(Op("mask", "function", "torch.tril", outputs=(mask,), is_movable=True))
+    ops += [Op(f"layer{i}", "module", f"layer{i}", f"layer{i}", outputs=wide) for i in range(3)]
+    ops.append(Op("output", "output", "output"))
+    edges = [("ids", "range"), ("range", "mask"), *(("mask", f"layer{i}") for i in range(3))]
+    edges += itertools.pairwise(("ids", "layer0", "layer1", "layer2", "output"))
+    place = {op.name: x for x, op in enumerate(ops)}
+    edges.sort(key=lambda e: (place[e[0]], place[e[1]]))
+    costs = {f"layer{i}": OpCost(10e-3, 20e-3) for i in range(3)}
+    costs |= {"range": OpCost(1e-4), "mask": OpCost(4e-4)}
+    return OpGraph("Masked", tuple(ops), tuple(edges)), CostTable(costs)
+
+
+def test_a_stage_behind_a_slow_link_computes_the_mask_again():
+    """4 kB: 0.4 ms from stage 0 to 1, 4 ms to 2, against 0.5 ms to make it there."""
+    graph, costs = masked()
+    near, far = Link(0.0, 1e7), Link(0.0, 1e6)
+    devices = tuple(Device("d") for _ in range(3))
+    cluster = Cluster(devices, local=near, links={(0, 2): far, (2, 0): far})
+    plan = solve(graph, costs, cluster, n_stages=3, n_microbatches=6, overlap=False)
+    assert plan.stages_of["mask"] == plan.stages_of["range"] == (0, 2)
+    assert [b.destinations for b in plan.boundaries if b.value == "mask"] == [(1,)]
+    assert plan.bounds.proved
+    assert plan.stages[2].forward_s == pytest.approx(10.5e-3)
+    sent = solve(graph, costs, cluster, n_stages=3, n_microbatches=6, overlap=False, clone="never")
+    assert sent.bounds.bottleneck_s > plan.bounds.bottleneck_s
+    assert sent.stages_of["mask"] == (0,)
 
 
 def test_a_tie_of_three_costs_more_than_one_of_two():
