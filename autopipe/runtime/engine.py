@@ -71,6 +71,7 @@ class Engine:
         self._patience = Patience(options.stall_limit_s, plan.step_s)
         self._loss_dtype: torch.dtype | None = None
         self._is_dtype_shared = False
+        self._waited_s = 0.0
         if options.n_microbatches < 1:
             raise InputError(f"n_microbatches is {options.n_microbatches}; a step has at least 1")
         pick_schedule(plan, options.schedule, options.n_microbatches)
@@ -133,7 +134,8 @@ class Engine:
         replaced: dict[int, nn.Parameter] = {}
         for worker in self.workers.values():
             before = dict(worker.stage.named_parameters(remove_duplicate=False))
-            worker.wrap(wrapper(worker.stage) or worker.stage)
+            made = wrapper(worker.stage)
+            worker.wrap(worker.stage if made is None else made)
             after = dict(worker.stage.named_parameters(remove_duplicate=False))
             for name, old in before.items():
                 new = after.get(name, old)
@@ -188,7 +190,8 @@ class Engine:
         self._patience.is_warm = True
         if grad:
             self.n_steps += 1
-            self.records.append((clock.origin_s, time.perf_counter() - start_s, clock))
+            step_s = time.perf_counter() - start_s - self._waited_s
+            self.records.append((clock.origin_s, step_s, clock))
         else:
             self.n_forwards += 1
         return result
@@ -261,7 +264,7 @@ class Engine:
         flags = tuple(p.requires_grad for p in self._flags)
         looks = is_due(position.step - 1)
         checksum = batch.checksum() if looks and self._feed is None else 0
-        self.peers.agree(position.step, words, f"{words} {flags}", checksum)
+        self._waited_s = self.peers.agree(position.step, words, f"{words} {flags}", checksum)
         self._sign(batch, (step.grad, training, flags))
         if step.grad and self._ties is not None:
             self._ties.before_step()

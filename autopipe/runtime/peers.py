@@ -116,13 +116,15 @@ class Peers:
         name = f"{purpose}/{'-'.join(map(str, ranks))}"
         return Group(self.store, name, ranks, self.rank, self._device, self._connect_s, self._links)
 
-    def agree(self, step: int, words: str, all_words: str, checksum: int) -> None:
+    def agree(self, step: int, words: str, all_words: str, checksum: int) -> float:
         """Check that the rank before this one begins the same step with the same batch.
 
         ``all_words`` says all that must be equal, ``words`` what people need to see of it, ``checksum`` is
         of the batch's values. Where all neighbours on the ring agree, all ranks do; a rank that differs from
-        the one before raises :class:`StepError` and thereby ends all others.
+        the one before raises :class:`StepError` and thereby ends all others. Returns the seconds this rank
+        waited for the one before to begin.
         """
+        began_s = time.perf_counter()
         self.watch.raise_if_failed()
         before, after = (self.rank - 1) % self.n_ranks, (self.rank + 1) % self.n_ranks
         self.position.waits_for = before
@@ -133,7 +135,7 @@ class Peers:
         leaving.wait(FOREVER)
         self.position.waits_for = -1
         if torch.equal(mine, theirs):
-            return
+            return time.perf_counter() - began_s
         other = "other values" if torch.equal(mine[:2], theirs[:2]) else "something else"
         message = (
             f"rank {self.rank} begins step {step} {words}; rank {before} begins step {int(theirs[0])} with "

@@ -214,11 +214,12 @@ class Runtime:
         )
 
     def wrap(self, wrapper: Callable[[Stage], nn.Module | None]) -> None:
-        """Wrap each of this rank's stages: ``lambda s: DDP(s, process_group=…)``, or ``fully_shard``.
+        """Wrap each of this rank's stages: ``lambda s: DDP(s, process_group=…)``, or ``torch.compile``.
 
-        A wrapper that returns None has changed the stage in place; ``parallelize_module`` does that too.
-        Gradients are reduced over the replicas once per step, outside :meth:`no_sync`. Make the optimizer
-        afterwards. Raises :class:`InputError` where the wrapper unties what stages of one rank share.
+        A wrapper that returns None has changed the stage in place, as ``fully_shard`` and
+        ``parallelize_module`` do. Gradients are reduced over the replicas once per step, outside
+        :meth:`no_sync`. Make the optimizer afterwards. Raises :class:`InputError` where the wrapper unties
+        what stages of one rank share.
         """
         self._engine.wrap(wrapper)
 

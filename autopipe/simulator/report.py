@@ -41,7 +41,7 @@ class Report(Shown):
     ----------
     stages: see :class:`StageReport`.
     predicted_step_s, measured_step_s: of a step without the optimizer's; measured is the median of
-        ``n_steps`` recent ones.
+        ``n_steps`` recent ones, on the rank that took longest from when the rank before it had begun too.
     in_turn: whether one process ran all ranks, one action after another; the prediction is then of that.
     events: every action of the last step, on one clock (hosts' clocks are taken as they are).
     plan: what was predicted.

@@ -465,8 +465,10 @@ def matched_report():
     runtime = Runtime(*made, loss_fn=F.mse_loss)
     x = torch.randn(8, 8, dtype=torch.float64)
     for _ in range(3):
+        time.sleep(0.2 * (world == 2 and runtime.rank))  # its own optimizer took longer
         runtime.step(x, target=x)
     report = runtime.report()
+    assert world > 2 or report.measured_step_s < 0.15
     assert len(report.events) == 2 * 4 * world
     assert report.n_steps == 3
     assert all(set(s.measured) == {"F", "B"} for s in report.stages)
