@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import VerificationError
+from ..tracing.caches import switched_off
 from ..tracing.structure import flatten
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def verify(
     """
     model = capture.model
     args, kwargs = capture.arguments(args, kwargs)
-    with _undisturbed(model):
+    with _undisturbed(model), switched_off(model):
         expected = _observe(model, lambda: model(*args, **kwargs), seed)
     with _undisturbed(model):
         got = _observe(model, lambda: capture.assemble(run_stages(capture, stages, args, kwargs)), seed)

@@ -11,8 +11,8 @@ import pathlib
 import sys
 import threading
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import nn
 from . import checks, functions, opaque, wording
 from .calls import Call, Depends, Guard, meta
 from .sizes import Expression, TrackedFloat, TrackedInt, plain
-from .structure import LEAF, Step, carries_tensors, flatten, unflatten
+from .structure import LEAF, Step, carries_tensors, flatten, paths, unflatten
 
 __all__ = ["Ledger", "Method", "Piece", "Ref", "Restart"]
 
@@ -31,6 +31,8 @@ _SKIPPED = (
 _INLINE = frozenset(
     {type(None), str, int, float, complex, bool, torch.dtype, torch.memory_format, torch.layout, type(...)}
 )
+_UNPACKED = 8
+"""How many rows of a tensor code may take apart by name; more are a loop."""
 _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 
 
@@ -76,7 +78,8 @@ class Ledger:
     """The calls recorded so far and what every value is to them.
 
     ``names`` maps ids of the model's parameters and buffers to their first names, ``modules`` ids of its
-    modules to paths, ``known`` ids of tensors it held before; device literals equal to ``device`` follow it.
+    modules to paths, ``known`` ids of tensors it held before; device literals equal to ``device`` follow it;
+    ``is_leaf`` decides by path which modules are recorded whole.
     """
 
     def __init__(
@@ -85,8 +88,10 @@ class Ledger:
         modules: Mapping[int, str],
         known: frozenset[int],
         device: torch.device,
+        is_leaf: Callable[[str], bool],
     ) -> None:
         self.names, self.modules, self.known, self.device = names, modules, known, device
+        self.is_leaf = is_leaf
         self.calls: list[Call] = []
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.constants: dict[str, Any] = {}
@@ -145,11 +150,25 @@ class Ledger:
         self.keep_whole(f"{place}: Python reads the value of {what}, which depends on {cause}")
 
     def keep_whole(self, why: str) -> None:
-        """Start again with the plain function that runs now kept whole, or else the module."""
-        function = opaque.innermost()
+        """Start again with the function that runs now kept whole, or else the module."""
+        function = opaque.innermost(self.divisible)
         if function is not None:
             raise opaque.Opaque(function)
         raise Restart(self.here, why)
+
+    def iterated(self, call: Call, n_rows: int) -> None:
+        """The model's Python goes through a tensor's rows: too many to be taken apart by name are a loop."""
+        if call.depends & Depends.DATA:
+            self.refuse(call.depends, f"len({wording.shown(call.args[0])})", call.source)
+        is_loop = call.depends & Depends.SHAPE and n_rows > _UNPACKED
+        if is_loop and (function := opaque.innermost(lambda module: None)) is not None:
+            raise opaque.Opaque(function)
+
+    def divisible(self, module: nn.Module) -> str | None:
+        """The path of an open module with open modules inside; None of others, which may well stay whole."""
+        path = self.modules.get(id(module))
+        inside = (self.modules.get(id(m), "") for m in module.modules() if m is not module)
+        return path if any(p and not self.is_leaf(p) for p in inside) else None
 
     def expect(self, value: Any, outcome: bool, source: str) -> None:
         """Let the recording check a truth that the model's own code checks."""
@@ -190,6 +209,16 @@ class Ledger:
         if self.watched is None and id(tensor) not in self.known:
             raise Suspect
 
+    def hold_together(self, call: Call, result: Any) -> None:
+        """Hand on tuples of a call's tensors as they are: their length may be other next time."""
+        for path in paths(flatten(result)[1]):
+            value, ref = result, cast(Ref, call)
+            for step in path:
+                if type(value) is tuple and id(value) not in self.refs:
+                    self.bind(value, ref)
+                value = value[step[1]] if step[0] == "item" else getattr(value, step[1])
+                ref = Piece(ref, step, value)
+
     def attribute(self, target: str, value: Any, depends: Depends) -> Call:
         """The ``get_attr`` call of a parameter, buffer, constant or flag, made once."""
         if target not in self.attributes:
@@ -219,7 +248,9 @@ class Ledger:
                 parent.region,
                 True,
             )
-            call.value, call.storages = meta(ref.value), functions.storages(ref.value)
+            parts, spec = flatten(ref.value)
+            call.value = unflatten(spec, map(meta, parts))
+            call.storages = frozenset().union(*map(functions.storages, parts))
             call.is_size = isinstance(ref.value, (int, float))
             ref.call = self.add(call)
         return ref.call
@@ -305,6 +336,8 @@ class Ledger:
             return self.materialise(self.refs[id(value)][1]), value
         if cls in (TrackedInt, TrackedFloat):
             return self.number(value.expression), plain(value)
+        if cls is tuple and id(value) in self.refs:
+            return self.materialise(self.refs[id(value)][1]), value
         if cls in (tuple, list, torch.Size):
             pairs = [self.encode(v) for v in value]
             make = list if cls is list else tuple

@@ -1,13 +1,16 @@
-"""Plain functions of a model's code that must stay whole: they draw from numpy or ``random``, or read data.
+"""Functions of a model's code that must stay whole: they draw from numpy or ``random``, or read data.
 
-Such a function becomes one call in the recording, as a leaf module does. Recording the call is left to
-``recorder``; noticing that a function needs it, to whoever raises :class:`Opaque`.
+Such a function, or such a method of a module that would be a pity to keep whole itself, becomes one call in
+the recording, as a leaf module does. Recording the call is left to ``recorder``; noticing that a function
+needs it, to whoever raises :class:`Opaque`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import pathlib
 import random
 import sys
@@ -19,7 +22,9 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["Function", "Opaque", "drawing", "generators", "innermost", "replaced"]
+from .functions import Named, tensors
+
+__all__ = ["Function", "Method", "Opaque", "Part", "drawing", "generators", "innermost", "replaced"]
 
 _OTHERS = (
     str(pathlib.Path(__file__).parent),
@@ -45,23 +50,36 @@ class Function:
         return vars(sys.modules[self.module])
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Method:
+    """A method by its name and the path of the module whose it is."""
+
+    path: str
+    name: str
+
+
 class Opaque(BaseException):
     """Recording must start again with ``function`` kept whole.
 
     Not an :class:`Exception`, so that the model's own handlers let it pass.
     """
 
-    def __init__(self, function: Function) -> None:
-        super().__init__(f"{function.module}.{function.name}")
+    def __init__(self, function: Function | Method) -> None:
+        super().__init__(str(function))
         self.function = function
 
 
-def innermost() -> Function | None:
-    """The plain function that runs now, called from the method of a module; None in the method itself."""
+def innermost(divisible: Callable[[nn.Module], str | None]) -> Function | Method | None:
+    """The plain function that runs now, called from the method of a module, or else that method.
+
+    A method only of a module that ``divisible`` has a path for; None in a forward.
+    """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_back is not None:
-        if isinstance(frame.f_locals.get("self"), nn.Module):
-            return None
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            path, name = divisible(owner), frame.f_code.co_name
+            return Method(path, name) if path is not None and _is_method(owner, name, frame) else None
         caller, name = frame.f_back.f_globals, frame.f_code.co_name
         value = caller.get(name)
         is_own = not frame.f_code.co_filename.startswith(_OTHERS)
@@ -71,6 +89,72 @@ def innermost() -> Function | None:
     return None
 
 
+def _is_method(owner: nn.Module, name: str, frame: types.FrameType) -> bool:
+    """Whether ``frame`` runs the method called ``name``, and not a forward."""
+    found = inspect.getattr_static(type(owner), name, None)
+    is_own = isinstance(found, types.FunctionType) and not name.startswith("__")
+    return is_own and name != "forward" and inspect.unwrap(found).__code__ is frame.f_code
+
+
+class Part(Named):
+    """A method on a stand-in for its module that has no parameters, and only the submodules it asks for.
+
+    Those come as the first arguments of a call. Raises :class:`ValueError` for a method that does more.
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        cls = type(module)
+        super().__init__(self.run, name, f"{cls.__module__}.{cls.__qualname__}.{name}")
+        self.cls, self.name = cls, name
+        self.asked: tuple[str, ...] = ()
+        self.own = {
+            k: v
+            for k, v in vars(module).items()
+            if k not in _OF_ALL and not isinstance(v, _Recorded) and next(tensors(v), None) is None
+        }
+
+    def first(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+        """The result of a call, and the submodules that it and later calls take."""
+        children = _Asked(module._modules)
+        result = self._run(children, args, kwargs)
+        self.asked = tuple(dict.fromkeys(children.names))
+        return result, [module._modules[n] for n in self.asked]
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        n = len(self.asked)
+        return self._run(dict(zip(self.asked, args[:n], strict=True)), args[n:], kwargs)
+
+    def _run(self, children: dict[str, Any], args: Any, kwargs: Any) -> Any:
+        stand_in = self.cls.__new__(self.cls)
+        given = {**self.own, "_modules": children, "_parameters": {}, "_buffers": {}}
+        vars(stand_in).update(given)
+        result = getattr(stand_in, self.name)(*args, **kwargs)
+        changed = [k for k, v in vars(stand_in).items() if k not in given or v is not given[k]]
+        if changed:
+            raise ValueError(f"it sets the attribute {changed[0]}")
+        return result
+
+
+class _Asked(dict[str, Any]):
+    """Notes which keys are read one by one; reading all is refused."""
+
+    def __init__(self, items: Any) -> None:
+        super().__init__(items)
+        self.names: list[str] = []
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.append(name)
+        return super().__getitem__(name)
+
+    def _all(self) -> Any:
+        raise ValueError("it goes through all submodules")
+
+    __iter__ = items = values = keys = _all
+
+
+_OF_ALL = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
+
+
 def generators() -> tuple[Any, ...]:
     """The state of Python's and numpy's global generators; equal states compare equal."""
     state: Any = np.random.get_state()
@@ -78,24 +162,29 @@ def generators() -> tuple[Any, ...]:
     return random.getstate(), keys.tobytes(), position
 
 
+class _Recorded(functools.partial[Any]):
+    """What stands in the place of a function that stays whole."""
+
+
 @contextlib.contextmanager
 def replaced(
-    functions: Iterable[Function], record: Callable[[Callable[..., Any], Any, Any], Any]
+    functions: Iterable[Function | Method],
+    model: nn.Module,
+    whole: Callable[..., Any],
+    part: Callable[..., Any],
 ) -> Iterator[None]:
-    """Calls of ``functions`` go to ``record(function, args, kwargs)`` meanwhile."""
+    """Calls go to ``whole(function, *args)`` or ``part(module, method, *args)`` meanwhile."""
     with contextlib.ExitStack() as stack:
         for function in functions:
+            if isinstance(function, Method):
+                module = model.get_submodule(function.path)
+                vars(module)[function.name] = _Recorded(part, module, function.name)
+                stack.callback(vars(module).pop, function.name)
+                continue
             original = function.namespace[function.name]
-            function.namespace[function.name] = _recorded(original, record)
+            function.namespace[function.name] = _Recorded(whole, original)
             stack.callback(function.namespace.__setitem__, function.name, original)
         yield
-
-
-def _recorded(original: Callable[..., Any], record: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return record(original, args, kwargs)
-
-    return call
 
 
 @contextlib.contextmanager

@@ -123,7 +123,9 @@ class _Owned:
         self.inside: dict[str, tuple[str, ...]] = {}
 
     def names(self, call: Call) -> tuple[str, ...]:
-        used = [self.first[c.target] for c in call.inputs if c.op == "get_attr" and c.target in self.first]
+        read = [c for c in call.inputs if c.op == "get_attr"]
+        used = [self.first[c.target] for c in read if c.target in self.first]
+        used += [name for c in read if isinstance(c.value, nn.Module) for name in self.module(c.target)]
         if call.op == "call_module":
             used += self.module(call.target)
         return tuple(dict.fromkeys(used))

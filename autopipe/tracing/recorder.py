@@ -27,8 +27,6 @@ from .structure import Step, flatten, paths, unflatten
 
 __all__ = ["Recorder"]
 
-_UNPACKED = 8
-
 
 class Recorder(Ledger, TorchFunctionMode):
     """One run of a model being recorded. ``is_leaf`` decides by path which modules are recorded whole."""
@@ -43,9 +41,9 @@ class Recorder(Ledger, TorchFunctionMode):
         training: bool,
         watch: bool = False,
     ) -> None:
-        Ledger.__init__(self, names, modules, known, device)
+        Ledger.__init__(self, names, modules, known, device, is_leaf)
         TorchFunctionMode.__init__(self)
-        self.is_leaf, self.training = is_leaf, training
+        self.training = training
         self.watched = {} if watch else None
         self.base = regions.ambient()
         self.draws = Draws(device)
@@ -146,9 +144,13 @@ class Recorder(Ledger, TorchFunctionMode):
                 return run(*args, **kwargs)
 
         result = self.perform(call, alone, actual)
-        changed = buffers.changed(module, path, self.training)
-        call.mutated = tuple(dict.fromkeys(self.names.get(id(b), n) for n, b in changed))
+        call.mutated = self.changed(buffers, module, path)
         return result
+
+    def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:
+        """The buffers of ``module`` that are not as they were."""
+        found = before.changed(module, path, self.training)
+        return tuple(dict.fromkeys(self.names.get(id(b), n) for n, b in found))
 
     @contextlib.contextmanager
     def checkpointed(self) -> Iterator[None]:
@@ -212,7 +214,7 @@ class Recorder(Ledger, TorchFunctionMode):
         call.depends = self.depends(call)
         return self.perform(call, run, actual)
 
-    def whole(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def whole(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A plain function that stays whole is being called."""
         if not self.recording:
             return run(*args, **kwargs)
@@ -228,6 +230,34 @@ class Recorder(Ledger, TorchFunctionMode):
                 self.bind(value, call)
             elif isinstance(value, (bool, int, float, str)):
                 self.refuse(call.depends, f"{wording.shown(call)} ({value!r} here)", call.source)
+        return result
+
+    def part(self, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
+        """A method that stays whole is being called; the module is closed where that cannot be."""
+        path = self.modules[id(module)]
+        if not self.recording:
+            return getattr(type(module), name)(module, *args, **kwargs)
+        encoded, actual = self.encode_call(args, kwargs)
+        buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)))
+        try:
+            part = opaque.Part(module, name)
+            call = Call("call_function", part, *encoded, hint=name, path=self.here, source=self.source())
+            call.depends = self.depends(call)
+            result = self.perform(call, functools.partial(self.apart, call, part, module), actual)
+        except Exception as error:
+            raise Restart(
+                path, f"{name} of {path or 'the model'} cannot stay whole alone: {error}"
+            ) from error
+        call.mutated = self.changed(buffers, module, path)
+        self.hold_together(call, result)
+        return result
+
+    def apart(self, call: Call, part: opaque.Part, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with self.inside_leaf(self.modules[id(module)], False):
+            result, used = part.first(module, args, kwargs)
+        inside = [self.attribute(self.modules[id(m)], m, Depends.STATE) for m in used]
+        call.take((*inside, *call.args), call.kwargs)
+        call.depends |= Depends.STATE if inside else Depends.NOTHING
         return result
 
     def drawn(self, name: str) -> None:
@@ -283,14 +313,6 @@ class Recorder(Ledger, TorchFunctionMode):
             return result
         call.is_size, call.value = True, result
         return track(result, Expression(None, (), result, ref=self.add(call)), self)
-
-    def iterated(self, call: Call, n_rows: int) -> None:
-        """The model's Python goes through a tensor's rows: too many to be taken apart by name are a loop."""
-        if call.depends & Depends.DATA:
-            self.refuse(call.depends, f"len({wording.shown(call.args[0])})", call.source)
-        function = opaque.innermost() if call.depends & Depends.SHAPE and n_rows > _UNPACKED else None
-        if function is not None:
-            raise opaque.Opaque(function)
 
     def wanted(self, call: Call, actual: Any) -> str:
         """The value that Python wants, in words: how it is made and, where it is one number, which."""

@@ -49,7 +49,7 @@ class Session:
         self.device = device_of(model, args, kwargs)
         self.known = frozenset(map(id, snapshot.tensors_held()))
         self.tried: set[tuple[str, bool]] = set()
-        self.functions: dict[opaque.Function, None] = {}
+        self.functions: dict[opaque.Function | opaque.Method, None] = {}
         self.route = patches.Route()
 
     def forms(self) -> dict[bool, Recording]:
@@ -118,7 +118,7 @@ class Session:
             try:
                 with (
                     self.route.to(recorder),
-                    opaque.replaced(self.functions, recorder.whole),
+                    opaque.replaced(self.functions, self.model, recorder.whole, recorder.part),
                     opaque.drawing(recorder.drawn),
                 ):
                     recording = recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])

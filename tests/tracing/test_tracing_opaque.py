@@ -1,10 +1,11 @@
-"""Plain functions that draw from numpy or ``random``, or read data, are recorded as one call."""
+"""Functions and methods that draw from numpy or ``random``, or read data, are recorded as one call."""
 
 from __future__ import annotations
 
 import random
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -94,3 +95,46 @@ def test_a_loop_over_rows_stays_whole_and_unpacking_does_not() -> None:
     assert row_lengths in [node.target for node in captured.graphs[True].nodes]
     x = torch.rand(5, 12, 4)
     assert torch.equal(captured(x), captured.model(x))
+
+
+class Body(nn.Module):
+    """Blocks, and a method beside them that reads data in Python."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.seen, self.last = how, 0, torch.zeros(1)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.gate = nn.Linear(4, 1)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(4))
+
+    def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Rows in pieces, as many as data say."""
+        sizes = [int(n) for n in (self.gate(x).flatten() > 0).long().add(1).tolist()]
+        if self.how == "parameter":
+            x = x * self.scale
+        if self.how == "attribute":
+            self.seen = len(sizes)
+        return x.repeat_interleave(torch.tensor(sizes), 0).split(sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat(self.pieces(x))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("how", ["alone", "parameter", "attribute"])
+def test_a_method_stays_whole_alone_where_it_needs_submodules_only(how: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Body(how), nn.Linear(4, 4))
+    captured = capture(model, (torch.rand(2, 4),))
+    called = [op.target for op in captured.ops.compute if op.parameters]
+    assert ("1.blocks.0.0" in called or "1.blocks.0" in called) == (how == "alone")
+    assert ("1" in called) == (how != "alone")
+    for rows in (1, 5):
+        x = torch.randn(rows, 4)
+        assert torch.equal(captured(x), model(x))
+    if how == "alone":
+        pieces = captured.ops.by_name["pieces"]
+        assert pieces.parameters == ("1.gate.weight", "1.gate.bias")
+    assert not any(name in vars(m) for m in model.modules() for name in ("pieces", "_compiled_call_impl"))

@@ -41,7 +41,7 @@ def test_patches_grow_with_the_batch_as_their_grid_says(grids: list[tuple[int, i
 def test_shapes_of_packed_rows_are_formulas_of_the_batch() -> None:
     ops = patches(EVEN).ops
     assert str(ops.by_name["pixel_values"].outputs[0].shape[0]) == "16*batch"
-    assert str(ops.by_name["visual"].outputs[0].shape[0]) == "4*batch"
+    assert str(ops.by_name["cat"].outputs[0].shape[0]) == "4*batch"
     assert OpGraph.from_dict(ops.to_dict()) == ops
 
 

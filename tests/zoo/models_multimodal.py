@@ -75,7 +75,7 @@ class Tower(nn.Module):
 
 @register(_documents)
 class PackedPatches(nn.Module):
-    """Image tokens scattered into the text; the tower reads the grid in Python, as Qwen-VL's does."""
+    """Image tokens scattered into the text; tower and model read the grid in Python, as Qwen-VL does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,6 +83,10 @@ class PackedPatches(nn.Module):
         self.embed_tokens = nn.Embedding(VOCAB, WIDTH)
         self.layers = nn.ModuleList(Attention() for _ in range(4))
         self.lm_head = nn.Linear(WIDTH, VOCAB)
+
+    def image_features(self, pixels: Tensor, grid: Tensor) -> tuple[Tensor, ...]:
+        """The tokens of each image."""
+        return torch.split(self.visual(pixels, grid), (grid.prod(-1) // 4).tolist())
 
     def forward(
         self,
@@ -93,7 +97,7 @@ class PackedPatches(nn.Module):
         labels: Tensor,
     ) -> dict[str, Tensor]:
         x = self.embed_tokens(input_ids)
-        images = self.visual(pixel_values, image_grid_thw)
+        images = torch.cat(self.image_features(pixel_values, image_grid_thw))
         is_image = (input_ids == IMAGE).unsqueeze(-1).expand_as(x)
         x = x.masked_scatter(is_image, images)
         causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
