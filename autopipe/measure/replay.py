@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from ..errors import CostError, InputError
 from ..graph import Op, TensorSpec
 from ..tracing.dims import resize
+from ..tracing.regions import recomputed
 from ..units import size_at
 
 if TYPE_CHECKING:
@@ -216,7 +217,10 @@ class Replay:
         args, kwargs = self._on_device(args), self._on_device(kwargs)
         if node.op == "call_module":
             path = str(node.target)
-            return self._modules.get(path, self.model.get_submodule(path))(*args, **kwargs)
+            module = self._modules.get(path, self.model.get_submodule(path))
+            return (
+                recomputed(module, *args, **kwargs) if node.meta.get("recompute") else module(*args, **kwargs)
+            )
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -233,8 +237,9 @@ class Replay:
             for read in node.all_input_nodes:
                 owner = str(read.target).rpartition(".")[0]
                 if read.op == "get_attr" and str(read.target) not in (*self.capture.constants, "_device"):
-                    module = self.model.get_submodule(owner)
-                    found[id(module)] = module
+                    value = self._attribute(str(read.target))
+                    inside = [*value.modules()] if isinstance(value, nn.Module) else []
+                    found.update((id(m), m) for m in (self.model.get_submodule(owner), *inside))
             if node.op == "call_module":
                 found.update((id(m), m) for m in self.model.get_submodule(str(node.target)).modules())
         return tuple(found.values())

@@ -21,7 +21,7 @@ _logger = logging.getLogger("autopipe")
 
 def without_cache(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     """``kwargs`` that ask a transformers model for no key-value cache, where it takes such an argument."""
-    if "use_cache" in kwargs or not any(True for _ in _configs(model)):
+    if "use_cache" in kwargs or not any(map(_decodes, _configs(model))):
         return kwargs
     _say_once(f"{type(model).__name__} is captured without its key-value cache (use_cache=False)")
     takes = "use_cache" in inspect.signature(model.forward).parameters
@@ -53,6 +53,12 @@ def _configs(model: nn.Module) -> Iterator[Any]:
         queue += [v for v in vars(config).values() if hasattr(v, "to_dict")]
         if vars(config).get("use_cache") is True:
             yield config
+
+
+def _decodes(config: Any) -> bool:
+    """Whether a config that asks for a cache gets one: an encoder's says that it is no decoder."""
+    is_encoder = getattr(config, "is_decoder", None) is False
+    return not is_encoder or bool(getattr(config, "is_encoder_decoder", False))
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from measure_models import Block, Net, Recurrent, Stack, captured, ids
+from torch.utils.checkpoint import checkpoint
 
 from autopipe.costs import CostTable
 from autopipe.errors import CostError, InputError
@@ -312,3 +313,17 @@ def test_picking_from_a_tuple_costs_nothing() -> None:
     assert len(picks) >= 4
     assert all(cost.forward_s == cost.backward_s == cost.flops == 0 for cost in picks)
     assert all(cost.forward_s > 0 for cost in leaves.values())
+
+
+class Checkpointed(Stack):
+    """The model itself checkpoints the first of its blocks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[1](checkpoint(self.blocks[0], x, use_reentrant=False))
+
+
+def test_what_the_model_checkpoints_keeps_its_input_alone() -> None:
+    capture = captured(Checkpointed(2).train(), torch.ones(4, 16, requires_grad=True))
+    table = profile(capture, **QUICK)
+    again, kept = (table[op.name] for op in capture.ops.compute)
+    assert again.saved_bytes <= 4 * 16 * 4 < kept.saved_bytes

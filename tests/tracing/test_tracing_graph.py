@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from autopipe.graph import OpGraph
 from autopipe.tracing import caches, capture
@@ -108,6 +116,14 @@ def test_capture_without_the_cache_is_said_once_and_visibly(gpt2, captured, capl
         ("WARNING", "GPT2LMHeadModel is captured without its key-value cache (use_cache=False)")
     ]
     assert gpt2.config.use_cache
+
+
+def test_an_encoder_has_no_cache_to_speak_of(caplog):
+    caches._say_once.cache_clear()
+    config = BertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1, intermediate_size=8)
+    assert config.use_cache
+    assert caches.without_cache(BertForMaskedLM(config), {}) == {}
+    assert not caplog.records
 
 
 def test_open_and_closed(gpt2, captured):
