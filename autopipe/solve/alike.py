@@ -57,7 +57,7 @@ class Alike:
 
 
 def likes(problem: Problem) -> tuple[Problem, Problem, tuple[Alike, ...]]:
-    """The problem with its likes in order, the same without the values they make, and the likes.
+    """A problem without memory with its likes in order, the same without the values they make, and the likes.
 
     Every chain of the problem has one in the first whose stages cost what the second says and what each stage
     makes and takes of the likes; every chain of the first, once settled, is one of the problem at that price.
@@ -75,9 +75,8 @@ def likes(problem: Problem) -> tuple[Problem, Problem, tuple[Alike, ...]]:
         net = problem.nets[made[v][0]]
         if net.consumers != problem.after[v] or len(net.consumers) != 1:
             continue
-        prices = net.send_ns, net.receive_ns, net.n_bytes, net.sent_bytes
-        same = dataclasses.replace(item, ops=item.ops[:0] or ("",) * bool(item.ops))
-        key = same, prices, tuple(taken[v]), tuple(sorted(problem.before[v]))
+        work = item.forward_ns, item.backward_ns, bool(item.ops), item.first, item.last
+        key = work, net.send_ns, net.receive_ns, tuple(taken[v]), tuple(sorted(problem.before[v]))
         groups.setdefault(key, []).append((net.consumers[0], v, made[v][0]))
     found, edges, apart = [], list(problem.edges), set[int]()
     below: list[int] = []

@@ -24,7 +24,8 @@ class Room:
     """What the first i and the last i stages can hold together where no load exceeds a bound.
 
     ``send_ns`` and ``receive_ns`` are the least that a stage sends and receives which holds no sink, and no
-    source: the topmost item of such a stage takes all its values from outside, the last passes all its on.
+    source: the topmost item of such a stage takes all its values from outside, the last passes all its on,
+    which others receive for at least ``passed_ns``.
     ``sinks`` and ``sources`` count the items that have neither. Where stages may be empty, using fewer never
     leaves more room as long as the bound is at least one stage's least transfers.
     """
@@ -33,6 +34,7 @@ class Room:
     total_ns: int
     send_ns: int
     receive_ns: int
+    passed_ns: int
     sources: int
     sinks: int
 
@@ -40,10 +42,12 @@ class Room:
     def of(cls, problem: Problem) -> Room:
         sends = [0] * len(problem.items)
         receives = [0] * len(problem.items)
+        received = [0] * len(problem.items)
         edges = set(problem.edges)
         for net in problem.nets:
             if all((net.producer, v) in edges for v in net.consumers):
                 sends[net.producer] += net.send_ns
+                received[net.producer] += net.receive_ns
                 for v in net.consumers:
                     receives[v] += net.receive_ns
         passes = [v for v in range(len(problem.items)) if problem.after[v]]
@@ -54,6 +58,7 @@ class Room:
             problem.total_ns,
             0 if hidden else min((sends[v] for v in passes), default=0),
             0 if hidden else min((receives[v] for v in takes), default=0),
+            0 if hidden else min((received[v] for v in passes), default=0),
             len(problem.items) - len(takes),
             len(problem.items) - len(passes),
         )
@@ -84,6 +89,12 @@ class Room:
         """The least that the last ``i`` stages send, and receive."""
         earlier = i < self.problem.n_stages and not self.problem.allow_empty
         return self._least(i, self.sinks, 0 if self.sources == 1 and earlier else self.sources)
+
+    def passed(self, i: int) -> int:
+        """The least that the last ``i`` stages pay to receive from each other."""
+        if any(s.speed != 1.0 for s in self.problem.stages):
+            return 0
+        return max(0, i - self.sinks) * self.passed_ns
 
     def _least(self, i: int, sinks: int, sources: int) -> tuple[int, int]:
         if any(s.speed != 1.0 for s in self.problem.stages):

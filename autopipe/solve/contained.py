@@ -13,11 +13,12 @@ import numpy as np
 from .alike import Alike
 from .pairs import Floats, Layer
 from .problem import Array, Problem
+from .reach import Bits
 from .windows import Downsets
 
 __all__ = ["Contained"]
 
-_CELLS = 1 << 16
+_ROWS, _COLUMNS = 32, 1 << 14
 """Pairs looked at in one go: what stays in a core's cache."""
 
 
@@ -33,83 +34,112 @@ class Contained:
     ) -> tuple[Floats, Array, int]:
         """Per row of ``b`` the least bottleneck within the bound and the row before it; pairs looked at."""
         best, parent = np.full(len(b.work), np.inf), np.zeros(len(b.work), dtype=np.int64)
-        here, there = self._common(a, b)
+        common = _Common(self.problem, a, b)
         held, lacked = _packed(a.downsets, b.downsets)
         early = [(x, a.downsets.sums(e), b.downsets.sums(e)) for x, e in self.alike]
         n_pairs = 0
-        for rows, columns in _blocks(a.work, b.work, bound):
+        for rows, columns in _blocks(a.work, b.work, held, lacked, bound):
             tick()
-            n_pairs += (rows.stop - rows.start) * (columns.stop - columns.start)
-            x, y = _holds(held, lacked, rows, columns)
-            loads = b.work[y] - a.work[x] + a.sums["receive_ns"][x] + b.sums["send_ns"][y]
+            n_pairs += len(rows) * len(columns)
+            x, y = _holds(held[:, rows], lacked[:, columns])
+            x, y = rows[x], columns[y]
+            loads = b.work[y] - a.work[x]
+            near = np.flatnonzero(loads <= bound)
+            x, y = x[near], y[near]
+            loads = loads[near] + a.sums["receive_ns"][x] + b.sums["send_ns"][y] - common.prices(x, y)
             for each, before, after in early:
                 more = after[y] - before[x]
                 loads += np.where(more > 0, more * each.send_ns, -more * each.receive_ns)
-            loads = loads - np.einsum("ij,ij->i", here[x], there[y])
-            if not self.problem.allow_empty:
-                loads[b.sums["real"][y] == a.sums["real"][x]] = np.inf
             totals = np.maximum(loads, value[x])
-            fits = np.flatnonzero(totals <= bound)
-            fits = fits[np.lexsort((x[fits], totals[fits], y[fits]))]
-            columns_hit, first = np.unique(y[fits], return_index=True)
-            fits = fits[first]
-            better = totals[fits] < best[columns_hit]
-            best[columns_hit[better]], parent[columns_hit[better]] = totals[fits[better]], x[fits[better]]
+            if not self.problem.allow_empty:
+                totals[b.sums["real"][y] == a.sums["real"][x]] = np.inf
+            better = np.flatnonzero((totals <= bound) & (totals < best[y]))
+            x, y, totals = x[better], y[better], totals[better]
+            np.minimum.at(best, y, totals)
+            least = totals == best[y]
+            parent[y[least]] = x[least]
         return best, parent, n_pairs
 
-    def _common(self, a: Layer, b: Layer) -> tuple[Floats, Floats]:
-        """Columns whose products are the prices that a pair of rows does not pay after all."""
-        here, there = [], []
-        for n in sorted(a.taken.keys() & b.taken.keys()):
-            net, x, y = self.problem.nets[n], a.taken[n], b.taken[n]
-            if len(net.consumers) == 1:
-                here.append((x >= 0) * (net.send_ns + net.receive_ns))
-                there.append(y >= 0)
-                continue
-            here.append((x >= 0) * net.send_ns)
-            there.append(y >= 0)
-            for j in np.intersect1d(x[x >= 0], y):
-                here.append((x == j) * net.receive_ns)
-                there.append(y == j)
-        used = [c for c, (x, y) in enumerate(zip(here, there, strict=True)) if x.any() and y.any()]
-        left, right = (
-            np.array([side[c] for c in used], dtype=np.float64).reshape(len(used), n).T.copy()
-            for side, n in ((here, len(a.work)), (there, len(b.work)))
-        )
-        return left, right
+
+class _Common:
+    """The prices that a pair of rows does not pay after all, for what is open at both."""
+
+    def __init__(self, problem: Problem, a: Layer, b: Layer) -> None:
+        """Sparse rows of columns and prices on one side, whether a column is met on the other."""
+        columns = [(x, price, y) for x, price, y in _columns(problem, a, b) if x.any() and y.any()]
+        count = np.zeros(len(a.work), dtype=np.int64)
+        for x, _, _ in columns:
+            count += x
+        self.column = np.full((count.max(initial=0), len(count)), len(columns))
+        self.price = np.zeros_like(self.column)
+        self.met = np.zeros((len(columns) + 1, len(b.work)), dtype=bool)
+        count[:] = 0
+        for c, (x, price, y) in enumerate(columns):
+            rows = np.flatnonzero(x)
+            self.column[count[rows], rows] = c
+            self.price[count[rows], rows] = price
+            count[rows] += 1
+            self.met[c] = y
+
+    def prices(self, x: Array, y: Array) -> Array:
+        """The sum for each pair of rows."""
+        out = np.zeros(len(x), dtype=np.int64)
+        for column, price in zip(self.column, self.price, strict=True):
+            out += self.met[column[x], y] * price[x]
+        return out
 
 
-def _blocks(a: Array, b: Array, most: int) -> Iterator[tuple[slice, slice]]:
-    """Rows of two layers by rising work whose difference may be at most so much, some at a time."""
-    width = max(1, min(len(b), _CELLS))
-    height = max(1, _CELLS // width)
-    for at in range(0, len(a), height):
-        rows = slice(at, min(at + height, len(a)))
-        first = int(np.searchsorted(b, a[at]))
-        last = int(np.searchsorted(b, a[rows.stop - 1] + most, side="right"))
-        for start in range(first, last, width):
-            yield rows, slice(start, min(start + width, last))
+def _columns(problem: Problem, a: Layer, b: Layer) -> Iterator[tuple[Bits, int, Bits]]:
+    """Where a value is open, or so many of its takers held, in rows of both layers, and what that saves."""
+    for n in sorted(a.taken.keys() & b.taken.keys()):
+        net, here, there = problem.nets[n], a.taken[n], b.taken[n]
+        alone = len(net.consumers) == 1
+        yield here >= 0, net.send_ns + net.receive_ns * alone, there >= 0
+        for j in () if alone else np.intersect1d(here[here >= 0], there):
+            yield here == j, net.receive_ns, there == j
+
+
+def _blocks(a: Array, b: Array, held: Array, lacked: Array, most: int) -> Iterator[tuple[Array, Array]]:
+    """Rows of the first layer with much in common, and those of the second that may be paired with them.
+
+    A pair's work may differ by so much at most.
+    """
+    order = np.lexsort(held[::-1])
+    for at in range(0, len(a), _ROWS):
+        rows = order[at : at + _ROWS]
+        common = np.bitwise_and.reduce(held[:, rows], axis=1)
+        columns = np.flatnonzero(b <= a[rows].max() + most)
+        for word, there in zip(common, lacked, strict=True):
+            columns = columns[there[columns] & word == 0]
+        for start in range(0, len(columns), _COLUMNS):
+            yield rows, columns[start : start + _COLUMNS]
 
 
 def _packed(a: Downsets, b: Downsets) -> tuple[Array, Array]:
-    """Of items that both leave open: which each row of ``a`` holds, and each of ``b`` lacks, in words."""
+    """Of items that both leave open: which each row of ``a`` holds, and each of ``b`` lacks, in words.
+
+    Items that tell most pairs apart come first.
+    """
     _, here, there = np.intersect1d(a.free, b.free, assume_unique=True, return_indices=True)
-    out = []
-    for bits in (a.rows[:, here], ~b.rows[:, there]):
-        words = np.zeros((bits.shape[1] // 64 + 1, len(bits)), dtype=np.uint64)
-        packed = np.packbits(bits, axis=1, bitorder="little")
-        padded = np.zeros((len(bits), 8 * len(words)), dtype=np.uint8)
-        padded[:, : packed.shape[1]] = packed
-        words[:] = padded.view(np.uint64).T
-        out.append(words)
-    return out[0], out[1]
+    held, lacked = a.rows[:, here], ~b.rows[:, there]
+    order = np.argsort(-held.mean(axis=0) * lacked.mean(axis=0), kind="stable")
+    return _words(held[:, order]), _words(lacked[:, order])
 
 
-def _holds(held: Array, lacked: Array, rows: slice, columns: slice) -> tuple[Array, Array]:
+def _words(bits: Bits) -> Array:
+    """Words of 64 bits × rows."""
+    out = np.zeros((len(bits), 8 * (bits.shape[1] // 64 + 1)), dtype=np.uint8)
+    packed = np.packbits(bits, axis=1, bitorder="little")
+    out[:, : packed.shape[1]] = packed
+    words: Array = np.ascontiguousarray(out.view(np.uint64).T)
+    return words
+
+
+def _holds(held: Array, lacked: Array) -> tuple[Array, Array]:
     """The pairs of rows of which the second holds all that the first does."""
-    x, y = np.nonzero((held[0, rows, None] & lacked[0, None, columns]) == 0)
-    x, y = x + rows.start, y + columns.start
-    for w in range(1, len(held)):
-        good = held[w, x] & lacked[w, y] == 0
+    may = (held[0, :, None] & lacked[0]) == 0
+    x, y = np.divmod(np.flatnonzero(may), may.shape[1])
+    for here, there in zip(held[1:], lacked[1:], strict=True):
+        good = here[x] & there[y] == 0
         x, y = x[good], y[good]
     return x, y

@@ -108,8 +108,10 @@ class _Search:
                 if step < (self.best.bottleneck_ns - self.lower) // 256:
                     break
             else:
-                step = max(step + 1, round(step * (2 if chains.n_pairs < _SHORT else 1.25)))
-                step = min(step, max(1, (ceiling - self.lower) // 2))
+                step *= 2
+                if chains.n_pairs > _SHORT or ceiling < HUGE:
+                    step = min(step, (min(ceiling, self.best.bottleneck_ns) - self.lower) // 2)
+                step = max(1, step)
             if (chains.n_pairs > _SHORT or ceiling < HUGE) and not self.sampled:
                 self._sample()
         if not self.answer.proved:
@@ -234,13 +236,15 @@ class Chains:
         """What the room before and after a cut allows for sending and receiving already."""
         if not 0 < i < self.k or not self._is_tight:
             return 0, 0
-        return self.room.first(i)[0], self.room.last(self.k - i)[1]
+        return self.room.first(i)[0], self.room.last(self.k - i)[1] - self.room.passed(self.k - i)
 
     @property
     def _is_tight(self) -> bool:
         """Whether every stage can be held to the least transfers."""
         room = self.room
-        return not self.problem.allow_empty or self.bound >= room.send_ns + room.receive_ns
+        return not self.problem.allow_empty or self.bound >= room.send_ns + max(
+            room.receive_ns, room.passed_ns
+        )
 
     def _bounds(self) -> list[tuple[int, int]]:
         """The least and the most work before each cut."""

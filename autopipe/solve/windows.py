@@ -18,6 +18,10 @@ from .reach import Bits
 __all__ = ["Downsets", "TooMany", "Window"]
 
 
+_DENSE = 0.75
+"""Downsets are copied without those that are dropped once they are fewer than this part."""
+
+
 class TooMany(Exception):
     """More downsets than may be looked through."""
 
@@ -117,13 +121,16 @@ class _Branching:
             self.sent = np.concatenate([left[0], sent])
             self.received = np.concatenate([left[1], received])
             self.rest -= int(self.works[v])
-            self._keep(self._fits())
+            fits = self._fits()
+            if fits.sum() < _DENSE * len(fits) or len(fits) > most:
+                self._keep(fits)
             if len(self.work) > most:
                 if not some:
                     raise TooMany
                 cheap = np.argsort(self.sent + self.received + draw.random(len(self.work)), kind="stable")
                 rest = draw.permutation(cheap[most // 2 :])[: most - most // 2]
                 self._keep(np.sort(np.concatenate([cheap[: most // 2], rest])))
+        self._keep(self._fits())
         bits = np.unpackbits(self.held.view(np.uint8), axis=1, bitorder="little")
         return bits[:, : len(self.place)].astype(bool)
 

@@ -44,17 +44,23 @@ def memories(draw) -> Problem:
     return Problem(items, tuple(sorted(edges)), tuple(nets), (), stages, allow_empty=draw(st.booleans()))
 
 
+def chains(problem: Problem, bound: int) -> exact.Chains:
+    return exact.Chains(problem, bound, time.perf_counter() + 60)
+
+
 @settings(max_examples=250, deadline=None)
 @given(memories())
 def test_counting_likes_equals_exhaustive_search(problem):
     best = exhaustive(problem)
-    found = exact.Chains(problem, 1000, time.perf_counter() + 60).best()
     if best is None:
-        assert found is None
+        assert chains(problem, 1000).best() is None
         return
-    assert found[0] == best[0]
-    assert problem.is_valid(found[1])
-    assert problem.bottleneck(problem.loads(found[1])) == best[0]
+    for bound in (1000, best[0]):
+        found = chains(problem, bound).best()
+        assert found[0] == best[0]
+        assert problem.is_valid(found[1])
+        assert problem.bottleneck(problem.loads(found[1])) == best[0]
+    assert chains(problem, best[0] - 1).best() is None
 
 
 def attention(n_layers: int, n_stages: int) -> Problem:

@@ -1,0 +1,68 @@
+"""Pricing only pairs of which one holds the other finds what pricing all pairs finds."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from autopipe.solve import Item, Net, Problem, Stage, contained
+from autopipe.solve.exact import Chains
+from autopipe.solve.pairs import Loads
+
+
+def layered(seed: int) -> Problem:
+    """Random layers, values taken by one to three ops each, some by ops of a later layer."""
+    draw, items, nets, before, last = random.Random(seed), [], [], [], []
+    for _ in range(draw.randint(3, 6)):
+        row = list(range(len(items), len(items) + draw.randint(1, 4)))
+        items += [Item((f"o{v}",), draw.randint(0, 40)) for v in row]
+        for v in last:
+            takers = tuple(sorted(draw.sample(row, draw.randint(1, min(3, len(row))))))
+            nets.append(Net(v, takers, draw.randint(0, 9), draw.randint(0, 9), f"o{v}"))
+        if before:
+            nets.append(Net(before[0], (row[-1],), draw.randint(0, 9), draw.randint(0, 9), "skip"))
+        before, last = last, row
+    edges = tuple(sorted({(net.producer, v) for net in nets for v in net.consumers}))
+    stages = tuple(Stage(s) for s in range(draw.randint(2, 4)))
+    return Problem(tuple(items), edges, tuple(nets), (), stages, allow_empty=seed % 2 == 0)
+
+
+def dense(problem: Problem, bound: int) -> Chains:
+    """Chains that look at every pair of downsets, with nothing bounded but what is looked for."""
+    chains = Chains(problem, bound, time.perf_counter() + 60)
+    chains.contained, chains.alike = None, ()
+    chains.ordered, chains.loads = chains.problem, Loads(chains.problem)
+    return chains
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_all_pairs_find_under_any_bound(seed):
+    problem = layered(seed)
+    best = dense(problem, 10_000).best()
+    for bound in (10_000, best[0]):
+        found = Chains(problem, bound, time.perf_counter() + 60).best()
+        assert found[0] == best[0]
+        assert problem.is_valid(found[1])
+        assert problem.bottleneck(problem.loads(found[1])) == best[0]
+    assert Chains(problem, best[0] - 1, time.perf_counter() + 60).best() is None
+
+
+def test_fewer_stages_than_there_are_where_all_that_an_item_makes_is_dear():
+    items = tuple(Item((f"o{v}",), 30) for v in range(9))
+    nets = tuple(Net(0, (v,), 0, 12, f"o{v}") for v in range(1, 9))
+    edges = tuple((0, v) for v in range(1, 9))
+    problem = Problem(items, edges, nets, (), tuple(Stage(s) for s in range(30)), allow_empty=True)
+    assert Chains(problem, 42, time.perf_counter() + 60).best()[0] == 42
+
+
+def test_pairs_of_which_one_holds_the_other_over_many_words():
+    draw = np.random.default_rng(0)
+    held, lacked = draw.random((50, 200)) < 0.05, draw.random((60, 200)) < 0.3
+    lacked[:20, :100] = False
+    x, y = contained._holds(contained._words(held), contained._words(lacked))
+    expected = ~(held[:, None] & lacked).any(axis=2)
+    assert 0 < len(x) < held.shape[0] * lacked.shape[0]
+    assert set(zip(x.tolist(), y.tolist(), strict=True)) == set(
+        zip(*map(list, np.nonzero(expected)), strict=True)
+    )
