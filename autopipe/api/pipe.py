@@ -5,6 +5,7 @@ Making it is left to ``verbs``, training it on many ranks to ``runtime``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,12 +14,14 @@ from torch import nn
 
 from ..costs import CostTable
 from ..plans import Plan
-from ..runtime import Runtime
+from ..runtime import Runtime, mixing
 from ..stages import Parity, Stage, build, verify
 from ..stages.verify import run_stages
 from ..tracing import Capture
 
 __all__ = ["Pipe"]
+
+_logger = logging.getLogger(__name__)
 
 
 class Pipe(nn.Module):
@@ -99,10 +102,22 @@ class Pipe(nn.Module):
         Without inputs, those it was captured with are used. ``rtol`` is relative to each tensor's largest
         value; by default 1e-5 in fp32, 1e-10 in fp64, 2e-2 in half precision. Raises
         :class:`VerificationError` naming the first op that differs.
+
+        Also runs the batch in the plan's microbatches, in evaluation mode, and warns where they do not give
+        what the whole does: then rows depend on one another, or lie along another axis.
         """
         if not args and not kwargs:
             args, kwargs = self.graph.example
-        return verify(self.graph, self.stages, args, kwargs, rtol=rtol, seed=seed)
+        parity = verify(self.graph, self.stages, args, kwargs, rtol=rtol, seed=seed)
+        mixed = mixing(self.graph, self.stages, args, kwargs, self.plan.n_microbatches)
+        if mixed:
+            _logger.warning(
+                "microbatches do not give what the whole batch does: %s. Rows depend on one another, so only "
+                "steps with n_microbatches=1 are the model's; or the batch is along another axis, which "
+                "runtime(batch_dims={'name': axis}) tells",
+                mixed,
+            )
+        return parity
 
     def merge(self) -> nn.Module:
         """Back to one plain ``nn.Module``: the model itself, holding the weights the pipeline trained.

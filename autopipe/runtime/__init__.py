@@ -3,6 +3,7 @@
 Deciding the cut is left to ``solve``, generating schedules and wire orders to ``schedule``.
 """
 
+from .rows import mixing
 from .runtime import Runtime, StepResult
 
-__all__ = ["Runtime", "StepResult"]
+__all__ = ["Runtime", "StepResult", "mixing"]

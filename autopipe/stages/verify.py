@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..tracing import Capture
     from .stage import Stage
 
-__all__ = ["Parity", "find_loss", "run_stages", "verify"]
+__all__ = ["Parity", "find_loss", "relative_error", "run_stages", "run_values", "verify"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +61,12 @@ def find_loss(output: Any) -> Tensor | None:
 
 def run_stages(capture: Capture, stages: Sequence[Stage], args: Any, kwargs: Any) -> tuple[Any, ...]:
     """All stages in turn in this process; the model's flat output leaves."""
-    values = dict(capture.bind(args, kwargs))
+    return run_values(stages, capture.bind(args, kwargs))
+
+
+def run_values(stages: Sequence[Stage], inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """All stages in turn on bound inputs; the model's flat output leaves."""
+    values = dict(inputs)
     for stage in stages:
         given = stage(*[values[name] for name in stage.inputs])
         values.update(zip(stage.outputs, given, strict=not stage.is_last))
@@ -142,7 +147,7 @@ def _compare(
     def largest(pairs: list[tuple[str, Any, Any]]) -> float:
         worst = 0.0
         for name, a, b in pairs:
-            error, allowed = _error(a, b), rtol if rtol is not None else _tolerance(a)
+            error, allowed = relative_error(a, b), rtol if rtol is not None else _tolerance(a)
             worst = max(worst, error)
             if not error <= allowed:
                 faults.append(f"{name} differs by {error:.2e} (allowed {allowed:.0e})")
@@ -162,7 +167,7 @@ def _compare(
     return Parity(len(expected.outputs), counted, float(expected.loss), outputs, loss, gradients)
 
 
-def _error(a: Tensor | None, b: Tensor | None) -> float:
+def relative_error(a: Tensor | None, b: Tensor | None) -> float:
     """Largest absolute difference over the largest value; infinite for another shape, dtype or None."""
     if a is None or b is None:
         return 0.0 if a is b else float("inf")
@@ -214,7 +219,7 @@ def _first_difference(capture: Capture, args: tuple[Any, ...], kwargs: dict[str,
     for (name, a), (other, b) in zip(eager, ours, strict=False):
         if name != other:
             return f"the model calls {name} where the captured graph calls {other}"
-        if len(a) != len(b) or any(_error(x, y) > _tolerance(x) for x, y in zip(a, b, strict=True)):
+        if len(a) != len(b) or any(relative_error(x, y) > _tolerance(x) for x, y in zip(a, b, strict=True)):
             return f"the first op that differs is {name}"
     return "no leaf module's forward differs, so the difference is in glue code or in the backward"
 

@@ -43,7 +43,14 @@ def main(schedule: str, dtype_name: str, optimizer_name: str) -> None:
     # the last two batches are smaller, and not a multiple of the microbatches
     batches = [torch.randint(0, 50_257, (8 if i < 8 else 5, 16)) for i in range(10)]
     example = {"input_ids": batches[0], "labels": batches[0]}
-    pipe = autopipe.split(model, dist.get_world_size(), kwargs=example, n_microbatches=4, schedule=schedule)
+    pipe = autopipe.split(
+        model,
+        dist.get_world_size(),
+        kwargs=example,
+        n_microbatches=4,
+        schedule=schedule,
+        pin={"transformer.wte": 0, "lm_head": -1},  # tied over ranks, whatever this machine's costs are now
+    )
     runtime = pipe.runtime()
     optimizer = make_optimizer(optimizer_name, runtime.parameters())
     losses = []
