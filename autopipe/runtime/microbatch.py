@@ -88,6 +88,7 @@ class Splitter:
         self._given = dict(batch_dims or {})
         self._batch = _batch_dim(capture)
         self._known = dict(self._batch.where) if self._batch else {}
+        self._fixed = capture.variation.fixed
         names = {op.name for op in capture.ops.inputs}
         unknown = sorted(set(self._given) - names - {"target"})
         if unknown:
@@ -101,7 +102,7 @@ class Splitter:
 
         A batch with fewer rows than ``n_microbatches`` makes fewer microbatches. Raises
         :class:`InputError` when inputs disagree on the number of rows, or on whose they are, or there are
-        none.
+        none, or the capture is right for as many only.
         """
         if n_microbatches < 1:
             raise InputError(f"n_microbatches is {n_microbatches}; a step has at least 1")
@@ -110,6 +111,12 @@ class Splitter:
         if n_rows == 0:
             raise InputError("the batch is empty; give step() at least one row")
         sizes = _sizes(n_rows, n_microbatches) if axes else (1,)
+        for name, fixed in ((n, self._fixed[n, a]) for n, a in axes.items() if (n, a) in self._fixed):
+            if len(sizes) > 1:
+                raise InputError(
+                    f"{name} cannot be cut into {len(sizes)} microbatches: its {fixed.size} rows are fixed "
+                    f"({fixed.reason}); capture with the rows of one microbatch, or pass n_microbatches=1"
+                )
         packed = self._packed(leaves, sizes) if len(sizes) > 1 else {}
         columns = {
             name: value.split(packed.get(name, sizes), axes.get(name, 0))

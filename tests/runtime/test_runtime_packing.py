@@ -1,10 +1,11 @@
-"""Batches of packed image patches: each microbatch gets the rows of its own samples."""
+"""Batches of packed image patches: each microbatch gets the rows of its own samples, or none are cut."""
 
 import copy
 
 import pytest
 import torch
 from runtime_models import grads, make, packed_documents, worst
+from torch import nn
 from zoo.models_multimodal import PackedCrops, PackedPatches
 
 from autopipe.errors import InputError
@@ -46,3 +47,23 @@ def test_rows_without_a_grid_are_cut_alike():
     runtime = Runtime(*make(model, (crops, ids), {}, n_stages=2))
     crops, ids = torch.randn(15, 3, 16, 16).double(), torch.randint(40, (5, 9))
     torch.testing.assert_close(runtime.forward(crops, ids, n_microbatches=2), model(crops, ids).detach())
+
+
+class Bias(nn.Module):
+    """A bias for each row fixes how many there are; a single row would be broadcast."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.bias = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        return self.layers(x) * self.bias
+
+
+def test_a_batch_that_is_fixed_is_not_cut():
+    x = torch.randn(4, 4)
+    runtime = Runtime(*make(Bias(), (x,), {}, n_stages=2), loss_fn=nn.functional.mse_loss)
+    assert runtime.step(x, target=x, n_microbatches=1).loss > 0
+    with pytest.raises(InputError, match="x cannot be cut into 4 microbatches: its 4 rows are fixed"):
+        runtime.step(x, target=x, n_microbatches=4)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from autopipe.errors import InputError
 from autopipe.runtime import Runtime
 from autopipe.runtime.microbatch import Splitter
+from autopipe.tracing.variation import Variation
 
 
 class Language(nn.Module):
@@ -125,6 +126,8 @@ def test_arguments_without_a_batch_axis_stay_whole():
 
 class Dims:
     """The part of a capture that splitting looks at."""
+
+    variation = Variation()
 
     class ops:
         dims = ()
