@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+
+from .inputs import signature
 
 __all__ = ["switched_off", "without_cache"]
 
@@ -24,7 +25,7 @@ def without_cache(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     if "use_cache" in kwargs or not any(map(_decodes, _configs(model))):
         return kwargs
     _say_once(f"{type(model).__name__} is captured without its key-value cache (use_cache=False)")
-    takes = "use_cache" in inspect.signature(model.forward).parameters
+    takes = "use_cache" in signature(model.forward).parameters
     return {**kwargs, "use_cache": False} if takes else kwargs
 
 

@@ -71,7 +71,7 @@ def trial_sizes(dim: Dim) -> list[int]:
     if dim.packed:
         return [s for s in (n + 1, 2 * n, 3 * n) if all(s * p.rows % n == 0 for p in dim.packed)]
     if dim.name == "batch":
-        return [n + 1, 2 * n]
+        return [2 * n, n + 1]  # the fewer for the run with all dims changed, which is the longest
     odd = (n // 2 | 1, n + n // 2 | 1) if n > _SHORT else ()
     return list(dict.fromkeys(s for s in (*odd, n + n // 2, 2 * n, n // 2) if s not in (0, n)))
 

@@ -21,7 +21,7 @@ from torch import nn
 from ..errors import InputError
 from .structure import Spec, flatten, paths, unflatten
 
-__all__ = ["Inputs", "arguments"]
+__all__ = ["Inputs", "arguments", "signature"]
 
 
 def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -30,13 +30,13 @@ def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     Raises :class:`InputError` where they do not fit the signature.
     """
     try:
-        signature = _signature(model.forward)
-        bound = signature.bind(*args, **kwargs)
+        expected = signature(model.forward)
+        bound = expected.bind(*args, **kwargs)
     except TypeError as error:
         raise InputError(f"{type(model).__name__}.forward does not take these arguments: {error}") from error
     out: dict[str, Any] = {}
     for name, value in bound.arguments.items():
-        parameter = signature.parameters[name]
+        parameter = expected.parameters[name]
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             out.update(value)
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
@@ -46,7 +46,7 @@ def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return out
 
 
-def _signature(forward: Any) -> inspect.Signature:
+def signature(forward: Any) -> inspect.Signature:
     """The signature of a bound method, which takes long to find, found once per function."""
     if not inspect.ismethod(forward):
         return inspect.signature(forward)
@@ -169,7 +169,7 @@ class Inputs:
         """(args, kwargs) with other tensors in the captured structure."""
         leaves = [self.constants[i] if n is None else tensors[n] for i, n in enumerate(self.names)]
         given = unflatten(self.spec, leaves)
-        parameters = _signature(model.forward).parameters.values()
+        parameters = signature(model.forward).parameters.values()
         variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         if variadic is None:
             only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in given]

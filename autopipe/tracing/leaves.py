@@ -71,13 +71,20 @@ class Policy:
 
         The largest that can be opened, until :data:`ENOUGH` calls hold parameters.
         """
-        sizes = [(sum(q.numel() for q in self.model.get_submodule(p).parameters()), p) for p in paths]
-        holding = [(n, p) for n, p in sizes if n]
-        able = [(n, p) for n, p in holding if self.is_openable(p) and p not in self.opened]
-        return max(able)[1] if able and len(holding) < ENOUGH else None
+        holding = [p for p in paths if any(True for _ in self.model.get_submodule(p).parameters())]
+        if len(holding) >= ENOUGH:
+            return None
+        able = [p for p in holding if self.is_openable(p) and p not in self.opened]
+        return max(able, key=lambda p: (self._size(p), p), default=None)
+
+    def _size(self, path: str) -> int:
+        return sum(q.numel() for q in self.model.get_submodule(path).parameters())
 
     def with_opened(self, paths: Iterable[str]) -> Policy:
         """The same policy with more modules open, and those they lie in."""
+        paths = tuple(paths)
+        if not paths:
+            return self
         more = {".".join(p.split(".")[: i + 1]) for p in paths for i in range(len(p.split(".")))} | {""}
         return dataclasses.replace(self, opened=self.opened | more, closed=self.closed - more)
 

@@ -11,7 +11,7 @@ import pathlib
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +23,7 @@ from .calls import Call, Depends, Guard, meta
 from .sizes import Expression, TrackedFloat, TrackedInt, plain
 from .structure import LEAF, Step, carries_tensors, flatten, paths, unflatten
 
-__all__ = ["Ledger", "Method", "Piece", "Ref", "Restart"]
+__all__ = ["Depth", "Ledger", "Method", "Piece", "Ref", "Restart"]
 
 _SKIPPED = (
     str(pathlib.Path(__file__).parent), str(pathlib.Path(torch.__file__).parent), contextlib.__file__
@@ -74,6 +74,21 @@ class Method:
         self.name = name
 
 
+class Depth:
+    """How many ``with`` blocks on it are running."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.count -= 1
+
+
 class Ledger:
     """The calls recorded so far and what every value is to them.
 
@@ -102,27 +117,18 @@ class Ledger:
         self.sizes: dict[tuple[int, int], Expression] = {}
         self.watched: dict[int, tuple[torch.Tensor, str]] | None = None
         self.stack: list[str] = []
-        self.quiet = 0
+        self.hushed = Depth()
         self.thread = threading.get_ident()
 
     @property
     def recording(self) -> bool:
         """Whether calls are to be recorded now: not inside a leaf or torch function, nor on other threads."""
-        return self.quiet == 0 and threading.get_ident() == self.thread
+        return not self.hushed.count and threading.get_ident() == self.thread
 
     @property
     def here(self) -> str:
         """The path of the module whose forward is running."""
         return self.stack[-1] if self.stack else ""
-
-    @contextlib.contextmanager
-    def hushed(self) -> Iterator[None]:
-        """Our own use of torch is not recorded."""
-        self.quiet += 1
-        try:
-            yield
-        finally:
-            self.quiet -= 1
 
     def source(self) -> str:
         """``file:line`` of the innermost frame that is neither torch's nor ours."""
@@ -300,7 +306,7 @@ class Ledger:
         compares = expression.function in _COMPARISONS and expression.ref is None
         function = expression.function if compares else operator.pos
         parts = expression.operands if compares else (expression,)
-        with self.hushed():
+        with self.hushed:
             operands = tuple(self.number(p) for p in parts)
         source = self.source()
         for operand in operands:

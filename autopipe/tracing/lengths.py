@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from ..graph import Dim
 from ..units import Size
@@ -96,8 +99,15 @@ def _runs_without_data(model: nn.Module, leaf: Call) -> bool:
     held = itertools.chain(module.named_parameters(), module.named_buffers())
     args, kwargs = (map_calls(given, lambda c: c.value) for given in (leaf.args, leaf.kwargs))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _Unnormalised():
             torch.func.functional_call(module, {n: meta(t) for n, t in held}, args, kwargs)
     except Exception:  # whatever it is: then nothing is proven
         return False
     return True
+
+
+class _Unnormalised(TorchFunctionMode):
+    """Layer norms give their input: shapes are the same, and on meta norms take as long as all the rest."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is functional.layer_norm else func(*args, **(kwargs or {}))

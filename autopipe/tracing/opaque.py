@@ -190,13 +190,14 @@ def replaced(
 @contextlib.contextmanager
 def drawing(notice: Callable[[str], None]) -> Iterator[None]:
     """Calls ``notice(name)`` before each draw from numpy's or Python's global generator meanwhile."""
-    with contextlib.ExitStack() as stack:
-        for module, names in _DRAWS.items():
-            for name in names:
-                original = getattr(module, name)
-                setattr(module, name, _noticed(original, f"{module.__name__}.{name}", notice))
-                stack.callback(setattr, module, name, original)
+    originals = [(module, name, getattr(module, name)) for module, names in _DRAWS.items() for name in names]
+    try:
+        for module, name, original in originals:
+            setattr(module, name, _noticed(original, f"{module.__name__}.{name}", notice))
         yield
+    finally:
+        for module, name, original in originals:
+            setattr(module, name, original)
 
 
 def _noticed(original: Callable[..., Any], name: str, notice: Callable[[str], None]) -> Callable[..., Any]:

@@ -155,7 +155,7 @@ def _function_apply(route: Route, original: Any) -> Any:
             return original(cls, *args, **kwargs)
         if cls is CheckpointFunction:
             function, _, *rest = args
-            with recorder.checkpointed():
+            with recorder.checkpointed:
                 return function(*rest)
         return recorder.custom(CustomFunction(cls), lambda *a, **k: original(cls, *a, **k), args, kwargs)
 
@@ -170,7 +170,7 @@ def _checkpoint(route: Route, original: Any) -> Any:
         if recorder is None:
             yield from original(*args, **kwargs)
             return
-        with recorder.checkpointed():
+        with recorder.checkpointed:
             yield
 
     return generator

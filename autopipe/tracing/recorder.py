@@ -21,7 +21,7 @@ from . import checks, functions, lifting, opaque, regions, wording
 from .calls import UNSAFE, Call, Depends, Recording, meta
 from .draws import Draws
 from .leaves import is_compiled
-from .ledger import Ledger, Method, Piece, Ref, Restart
+from .ledger import Depth, Ledger, Method, Piece, Ref, Restart
 from .sizes import Expression, plain, track
 from .structure import Step, flatten, paths, unflatten
 
@@ -48,7 +48,7 @@ class Recorder(Ledger, TorchFunctionMode):
         self.base = regions.ambient()
         self.draws = Draws(device)
         self.leaf_path = ""
-        self.recomputing = 0
+        self.checkpointed = Depth()
         self.failed: str | None = None
         self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -79,7 +79,7 @@ class Recorder(Ledger, TorchFunctionMode):
         self.stack = [""]
         encoded = tuple(self.encode(v)[0] for v in values)
         self.add(Call("output", "output", (encoded,), hint="output"))
-        self.quiet = 1
+        self.hushed.count = 1
         return Recording(self.training, self.calls, spec, list(self.guards.values()), self.constants)
 
     def __torch_function__(
@@ -103,7 +103,7 @@ class Recorder(Ledger, TorchFunctionMode):
         if self.stack and path and self.is_leaf(path):
             inside = list(module.modules())
             if not self.is_swapped(inside):
-                with self.hushed():
+                with self.hushed:
                     return self.leaf(module, inside, path, original, args, kwargs)
         self.stack.append(path)
         try:
@@ -131,11 +131,12 @@ class Recorder(Ledger, TorchFunctionMode):
         """Record ``module``, with all the modules ``inside`` it, as one call."""
         encoded, actual = self.encode_call(args, kwargs)
         call = Call("call_module", path, *encoded, hint=path, path=path, source=self.source())
-        call.recompute = self.recomputing > 0
+        call.recompute = self.checkpointed.count > 0
         state = (t for m in inside for t in (*m._parameters.values(), *m._buffers.values()))
         has_state = any(t is not None for t in state)
         call.depends = self.depends(call) | (Depends.STATE if has_state else Depends.NOTHING)
-        buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)))
+        has_buffers = any(m._buffers for m in inside)
+        buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)) if has_buffers else {})
         compiled = any(map(is_compiled, inside))
         run = functools.partial(type(module).__call__, module) if compiled else original
 
@@ -151,15 +152,6 @@ class Recorder(Ledger, TorchFunctionMode):
         """The buffers of ``module`` that are not as they were."""
         found = before.changed(module, path, self.training)
         return tuple(dict.fromkeys(self.names.get(id(b), n) for n, b in found))
-
-    @contextlib.contextmanager
-    def checkpointed(self) -> Iterator[None]:
-        """The model's glue checkpoints what it calls meanwhile."""
-        self.recomputing += 1
-        try:
-            yield
-        finally:
-            self.recomputing -= 1
 
     @contextlib.contextmanager
     def inside_leaf(self, path: str, compiled: bool) -> Iterator[None]:
@@ -207,7 +199,7 @@ class Recorder(Ledger, TorchFunctionMode):
 
     def custom(self, function: functions.Named, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call that the function mode does not see as one: ``autograd.Function.apply``, ``vmap``."""
-        with self.hushed():
+        with self.hushed:
             encoded, actual = self.encode_call(args, kwargs)
         call = Call("call_function", function, *encoded, hint=function.__name__)
         call.path, call.source = self.here, self.source()
@@ -269,7 +261,7 @@ class Recorder(Ledger, TorchFunctionMode):
         self, vmap: Callable[..., Any], func: Callable[..., Any], how: Any, args: Any, kwargs: Any
     ) -> Any:
         """``vmap`` of a function over arguments, the tensors in its closure among them."""
-        with self.hushed():
+        with self.hushed:
             tensors, rebuild = lifting.lift(func, lambda t: id(t) in self.refs)
         function = lifting.Mapped(vmap, rebuild, len(tensors), how)
         return self.custom(function, function, (*tensors, *args), kwargs)
@@ -304,7 +296,7 @@ class Recorder(Ledger, TorchFunctionMode):
         is_message = name == "__format__" and checks.is_message(call.source)
         if is_unsafe and not is_check and not is_message:
             self.refuse(call.depends, self.wanted(call, actual), call.source)
-        with self.hushed():
+        with self.hushed:
             result = func(*actual[0], **actual[1])
         if is_check:
             self.expect(call.args[0], result, call.source)
@@ -316,19 +308,19 @@ class Recorder(Ledger, TorchFunctionMode):
 
     def wanted(self, call: Call, actual: Any) -> str:
         """The value that Python wants, in words: how it is made and, where it is one number, which."""
-        with self.hushed():
+        with self.hushed:
             number = wording.example_of(actual[0][0] if actual[0] else None)
         what = wording.shown(call.args if len(call.args) == 1 else call)
         return what + (f" ({number} here)" if number else "")
 
     def outside_numbers(self, func: Callable[..., Any], actual: Any) -> torch.Tensor:
         """A tensor made from a numpy array becomes a constant, copied at each run."""
-        with self.hushed():
+        with self.hushed:
             value = func(*actual[0], **actual[1])
         return self.own_constant(value)
 
     def own_constant(self, value: torch.Tensor) -> torch.Tensor:
-        with self.hushed():
+        with self.hushed:
             constant = self.attribute(self.constant(value), value, Depends.NOTHING)
         call = Call("call_method", "clone", (constant,), hint="clone", path=self.here, source=self.source())
         return self.perform(call, value.clone, ((), {}))
@@ -344,7 +336,7 @@ class Recorder(Ledger, TorchFunctionMode):
 
     def perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         """Run a call for real, note what it did, and tie its results to it."""
-        with self.hushed():
+        with self.hushed:
             return self._perform(call, run, actual)
 
     def _perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
@@ -367,9 +359,7 @@ class Recorder(Ledger, TorchFunctionMode):
             call.value, call.storages = meta(new), functions.storages(new)
             return new
         values, spec = flatten(result)
-        self.quiet += 1
         call.value = unflatten(spec, [meta(v) for v in values])
-        self.quiet -= 1
         owned = [self.piece(call, path, v, written) for path, v in zip(paths(spec), values, strict=True)]
         call.storages = frozenset().union(*(functions.storages(v) for v in owned))
         if all(a is b for a, b in zip(owned, values, strict=True)):

@@ -64,7 +64,7 @@ class _Held:
 
     def restore(self, now: dict[str, Any]) -> None:
         for _, value, content in self.contents:
-            if not _same(value, content):
+            if (value or content) and not _same(value, content):
                 value.clear()
                 (value.extend if isinstance(value, list) else value.update)(content)
         if not _same(now, self.values):
@@ -73,7 +73,13 @@ class _Held:
 
     def differing(self, now: dict[str, Any]) -> list[str]:
         """The attributes that have come, gone or changed; plain numbers and text by value."""
-        out = [k for k, value, content in self.contents if value is now.get(k) and not _same(value, content)]
+        out = [
+            k
+            for k, value, content in self.contents
+            if (value or content) and value is now.get(k) and not _same(value, content)
+        ]
+        if _same(now, self.values):
+            return out
         out += [k for k, v in self.values.items() if k not in now or not (now[k] is v or _equals(v, now[k]))]
         return out + [k for k in now if k not in self.values]
 
@@ -84,8 +90,6 @@ def _equals(before: Any, after: Any) -> bool:
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two containers of one kind hold the same objects."""
-    if not a and not b:
-        return True
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(map(operator.is_, a.values(), b.values()))
     if isinstance(a, list):
