@@ -132,7 +132,8 @@ def guard(debug: bool) -> Iterator[None]:
 def _in_short(error: Exception) -> str:
     if isinstance(error, (AutopipeError, OSError)):
         cause = error.__cause__
-        because = f"\n  because {type(cause).__name__}: {_first(cause)}" if cause is not None else ""
+        is_told = cause is None or _first(cause) in str(error)
+        because = "" if is_told else f"\n  because {type(cause).__name__}: {_first(cause)}"
         return f"autopipe: {error}{because}"
     return (
         f"autopipe: this is a bug of autopipe, or of code it ran: {type(error).__name__}: {_first(error)}\n"

@@ -354,6 +354,11 @@ def test_a_model_that_fails_says_whose_error_it_is(tmp_path):
     assert "because RuntimeError: weights went missing" in done.stderr
 
 
+def test_a_cause_that_is_told_is_not_told_again():
+    done = invoke("simulate", "absent.json")
+    assert done.stderr.count("No such file") == 1
+
+
 def test_without_the_extra_one_line_says_what_to_install():
     code = "import sys; sys.modules['typer'] = None\nfrom autopipe.cli import main\nmain()"
     done = subprocess.run(

@@ -439,6 +439,7 @@ def checkpoints(directory):
 
     train(runtime, optimizer, batches[:2])
     runtime.save(path / "shards", optimizer=optimizer, max_shard_bytes=1000)
+    assert len(list((path / "shards").glob("*.safetensors"))) > 2
     runtime.save(path / "one.pt")
     train(runtime, optimizer, batches[2:])
     wanted = {n: p.detach().clone() for n, p in runtime.named_parameters()}

@@ -10,68 +10,38 @@ import autopipe
 transformers = pytest.importorskip("transformers")
 
 
-def llama() -> torch.nn.Module:
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            vocab_size=50,
-        )
+SMALL = {
+    "Llama": {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1},
+    "GPT2": {"n_head": 2, "n_positions": 16, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "Bert": {
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    "T5": {
+        "d_ff": 32,
+        "d_kv": 8,
+        "num_heads": 2,
+        "dropout_rate": 0.0,
+        "decoder_start_token_id": 0,
+        "num_decoder_layers": 2,
+    },
+}
+HEADS = {
+    "Llama": "LlamaForCausalLM",
+    "GPT2": "GPT2LMHeadModel",
+    "Bert": "BertForMaskedLM",
+    "T5": "T5ForConditionalGeneration",
+}
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_padded_labels_weigh_by_those_that_count(family):
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, bos_token_id=0, eos_token_id=0, **SMALL[family]
     )
-
-
-def gpt2() -> torch.nn.Module:
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=50,
-            n_layer=2,
-            n_embd=16,
-            n_head=2,
-            n_positions=16,
-            bos_token_id=0,
-            eos_token_id=0,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        )
-    )
-
-
-def bert() -> torch.nn.Module:
-    return transformers.BertForMaskedLM(
-        transformers.BertConfig(
-            vocab_size=50,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    )
-
-
-def t5() -> torch.nn.Module:
-    return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
-            d_model=16,
-            d_ff=32,
-            d_kv=8,
-            num_layers=2,
-            num_heads=2,
-            vocab_size=50,
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-        )
-    )
-
-
-@pytest.mark.parametrize("make", [llama, gpt2, bert, t5])
-def test_padded_labels_weigh_by_those_that_count(make):
-    model = make().double()
+    model = getattr(transformers, HEADS[family])(config).double()
     ids = torch.randint(1, 50, (6, 10))
     mask = (torch.arange(10) < torch.tensor([10, 3, 9, 2, 10, 4])[:, None]).long()
     batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
