@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 
+from .blocks import freed_bytes
 from .exact import Answer
 from .problem import HUGE, Problem
 
@@ -26,14 +27,15 @@ _STEPS = 40_000
 def close(problem: Problem, known: Answer, deadline: float) -> Answer:
     """The best assignment, proved, where the problem is small and time suffices; else the best known.
 
-    Items are placed in order. Loads never fall as items are added, so what is placed bounds what follows;
-    only ranks of several stages that choose blocks to compute again may come to choose better ones.
+    Items are placed in order. Loads never fall as items are added, so what is placed bounds what follows.
+    Only ranks of several stages that choose blocks to compute again may come to choose better ones: until
+    all items are placed, theirs are free.
     """
     n, k = len(problem.items), problem.n_stages
-    rises = problem.one_stage_per_rank or not any(i.blocks for i in problem.items)
-    if known.proved or not rises or math.comb(n + k - 1, k - 1) > _CHAINS:
+    if known.proved or math.comb(n + k - 1, k - 1) > _CHAINS:
         return known
-    parts = [_first(problem, m) for m in range(1, n + 1)]
+    bound = problem if problem.one_stage_per_rank else _without_blocks(problem)
+    parts = [*(_first(bound, m) for m in range(1, n)), problem]
     best = known
     stack: list[tuple[int, ...]] = [()]
     for _ in range(_STEPS):
@@ -61,6 +63,15 @@ def _choices(problem: Problem, stage_of: Sequence[int]) -> range:
     v = len(stage_of)
     first = max((stage_of[u] for u in problem.before[v]), default=0)
     return range(max(first, problem.items[v].first), problem.last_of(v) + 1)
+
+
+def _without_blocks(problem: Problem) -> Problem:
+    """The problem where what blocks may give up is not saved at all."""
+    items = (
+        dataclasses.replace(i, saved_bytes=i.saved_bytes - freed_bytes(i.blocks), blocks=())
+        for i in problem.items
+    )
+    return dataclasses.replace(problem, items=tuple(items)) if problem.recompute == "auto" else problem
 
 
 def _first(problem: Problem, m: int) -> Problem:

@@ -54,11 +54,9 @@ def _relaxed(problem: Problem, deadline: float) -> Answer:
     left to ``virtual``.
     """
     whole = merge(without_idle_limits(problem), ())
-    answer = _bounded(whole.problem, deadline)
-    if answer.stage_of is None:
-        return answer
-    answer = close(whole.problem, answer, deadline)
-    return dataclasses.replace(answer, stage_of=whole.expand(answer.stage_of or ()))
+    answer = close(whole.problem, _bounded(whole.problem, deadline), deadline)
+    stage_of = whole.expand(answer.stage_of) if answer.stage_of is not None else None
+    return dataclasses.replace(answer, stage_of=stage_of)
 
 
 def _bounded(problem: Problem, deadline: float) -> Answer:

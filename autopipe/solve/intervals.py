@@ -44,6 +44,7 @@ class Rows:
         self.pinned = bool(self.first.any() or (self.last < problem.n_stages - 1).any())
         position = {v: x for x, v in enumerate(order)}
         self.nets = [sorted({position[v] for v in (n.producer, *n.consumers)}) for n in problem.nets]
+        self.makers = [position[n.producer] for n in problem.nets]
         self.shares = [sorted({position[v] for v in s.items}) for s in problem.shares]
         self.at: list[list[tuple[bool, int, int]]] = [[] for _ in order]
         for is_net, rows in ((True, self.nets), (False, self.shares)):
@@ -72,21 +73,21 @@ class Rows:
             yield i, max(end, i + 1), self._loads(i, max(end, i + 1))
 
     def _enter_net(self, r: int, k: int) -> None:
+        """Intervals now start at a value's k-th place: its maker sends unless all are in, takers receive."""
         net, places = self.problem.nets[r], self.nets[r]
-        x, d = places[k], self.d["transfers"]
-        if k == 0:
-            d[places[1]] -= net.receive_ns
-            self.d["received"][places[1]] -= net.n_bytes
-            d[x] += net.send_ns
-            d[places[-1]] -= net.send_ns
-            self.d["sent"][x] += net.sent_bytes
-            self.d["sent"][places[-1]] -= net.sent_bytes
-            return
-        d[x] += net.receive_ns
-        self.d["received"][x] += net.n_bytes
-        if k + 1 < len(places):
-            d[places[k + 1]] -= net.receive_ns
-            self.d["received"][places[k + 1]] -= net.n_bytes
+        makes = self.makers[r] == places[k]
+        rest = slice(k + 1, k + 2)
+        for name, send, receive in (
+            ("transfers", net.send_ns, net.receive_ns),
+            ("received", 0, net.n_bytes),
+            ("sent", net.sent_bytes, 0),
+        ):
+            d = self.d[name]
+            d[places[k]] += send if makes else receive
+            for x in places[rest]:
+                d[x] -= receive
+            if k == 0:
+                d[places[-1]] -= send
 
     def _enter_share(self, r: int, k: int) -> None:
         share, places = self.problem.shares[r], self.shares[r]

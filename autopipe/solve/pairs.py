@@ -206,6 +206,7 @@ class _Common:
     def __init__(self, problem: Problem, a: Layer, b: Layer, turned: Set[int]) -> None:
         self.problem = problem
         self.extra = np.zeros((len(a.work), len(b.work)))
+        self.extra_bytes = np.zeros((2, *self.extra.shape) if turned else (2, 1, 1))
         for n in turned:
             self._turned(n, a.taken[n][:, None], b.taken[n])
         here: list[Bits] = []
@@ -246,7 +247,10 @@ class _Common:
         makes = (there % 2) > (here % 2)
         takes = (there // 2) > (here // 2)
         whole = (here // 2 == 0) & (there // 2 == len(net.consumers))
-        self.extra += (takes & ~makes) * net.receive_ns + (makes & ~whole) * net.send_ns
+        received, sent = takes & ~makes, makes & ~whole
+        self.extra += received * net.receive_ns + sent * net.send_ns
+        self.extra_bytes[0] += received * net.n_bytes
+        self.extra_bytes[1] += sent * net.sent_bytes
 
     def product(self, price: Floats) -> Floats:
         """The sum of prices over the columns that two rows have in common."""
@@ -274,14 +278,16 @@ class _Common:
         price = np.zeros(len(self.there))
         for n, columns in self.alike.items():
             price[columns] += self.problem.nets[n].n_bytes
-        return a.sums["n_bytes"][:, None] - self.product(price)
+        out: Floats = a.sums["n_bytes"][:, None] + self.extra_bytes[0] - self.product(price)
+        return out
 
     def sent(self, a: Layer, b: Layer) -> Floats:
         """Bytes of the buffers of what each stage sends."""
         price = np.zeros(len(self.there))
         for n, columns in self.open.items():
             price[columns] += self.problem.nets[n].sent_bytes
-        return b.sums["sent_bytes"][None] - self.product(price)
+        out: Floats = b.sums["sent_bytes"][None] + self.extra_bytes[1] - self.product(price)
+        return out
 
     def shared(self, name: str, a: Layer, b: Layer) -> Floats:
         """A sum over each stage's items and the shares it touches."""

@@ -39,12 +39,13 @@ class OutOfTime(Exception):
 def several(problem: Problem, deadline: float) -> Answer:
     """The best assignment found where ranks hold several stages, and a load that none beats.
 
-    Proved where each rank holds at most two stages, laid as a V or a loop, the graph has few downsets and
-    prices do not depend on what others hold (:func:`cheapest`); elsewhere the bound is :func:`least_load`.
+    Proved where each rank holds at most two stages, laid as a V or a loop, the graph has few downsets, values
+    go with the order of items and prices do not depend on what others hold (:func:`cheapest`); elsewhere the
+    bound is :func:`least_load`.
     Stops at ``deadline`` or Ctrl-C with the best so far.
     """
     known = Answer(None, HUGE, least_load(problem))
-    cheap = cheapest(problem)
+    cheap = _straight(cheapest(problem))
     try:
         for order in orders(problem):
             known = _better(problem, known, _start(cheap, order))
@@ -53,6 +54,13 @@ def several(problem: Problem, deadline: float) -> Answer:
         return _paired(problem, cheap, known, deadline)
     except (OutOfTime, KeyboardInterrupt):
         return known
+
+
+def _straight(problem: Problem) -> Problem:
+    """The problem where what may flow against the order of items costs nothing."""
+    edges = set(problem.edges)
+    nets = (n for n in problem.nets if all((n.producer, v) in edges for v in n.consumers))
+    return dataclasses.replace(problem, nets=tuple(nets))
 
 
 def least_load(problem: Problem) -> int:
@@ -73,8 +81,9 @@ def _least_transfers(problem: Problem) -> int:
     if problem.overlap or problem.allow_empty:
         return 0
     price: dict[int, int] = {}
+    edges = set(problem.edges)
     for net in problem.nets:
-        if net.producer + 1 in net.consumers:
+        if net.producer + 1 in net.consumers and (net.producer, net.producer + 1) in edges:
             price[net.producer] = price.get(net.producer, 0) + net.send_ns + net.receive_ns
     ranks = [s.rank for s in problem.stages]
     n_cuts = sum(a != b for a, b in itertools.pairwise(ranks))

@@ -20,6 +20,15 @@ def _with_block(draw, item: Item) -> Item:
 
 
 @st.composite
+def _backward(draw, n: int) -> Net:
+    """A value that nothing orders: gradients may flow to items that come before."""
+    maker = draw(st.integers(0, n - 1))
+    takers = draw(st.sets(st.integers(0, n - 1).filter(lambda v: v != maker), min_size=1, max_size=3))
+    small = st.integers(0, 6)
+    return Net(maker, tuple(sorted(takers)), draw(small), draw(small), "g", draw(small), draw(small))
+
+
+@st.composite
 def problems(draw) -> Problem:
     n, k = draw(st.integers(1, 6)), draw(st.integers(1, 3))
     small = st.integers(0, 6)
@@ -37,6 +46,8 @@ def problems(draw) -> Problem:
             prices = draw(small), draw(small), f"v{v}", draw(small), draw(small)
             nets.append(Net(v, tuple(sorted(takers)), *prices))
     edges = tuple(sorted({(m.producer, c) for m in nets for c in m.consumers}))
+    if draw(st.integers(0, 3)) == 0:
+        nets += draw(st.lists(_backward(n), max_size=2)) if n > 1 else []
     shares = []
     if n > 1 and draw(st.booleans()):
         held = draw(st.sets(st.integers(0, n - 1), min_size=2, max_size=3))

@@ -1,4 +1,4 @@
-"""Ranks with several stages: equal to exhaustive search in a V and a loop, bounded and valid elsewhere."""
+"""Ranks with several stages: equal to exhaustive search on small problems."""
 
 import dataclasses
 
@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from test_solve_oracle import problems, solved
 
 from autopipe.schedule import build
-from autopipe.solve import Problem, Stage, chain
-from autopipe.solve.exhaustive import exhaustive
+from autopipe.solve import Problem, Stage
 from autopipe.solve.problem import HUGE
 
 LAYOUTS = (
@@ -33,6 +32,11 @@ def placed(draw, layouts) -> Problem:
     shares = tuple(dataclasses.replace(s, tied=draw(st.booleans())) for s in problem.shares)
     pinned = tuple(dataclasses.replace(i, first=0, last=-1) for i in problem.items)
     if draw(st.booleans()):
+        again = st.sampled_from((-1, -1, 1, 3))
+        problem = dataclasses.replace(
+            problem, nets=tuple(dataclasses.replace(n, again_ns=draw(again)) for n in problem.nets)
+        )
+    if draw(st.booleans()):
         s = draw(st.integers(0, schedule.n_stages - 1))
         pinned = (dataclasses.replace(pinned[0], first=s, last=s), *pinned[1:])
     return dataclasses.replace(
@@ -55,12 +59,8 @@ def test_two_stages_a_rank_equal_exhaustive_search(problem):
 
 @settings(max_examples=60, deadline=None)
 @given(placed(OTHERS))
-def test_other_layouts_are_bounded(problem):
-    answer, best = chain(problem), exhaustive(problem)
-    if best is None:
-        assert answer.stage_of is None
-    else:
-        assert answer.lower_ns <= best[0]
-        if answer.stage_of is not None:
-            assert problem.is_valid(answer.stage_of)
-            assert problem.bottleneck(problem.loads(answer.stage_of)) == answer.bottleneck_ns >= best[0]
+def test_other_layouts_equal_exhaustive_search_where_they_are_small(problem):
+    if (found := solved(problem)) is not None:
+        answer, least_ns = found
+        assert answer.bottleneck_ns == least_ns
+        assert answer.proved
