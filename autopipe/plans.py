@@ -147,7 +147,9 @@ class Plan(Shown):
     step_s: predicted seconds of a step.
     bounds: certificate of how far from optimal the cut can be.
     cluster: the ranks it was made for.
-    candidates: what else was simulated, the uniform and by-parameters splits among them, best first.
+    candidates: what else was simulated, the uniform and by-parameters splits among them, best first. Of
+        other schedules and counts of stages or microbatches only the best of each is kept.
+    n_candidates: how many were simulated in all.
     settings: how it was asked for: balance, ties, pins, memory limit, optimizer, cost source, dims, versions.
     """
 
@@ -163,6 +165,7 @@ class Plan(Shown):
     cluster: Cluster
     candidates: tuple[Candidate, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    n_candidates: int = 0
 
     @property
     def n_stages(self) -> int:

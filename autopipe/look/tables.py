@@ -158,7 +158,9 @@ def candidate_table(plan: Plan) -> Table:
         )
         for c in plan.candidates
     )
-    return Table("Alternatives", columns, rows)
+    more = plan.n_candidates - len(rows)
+    note = f"The best of each schedule and count; {more} more were simulated." if more > 0 else ""
+    return Table("Alternatives", columns, rows, note)
 
 
 # OpGraph

@@ -124,7 +124,19 @@ def solve(
     if best is None:
         raise fault or why_none(tried[-1], tried[-1].problem(), max(deadline, time.perf_counter() + _WORDS_S))
     ranked = sorted(table, key=lambda c: (not c.feasible, c.step_s / c.n_microbatches))
-    return dataclasses.replace(best, candidates=tuple(ranked))
+    return dataclasses.replace(best, candidates=_listed(ranked, best), n_candidates=len(ranked))
+
+
+def _listed(ranked: Sequence[Candidate], best: Plan) -> tuple[Candidate, ...]:
+    """Every candidate like the plan in schedule and counts, and the best of each other kind."""
+    kept: list[Candidate] = []
+    seen = set()
+    for c in ranked:
+        kind = c.schedule, c.n_stages, c.n_microbatches
+        if kind == (best.schedule, best.n_stages, best.n_microbatches) or kind not in seen:
+            kept.append(c)
+        seen.add(kind)
+    return tuple(kept)
 
 
 def _best_of(

@@ -1,5 +1,6 @@
 """``solve`` on a small language model by hand: what it is asked for holds, and hand-made splits never win."""
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -12,6 +13,7 @@ from autopipe.costs import CostTable, OpCost
 from autopipe.errors import InfeasibleError, InputError, PlanError
 from autopipe.graph import Op, OpGraph, ParameterSpec, TensorSpec
 from autopipe.hardware import Cluster, Device, Link
+from autopipe.look.tables import candidate_table
 from autopipe.plans import Plan
 from autopipe.simulator import simulate
 from autopipe.solve import chain, solve
@@ -277,6 +279,16 @@ def test_a_plan_survives_json():
     plan = made(schedule="auto", n_stages=2, cluster=cluster(2), n_microbatches="auto")
     assert Plan.from_json(plan.to_json()) == plan
     assert len({(c.schedule, c.n_microbatches) for c in plan.candidates}) > 4
+
+
+def test_of_other_schedules_and_counts_only_the_best_is_listed():
+    plan = made(schedule="auto", n_stages=2, cluster=cluster(2), n_microbatches="auto")
+    kinds = collections.Counter((c.schedule, c.n_stages, c.n_microbatches) for c in plan.candidates)
+    own = plan.schedule, plan.n_stages, plan.n_microbatches
+    assert kinds.pop(own) > 2
+    assert set(kinds.values()) == {1}
+    assert plan.n_candidates > len(plan.candidates)
+    assert f"{plan.n_candidates - len(plan.candidates)} more were simulated" in candidate_table(plan).note
 
 
 def test_the_same_problem_has_the_same_plan():
