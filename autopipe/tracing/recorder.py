@@ -213,6 +213,10 @@ class Recorder(Ledger, TorchFunctionMode):
         encoded, actual = self.encode_call(args, kwargs)
         call = Call("call_function", run, *encoded, hint=run.__name__, path=self.here, source=self.source())
         call.depends = self.depends(call)
+        return self.perform_whole(call, run, actual)
+
+    def perform_whole(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
+        """Perform a call of code that may draw outside torch and give what is no tensor."""
         before = opaque.generators()
         result = self.perform(call, run, actual)
         if opaque.generators() != before:
@@ -235,7 +239,7 @@ class Recorder(Ledger, TorchFunctionMode):
             part = opaque.Part(module, name)
             call = Call("call_function", part, *encoded, hint=name, path=self.here, source=self.source())
             call.depends = self.depends(call)
-            result = self.perform(call, functools.partial(self.apart, call, part, module), actual)
+            result = self.perform_whole(call, functools.partial(self.apart, call, part, module), actual)
         except Exception as error:
             raise Restart(
                 path, f"{name} of {path or 'the model'} cannot stay whole alone: {error}"

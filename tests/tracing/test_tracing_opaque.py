@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,14 +117,17 @@ class Body(nn.Module):
             self.seen = len(sizes)
         return x.repeat_interleave(torch.tensor(sizes), 0).split(sizes)
 
+    def number(self, x: Tensor) -> Any:
+        return x.max().item() if self.how == "number" else 0
+
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.cat(self.pieces(x))
+        x = torch.cat(self.pieces(x)) + self.number(x)
         for block in self.blocks:
             x = block(x)
         return x
 
 
-@pytest.mark.parametrize("how", ["alone", "parameter", "attribute"])
+@pytest.mark.parametrize("how", ["alone", "parameter", "attribute", "number"])
 def test_a_method_stays_whole_alone_where_it_needs_submodules_only(how: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), Body(how), nn.Linear(4, 4))
