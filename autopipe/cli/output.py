@@ -132,9 +132,9 @@ def guard(debug: bool) -> Iterator[None]:
 def _in_short(error: Exception) -> str:
     if isinstance(error, (AutopipeError, OSError)):
         cause = error.__cause__
-        is_told = cause is None or _first(cause) in str(error)
-        because = "" if is_told else f"\n  because {type(cause).__name__}: {_first(cause)}"
-        return f"autopipe: {error}{because}"
+        if cause is None or _first(cause) in str(error):
+            return f"autopipe: {error}"
+        return f"autopipe: {error}\n  because {type(cause).__name__}: {_first(cause)}"
     return (
         f"autopipe: this is a bug of autopipe, or of code it ran: {type(error).__name__}: {_first(error)}\n"
         "  run it again with --debug to see where, and report that"

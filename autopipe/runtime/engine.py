@@ -209,10 +209,11 @@ class Engine:
             leaves, target, n, weights = self._feed.take()
             return self._splitter.split(leaves, target, n), weights
         kwargs, target = self._route(kwargs, target)
-        leaves, target = move(self.capture.bind(args, kwargs), self.device), _to(target, self.device)
+        bound = self.capture.bind(args, kwargs)
+        leaves, target = move(bound, self.device), _to(target, self.device)
         n = n_asked or self.options.n_microbatches
         batch = self._splitter.split(leaves, target, n)
-        weights = self._weigher.weigh(batch, args, kwargs) if loss else [1.0] * batch.n_microbatches
+        weights = self._weigher.weigh(batch, args, kwargs, bound) if loss else [1.0] * batch.n_microbatches
         if self._feed is not None:
             self._feed.give(batch, target, n, weights)
         return batch, weights
@@ -398,7 +399,7 @@ def _shapes(batch: Batch) -> str:
     return ", ".join(shapes)
 
 
-def _to(target: Any, device: torch.device) -> Any:
+def _to(tree: Any, device: torch.device) -> Any:
     if device.type == "cpu":
-        return target
-    return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, target)
+        return tree
+    return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, tree)

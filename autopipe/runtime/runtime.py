@@ -137,8 +137,9 @@ class Runtime:
         compared), or only the one that feeds. ``target`` is what ``loss_fn`` gets beside the output; without
         a ``loss_fn`` it is the model's own argument of that name (a model that has one beside a ``loss_fn``
         takes it by position). Gradients add up over steps until they are zeroed, as in plain PyTorch.
-        ``return_outputs``: ``"all"`` (or True) gives every rank the outputs, ``"last"`` the last. The user's random generators are left as they were found: random ops draw from streams fixed by
-        the seed, the number of steps made, the microbatch and the op.
+        ``return_outputs``: ``"all"`` (or True) gives every rank the outputs, ``"last"`` the last. The user's
+        random generators are left as they were found: random ops draw from streams fixed by the seed, the
+        number of steps made, the microbatch and the op.
 
         Raises :class:`InputError` for inputs that do not fit, :class:`StepError` when anything fails on any
         rank.

@@ -60,13 +60,16 @@ class Weigher:
         self._counted = _find(capture) if loss_fn is None and given is None and not self.is_sum else ()
         self._has_warned = False
 
-    def weigh(self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[float]:
+    def weigh(
+        self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any]
+    ) -> list[float]:
         """The weight of each microbatch; for means they sum to 1.
 
+        ``bound`` are the arguments' own tensors by input: those in ``batch`` may be on another device.
         Raises :class:`InputError` when a given weight is negative, or all are zero.
         """
         if self._given is not None:
-            return _normalised(self._ask(batch, args, kwargs))
+            return _normalised(self._ask(batch, args, kwargs, bound))
         if self.is_sum:
             return [1.0] * batch.n_microbatches
         by_rows = _normalised(batch.rows)
@@ -84,12 +87,14 @@ class Weigher:
             self._has_warned = True
         return by_rows
 
-    def _ask(self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[float]:
+    def _ask(
+        self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any]
+    ) -> list[float]:
         assert self._given is not None
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         weights = []
         for m in range(batch.n_microbatches):
-            pieces = {id(batch.whole[name]): batch.leaves[name][m] for name in (*batch.axes, *batch.packed)}
+            pieces = {id(bound[name]): batch.leaves[name][m] for name in (*batch.axes, *batch.packed)}
             part = pytree.tree_unflatten([pieces.get(id(leaf), leaf) for leaf in leaves], spec)
             own_args, own_kwargs = part
             weights.append(float(self._given(own_args, own_kwargs, batch.targets[m])))

@@ -102,6 +102,20 @@ def test_a_given_weight_overrules():
         Runtime(*made, loss_fn=loss_fn, loss_weight=lambda *_: 0).step(x, target=target)
 
 
+def test_a_given_weight_sees_microbatches_on_another_device():
+    _, x, made = small()
+    seen = []
+
+    def weight(args, kwargs, target):
+        seen.append((len(args[0]), len(target)))
+        return len(target)
+
+    # an index makes it another device than that of the tensors, as cuda:0 is
+    runtime = Runtime(*made, loss_fn=F.mse_loss, loss_weight=weight, device="cpu:0")
+    runtime.step(x, target=torch.zeros(9, 2).double())
+    assert seen == [(3, 3), (2, 2), (2, 2), (2, 2)]
+
+
 class Mixed(nn.Module):
     def __init__(self):
         super().__init__()
