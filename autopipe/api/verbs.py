@@ -122,6 +122,8 @@ def split(
     device: where to measure; or, to estimate, a :class:`Device`, the name of a described one (``"H200"``)
         or a JSON file; by default the model's own.
     memory_limit: per rank, such as ``"70GB"``, or a list of one for each rank.
+    recompute: what runs again in backward instead of being kept: ``"never"``, ``"auto"`` (the cheapest
+        blocks, leaf modules or groups, that let a stage fit) or ``"always"`` (whole stages).
     ties: tied parameters: ``"sync"`` (a copy per stage, gradients summed), ``"colocate"``, or ``"auto"``.
     pin: module path → stage, such as ``{"lm_head": 3}``.
     store: a folder that keeps measurements between runs and models; by default nothing is kept.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,6 +31,13 @@ def _devices() -> list[str]:
     from ..measure import DEVICES
 
     return ["cpu", "cuda", *DEVICES]
+
+
+def _count(text: Any) -> int | str:
+    """A whole number of at least 1, or ``auto``."""
+    if text == "auto" or (str(text).isdigit() and int(text) > 0):
+        return text if text == "auto" else int(text)
+    raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor auto")
 
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
@@ -108,16 +115,27 @@ class Planning:
     """How a model is cut and run; None means what suits, or what a given plan says."""
 
     stages: Annotated[
-        int | None,
+        Any,
         typer.Option(
             "--stages",
             "-n",
-            help="How many stages; without it, what is fastest on up to --ranks or the cluster's ranks.",
-            min=1,
+            help="How many stages; auto (as without it) for what is fastest on up to --ranks or the cluster.",
+            parser=_count,
+            metavar="INTEGER|auto",
             rich_help_panel=RUN,
         ),
     ] = None
-    microbatches: Microbatches = None
+    microbatches: Annotated[
+        Any,
+        typer.Option(
+            "--microbatches",
+            "-m",
+            help="Pieces of a batch per step; auto for what is fastest.",
+            parser=_count,
+            metavar="INTEGER|auto",
+            rich_help_panel=RUN,
+        ),
+    ] = None
     schedule: Annotated[
         str | None,
         typer.Option(
@@ -135,6 +153,24 @@ class Planning:
     memory: Annotated[
         str | None,
         typer.Option(help="Limit per rank, such as 80GB; or one for each, by commas.", rich_help_panel=RUN),
+    ] = None
+    recompute: Annotated[
+        str | None,
+        typer.Option(
+            help="What runs again in backward: never, auto (the cheapest blocks that let it fit) or always.",
+            show_default="never",
+            rich_help_panel=RUN,
+            autocompletion=lambda: ["never", "auto", "always"],
+        ),
+    ] = None
+    overlap: Annotated[
+        bool | None,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="Whether transfers hide behind work when cuts are chosen.",
+            show_default="overlap",
+            rich_help_panel=RUN,
+        ),
     ] = None
     device_order: Annotated[
         str | None,

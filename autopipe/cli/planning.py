@@ -94,7 +94,7 @@ class Request:
         """The model, planned and split."""
         import autopipe
 
-        if how.stages is None and how.ranks is None and self.making.cluster is None:
+        if how.stages in (None, "auto") and how.ranks is None and self.making.cluster is None:
             raise InputError(
                 "how many stages to cut the model into is not said; add --stages, such as -n 4, or --ranks "
                 "or --cluster to find the best count on up to so many"
@@ -108,6 +108,8 @@ class Request:
             "schedule": how.schedule,
             "n_ranks": how.ranks,
             "memory_limit": _limits(how.memory),
+            "recompute": how.recompute,
+            "overlap": how.overlap,
             "device_order": how.device_order,
             "ties": how.ties,
         }
@@ -172,7 +174,10 @@ def planned(target: str, making: Making, how: Planning, model: str | None = None
     made = {
         "--stages": how.stages,
         "--ranks": how.ranks,
+        "--microbatches auto": True if how.microbatches == "auto" else None,
         "--ties": how.ties,
+        "--recompute": how.recompute,
+        "--overlap": how.overlap,
         "--device-order": how.device_order,
     }
     refused = [option for option, value in made.items() if value is not None]

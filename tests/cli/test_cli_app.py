@@ -104,7 +104,7 @@ def test_the_readmes_commands_do_what_it_says(tmp_path, monkeypatch):
     lines = [
         shlex.split(line, comments=True)[1:] for line in block.splitlines() if line.startswith("autopipe")
     ]
-    assert len(lines) == 7
+    assert len(lines) == 8
     monkeypatch.chdir(tmp_path)
     pathlib.Path("config.json").write_text(json.dumps(LLAMA))
     pathlib.Path("my_model.py").write_text("from autopipe.cli.sample import small as make\n")
@@ -288,6 +288,35 @@ def test_run_trains_and_agrees_with_the_model():
     assert told["measured_s"] > 0
 
 
+def test_counts_are_found_and_what_is_planned_is_as_asked():
+    words = (
+        "--ranks",
+        "2",
+        "-n",
+        "auto",
+        "-m",
+        "auto",
+        "--recompute",
+        "always",
+        "--no-overlap",
+        "--device-order",
+        "auto",
+    )
+    told = json.loads(invoke("plan", SAMPLE, *words, *ESTIMATED, "--json").stdout)
+    assert told["settings"]["recompute"] == "always"
+    assert told["settings"]["overlap"] is False
+    assert all(s["recompute"] for s in told["stages"])
+    assert len({c["n_stages"] for c in told["candidates"]}) > 1
+    assert len({c["n_microbatches"] for c in told["candidates"]}) > 1
+
+
+@pytest.mark.parametrize("words", [("-n", "0"), ("-n", "many"), ("-m", "0"), ("-m", "1.5")])
+def test_counts_are_whole_numbers_or_auto(words):
+    done = invoke("plan", SAMPLE, *words)
+    assert done.exit_code == 2
+    assert "nor auto" in done.output
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
@@ -305,6 +334,10 @@ def test_run_trains_and_agrees_with_the_model():
         (("compare", "absent:x"), 2, "cannot import"),
         (("plan", SAMPLE.replace("small", "Small"), "-n", "2"), 2, "--input 8x128:int64"),
         (("plan", SAMPLE), 2, "--stages"),
+        (("plan", SAMPLE, "-n", "auto", *ESTIMATED), 2, "--ranks"),
+        (("plan", SAMPLE, "-n", "2", "--recompute", "some", *ESTIMATED), 2, "'never', 'auto', 'always'"),
+        (("simulate", "plan.json", "-m", "auto"), 2, "plan it anew"),
+        (("simulate", "plan.json", "--no-overlap"), 2, "plan it anew"),
         (("run", SAMPLE, "--meta"), 2, "no weights to train"),
         (("simulate", "plan.json", "--stages", "3"), 2, "plan it anew"),
         (("explain", SAMPLE, "--model", SAMPLE), 2, "leave it out"),
