@@ -36,7 +36,7 @@ from .outputs import Outputs, share, weighted
 from .peers import Peers, pipeline_ranks
 from .precision import autocast_context, spread_overflow
 from .program import compile_program, forward_part, pick_schedule
-from .setup import Generators, card, check_filled, pick_device, place, written_buffers
+from .setup import Generators, card, check_filled, check_same, pick_device, place, written_buffers
 from .ties import TieSum, find_ties
 from .weights import Weigher
 from .worker import StepInputs, Worker
@@ -75,6 +75,7 @@ class Engine:
         if options.n_microbatches < 1:
             raise InputError(f"n_microbatches is {options.n_microbatches}; a step has at least 1")
         pick_schedule(plan, options.schedule, options.n_microbatches)
+        check_same(capture, stages)
         ranks = pipeline_ranks(options.mesh, plan.n_ranks)
         self.device = pick_device(options.device, stages, bool(ranks))
         self.peers: Peers | None = None

@@ -144,6 +144,11 @@ class Runtime:
         Raises :class:`InputError` for inputs that do not fit, :class:`StepError` when anything fails on any
         rank.
         """
+        if not torch.is_grad_enabled():
+            raise InputError(
+                "step() makes gradients, but they are off here (torch.no_grad or inference_mode); call it "
+                "outside, or evaluate() for the loss alone"
+            )
         return self._engine.run(args, kwargs, target, n_microbatches, grad=True, outputs=return_outputs)
 
     @torch.no_grad()

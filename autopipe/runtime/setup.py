@@ -23,7 +23,16 @@ from ..stages import Stage
 if TYPE_CHECKING:
     from ..tracing import Capture
 
-__all__ = ["Generators", "card", "check_filled", "exchange", "pick_device", "place", "written_buffers"]
+__all__ = [
+    "Generators",
+    "card",
+    "check_filled",
+    "check_same",
+    "exchange",
+    "pick_device",
+    "place",
+    "written_buffers",
+]
 
 
 def card(capture: Capture, plan: Plan, stages: Sequence[Stage], schedule: str) -> dict[str, Any]:
@@ -51,6 +60,23 @@ def pick_device(
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
     first = next((p for stage in stages for p in stage.parameters()), None)
     return torch.device("cpu") if first is None or first.device.type == "meta" else first.device
+
+
+def check_same(capture: Capture, stages: Sequence[Stage]) -> None:
+    """Raise :class:`InputError` where the model has other parameters by now than its stages hold.
+
+    What changed inside modules that stages hold whole has changed there too.
+    """
+    now = dict(capture.model.named_parameters(remove_duplicate=False))
+    held = dict(pair for stage in stages for pair in stage.named_parameters(remove_duplicate=False))
+    other = [name for name, parameter in held.items() if now.get(name) is not parameter]
+    other += [name for name in now if name not in held and name not in capture.ops.parameter]
+    if other:
+        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+        raise InputError(
+            f"the model's {', '.join(other[:3])}{more} were put in, or taken out, after it was split, so its "
+            "stages would train without; change the model first (adapters, another head), then split it"
+        )
 
 
 def place(

@@ -11,6 +11,7 @@ from runtime_models import grads, make, worst
 from torch import nn
 from torch.nn import functional as F
 
+from autopipe.errors import InputError
 from autopipe.runtime import Runtime
 
 
@@ -176,3 +177,26 @@ def test_more_microbatches_than_rows():
 
 def test_a_count_that_no_template_divides():
     check(mlp(n=8), (x_of(7),), x_of(7), n_stages=4, n_ranks=2, schedule="interleaved", n_microbatches=5)
+
+
+def test_a_model_changed_after_the_split_is_refused():
+    x = x_of()
+    for name in ("3", "extra"):
+        model = mlp().double()
+        made = make(model, (x,), {}, n_stages=2)
+        setattr(model, name, nn.Linear(4, 4))
+        with pytest.raises(InputError, match=rf"{name}\.weight.* were put in, or taken out, after"):
+            Runtime(*made)
+    made = make(model := mlp().double(), (x,), {}, n_stages=2)
+    model[3][0] = nn.Linear(4, 4).double()  # inside what a stage holds whole
+    runtime = Runtime(*made, loss_fn=F.mse_loss)
+    torch.testing.assert_close(runtime.step(x, target=x).loss, F.mse_loss(model(x), x).detach())
+
+
+def test_a_step_without_gradients_is_refused():
+    x = x_of()
+    runtime = Runtime(*make(mlp().double(), (x,), {}, n_stages=2), loss_fn=F.mse_loss)
+    with torch.no_grad(), pytest.raises(InputError, match=r"gradients.*evaluate\(\)"):
+        runtime.step(x, target=x)
+    with torch.no_grad():
+        runtime.evaluate(x, target=x)
