@@ -103,7 +103,7 @@ class Recorder(Ledger, TorchFunctionMode):
         if self.stack and path and self.is_leaf(path):
             inside = list(module.modules())
             if not self.is_swapped(inside):
-                with self.hushed:
+                with self.hushed, self.aside():
                     return self.leaf(module, inside, path, original, args, kwargs)
         self.stack.append(path)
         try:
@@ -154,19 +154,29 @@ class Recorder(Ledger, TorchFunctionMode):
         return tuple(dict.fromkeys(self.names.get(id(b), n) for n, b in found))
 
     @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done meanwhile does not come by this mode, unless another one was entered since."""
+        is_top = overrides._get_current_function_mode() is self
+        if is_top:
+            overrides._pop_mode()
+        try:
+            yield
+        finally:
+            if is_top:
+                overrides._push_mode(self)
+
+    @contextlib.contextmanager
     def inside_leaf(self, path: str, compiled: bool) -> Iterator[None]:
         """A leaf runs as it will run later: no export flags, and outside of this mode unless watched."""
         self.leaf_path = path
         flags = functions.ExportFlags.read()
         functions.ExportFlags(False, False).write()
-        alone = (self.watched is None or compiled) and overrides._get_current_function_mode() is self
-        if alone:
-            overrides._pop_mode()
+        comes_by = self in overrides._get_current_function_mode_stack()
+        watches = self.watched is not None and not compiled
         try:
-            yield
+            with self if watches and not comes_by else contextlib.nullcontext():
+                yield
         finally:
-            if alone:
-                overrides._push_mode(self)
             flags.write()
             self.leaf_path = ""
 
