@@ -125,8 +125,13 @@ class Recording:
     constants: dict[str, Any]
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype})
+
+
 def calls_in(value: Any) -> Iterator[Call]:
     """Every call nested in an argument."""
+    if type(value) in _PLAIN:
+        return
     if isinstance(value, Call):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -141,10 +146,12 @@ def calls_in(value: Any) -> Iterator[Call]:
 
 def map_calls(value: Any, function: Callable[[Call], Any]) -> Any:
     """An argument with every call in it replaced."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Call):
         return function(value)
     if isinstance(value, (tuple, list)):
-        return type(value)(map_calls(v, function) for v in value)
+        return type(value)([map_calls(v, function) for v in value])
     if isinstance(value, dict):
         return {k: map_calls(v, function) for k, v in value.items()}
     if isinstance(value, slice):

@@ -39,8 +39,9 @@ class Policy:
     pinned: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        modules = dict(self.model.named_modules(remove_duplicate=False))
-        unknown = sorted((self.opened | self.closed | self.pinned) - set(modules))
+        asked = self.opened | self.closed | self.pinned
+        modules = dict(self.model.named_modules(remove_duplicate=False)) if asked else {}
+        unknown = sorted(asked - set(modules))
         if unknown:
             raise InputError(
                 f"{type(self.model).__name__} has no module {', '.join(map(repr, unknown))}; "

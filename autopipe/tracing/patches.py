@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -29,8 +28,8 @@ class Route:
     """Where patched calls go: to ``recorder`` while one is set and records, else to the originals."""
 
     def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
-        self.modules = tuple(modules)
         self.recorder: Recorder | None = None
+        self.hooks = _Hooks(self, modules)
         self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     @property
@@ -45,26 +44,25 @@ class Route:
         ``torch.compiler.is_exporting()`` and ``is_compiling()`` answer yes meanwhile, so that libraries
         avoid shortcuts that depend on the data.
         """
-        hooks = _Hooks(self)
-        recorder.suspended, self.recorder = functools.partial(self._without, hooks), recorder
+        recorder.suspended, self.recorder = self._without_hooks, recorder
         flags = ExportFlags.read()
         ExportFlags(True, True).write()
-        hooks.put_on()
+        self.hooks.put_on()
         try:
             yield
         finally:
-            hooks.put_back()
+            self.hooks.put_back()
             flags.write()
             self.recorder = None
 
     @contextlib.contextmanager
-    def _without(self, hooks: _Hooks) -> Iterator[None]:
-        hooks.put_back()
+    def _without_hooks(self) -> Iterator[None]:
+        self.hooks.put_back()
         try:
             with self.suspended():
                 yield
         finally:
-            hooks.put_on()
+            self.hooks.put_on()
 
 
 _HOOK = "_compiled_call_impl"
@@ -77,10 +75,9 @@ class _Hooks:
     To patch ``nn.Module`` itself would make Python forget what it knows of every class below it.
     """
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, modules: Iterable[nn.Module]) -> None:
         self.places = [
-            (vars(m), {_HOOK: vars(m)[_HOOK]} if _HOOK in vars(m) else {}, _routed(route, m))
-            for m in route.modules
+            (vars(m), {_HOOK: vars(m)[_HOOK]} if _HOOK in vars(m) else {}, _routed(route, m)) for m in modules
         ]
 
     def put_on(self) -> None:

@@ -25,7 +25,7 @@ class Snapshot:
     def __init__(self, model: nn.Module, *, parameters: bool = False) -> None:
         self.modules = [(path, m, _Held(vars(m))) for path, m in model.named_modules()]
         # a scripted module keeps its mode where its attributes do not show it
-        self.scripted = [(m, m.training) for m in model.modules() if isinstance(m, torch.jit.ScriptModule)]
+        self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
         held = [*model.buffers(), *(model.parameters() if parameters else ())]
         self.tensors = [(t, t.detach().clone()) for t in held if not t.is_meta]
         self.devices = [d for d in {t.device for t in model.parameters()} if d.type == "cuda"]
