@@ -15,8 +15,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from .problem import Array, Problem
-from .reach import closures
+from .problem import Array, Problem, closures
 
 __all__ = ["Alike", "likes"]
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from .contract import Contraction, contract, merge
-from .problem import Array, Problem, most_work, scaled
+from .problem import Array, Net, Problem, most_work, scaled
 
 __all__ = ["Room", "at_bound", "lower_bound"]
 
@@ -23,42 +23,47 @@ T = TypeVar("T", int, Array)
 class Room:
     """What the first i and the last i stages can hold together where no load exceeds a bound.
 
-    ``send_ns`` and ``receive_ns`` are the least that a stage sends and receives which holds no sink, and no
-    source: the topmost item of such a stage takes all its values from outside, the last passes all its on,
-    which others receive for at least ``passed_ns``.
+    ``outward_ns`` and ``inward_ns`` are the least that a stage pays for values between it and later stages
+    which holds no sink, and for those between it and earlier ones which holds no source: what the last item
+    of such a stage makes or takes of later items crosses, and what the topmost does of earlier ones. Later
+    stages pay at least ``passed_ns`` for the former.
     ``sinks`` and ``sources`` count the items that have neither. Where stages may be empty, using fewer never
     leaves more room as long as the bound is at least one stage's least transfers.
     """
 
     problem: Problem
     total_ns: int
-    send_ns: int
-    receive_ns: int
+    outward_ns: int
+    inward_ns: int
     passed_ns: int
     sources: int
     sinks: int
 
     @classmethod
     def of(cls, problem: Problem) -> Room:
-        sends = [0] * len(problem.items)
-        receives = [0] * len(problem.items)
-        received = [0] * len(problem.items)
-        edges = set(problem.edges)
-        for net in problem.nets:
-            if all((net.producer, v) in edges for v in net.consumers):
-                sends[net.producer] += net.send_ns
-                received[net.producer] += net.receive_ns
+        outward = [0] * len(problem.items)
+        inward = [0] * len(problem.items)
+        passed = [0] * len(problem.items)
+        for net, direction in zip(problem.nets, problem.directions, strict=True):
+            if direction > 0:
+                outward[net.producer] += net.send_ns
+                passed[net.producer] += net.receive_ns
                 for v in net.consumers:
-                    receives[v] += net.receive_ns
+                    inward[v] += net.receive_ns
+            elif direction < 0:
+                inward[net.producer] += net.send_ns
+                for v in net.consumers:
+                    outward[v] += net.receive_ns
+                    passed[v] += net.send_ns * (len(net.consumers) == 1)
         passes = [v for v in range(len(problem.items)) if problem.after[v]]
         takes = [v for v in range(len(problem.items)) if problem.before[v]]
         hidden = problem.overlap
         return cls(
             problem,
             problem.total_ns,
-            0 if hidden else min((sends[v] for v in passes), default=0),
-            0 if hidden else min((receives[v] for v in takes), default=0),
-            0 if hidden else min((received[v] for v in passes), default=0),
+            0 if hidden else min((outward[v] for v in passes), default=0),
+            0 if hidden else min((inward[v] for v in takes), default=0),
+            0 if hidden else min((passed[v] for v in passes), default=0),
             len(problem.items) - len(takes),
             len(problem.items) - len(passes),
         )
@@ -81,17 +86,17 @@ class Room:
         return max(0, int(least))
 
     def first(self, i: int) -> tuple[int, int]:
-        """The least that the first ``i`` stages send, and receive."""
+        """The least that the first ``i`` stages pay outward, and inward."""
         later = i < self.problem.n_stages and not self.problem.allow_empty
         return self._least(i, 0 if self.sinks == 1 and later else self.sinks, self.sources)
 
     def last(self, i: int) -> tuple[int, int]:
-        """The least that the last ``i`` stages send, and receive."""
+        """The least that the last ``i`` stages pay outward, and inward."""
         earlier = i < self.problem.n_stages and not self.problem.allow_empty
         return self._least(i, self.sinks, 0 if self.sources == 1 and earlier else self.sources)
 
     def passed(self, i: int) -> int:
-        """The least that the last ``i`` stages pay to receive from each other."""
+        """The least that the last ``i`` stages pay inward for what crosses out of each other."""
         if any(s.speed != 1.0 for s in self.problem.stages):
             return 0
         return max(0, i - self.sinks) * self.passed_ns
@@ -99,7 +104,7 @@ class Room:
     def _least(self, i: int, sinks: int, sources: int) -> tuple[int, int]:
         if any(s.speed != 1.0 for s in self.problem.stages):
             return 0, 0
-        return max(0, i - sinks) * self.send_ns, max(0, i - sources) * self.receive_ns
+        return max(0, i - sinks) * self.outward_ns, max(0, i - sources) * self.inward_ns
 
 
 def lower_bound(problem: Problem) -> int:
@@ -126,20 +131,26 @@ def at_bound(problem: Problem, bound: int) -> Contraction:
     while True:
         small = whole.problem
         room = Room.of(small)
-        send, receive = room.first(small.n_stages)
-        if small.allow_empty and bound < room.send_ns + room.receive_ns:
+        least = room.first(small.n_stages)
+        if small.allow_empty and bound < room.outward_ns + room.inward_ns:
             return whole
-        slack = room.work(range(small.n_stages), bound) - room.total_ns - send - receive
+        slack = room.work(range(small.n_stages), bound) - room.total_ns - sum(least)
         sets = [
             (net.producer, *net.consumers)
-            for net in small.nets
-            if room.as_work(
-                max(0, net.send_ns - (room.send_ns if send else 0))
-                + max(0, net.receive_ns - (room.receive_ns if receive else 0))
-            )
-            > slack
+            for net, direction in zip(small.nets, small.directions, strict=True)
+            if room.as_work(_beside(room, net, direction, least)) > slack
         ]
         if not sets:
             return whole
         whole = whole.then(merge(small, sets))
         whole = whole.then(contract(whole.problem))
+
+
+def _beside(room: Room, net: Net, direction: int, least: tuple[int, int]) -> int:
+    """What a value that crosses costs at least beside the least transfers of all stages."""
+    outward, inward = room.outward_ns * bool(least[0]), room.inward_ns * bool(least[1])
+    if direction < 0:
+        outward, inward = inward, outward
+    elif not direction:
+        outward = inward = max(outward, inward)
+    return max(0, net.send_ns - outward) + max(0, net.receive_ns - inward)

@@ -242,8 +242,8 @@ class Chains:
     def _is_tight(self) -> bool:
         """Whether every stage can be held to the least transfers."""
         room = self.room
-        return not self.problem.allow_empty or self.bound >= room.send_ns + max(
-            room.receive_ns, room.passed_ns
+        return not self.problem.allow_empty or self.bound >= room.outward_ns + max(
+            room.inward_ns, room.passed_ns
         )
 
     def _bounds(self) -> list[tuple[int, int]]:

@@ -22,13 +22,17 @@ __all__ = ["Floats", "Layer", "Loads", "Priced"]
 
 Floats = npt.NDArray[np.float64]
 
+_BACK = {"send_ns": "receive_ns", "receive_ns": "send_ns"}
+"""What a stage pays at its start and at its end for a value made after it is taken."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
     """Downsets with what their pairs' costs are made of, a row each.
 
-    ``taken`` counts the takers that each live net's row holds, −1 where it has no producer or all takers
-    (twice the takers, + 1 with the producer, where nothing orders the two);
+    ``taken`` counts the takers that each live net's row holds, −1 where it is not open: no producer or all
+    takers, or the other way round where takers come before it (twice the takers, + 1 with the producer,
+    where nothing orders the two);
     ``touched`` the items of each share.
     """
 
@@ -54,9 +58,10 @@ class Loads:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = p = problem
-        edges = set(p.edges)
         self.turned = {
-            n for n, net in enumerate(p.nets) if any((net.producer, v) not in edges for v in net.consumers)
+            n
+            for n, net in enumerate(p.nets)
+            if p.directions[n] == 0 or (p.directions[n] < 0 and (net.n_bytes or net.sent_bytes))
         }
         self.has_memory = p.recompute != "never" or any(s.limit_bytes < HUGE for s in p.stages)
         self.plain = not self.has_memory and not p.overlap and all(s.speed == 1.0 for s in p.stages)
@@ -85,12 +90,12 @@ class Loads:
             if n in self.turned:
                 maker = _count(downsets, column, (net.producer,))
                 taken[n] = 2 * _count(downsets, column, net.consumers) + maker
-            elif (downsets.base[net.producer] or net.producer in column) and not all(
-                downsets.base[v] for v in net.consumers
-            ):
-                count = _count(downsets, column, net.consumers)
-                made = _count(downsets, column, (net.producer,)) > 0
-                taken[n] = np.where(made & (count < len(net.consumers)), count, -1)
+                continue
+            count = _count(downsets, column, net.consumers)
+            made = _count(downsets, column, (net.producer,)) > 0
+            is_open = made & (count < len(net.consumers)) if p.directions[n] > 0 else ~made & (count > 0)
+            if is_open.any():
+                taken[n] = np.where(is_open, count, -1)
         touched = {r: _count(downsets, column, share.items) for r, share in enumerate(p.shares)}
         out = Layer(downsets, work, sums, taken, touched)
         for name in ("send_ns", "receive_ns", "sent_bytes", "n_bytes"):
@@ -101,8 +106,8 @@ class Loads:
         """The price of all values open at each row."""
         out = np.zeros(len(layer.work), dtype=np.int64)
         for n in layer.taken.keys() - self.turned:
-            taken = layer.taken[n]
-            out += (taken >= 0) * getattr(self.problem.nets[n], name)
+            way = name if self.problem.directions[n] > 0 else _BACK.get(name, name)
+            out += (layer.taken[n] >= 0) * getattr(self.problem.nets[n], way)
         return out
 
     def of(self, s: int, a: Layer, b: Layer) -> Priced:

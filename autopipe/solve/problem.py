@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .blocks import Block, cheapest_blocks, freed_bytes, redone_bytes
 from .copies import Crossing, Moving, Taker, settle
@@ -134,6 +134,17 @@ class Problem:
         for a, b in self.edges:
             out[a].append(b)
         return tuple(map(tuple, out))
+
+    @functools.cached_property
+    def directions(self) -> tuple[int, ...]:
+        """Per net 1 where no taker may come before its maker, −1 where none may come after, 0 otherwise."""
+        edges = set(self.edges)
+        if all((n.producer, v) in edges for n in self.nets for v in n.consumers):
+            return (1,) * len(self.nets)
+        below = closures(self.after, range(len(self.items) - 1, -1, -1))
+        ahead = (all(below[n.producer] >> v & 1 for v in n.consumers) for n in self.nets)
+        back = (all(below[v] >> n.producer & 1 for v in n.consumers) for n in self.nets)
+        return tuple(a - b for a, b in zip(ahead, back, strict=True))
 
     def last_of(self, item: int) -> int:
         """The last stage an item may be in."""
@@ -379,3 +390,14 @@ def _incidence(n_items: int, rows: Sequence[tuple[int, ...]]) -> tuple[tuple[int
         for v in set(row):
             out[v].append(r)
     return tuple(map(tuple, out))
+
+
+def closures(beside: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
+    """Per item, as bits: itself and all that it reaches, in an order that comes to those first."""
+    out = [0] * len(beside)
+    for v in order:
+        mask = 1 << v
+        for u in beside[v]:
+            mask |= out[u]
+        out[v] = mask
+    return out

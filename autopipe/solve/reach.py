@@ -6,14 +6,14 @@ takes stages too. Which downsets that leaves is left to ``windows``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from .problem import Array, Problem, most_work
+from .problem import Array, Problem, closures, most_work
 
-__all__ = ["Bits", "Reach", "closures"]
+__all__ = ["Bits", "Reach"]
 
 Bits = npt.NDArray[np.bool_]
 
@@ -69,17 +69,6 @@ class Reach:
         each = self.below.astype(np.float64)
         out: Bits = self.below & ((each * self.works) @ each > most)
         return out
-
-
-def closures(beside: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
-    """Per item, as bits: itself and all that it reaches, in an order that comes to those first."""
-    out = [0] * len(beside)
-    for v in order:
-        mask = 1 << v
-        for u in beside[v]:
-            mask |= out[u]
-        out[v] = mask
-    return out
 
 
 def _bits(mask: int, n: int) -> Bits:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .bounds import Room
-from .problem import Array, Problem
+from .problem import Array, Net, Problem
 from .reach import Bits
 
 __all__ = ["Downsets", "TooMany", "Window"]
@@ -91,8 +91,11 @@ class _Branching:
         self.rest = int(self.works[free].sum())
         self.closes: dict[int, list[int]] = {v: [] for v in self.place}
         self.opens: dict[int, list[int]] = {v: [] for v in self.place}
+        self.backs: dict[int, list[int]] = {v: [] for v in self.place}
         for n, net in enumerate(self.problem.nets):
-            if any(window.out[v] for v in net.consumers):
+            if self.problem.directions[n] < 0:
+                self._back(n, net)
+            elif any(window.out[v] for v in net.consumers):
                 if window.base[net.producer]:
                     self.sent += net.send_ns
                     self.received += net.receive_ns
@@ -102,6 +105,19 @@ class _Branching:
                 for v in net.consumers:
                     if v in self.place:
                         self.closes[v].append(n)
+
+    def _back(self, n: int, net: Net) -> None:
+        """A value that is taken before it is made: open while a taker is held and its maker is not."""
+        if self.window.out[net.producer]:
+            if any(self.window.base[v] for v in net.consumers):
+                self.sent += net.receive_ns
+                self.received += net.send_ns
+                return
+            for v in net.consumers:
+                if v in self.place:
+                    self.backs[v].append(n)
+        elif net.producer in self.place:
+            self.backs[net.producer].append(n)
 
     def rows(self, tick: Callable[[], None], most: int, some: bool) -> Bits:
         """Downsets × free items."""
@@ -116,6 +132,10 @@ class _Branching:
             prices = [self.problem.nets[n] for n in self.opens[v]]
             sent = self.sent[taken] + sum(net.send_ns for net in prices)
             received = self.received[taken] + sum(net.receive_ns for net in prices)
+            for net in (self.problem.nets[n] for n in self.backs[v]):
+                if net.producer != v:
+                    first = ~self._any([u for u in net.consumers if u < v])[taken]
+                    sent, received = sent + first * net.receive_ns, received + first * net.send_ns
             self.held = np.concatenate([self.held, held])
             self.work = np.concatenate([self.work, self.work[taken] + self.works[v]])
             self.sent = np.concatenate([left[0], sent])
@@ -135,14 +155,26 @@ class _Branching:
         return bits[:, : len(self.place)].astype(bool)
 
     def _left(self, v: int) -> tuple[Array, Array]:
-        """The prices of open values once an item is left: those whose first taker left it is."""
+        """The prices of open values once an item is left: the first taker left, or the maker of one held."""
         sent, received = self.sent, self.received
         for n in self.closes[v]:
             net = self.problem.nets[n]
             opened = self._holds([net.producer, *(u for u in net.consumers if u < v)])
             sent = sent + opened * net.send_ns
             received = received + opened * net.receive_ns
+        for net in (self.problem.nets[n] for n in self.backs[v]):
+            if net.producer == v:
+                held = self._any(net.consumers)
+                sent, received = sent + held * net.receive_ns, received + held * net.send_ns
         return sent, received
+
+    def _any(self, items: Sequence[int]) -> Bits:
+        """Which rows hold one of the given items."""
+        out = np.full(len(self.work), any(self.window.base[u] for u in items))
+        for u in items:
+            if u in self.place:
+                out |= self._holds([u])
+        return out
 
     def _holds(self, items: Sequence[int]) -> Bits:
         """Which rows hold all the given items."""

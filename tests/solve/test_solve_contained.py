@@ -5,26 +5,34 @@ import time
 
 import numpy as np
 import pytest
+from test_solve_milp import Program
 
 from autopipe.solve import Item, Net, Problem, Stage, contained
 from autopipe.solve.exact import Chains
 from autopipe.solve.pairs import Loads
 
 
-def layered(seed: int) -> Problem:
-    """Random layers, values taken by one to three ops each, some by ops of a later layer."""
+def layered(seed: int, least: int = 0, width: int = 4) -> Problem:
+    """Random layers, values taken by one to three ops each, some by ops of a later layer, some back."""
     draw, items, nets, before, last = random.Random(seed), [], [], [], []
-    for _ in range(draw.randint(3, 6)):
-        row = list(range(len(items), len(items) + draw.randint(1, 4)))
+    n_layers = draw.randint(3, 6)
+    for layer in range(n_layers):
+        n = 1 if least and layer in (0, n_layers - 1) else draw.randint(1, width)
+        row = list(range(len(items), len(items) + n))
         items += [Item((f"o{v}",), draw.randint(0, 40)) for v in row]
         for v in last:
             takers = tuple(sorted(draw.sample(row, draw.randint(1, min(3, len(row))))))
-            nets.append(Net(v, takers, draw.randint(0, 9), draw.randint(0, 9), f"o{v}"))
+            nets.append(Net(v, takers, draw.randint(least, 9), draw.randint(least, 9), f"o{v}"))
         if before:
-            nets.append(Net(before[0], (row[-1],), draw.randint(0, 9), draw.randint(0, 9), "skip"))
+            nets.append(Net(before[0], (row[-1],), draw.randint(least, 9), draw.randint(least, 9), "skip"))
         before, last = last, row
     edges = tuple(sorted({(net.producer, v) for net in nets for v in net.consumers}))
-    stages = tuple(Stage(s) for s in range(draw.randint(2, 4)))
+    for v in range(len(items)) if seed % 3 or least else ():
+        earlier = sorted({a for a, b in edges if b == v})
+        if earlier:
+            takers = tuple(sorted(draw.sample(earlier, draw.randint(1, len(earlier)))))
+            nets.append(Net(v, takers, draw.randint(least, 9), draw.randint(least, 9), f"gradient {v}"))
+    stages = tuple(Stage(s) for s in range(draw.randint(2, 4 if not least else len(items))))
     return Problem(tuple(items), edges, tuple(nets), (), stages, allow_empty=seed % 2 == 0)
 
 
@@ -36,9 +44,11 @@ def dense(problem: Problem, bound: int) -> Chains:
     return chains
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_what_all_pairs_find_under_any_bound(seed):
-    problem = layered(seed)
+@pytest.mark.parametrize(
+    ("seed", "least", "width"), [(s, 0, 4) for s in range(40)] + [(s, 5, 2) for s in range(60)]
+)
+def test_what_all_pairs_find_under_any_bound(seed, least, width):
+    problem = layered(seed, least, width)
     best = dense(problem, 10_000).best()
     for bound in (10_000, best[0]):
         found = Chains(problem, bound, time.perf_counter() + 60).best()
@@ -46,6 +56,19 @@ def test_what_all_pairs_find_under_any_bound(seed):
         assert problem.is_valid(found[1])
         assert problem.bottleneck(problem.loads(found[1])) == best[0]
     assert Chains(problem, best[0] - 1, time.perf_counter() + 60).best() is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_equals_the_integer_program_with_values_that_flow_back(seed):
+    problem = layered(seed)
+    assert Chains(problem, 10_000, time.perf_counter() + 60).best()[0] == Program(problem).optimum()
+
+
+def test_a_value_sent_back_to_several_stages_is_sent_once():
+    items = tuple(Item((f"o{v}",), 10) for v in range(4))
+    nets = (*(Net(v, (v + 1,), 1, 1, f"o{v}") for v in range(3)), Net(3, (0, 1, 2), 20, 0, "gradient"))
+    problem = Problem(items, ((0, 1), (1, 2), (2, 3)), nets, (), tuple(Stage(s) for s in range(4)))
+    assert Chains(problem, 31, time.perf_counter() + 60).best()[0] == 31
 
 
 def test_fewer_stages_than_there_are_where_all_that_an_item_makes_is_dear():
