@@ -5,6 +5,7 @@ What a stage needs is left to ``problem``; computing blocks again to ``stages``.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -15,7 +16,7 @@ __all__ = ["UNDER", "Block", "cheapest_blocks", "freed_bytes", "least_ns_per_byt
 UNDER = 1 - 1e-9
 """What a bound in floating point is multiplied by, so that it is one."""
 
-_STEPS = 50_000
+_STEPS = 1_000
 """Choices looked at for one stage; only dozens of blocks that are all unlike each other take more."""
 
 
@@ -56,18 +57,17 @@ def cheapest_blocks(blocks: Sequence[Block], in_flight: int, over_bytes: int) ->
     of the largest block: kinds of blocks by rising time per byte, more of the better kinds first, cut off
     where even parts of blocks would cost more than the best known.
     """
-    best: tuple[int, int] | None = None
-    for largest in sorted({b.saved_bytes for b in blocks}):
-        need = -(-(over_bytes + largest) // in_flight)
-        cost = _cover(_kinds(b for b in blocks if b.saved_bytes <= largest), need)[0]
-        if cost is not None and (best is None or cost < best[0]):
-            best = cost, largest
+    best: tuple[int, int, tuple[int, ...]] | None = None
+    for largest in sorted({b.saved_bytes for b in blocks}, reverse=True):
+        kinds = _kinds(b for b in blocks if b.saved_bytes <= largest)
+        known = None if best is None else best[0]
+        cost, counts = _cover(kinds, -(-(over_bytes + largest) // in_flight), known)
+        if cost is not None:
+            best = cost, largest, counts
     if best is None:
         return None
     allowed = [b for b in blocks if b.saved_bytes <= best[1]]
-    kinds = _kinds(allowed)
-    counts = _cover(kinds, -(-(over_bytes + best[1]) // in_flight))[1]
-    left = {kind[:2]: count for kind, count in zip(kinds, counts, strict=True)}
+    left = {kind[:2]: count for kind, count in zip(_kinds(allowed), best[2], strict=True)}
     out = []
     for b in allowed:
         if left[b.forward_ns, b.freed_bytes] > 0:
@@ -81,30 +81,29 @@ Kind = tuple[int, int, int]
 
 
 def _kinds(blocks: Iterable[Block]) -> tuple[Kind, ...]:
-    pairs = sorted(((b.forward_ns, b.freed_bytes) for b in blocks), key=lambda p: (p[0] / p[1], -p[1]))
-    return tuple((*pair, len(list(same))) for pair, same in itertools.groupby(pairs))
+    counts = collections.Counter((b.forward_ns, b.freed_bytes) for b in blocks)
+    return tuple((*pair, counts[pair]) for pair in sorted(counts, key=lambda p: (p[0] / p[1], -p[1])))
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _cover(kinds: tuple[Kind, ...], need: int) -> tuple[int | None, tuple[int, ...]]:
-    """The least forward that gives up ``need`` bytes, and how many blocks of each kind it takes."""
+def _cover(kinds: tuple[Kind, ...], need: int, known: int | None) -> tuple[int | None, tuple[int, ...]]:
+    """The least forward under ``known`` that gives up ``need`` bytes, and how many blocks of each kind."""
     rest = list(itertools.accumulate((f * n for _, f, n in reversed(kinds)), initial=0))[::-1]
-    best: tuple[int | None, tuple[int, ...]] = None, ()
+    best, found = known, None
     stack: list[tuple[int, int, tuple[int, ...]]] = [(need, 0, ())]
     for _ in range(_STEPS):
         if not stack:
             break
         left, cost, counts = stack.pop()
-        at = len(counts)
         if left <= 0:
-            if best[0] is None or cost < best[0]:
-                best = cost, counts + (0,) * (len(kinds) - at)
+            if best is None or cost < best:
+                best, found = cost, counts + (0,) * (len(kinds) - len(counts))
             continue
-        if rest[at] < left:
+        if rest[len(counts)] < left:
             continue
-        forward, freed, count = kinds[at]
-        if best[0] is not None and cost + -(-left * forward // freed) >= best[0]:
+        forward, freed, count = kinds[len(counts)]
+        if best is not None and cost + -(-left * forward // freed) >= best:
             continue
         most = min(count, -(-left // freed))
         stack += [(left - n * freed, cost + n * forward, (*counts, n)) for n in range(most + 1)]
-    return best
+    return (None, ()) if found is None else (best, found)

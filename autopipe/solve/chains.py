@@ -82,7 +82,9 @@ def first_answers(problem: Problem, deadline: float) -> Iterator[Answer]:
         for order in orders(under.problem):
             found = best_chain(under.problem, order, best.bottleneck_ns - 1)
             if found is not None:
-                best = Answer(under.expand(found[1]), found[0], best.lower_ns)
+                stage_of = under.expand(found[1])
+                value = problem.bottleneck(problem.loads(stage_of))
+                best = min(best, Answer(stage_of, value, best.lower_ns), key=lambda a: a.bottleneck_ns)
             yield best
             if best.proved or time.perf_counter() > deadline:
                 return

@@ -278,7 +278,7 @@ class Chains:
             columns = np.arange(first, last)
             self.n_pairs += len(rows) * len(columns)
             priced = self.loads.of(s, a.picked(rows), b.picked(columns))
-            least, found = priced.least(value[rows, None], self.bound)
+            least, found = priced.least(value[rows, None], self.bound, self._tick)
             better = found < best[first:last]
             best[columns[better]], parent[columns[better]] = found[better], at + least[better]
         return best, parent

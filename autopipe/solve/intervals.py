@@ -6,14 +6,20 @@ An upper bound for the whole problem, usually equal to its optimum. Which orders
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from .blocks import UNDER, cheapest_blocks, freed_bytes, least_ns_per_byte
-from .problem import HUGE, Array, Problem, memory_bytes, most_work, peak_bytes, scaled
+from .blocks import redone_bytes
+from .problem import HUGE, Array, Problem, Stage, memory_bytes, most_work, peak_bytes, scaled
 
 __all__ = ["Rows", "best_chain", "lightest_chain"]
+
+
+_KINDS = 32
+"""The most kinds of blocks that are looked at: those that most blocks are of."""
 
 
 class Rows:
@@ -34,10 +40,13 @@ class Rows:
         self.real = _prefix([1 if i.ops else 0 for i in items])
         self.static = _prefix([i.static_bytes for i in items])
         self.saved = _prefix([i.saved_bytes for i in items])
-        self.blocks = [i.blocks for i in items]
-        self.has_blocks = problem.recompute == "auto" and any(self.blocks)
-        self.freed = _prefix([freed_bytes(row) for row in self.blocks])
-        self.least = least_ns_per_byte(b for row in self.blocks for b in row)
+        blocks = [(x, b) for x, i in enumerate(items) for b in i.blocks]
+        self.has_blocks = problem.recompute == "auto" and bool(blocks)
+        self.redone = np.array([redone_bytes(i.blocks) for i in items], dtype=np.int64)
+        kinds = collections.Counter((b.forward_ns, b.freed_bytes) for _, b in blocks)
+        self.kinds = sorted((k for k, _ in kinds.most_common(_KINDS)), key=lambda kind: kind[0] / kind[1])
+        where = [[x for x, b in blocks if (b.forward_ns, b.freed_bytes) == kind] for kind in self.kinds]
+        self.counts = [_prefix(np.bincount(places, minlength=self.n).tolist()) for places in where]
         self.workspace = np.array([peak_bytes(problem, v) for v in order], dtype=np.int64)
         self.first = np.array([i.first for i in items], dtype=np.int64)
         self.last = np.array([problem.last_of(v) for v in order], dtype=np.int64)
@@ -55,13 +64,12 @@ class Rows:
         self.d = {name: np.zeros(self.n + 1, dtype=np.int64) for name in names}
         self.share_work = any(s.forward_ns or s.backward_ns for s in problem.shares)
         self.plain = self.forward + self.backward
-        self.alone: dict[int, tuple[Array, Array, Array]] = {}
 
     def descend(self, limit: int) -> Iterator[tuple[int, int, Array]]:
         """(i, end, loads) for each start, last first; ``loads[s, j - i - 1]`` is stage s holding [i, j).
 
         Only ends whose work alone is at most ``limit`` are given; impossible stages cost :data:`HUGE`. Where
-        blocks may be computed again, a load is what :meth:`settled` may raise until it was asked for.
+        blocks are computed again, a load is at least the true one.
         """
         for i in range(self.n - 1, -1, -1):
             for is_net, r, k in self.at[i]:
@@ -112,20 +120,20 @@ class Rows:
         work = {f: (scaled(forward, f), scaled(forward, f) + scaled(backward, f)) for f in self.speeds}
         out = np.empty((p.n_stages, end - i), dtype=np.int64)
         memory = self._memory(i, end) if self.has_memory else None
-        self.over = np.zeros_like(out)
         for s, stage in enumerate(p.stages):
             forward, total = work[stage.speed]
-            fits: Array | bool = True
+            fits: Any = True
             if memory is not None:
                 kept, again = memory_bytes(stage, *memory)
                 fits, fits_again = kept <= stage.limit_bytes, again <= stage.limit_bytes
                 if p.recompute == "always":
                     total, fits = total + forward, fits_again
                 elif self.has_blocks:
-                    self.over[s] = np.maximum(kept - stage.limit_bytes, 0)
-                    self.alone[s] = total, np.where(fits_again, forward, HUGE), transfers
-                    total = total + self._least_again(s, forward, fits_again)
-                    fits = fits_again | (self.over[s] <= stage.in_flight * self._freed(i, end))
+                    redone, fits = self._again(stage, i, end, np.maximum(kept - stage.limit_bytes, 0))
+                    total, fits = (
+                        total + np.where(fits, scaled(redone, stage.speed), forward),
+                        fits | fits_again,
+                    )
                 elif p.recompute == "auto":
                     total, fits = np.where(fits, total, total + forward), fits | fits_again
             row = np.maximum(total, transfers) if p.overlap else total + transfers
@@ -139,29 +147,18 @@ class Rows:
             out[(stages < first) | (stages > last)] = HUGE
         return out
 
-    def _freed(self, i: int, end: int) -> Array:
-        out: Array = self.freed[i + 1 : end + 1] - self.freed[i]
-        return out
+    def _again(self, stage: Stage, i: int, end: int, over: Array) -> tuple[Array, Any]:
+        """Blocks that bring a stage down by what it is ``over``: their forward, and whether they do.
 
-    def _least_again(self, s: int, forward: Array, fits_whole: Array) -> Array:
-        """What computing again costs at least: what is over at the best block's rate, or the whole."""
-        stage = self.problem.stages[s]
-        least = np.floor(self.over[s] // stage.in_flight * self.least * UNDER).astype(np.int64)
-        part = scaled(least, stage.speed)
-        return np.asarray(np.where(fits_whole, np.minimum(part, forward), part))
-
-    def settle(self, i: int, s: int, x: int, loads: Array) -> bool:
-        """Whether stage ``s`` holding [i, i + x + 1) costs more than its least, once blocks are chosen."""
-        over, self.over[s, x] = int(self.over[s, x]), 0
-        if over == 0:
-            return False
-        stage, (total, whole, transfers) = self.problem.stages[s], self.alone[s]
-        found = cheapest_blocks([b for row in self.blocks[i : i + x + 1] for b in row], stage.in_flight, over)
-        again = whole[x] if found is None else scaled(sum(b.forward_ns for b in found), stage.speed)
-        work = int(total[x] + again)
-        load = max(work, int(transfers[x])) if self.problem.overlap else work + int(transfers[x])
-        before, loads[s, x] = loads[s, x], min(load, HUGE)
-        return bool(loads[s, x] > before)
+        Kinds of blocks by rising time per byte, as many as it takes: near the cheapest, and never less.
+        """
+        largest = np.maximum.accumulate(self.redone[i:end])
+        need = np.where(over > 0, -(-(over + largest) // stage.in_flight), 0)
+        forward = np.zeros_like(need)
+        for (ns, freed), count in zip(self.kinds, self.counts, strict=True):
+            taken = np.minimum(count[i + 1 : end + 1] - count[i], np.maximum(0, -(-need // freed)))
+            need, forward = need - taken * freed, forward + taken * ns
+        return forward, need <= 0
 
     def _work(self, what: str, i: int, end: int) -> Array:
         prefix: Array = getattr(self, what)
@@ -185,6 +182,8 @@ def best_chain(
 ) -> tuple[int, tuple[int, ...]] | None:
     """The least bottleneck over intervals of ``order``, and the stage of each item; None if over ``limit``.
 
+    Where blocks are computed again, a bottleneck that is near the least.
+
     Only chains whose every load is at most ``limit`` are looked at. O(n · w · stages) for w the longest
     interval whose work is within the limit.
     """
@@ -207,15 +206,13 @@ def _chain(
         rest[:, n] = 0
     choice = np.zeros((k, n + 1), dtype=np.int64)
     span = np.arange(k)
-    rows = Rows(problem, order)
-    for i, end, loads in rows.descend(limit):
+    for i, end, loads in Rows(problem, order).descend(limit):
         after = rest[1:, i + 1 : end + 1]
-        totals = _totals(loads, after, limit, additive)
+        if additive:
+            totals = np.where(loads <= limit, np.minimum(loads + after, HUGE), HUGE)
+        else:
+            totals = np.maximum(loads, after)
         best = np.argmin(totals, axis=1)
-        for s in range(k):
-            while totals[s, best[s]] < HUGE and rows.settle(i, s, int(best[s]), loads):
-                totals[s] = _totals(loads[s], after[s], limit, additive)
-                best[s] = np.argmin(totals[s])
         rest[:k, i] = totals[span, best]
         choice[:, i] = i + 1 + best
         if problem.allow_empty:
@@ -230,12 +227,6 @@ def _chain(
             stage_of[order[x]] = s
         at = stop
     return int(rest[0, 0]), tuple(stage_of)
-
-
-def _totals(loads: Array, after: Array, limit: int, additive: bool) -> Array:
-    if additive:
-        return np.where(loads <= limit, np.minimum(loads + after, HUGE), HUGE)
-    return np.maximum(loads, after)
 
 
 def _skip(rest: Array, choice: Array, i: int) -> None:

@@ -8,7 +8,7 @@ common. Which downsets to pair is left to ``exact``, the definition of the costs
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
@@ -153,7 +153,7 @@ class Priced:
     loads: Floats
     again: _Again | None = None
 
-    def least(self, so_far: Floats, bound: int) -> tuple[Array, Floats]:
+    def least(self, so_far: Floats, bound: int, tick: Callable[[], None]) -> tuple[Array, Floats]:
         """For each column the row with the least larger of load and what comes before it, and that value.
 
         What a row's recomputation costs is looked for only where it decides.
@@ -165,6 +165,7 @@ class Priced:
             open_still = np.flatnonzero(self.again.unknown[rows, columns] & (totals[rows, columns] <= bound))
             if not len(open_still):
                 break
+            tick()
             for c in open_still:
                 totals[rows[c], c] = max(totals[rows[c], c], self.again.load(int(rows[c]), int(c)))
             rows[open_still] = totals[:, open_still].argmin(axis=0)

@@ -69,7 +69,7 @@ def least_load(problem: Problem) -> int:
     fastest = max(speeds.values())
     works = (scaled(i.forward_ns, fastest) + scaled(i.backward_ns, fastest) for i in problem.items)
     if set(speeds.values()) == {1.0}:
-        return max(*works, -(-(problem.total_ns + _least_transfers(problem)) // len(speeds)))
+        return max(*works, -(-(problem.total_ns + _least_transfers(cheapest(problem))) // len(speeds)))
     return max(*works, math.floor(problem.total_ns / sum(speeds.values())) - problem.n_stages, 0)
 
 
