@@ -114,7 +114,7 @@ class Ledger:
         self.bare: list[tuple[Any, str]] = []
         self.refs: dict[int, tuple[Any, Ref]] = {}
         self.attributes: dict[str, Call] = {}
-        self.sizes: dict[tuple[int, int], Expression] = {}
+        self.sizes: dict[int, dict[int, Expression]] = {}
         self.watched: dict[int, tuple[torch.Tensor, str]] | None = None
         self.stack: list[str] = []
         self.hushed = Depth()
@@ -191,9 +191,7 @@ class Ledger:
     def bind(self, value: Any, ref: Ref) -> None:
         """From now on ``value`` is what ``ref`` computes."""
         self.refs[id(value)] = (value, ref)
-        if self.sizes:
-            for key in [(id(value), axis) for axis in range(8)]:
-                self.sizes.pop(key, None)
+        self.sizes.pop(id(value), None)
 
     def find(self, tensor: torch.Tensor) -> Ref:
         """The place of a tensor in the recording: a call's result, a parameter, a buffer, a constant."""
@@ -264,7 +262,8 @@ class Ledger:
     def depends(self, call: Call) -> Depends:
         out = Depends.NOTHING
         for given in call.inputs:
-            out |= given.depends
+            if given.depends is not out:  # joining flags takes long
+                out |= given.depends
         return out
 
     def depends_of(self, ref: Ref) -> Depends:
@@ -275,10 +274,10 @@ class Ledger:
     # ---------------------------------------------------------------- numbers
 
     def size(self, tensor: torch.Tensor, ref: Ref, axis: int, value: int) -> TrackedInt:
-        key = (id(tensor), axis)
-        if key not in self.sizes:
-            self.sizes[key] = Expression(Method("size"), (ref, axis), value)
-        return TrackedInt.make(value, self.sizes[key], self)
+        known = self.sizes.setdefault(id(tensor), {})
+        if axis not in known:
+            known[axis] = Expression(Method("size"), (ref, axis), value)
+        return TrackedInt.make(value, known[axis], self)
 
     def number(self, expression: Any) -> Any:
         """A tracked number's expression as a call; a plain number as it is."""
