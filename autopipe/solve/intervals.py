@@ -82,20 +82,19 @@ class Rows:
 
     def _enter_net(self, r: int, k: int) -> None:
         """Intervals now start at a value's k-th place: its maker sends unless all are in, takers receive."""
-        net, places = self.problem.nets[r], self.nets[r]
-        makes = self.makers[r] == places[k]
-        rest = slice(k + 1, k + 2)
-        for name, send, receive in (
-            ("transfers", net.send_ns, net.receive_ns),
-            ("received", 0, net.n_bytes),
-            ("sent", net.sent_bytes, 0),
-        ):
-            d = self.d[name]
-            d[places[k]] += send if makes else receive
-            for x in places[rest]:
-                d[x] -= receive
-            if k == 0:
-                d[places[-1]] -= send
+        net = self.problem.nets[r]
+        self._enter(self.d["transfers"], r, k, net.send_ns, net.receive_ns)
+        if self.has_memory:
+            self._enter(self.d["received"], r, k, 0, net.n_bytes)
+            self._enter(self.d["sent"], r, k, net.sent_bytes, 0)
+
+    def _enter(self, d: Array, r: int, k: int, send: int, receive: int) -> None:
+        places = self.nets[r]
+        d[places[k]] += send if self.makers[r] == places[k] else receive
+        if k + 1 < len(places):
+            d[places[k + 1]] -= receive
+        if k == 0:
+            d[places[-1]] -= send
 
     def _enter_share(self, r: int, k: int) -> None:
         share, places = self.problem.shares[r], self.shares[r]
