@@ -88,8 +88,10 @@ def solve(
     pin: module path prefix or op name → stage; negative stages count from the end.
     together: groups of module paths or op names that share a stage.
     uncut: values (op names) that must not cross a boundary.
-    recompute: ``"never"``, ``"auto"`` (stages that would not fit otherwise) or ``"always"``.
-    clone: whether cheap values are computed again where needed: ``"auto"``, ``"never"`` or ``"always"``.
+    recompute: ``"never"``, ``"auto"`` (where a rank would not fit otherwise, the cheapest blocks that let it,
+        leaf modules or groups; whole stages where the backward is split) or ``"always"`` (whole stages).
+    clone: whether cheap values are computed again where needed: ``"auto"`` (each stage that takes one
+        receives it or computes it again, whichever is best), ``"never"`` or ``"always"``.
     overlap: whether transfers hide behind work. A stage's load is the larger of the two, else their sum.
     sender_pays: a value sent to several stages costs its sender ``"once"`` or per ``"receiver"``.
     device_order: ``"given"`` lays the stages on the ranks in their order; ``"auto"`` looks for the best one,
