@@ -108,10 +108,11 @@ class _Search:
                 if step < (self.best.bottleneck_ns - self.lower) // 256:
                     break
             else:
-                step *= 2
-                if chains.n_pairs > _SHORT or ceiling < HUGE:
-                    step = min(step, (min(ceiling, self.best.bottleneck_ns) - self.lower) // 2)
-                step = max(1, step)
+                half = (min(ceiling, self.best.bottleneck_ns) - self.lower) // 2
+                if ceiling < HUGE:
+                    step = max(1, min(2 * step, half))
+                else:
+                    step = max(step + 1, min(2 * step, half if chains.n_pairs > _SHORT else HUGE))
             if (chains.n_pairs > _SHORT or ceiling < HUGE) and not self.sampled:
                 self._sample()
         if not self.answer.proved:

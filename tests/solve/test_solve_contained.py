@@ -1,5 +1,6 @@
 """Pricing only pairs of which one holds the other finds what pricing all pairs finds."""
 
+import dataclasses
 import random
 import time
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from test_solve_milp import Program
 
-from autopipe.solve import Item, Net, Problem, Stage, contained
+from autopipe.solve import Item, Net, Problem, Stage, chain, contained, exact
 from autopipe.solve.exact import Chains
 from autopipe.solve.pairs import Loads
 
@@ -89,3 +90,16 @@ def test_pairs_of_which_one_holds_the_other_over_many_words():
     assert set(zip(x.tolist(), y.tolist(), strict=True)) == set(
         zip(*map(list, np.nonzero(expected)), strict=True)
     )
+
+
+def test_bounds_do_not_creep_up_to_the_best_known(monkeypatch):
+    problem, long = layered(47), 10**9
+    items = tuple(Item(i.ops, i.forward_ns * long) for i in problem.items)
+    nets = tuple(Net(n.producer, n.consumers, n.send_ns * long, n.receive_ns * long) for n in problem.nets)
+    problem = dataclasses.replace(problem, items=items, nets=nets)
+    tried = []
+    best = Chains.best
+    monkeypatch.setattr(Chains, "best", lambda chains: tried.append(chains.bound) or best(chains))
+    monkeypatch.setattr(exact, "_SHORT", 0)
+    assert chain(problem).proved
+    assert 1 < len(tried) < 25
