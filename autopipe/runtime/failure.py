@@ -67,7 +67,7 @@ class Position:
 
     step: int = 0
     index: int = -1
-    words: object = "before its first step"
+    words: object = "the user's own code before its first step"
     waits_for: int = -1
     is_idle: bool = False
 
@@ -238,10 +238,11 @@ class Watch:
 
     def _judge(self, position: Position, quiet_s: float) -> str | None:
         """Follow who waits for whom to the rank that holds everybody up, and publish it; None to wait on."""
-        rank, seen, report = position.waits_for, {self._rank}, dict[str, Any]()
+        rank, report = position.waits_for, dict[str, Any]()
+        seen = {self._rank: str(position.words)}
         while rank not in seen:
-            seen.add(rank)
             report = self._read(rank)
+            seen[rank] = report.get("words", "")
             if not report or report["waits_for"] < 0:
                 break
             rank = report["waits_for"]
@@ -257,7 +258,8 @@ class Watch:
         elif report["waits_for"] < 0:
             what = f"rank {rank} is stuck in {report['words']} for {stuck_s:.1f} s"
         else:
-            what = f"ranks {sorted(seen)} wait for one another"
+            places = ", ".join(f"rank {r} at {seen[r]}" for r in sorted(seen))
+            what = f"ranks wait for one another: {places}; do the same on every rank, in the same order"
         message = (
             f"{what}; rank {self._rank} waited {quiet_s:.1f} s at {position.words}, the limit is "
             f"{limit_s:.1f} s (stall_limit_s)"

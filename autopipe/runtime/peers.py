@@ -148,6 +148,7 @@ class Peers:
         """``tensor`` of pipeline rank ``source``, on every rank."""
         self.position.waits_for = source if source != self.rank else -1
         self.group.broadcast(tensor, source)
+        self.position.waits_for = -1
         return tensor
 
     def tell(self, thing: Any, peer: int) -> None:
@@ -180,6 +181,7 @@ class Peers:
             return thing
         self.position.waits_for = source
         found = pickle.loads(self.fetch(key, source))
+        self.position.waits_for = -1
         if self.store.add(f"{key}/read", 1) == self.n_ranks - 1:
             self.store.delete_key(key)
             self.store.delete_key(f"{key}/read")

@@ -209,15 +209,16 @@ class Runtime:
         Every rank calls it. Returns the norm before clipping.
         """
         engine, parameters = self._engine, [p for _, p in self.named_parameters()]
-        return clip_grad_norm(
-            parameters,
-            [p for p in parameters if id(p) not in engine.counted_elsewhere],
-            max_norm,
-            norm_type=norm_type,
-            error_if_nonfinite=error_if_nonfinite,
-            group=engine.peers.group if engine.peers else None,
-            device=engine.device,
-        )
+        with engine.together("clipping gradients", waits=True):
+            return clip_grad_norm(
+                parameters,
+                [p for p in parameters if id(p) not in engine.counted_elsewhere],
+                max_norm,
+                norm_type=norm_type,
+                error_if_nonfinite=error_if_nonfinite,
+                group=engine.peers.group if engine.peers else None,
+                device=engine.device,
+            )
 
     def wrap(self, wrapper: Callable[[Stage], nn.Module | None]) -> None:
         """Wrap each of this rank's stages: ``lambda s: DDP(s, process_group=…)``, or ``torch.compile``.
@@ -248,29 +249,33 @@ class Runtime:
         path, engine = pathlib.Path(path), self._engine
         tensors = checkpoint.owned(engine.all_stages, engine.rank) if engine.peers else self._everything()
         gather = engine.peers.gather if engine.peers else lambda thing: [thing]
-        if path.suffix:
-            if optimizer is not None:
-                raise InputError(
-                    f"{path} is one file; optimizer state is saved in a directory, each rank's own"
+        if path.suffix and optimizer is not None:
+            raise InputError(f"{path} is one file; optimizer state is saved in a directory, each rank's own")
+        with engine.together("saving a checkpoint", waits=False):
+            if path.suffix:
+                checkpoint.save_single(
+                    path, tensors, rank=self.rank, writes=self._writes, gather=gather, names=self._names
                 )
-            checkpoint.save_single(
-                path, tensors, rank=self.rank, writes=self._writes, gather=gather, names=self._names
+                return
+            if self._writes:
+                self._save_state(path, optimizer)
+            checkpoint.save_shards(
+                path,
+                tensors,
+                rank=self.rank,
+                writes=self._writes,
+                max_bytes=parse_bytes(max_shard_bytes),
+                gather=gather,
             )
-            return
-        if optimizer is not None and self._writes:
+
+    def _save_state(self, path: pathlib.Path, optimizer: torch.optim.Optimizer | None) -> None:
+        """What a directory holds beside weights: optimizer state, and the runtime's own."""
+        if optimizer is not None:
             checkpoint.save_optimizer(path, optimizer, self.named_parameters(), self.rank)
-        if self.rank == 0 and self._writes:
+        if self.rank == 0:
             path.mkdir(parents=True, exist_ok=True)
-            state = {"steps": engine.n_steps, "seed": engine.seed}
+            state = {"steps": self._engine.n_steps, "seed": self._engine.seed}
             (path / STATE_FILE).write_text(json.dumps(state))
-        checkpoint.save_shards(
-            path,
-            tensors,
-            rank=self.rank,
-            writes=self._writes,
-            max_bytes=parse_bytes(max_shard_bytes),
-            gather=gather,
-        )
 
     def load(self, path: str | pathlib.Path, *, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Load what :meth:`save` wrote, or a checkpoint of the plain model in either layout.
@@ -298,7 +303,8 @@ class Runtime:
         """
         engine = self._engine
         if engine.peers is not None:
-            gather_weights(engine.capture, engine.all_stages, engine.peers, engine.device)
+            with engine.together("gathering weights", waits=False):
+                gather_weights(engine.capture, engine.all_stages, engine.peers, engine.device)
 
     def _everything(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
@@ -330,4 +336,6 @@ class Runtime:
             "message_bytes": engine.message_bytes(),
             "peak_bytes": peak_bytes(engine.device),
         }
-        return make_report(engine.plan, engine.peers.gather(mine) if engine.peers else [mine])
+        with engine.together("gathering a report", waits=False):
+            everyone = engine.peers.gather(mine) if engine.peers else [mine]
+        return make_report(engine.plan, everyone)

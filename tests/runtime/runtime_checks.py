@@ -675,6 +675,8 @@ def failing(how, *rest):
                 next(model.parameters()).add_(1)
         if how == "host left" and rank == failing_rank:
             return
+        if how == "clip" and rank == 1:
+            runtime.clip_grad_norm_(1.0)
         if how == "own code" and rank == 1:
             raise ValueError("no more data")
         if how == "save":
@@ -711,12 +713,13 @@ def misbehave(how):
 
 
 def patience():
-    """A rank may take its time between steps."""
+    """A rank may take its time between steps, also after a talk with the others."""
     _, *made = mlp(dist.get_world_size())
     runtime = Runtime(*made, loss_fn=F.mse_loss, stall_limit_s=1.5)
     x = torch.randn(8, 8, dtype=torch.float64)
     for _ in range(2):
         runtime.step(x, target=x)
+        runtime.report()
         if dist.get_rank() == 1:
             time.sleep(5)
 

@@ -20,6 +20,7 @@ CASES = {
     "host left": (r"rank 0 left after batch 1; give every rank the same number of batches", 5),
     "own code": (r"rank 1 stopped after batch 1 with ValueError: no more data", 5),
     "save": (r"rank 1 stopped after batch 1 with InputError: the optimizer has parameters that are not", 5),
+    "clip": (r"ranks wait for one another: .*rank 1 at clipping gradients.*do the same on every rank", 4 + 5),
     "nan": (r"the loss is nan: .* parameter \w\.weight, in rank 1, stage 1, microbatch 0, action 1F0", 5),
     "plan": (r"ranks disagree on the plan", 5),
     "code": (r"ranks disagree on the model", 5),
