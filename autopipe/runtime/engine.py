@@ -12,7 +12,7 @@ import inspect
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -149,28 +149,6 @@ class Engine:
         self.counted_elsewhere = {id(replaced[i]) for i in self.counted_elsewhere if i in replaced}
         if self._ties is not None:
             self._ties.replace(replaced)
-
-    @contextlib.contextmanager
-    def together(self, words: str, *, waits: bool) -> Iterator[None]:
-        """Within it all ranks do what ``words`` says between steps, as who waits for them is told.
-
-        ``waits`` says that it does nothing but wait for the others.
-        """
-        if self.peers is None:
-            yield
-            return
-        position = self.peers.position
-        before = dataclasses.replace(position)
-        position.words, position.index = words, -3
-        if waits:
-            position.is_idle, position.waits_for = False, (self.rank + 1) % self.peers.n_ranks
-        try:
-            yield
-        except (RuntimeError, ConnectionError) as error:
-            self._fail(error)
-        finally:
-            position.words, position.index, position.is_idle = before.words, before.index, before.is_idle
-            position.waits_for = -1
 
     # -- a call -------------------------------------------------------------------------------------
 

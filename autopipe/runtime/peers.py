@@ -6,11 +6,14 @@ Moving tensors is left to ``channel``, judging stalls to ``failure``.
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
 import json
 import os
 import pickle
 import time
 import zlib
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -190,6 +193,25 @@ class Peers:
     def gather(self, thing: Any) -> list[Any]:
         """Every rank's picklable object, on every rank; through the store."""
         return [self.share(thing, source) for source in range(self.n_ranks)]
+
+    @contextlib.contextmanager
+    def together(self, words: str, *, waits: bool) -> Iterator[None]:
+        """Within it all ranks do what ``words`` says between steps, as who waits for them is told.
+
+        ``waits`` says that it does nothing but wait for the others.
+        """
+        position = self.position
+        before = dataclasses.replace(position)
+        position.words, position.index = words, -3
+        if waits:
+            position.is_idle, position.waits_for = False, (self.rank + 1) % self.n_ranks
+        try:
+            yield
+        except (RuntimeError, ConnectionError) as error:
+            self.fail(error)
+        finally:
+            position.words, position.index, position.is_idle = before.words, before.index, before.is_idle
+            position.waits_for = -1
 
     def fetch(self, key: str, source: int) -> bytes:
         """The value of a key that rank ``source`` will set.

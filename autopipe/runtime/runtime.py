@@ -209,7 +209,7 @@ class Runtime:
         Every rank calls it. Returns the norm before clipping.
         """
         engine, parameters = self._engine, [p for _, p in self.named_parameters()]
-        with engine.together("clipping gradients", waits=True):
+        with self._together("clipping gradients", waits=True):
             return clip_grad_norm(
                 parameters,
                 [p for p in parameters if id(p) not in engine.counted_elsewhere],
@@ -251,7 +251,7 @@ class Runtime:
         gather = engine.peers.gather if engine.peers else lambda thing: [thing]
         if path.suffix and optimizer is not None:
             raise InputError(f"{path} is one file; optimizer state is saved in a directory, each rank's own")
-        with engine.together("saving a checkpoint", waits=False):
+        with self._together("saving a checkpoint", waits=False):
             if path.suffix:
                 checkpoint.save_single(
                     path, tensors, rank=self.rank, writes=self._writes, gather=gather, names=self._names
@@ -303,7 +303,7 @@ class Runtime:
         """
         engine = self._engine
         if engine.peers is not None:
-            with engine.together("gathering weights", waits=False):
+            with self._together("gathering weights", waits=False):
                 gather_weights(engine.capture, engine.all_stages, engine.peers, engine.device)
 
     def _everything(self) -> dict[str, Tensor]:
@@ -315,6 +315,10 @@ class Runtime:
     def _names(self, name: str) -> tuple[str, ...]:
         known = self._engine.capture.ops.parameter
         return known[name].names if name in known else (name,)
+
+    def _together(self, words: str, *, waits: bool) -> contextlib.AbstractContextManager[None]:
+        peers = self._engine.peers
+        return contextlib.nullcontext() if peers is None else peers.together(words, waits=waits)
 
     @property
     def _writes(self) -> bool:
@@ -336,6 +340,6 @@ class Runtime:
             "message_bytes": engine.message_bytes(),
             "peak_bytes": peak_bytes(engine.device),
         }
-        with engine.together("gathering a report", waits=False):
+        with self._together("gathering a report", waits=False):
             everyone = engine.peers.gather(mine) if engine.peers else [mine]
         return make_report(engine.plan, everyone)
