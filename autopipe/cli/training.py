@@ -62,6 +62,7 @@ def job() -> Iterator[int]:
     joins = dist.is_torchelastic_launched() and not dist.is_initialized()
     if joins:
         dist.init_process_group()
+        torch.manual_seed(0)  # factories draw weights and inputs, which must be the same on every rank
     try:
         yield dist.get_world_size() if dist.is_initialized() else 1
     finally:

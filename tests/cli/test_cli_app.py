@@ -167,9 +167,14 @@ def test_probe_writes_a_cluster_that_plans_take(tmp_path):
     assert invoke("plan", SAMPLE, "-n", "2", *ESTIMATED, "--cluster", out).exit_code == 0
 
 
-def test_under_torchrun_each_rank_runs_its_stage():
+def test_under_torchrun_each_rank_runs_its_stage(tmp_path):
+    drawn = tmp_path / "drawn.py"  # seeds nothing, yet every rank has the same model and batch
+    drawn.write_text(
+        "import torch\nfrom torch import nn\n\ndef make():\n"
+        "    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), (torch.randn(8, 8),)\n"
+    )
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "autopipe.cli"]
-    words += ["run", SAMPLE, "--steps", "2", "--device", "cpu", "--json"]
+    words += ["run", f"{drawn}:make", "--steps", "2", "--device", "cpu", "--json"]
     done = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, timeout=120, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
