@@ -27,6 +27,7 @@ from .lengths import read_from_inputs
 from .session import Session, device_of, fresh
 from .state import preserved
 from .structure import Spec, unflatten
+from .trials import Explorer
 from .variation import Variation
 from .vary import confirm, explore
 
@@ -259,4 +260,5 @@ def _vary(
         args, kwargs = inputs.rebuild(model, given)
         return model(*args, **kwargs)
 
-    return explore(model, forms, inputs, call, tensors, session.device, session.start, kind, known)
+    explorer = Explorer(model, forms, inputs, call, tensors, session.device, session.start, kind)
+    return explore(explorer, known)

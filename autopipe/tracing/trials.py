@@ -42,7 +42,12 @@ class Trial:
 
 
 class Explorer:
-    """The runs of one search: the forms at other sizes, and the model itself to compare with."""
+    """The runs of one search: the forms at other sizes, and the model itself to compare with.
+
+    ``call`` runs the model on tensors by placeholder name, ``given`` are the example's; ``start`` puts it
+    back as it was given, in training mode or not: a run at one size may leave attributes that do not fit
+    another; ``kind`` tells what a leaf is.
+    """
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from .calls import Call, Recording
 from .functions import tensors
 from .guards import computed, is_stepped
 from .inputs import Inputs
-from .opgraph import Kind
 from .packing import packings
 from .replay import replay, with_guards
 from .trials import Explorer, Trial, first, first_line
@@ -31,29 +30,16 @@ from .variation import Check, Fixed, Variation
 __all__ = ["confirm", "explore"]
 
 
-def explore(
-    model: nn.Module,
-    forms: Sequence[Recording],
-    inputs: Inputs,
-    call: Callable[[Mapping[str, torch.Tensor]], Any],
-    given: Mapping[str, torch.Tensor],
-    device: torch.device,
-    start: Callable[[bool], None],
-    kind: Callable[[str], Kind],
-    known: Variation | None = None,
-) -> Variation:
+def explore(explorer: Explorer, known: Variation | None = None) -> Variation:
     """Try each input size at another value, alone and then all together, and fit what is seen.
 
-    ``call`` runs the model itself on tensors by placeholder name; ``start`` puts it back as it was given, in
-    training mode or not: a run at one size may leave attributes that do not fit another; ``kind`` tells what
-    a leaf is. One run of the recording per dim, in which alike leaves run once, one more and one of the model
-    for all of them together. ``known`` is what was found with other leaves open: sizes that could not vary
-    then are not tried again.
+    One run of the recording per dim, in which alike leaves run once, one more and one of the model for all of
+    them together. ``known`` is what was found with other leaves open: sizes that could not vary then are not
+    tried again.
     """
-    explorer = Explorer(model, forms, inputs, call, given, device, start, kind)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the model said what it had to say when it was recorded
-        return _explore(explorer, forms, inputs, known)
+        return _explore(explorer, known)
 
 
 def confirm(
@@ -78,9 +64,8 @@ def confirm(
             raise CaptureError(f"a shape at {sizes} is {shapes}, not {said} as its formula says")
 
 
-def _explore(
-    explorer: Explorer, forms: Sequence[Recording], inputs: Inputs, known: Variation | None
-) -> Variation:
+def _explore(explorer: Explorer, known: Variation | None) -> Variation:
+    forms, inputs = explorer.forms, explorer.inputs
     trials, fixed = _remembered(explorer, inputs, known) or _searched(explorer, inputs)
     joint = _together(explorer, trials, fixed)
     found = _fitted(forms, trials, joint, fixed, explorer.harmless)
