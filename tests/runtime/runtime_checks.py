@@ -19,13 +19,12 @@ from runtime_models import (
     grads,
     make,
     make_plan,
-    packed_documents,
     worst,
 )
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from zoo.models_multimodal import PackedPatches
+from zoo.models_multimodal import PackedPatches, documents
 
 from autopipe.api import Pipe
 from autopipe.errors import AutopipeError, InputError, StepError
@@ -537,10 +536,10 @@ def ragged_patches():
         torch.manual_seed(0)
         model = PackedPatches().double()
         plain = copy.deepcopy(model)
-        made = make(model, (), packed_documents([(1, 4, 4)] * 2), n_stages=world)
+        made = make(model, (), documents([(1, 4, 4)] * 2, dtype=torch.float64), n_stages=world)
         runtime = Runtime(*made, feed=feed)
         for grids in ([(1, 2, 4), (2, 4, 4), (1, 4, 4), (1, 2, 2)], [(1, 4, 4)] * 3):
-            batch = packed_documents(grids)
+            batch = documents(grids, dtype=torch.float64)
             is_given = feed in (None, dist.get_rank())
             loss = runtime.step(**batch if is_given else {}, **{"n_microbatches": 2} if is_given else {}).loss
             wanted = plain(**batch)["loss"]

@@ -6,7 +6,6 @@ import itertools
 import torch
 from torch import nn
 from torch.nn import functional as F
-from zoo.models_multimodal import documents
 
 from autopipe.hardware import Cluster
 from autopipe.plans import Bounds, Plan, StagePlan
@@ -175,12 +174,6 @@ class Routed(nn.Module):
         keep = h.sum(-1) > 0
         y = torch.tanh(self.second(h[keep]))
         return self.out(h.index_add(0, torch.nonzero(keep)[:, 0], y))
-
-
-def packed_documents(grids, length=24):
-    """A batch of :class:`zoo.models_multimodal.PackedPatches` in double precision."""
-    batch = documents(grids, length)
-    return {name: v.double() if v.is_floating_point() else v for name, v in batch.items()}
 
 
 class Wide(nn.Module):

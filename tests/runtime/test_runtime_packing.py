@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from runtime_models import grads, make, packed_documents, worst
+from runtime_models import grads, make, worst
 from torch import nn
-from zoo.models_multimodal import PackedCrops, PackedPatches
+from zoo.models_multimodal import PackedCrops, PackedPatches, documents
 
 from autopipe.errors import InputError
 from autopipe.runtime import Runtime
@@ -19,8 +19,8 @@ EXACT = 1e-12
 def test_steps_on_patches_equal_the_full_batch(grids, n):
     torch.manual_seed(0)
     model = PackedPatches().double()
-    runtime = Runtime(*make(model, (), packed_documents(EVEN), n_stages=3))
-    plain, batch = copy.deepcopy(model), packed_documents(grids)
+    runtime = Runtime(*make(model, (), documents(EVEN, dtype=torch.float64), n_stages=3))
+    plain, batch = copy.deepcopy(model), documents(grids, dtype=torch.float64)
     found = runtime.step(**batch, n_microbatches=n, return_outputs=True)
     wanted = plain(**batch)
     wanted["loss"].backward()
@@ -31,7 +31,7 @@ def test_steps_on_patches_equal_the_full_batch(grids, n):
 
 
 def test_patches_that_are_not_those_of_the_grid_are_refused():
-    batch = packed_documents(EVEN)
+    batch = documents(EVEN, dtype=torch.float64)
     runtime = Runtime(*make(PackedPatches().double(), (), batch, n_stages=2))
     batch["pixel_values"] = batch["pixel_values"][:-4]
     with pytest.raises(

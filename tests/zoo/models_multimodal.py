@@ -13,7 +13,9 @@ from .registry import register
 IMAGE, VOCAB, WIDTH, PATCH = 3, 40, 24, 12
 
 
-def documents(grids: list[tuple[int, int, int]], length: int) -> dict[str, Any]:
+def documents(
+    grids: list[tuple[int, int, int]], length: int = 24, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
     """One text and one image of ``(frames, height, width)`` patches per sample, the first text padded."""
     generator = torch.Generator().manual_seed(len(grids) * 100 + length)
     ids = torch.randint(4, VOCAB, (len(grids), length), generator=generator)
@@ -24,7 +26,7 @@ def documents(grids: list[tuple[int, int, int]], length: int) -> dict[str, Any]:
     n_patches = sum(frames * height * width for frames, height, width in grids)
     return {
         "input_ids": ids,
-        "pixel_values": torch.randn(n_patches, PATCH, generator=generator),
+        "pixel_values": torch.randn(n_patches, PATCH, generator=generator).to(dtype),
         "image_grid_thw": torch.tensor(grids),
         "attention_mask": mask,
         "labels": ids.masked_fill((mask == 0) | (ids == IMAGE), -100),
