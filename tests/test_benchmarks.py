@@ -1,0 +1,20 @@
+"""Every benchmark can be started as its README says: from the root, with nothing on the path but that."""
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def test_every_module_of_the_benchmarks_can_be_imported():
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted((ROOT / "benchmarks").rglob("*.py"))
+        if path.stem not in ("__init__", "__main__")
+    ]
+    code = f"import importlib\nfor name in {names!r}:\n    importlib.import_module(name)"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
