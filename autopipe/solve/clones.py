@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from ..costs import CostTable
 from ..graph import Op, OpGraph
-from ..hardware import Cluster
+from ..hardware import Cluster, Link
 
 __all__ = ["cheapest_link", "clones_of", "copies_of", "slowest_link", "value_bytes"]
 
@@ -95,19 +94,20 @@ def value_bytes(op: Op, costs: CostTable) -> int:
     return op.bytes_at(costs.dims) or _INT_BYTES
 
 
-def slowest_link(cluster: Cluster) -> Any:
+def slowest_link(cluster: Cluster) -> Link:
     """The link over which a megabyte takes longest."""
-    n = cluster.n_ranks
-    links = [cluster.link(a, b) for a in range(n) for b in range(n) if a != b] or [cluster.local]
-    return max(links, key=lambda link: link.seconds(1 << 20))
+    return max(_links(cluster, range(cluster.n_ranks)), key=lambda link: link.seconds(1 << 20))
 
 
-def cheapest_link(cluster: Cluster, placement: Sequence[int]) -> Any:
+def cheapest_link(cluster: Cluster, placement: Sequence[int]) -> Link:
     """A link at least as fast as any between the placement's ranks, for prices that bound the true ones."""
-    ranks = sorted(set(placement))
-    links = [cluster.link(a, b) for a in ranks for b in ranks if a != b] or [cluster.local]
+    links = _links(cluster, sorted(set(placement)))
     return dataclasses.replace(
         links[0],
         latency_s=min(link.latency_s for link in links),
         bandwidth_bytes_s=max(link.bandwidth_bytes_s for link in links),
     )
+
+
+def _links(cluster: Cluster, ranks: Sequence[int]) -> list[Link]:
+    return [cluster.link(a, b) for a in ranks for b in ranks if a != b] or [cluster.local]
