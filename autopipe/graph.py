@@ -1,6 +1,6 @@
 """The op graph: what a model computes, as plain data over a networkx DiGraph.
 
-Recording a model into one is left to ``capture``; what ops cost is left to ``costs``. Nothing here imports
+Recording a model into one is left to ``tracing``; what ops cost is left to ``costs``. Nothing here imports
 torch, so a graph opens where there is no model and no GPU.
 """
 

@@ -20,9 +20,24 @@ TORCH = {room: torch == "torch" for room, _, torch in ROOMS}
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
 
 
+def sub_rooms(room: pathlib.Path) -> list[str]:
+    """The sub-rooms in the table of a room's docstring, bottom first; none where it has no table."""
+    doc = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+    table = re.search(r"^=+ +=+\nroom .*\n=+ +=+\n((?:.+\n)+?)=+ +=+$", doc, re.M)
+    return re.findall(r"^(\w+) ", table[1], re.M) if table else []
+
+
+DIVIDED = {p.parent.name: sub_rooms(p.parent) for p in ROOT.glob("*/__init__.py") if sub_rooms(p.parent)}
+
+
 def room_of(path: pathlib.Path) -> str:
     first = path.relative_to(ROOT).parts[0]
     return first.removesuffix(".py")
+
+
+def is_file(dotted: str) -> bool:
+    path = ROOT.parent.joinpath(*dotted.split("."))
+    return path.with_suffix(".py").exists() or path.is_dir()
 
 
 def imports(path: pathlib.Path) -> list[tuple[str, int, bool]]:
@@ -43,7 +58,7 @@ def imports(path: pathlib.Path) -> list[tuple[str, int, bool]]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join((*base, *([node.module] if node.module else [])))
-            names = [f"{module}.{a.name}" for a in node.names] if module in ("", "autopipe") else [module]
+            names = [f"{module}.{a.name}" if is_file(f"{module}.{a.name}") else module for a in node.names]
             found += [(name, node.lineno, id(node) not in lazy) for name in names]
     return found
 
@@ -60,6 +75,22 @@ def test_imports_run_down(path):
         parts = module.split(".")
         if parts[0] == "autopipe" and len(parts) > 1 and parts[1] in ORDER and parts[1] != room:
             assert ORDER[parts[1]] < ORDER[room], f"{path}:{line}: {room} imports {parts[1]}, a later room"
+
+
+@pytest.mark.parametrize("room", sorted(DIVIDED))
+def test_imports_run_down_between_sub_rooms(room):
+    order = {name: i for i, name in enumerate(DIVIDED[room])}
+    assert {p.parent.name for p in (ROOT / room).glob("*/__init__.py")} == set(order)
+    for path in (ROOT / room).glob("*/*.py"):
+        own = path.parent.name
+        for module, line, _ in imports(path):
+            parts = module.split(".")
+            if parts[:2] != ["autopipe", room]:
+                continue
+            assert len(parts) > 2, f"{path}:{line}: {own} imports all of {room}"
+            assert parts[2] == own or order.get(parts[2], len(order)) < order[own], (
+                f"{path}:{line}: {room}/{own} imports {'.'.join(parts[2:])}, which comes later"
+            )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

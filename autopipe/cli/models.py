@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError, ModelError
-from ..tracing.examples import infer
+from ..tracing.inputs.examples import infer
 
 __all__ = ["Loaded", "Sizes", "load"]
 

@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CostError, InputError
 from ..graph import Op, TensorSpec
-from ..tracing.dims import resize
-from ..tracing.regions import recomputed
+from ..tracing.calls.regions import recomputed
+from ..tracing.sizes.dims import resize
 from ..units import size_at
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import InputError
 from ..graph import Dim
-from ..tracing.packing import sample_rows
+from ..tracing.inputs.packing import sample_rows
 
 if TYPE_CHECKING:
     from ..tracing import Capture

@@ -13,8 +13,8 @@ from torch import fx
 
 from ..errors import PlanError
 from ..plans import Plan, StagePlan
-from ..tracing import regions
-from ..tracing.scope import attach
+from ..tracing.calls import regions
+from ..tracing.graphs.scope import attach
 from . import rng
 from .again import Block
 from .parts import RECOMPUTED, Part, runs

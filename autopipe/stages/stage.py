@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..tracing.scope import Scope
+from ..tracing.graphs.scope import Scope
 from .again import Block
 
 __all__ = ["Stage", "StageForm"]

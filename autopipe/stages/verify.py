@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import VerificationError
-from ..tracing.caches import switched_off
-from ..tracing.structure import flatten
+from ..tracing.inputs.caches import switched_off
+from ..tracing.inputs.structure import flatten
 
 if TYPE_CHECKING:
     from ..tracing import Capture

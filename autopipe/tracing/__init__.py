@@ -1,9 +1,20 @@
 """Capture any ``nn.Module`` as an fx graph and an op graph, by running it once and recording.
 
-What the ops cost is left to ``measure``, cutting the graph to ``solve`` and ``stages``.
+``capture`` runs the rooms below in order. What the ops cost is left to ``measure``, cutting the graph to
+``solve`` and ``stages``. A room imports only from those above it:
+
+=========  =================================================================================================
+room       what goes there
+=========  =================================================================================================
+inputs     a call's arguments: their structure, names, examples, rows of several samples, caches left out
+calls      the vocabulary of a recording: a call, a guard, the region it ran in, what torch's functions do
+record     one run being recorded: leaves, patches, checks, tracked numbers, the state put back afterwards
+graphs     what recordings become: forms under common names, fx graphs, generated modules, the op graph
+sizes      which input sizes may vary, found by running a recording at others; rules about sizes
+=========  =================================================================================================
 """
 
 from .capture import Capture, capture
-from .session import device_of
+from .record.session import device_of
 
 __all__ = ["Capture", "capture", "device_of"]

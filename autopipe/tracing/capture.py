@@ -16,20 +16,21 @@ from torch import fx, nn
 
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim, OpGraph
-from . import dims, emit, modes, opgraph
-from .caches import switched_off, without_cache
-from .calls import Recording
-from .examples import infer
-from .guards import with_checks
-from .inputs import Inputs
-from .leaves import Policy
-from .lengths import read_from_inputs
-from .session import Session, device_of, fresh
-from .state import preserved
-from .structure import Spec, unflatten
-from .trials import Explorer
-from .variation import Variation
-from .vary import confirm, explore
+from .calls.call import Recording
+from .graphs import emit, modes, opgraph
+from .inputs.arguments import Inputs
+from .inputs.caches import switched_off, without_cache
+from .inputs.examples import infer
+from .inputs.structure import Spec, unflatten
+from .record.leaves import Policy
+from .record.session import Session, device_of, fresh
+from .record.state import preserved
+from .sizes import dims
+from .sizes.explore import confirm, explore
+from .sizes.guards import with_checks
+from .sizes.lengths import read_from_inputs
+from .sizes.trials import Explorer
+from .sizes.variation import Variation
 
 __all__ = ["Capture", "capture"]
 

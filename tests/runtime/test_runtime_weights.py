@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from autopipe.errors import InputError
 from autopipe.runtime import Runtime
 from autopipe.runtime.microbatch import Splitter
-from autopipe.tracing.variation import Variation
+from autopipe.tracing.sizes.variation import Variation
 
 
 class Language(nn.Module):

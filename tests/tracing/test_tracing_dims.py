@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from autopipe.errors import InputError
 from autopipe.graph import Dim
 from autopipe.tracing import capture
-from autopipe.tracing.dims import fit
+from autopipe.tracing.sizes.dims import fit
 from autopipe.units import size_at
 
 B, H, W = Dim("batch", 2, (("x", 0),)), Dim("height", 32, (("x", 2),)), Dim("width", 32, (("x", 3),))

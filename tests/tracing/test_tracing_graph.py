@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from autopipe.graph import OpGraph
-from autopipe.tracing import caches, capture
+from autopipe.tracing import capture
+from autopipe.tracing.inputs import caches
 from autopipe.units import symbol
 
 

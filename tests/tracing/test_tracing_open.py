@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from autopipe.tracing import capture, trials
+from autopipe.tracing import capture
+from autopipe.tracing.sizes import trials
 
 
 class Block(nn.Module):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import InputError
+from ...errors import InputError
 from .structure import Spec, flatten, paths, unflatten
 
 __all__ = ["Inputs", "arguments", "signature"]

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .calls import UNSAFE, Call, Depends
-from .structure import Spec, unflatten
+from ..inputs.structure import Spec, unflatten
+from .call import UNSAFE, Call, Depends
 
 __all__ = [
     "SIZES",

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import CaptureError, ModelError
+from ...errors import CaptureError, ModelError
+from ..calls.call import Recording
+from ..inputs.arguments import Inputs
+from ..inputs.structure import flatten, unflatten
 from . import opaque, patches
-from .calls import Recording
-from .inputs import Inputs
 from .leaves import Policy
 from .ledger import Restart, Suspect
 from .recorder import Recorder
 from .state import Snapshot, seed, switch
-from .structure import flatten, unflatten
 
 __all__ = ["Refused", "Session", "close_to", "device_of"]
 

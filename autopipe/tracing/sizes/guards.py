@@ -1,6 +1,6 @@
 """What a model's Python asked about sizes, kept exactly: as formulas where they are known, else in the graph.
 
-Trying other sizes and fitting formulas to what is seen is left to ``vary`` and ``dims``.
+Trying other sizes and fitting formulas to what is seen is left to ``explore`` and ``dims``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from ..errors import InputError
-from ..units import Size
-from .calls import Call, Depends, Guard, Recording
-from .functions import Named
-from .replay import with_guards
+from ...errors import InputError
+from ...units import Size
+from ..calls.call import Call, Depends, Guard, Recording
+from ..calls.functions import Named
+from .rerun import with_guards
 
 __all__ = ["SIGNS", "ExpectSize", "computed", "is_stepped", "with_checks"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .calls import Call
+from .call import Call
 from .functions import qualified_name
 
 __all__ = ["example_of", "shown"]

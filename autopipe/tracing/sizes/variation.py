@@ -1,6 +1,6 @@
 """What a capture is right for: input sizes that may vary, those that may not, and what must hold of them.
 
-Finding it out is left to ``vary``.
+Finding it out is left to ``explore``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import InputError
-from ..graph import Dim
-from ..units import Size
+from ...errors import InputError
+from ...graph import Dim
+from ...units import Size
+from ..inputs.arguments import Inputs
+from ..inputs.packing import packed_fault
 from .guards import SIGNS
-from .inputs import Inputs
-from .packing import packed_fault
 
 __all__ = ["Check", "Fixed", "Variation"]
 

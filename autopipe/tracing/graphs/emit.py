@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from . import regions
-from .calls import Recording, map_calls
+from ..calls import regions
+from ..calls.call import Recording, map_calls
 from .scope import attach
 
 __all__ = ["graph", "module"]

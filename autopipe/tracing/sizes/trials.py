@@ -1,6 +1,6 @@
 """The runs that a search for sizes that vary takes: recordings at other sizes, held against the model.
 
-Which sizes are tried, and what follows, is left to ``vary``; running a recording to ``replay``.
+Which sizes are tried, and what follows, is left to ``explore``; running a recording to ``rerun``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import CaptureError
-from ..graph import Dim
+from ...errors import CaptureError
+from ...graph import Dim
+from ..calls.call import Call, Guard, Recording
+from ..calls.functions import ExportFlags
+from ..graphs.opgraph import Kind
+from ..inputs.arguments import Inputs
+from ..inputs.structure import flatten
+from ..record.session import close_to
+from ..record.state import seed
 from . import dims as sizing
-from .calls import Call, Guard, Recording
-from .functions import ExportFlags
 from .guards import SIGNS
-from .inputs import Inputs
-from .opgraph import Kind
-from .replay import Observation, Sharing, replay
-from .session import close_to
-from .state import seed
-from .structure import flatten
+from .rerun import Observation, Sharing, replay
 
 __all__ = ["Explorer", "Trial", "first", "first_line"]
 

@@ -1,6 +1,6 @@
 """Tries a recording at other input sizes: which may vary, which are fixed and why, what must hold of them.
 
-Proposing sizes and fitting formulas is left to ``dims``, running to ``trials`` and ``replay``.
+Proposing sizes and fitting formulas is left to ``dims``, running to ``trials`` and ``rerun``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import CaptureError
-from ..graph import Dim
-from ..units import Size, size_at
+from ...errors import CaptureError
+from ...graph import Dim
+from ...units import Size, size_at
+from ..calls.call import Call, Recording
+from ..calls.functions import tensors
+from ..inputs.arguments import Inputs
+from ..inputs.packing import packings
 from . import dims as sizing
-from .calls import Call, Recording
-from .functions import tensors
 from .guards import computed, is_stepped
-from .inputs import Inputs
-from .packing import packings
-from .replay import replay, with_guards
+from .rerun import replay, with_guards
 from .trials import Explorer, Trial, first, first_line
 from .variation import Check, Fixed, Variation
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ..inputs.structure import Spec
 from .regions import Region
-from .structure import Spec
 
 __all__ = ["Call", "Depends", "Guard", "Recording", "calls_in", "map_calls"]
 

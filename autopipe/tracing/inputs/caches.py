@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from .inputs import signature
+from .arguments import signature
 
 __all__ = ["switched_off", "without_cache"]
 

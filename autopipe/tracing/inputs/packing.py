@@ -2,7 +2,7 @@
 
 So come the image patches of vision-language models: ``pixel_values [patches of all images, features]`` beside
 ``image_grid_thw [images, 3]``, whose rows multiply to the patches of each. Trying what a model takes is left
-to ``vary``, cutting a batch to the runtime.
+to ``explore``, cutting a batch to the runtime.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError
-from ..graph import Dim, Packed
+from ...errors import InputError
+from ...graph import Dim, Packed
 
 __all__ = ["packed_fault", "packings", "sample_rows"]
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import regions
-from .calls import Call, Recording, map_calls
-from .functions import on_one_device, tensors
-from .opgraph import Kind
-from .structure import flatten, unflatten
+from ..calls import regions
+from ..calls.call import Call, Recording, map_calls
+from ..calls.functions import on_one_device, tensors
+from ..graphs.opgraph import Kind
+from ..inputs.structure import flatten, unflatten
 
 __all__ = ["Observation", "Sharing", "replay", "with_guards"]
 

@@ -1,6 +1,6 @@
 """Nested values as flat leaves and back: containers, mappings, dataclasses and objects that carry tensors.
 
-What the leaves mean is left to ``recorder`` (values while recording) and ``inputs`` (arguments of a call).
+What the leaves mean is left to ``recorder`` (values while recording) and ``arguments`` (arguments of a call).
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from .functions import CustomFunction, ExportFlags
+from ..calls.functions import CustomFunction, ExportFlags
 from .recorder import Recorder
-from .sizes import TrackedFloat, TrackedInt, call
+from .tracked import TrackedFloat, TrackedInt, call
 
 __all__ = ["Route", "applied"]
 

@@ -18,15 +18,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from . import checks, functions, opaque, wording
-from .calls import Call, Depends, Guard, meta
-from .sizes import Expression, TrackedFloat, TrackedInt, plain
-from .structure import LEAF, Step, carries_tensors, flatten, paths, unflatten
+from ..calls import functions, wording
+from ..calls.call import Call, Depends, Guard, meta
+from ..inputs.structure import LEAF, Step, carries_tensors, flatten, paths, unflatten
+from . import checks, opaque
+from .tracked import Expression, TrackedFloat, TrackedInt, plain
 
 __all__ = ["Depth", "Ledger", "Method", "Piece", "Ref", "Restart"]
 
 _SKIPPED = (
-    str(pathlib.Path(__file__).parent), str(pathlib.Path(torch.__file__).parent), contextlib.__file__
+    str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(torch.__file__).parent), contextlib.__file__
 )  # fmt: skip
 _INLINE = frozenset(
     {type(None), str, int, float, complex, bool, torch.dtype, torch.memory_format, torch.layout, type(...)}

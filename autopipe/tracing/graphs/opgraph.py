@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..graph import Dim, Op, OpGraph, ParameterSpec, TensorSpec
-from ..units import Size
-from .calls import Call, Depends, Recording
-from .functions import qualified_name, tensors
+from ...graph import Dim, Op, OpGraph, ParameterSpec, TensorSpec
+from ...units import Size
+from ..calls.call import Call, Depends, Recording
+from ..calls.functions import qualified_name, tensors
 
 __all__ = ["Kind", "build", "kind_of", "parameter_specs"]
 

@@ -12,8 +12,8 @@ import keyword
 import re
 from typing import Any
 
-from .calls import Call, Recording
-from .functions import qualified_name
+from ..calls.call import Call, Recording
+from ..calls.functions import qualified_name
 
 __all__ = ["merge", "prune", "select"]
 

@@ -16,14 +16,15 @@ import torch
 from torch import nn, overrides
 from torch.overrides import TorchFunctionMode
 
-from ..errors import CaptureError
-from . import checks, functions, lifting, opaque, regions, wording
-from .calls import UNSAFE, Call, Depends, Recording, meta
+from ...errors import CaptureError
+from ..calls import functions, lifting, regions, wording
+from ..calls.call import UNSAFE, Call, Depends, Recording, meta
+from ..inputs.structure import Step, flatten, paths, unflatten
+from . import checks, opaque
 from .draws import Draws
 from .leaves import is_compiled
 from .ledger import Depth, Ledger, Method, Piece, Ref, Restart
-from .sizes import Expression, plain, track
-from .structure import Step, flatten, paths, unflatten
+from .tracked import Expression, plain, track
 
 __all__ = ["Recorder"]
 

@@ -1,6 +1,6 @@
 """Which modules stay whole: blocks and plain layers are leaves, what merely holds them is opened.
 
-Opening more because a plan needs it, or fewer because Python branches on data, is left to ``capture``.
+Opening more because a plan needs it, or fewer because Python branches on data, is left to ``session``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from ..errors import InputError
+from ...errors import InputError
 
 __all__ = ["Policy"]
 

@@ -1,6 +1,6 @@
 """Example inputs for a model that tells what it takes.
 
-Everything else about inputs is left to ``inputs``.
+Everything else about inputs is left to ``arguments``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import InputError
+from ...errors import InputError
 
 __all__ = ["infer"]
 

@@ -11,7 +11,7 @@ import linecache
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..errors import InputError
+from ...errors import InputError
 
 __all__ = ["expect", "is_check", "is_message"]
 

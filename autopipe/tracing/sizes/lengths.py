@@ -1,7 +1,7 @@
 """Sizes read from intermediate values are read from the input instead, where they are the size of one.
 
 What follows for cutting (such sizes need nothing but inputs, so every stage can compute its own) is left to
-``opgraph``; finding the formulas to ``vary``.
+``opgraph``; finding the formulas to ``explore``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ..graph import Dim
-from ..units import Size
-from .calls import Call, Depends, Recording, map_calls, meta
-from .functions import qualified_name
-from .leaves import is_atomic, is_compiled
+from ...graph import Dim
+from ...units import Size
+from ..calls.call import Call, Depends, Recording, map_calls, meta
+from ..calls.functions import qualified_name
+from ..record.leaves import is_atomic, is_compiled
 
 __all__ = ["read_from_inputs"]
 

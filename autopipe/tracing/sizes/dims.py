@@ -1,6 +1,6 @@
 """Which input sizes may vary, and every tensor's shape as a formula of them, found by trying.
 
-Running the recording is left to ``replay``; refusing sizes that do not fit to ``inputs``.
+Running the recording is left to ``rerun``; refusing sizes that do not fit to ``arguments``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ..graph import Dim
-from ..units import Size, symbol
-from .inputs import Inputs
-from .packing import sample_rows
+from ...graph import Dim
+from ...units import Size, symbol
+from ..inputs.arguments import Inputs
+from ..inputs.packing import sample_rows
 
 __all__ = ["Formulas", "candidates", "few_rows", "few_tokens", "fit", "resize", "trial_sizes"]
 

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from .functions import Named, tensors
+from ..calls.functions import Named, tensors
 
 __all__ = ["Function", "Method", "Opaque", "Part", "drawing", "generators", "innermost", "replaced"]
 
 _OTHERS = (
-    str(pathlib.Path(__file__).parent),
+    str(pathlib.Path(__file__).parents[1]),
     *(str(pathlib.Path(str(m.__file__)).parent) for m in (torch, np)),
 )
 """Where functions are not the model's own."""

@@ -1,0 +1,1 @@
+"""What a recording is made of. Making one is left to ``record``."""

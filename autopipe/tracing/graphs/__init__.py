@@ -1,0 +1,1 @@
+"""Graphs made of recordings. Which sizes they hold for is left to ``sizes``."""

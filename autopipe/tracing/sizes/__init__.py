@@ -1,0 +1,1 @@
+"""Which sizes a recording holds for. Recording it is left to ``record``."""
