@@ -8,8 +8,9 @@ from .bubbles import Bubble
 from .planned import plan_schedule, plan_transfers, stage_times
 from .report import Report, StageReport
 from .simulate import simulate, simulate_schedule
-from .timeline import Event, Sent, Timeline
+from .timeline import Event, Sent
 from .trace import chrome_trace
+from .views import Timeline
 
 __all__ = [
     "Bubble",

@@ -6,12 +6,10 @@ Timing the actions is left to ``simulate``.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from ..schedule import Action
-
-if TYPE_CHECKING:
-    from .timeline import Timeline
+from .handovers import messages_of
+from .timeline import TimelineData
 
 __all__ = ["Bubble", "bubbles_of"]
 
@@ -39,7 +37,7 @@ class Bubble:
         return Bubble(*(getattr(self, n) + getattr(other, n) for n in names))
 
 
-def bubbles_of(timeline: Timeline) -> tuple[Bubble, ...]:
+def bubbles_of(timeline: TimelineData) -> tuple[Bubble, ...]:
     """Per rank, each gap before an action split into the part its last message travelled and the rest.
 
     In a measured step without messages, from the end of one action to the start of the next that waited for
@@ -78,7 +76,7 @@ _Key = tuple[int, bool, int]
 """(stage, is gradient, microbatch)."""
 
 
-def _produced(timeline: Timeline) -> dict[_Key, tuple[float, float]]:
+def _produced(timeline: TimelineData) -> dict[_Key, tuple[float, float]]:
     """For each forward or backward, of its messages the last to arrive: when it was ready, when it came."""
     ready: dict[_Key, float] = {}
     for row, ends in zip(timeline.schedule.actions, timeline.ends_s, strict=True):
@@ -86,7 +84,7 @@ def _produced(timeline: Timeline) -> dict[_Key, tuple[float, float]]:
             if a.kind != "W":
                 ready[a.stage, a.kind != "F", a.microbatch] = end
     out: dict[_Key, tuple[float, float]] = {}
-    for source, destination, back, m, _, end, _ in timeline.messages:
+    for source, destination, back, m, _, end, _ in messages_of(timeline):
         key = (destination, back, m)
         if key not in out or out[key][1] < end:
             out[key] = (ready.get((source, back, m), end), end)

@@ -6,12 +6,11 @@ Shortening anything else shortens nothing. Idle time by cause is left to ``bubbl
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ..schedule import Action
-
-if TYPE_CHECKING:
-    from .timeline import Event, Sent, Timeline
+from .handovers import messages_of
+from .timeline import Event, Sent, TimelineData
 
 __all__ = ["critical_path", "critical_seconds"]
 
@@ -19,7 +18,7 @@ _Key = tuple[int, bool, int]
 """(stage, is gradient, microbatch)."""
 
 
-def critical_path(timeline: Timeline) -> tuple[Event | Sent, ...]:
+def critical_path(timeline: TimelineData) -> tuple[Event | Sent, ...]:
     """From the step's start to its end, each thing the last that the next waited for.
 
     In a simulated step they join without gaps, but that a message may wait for its link first. In a measured
@@ -39,7 +38,7 @@ def critical_path(timeline: Timeline) -> tuple[Event | Sent, ...]:
     return tuple(reversed(path))
 
 
-def critical_seconds(timeline: Timeline) -> dict[str, float]:
+def critical_seconds(timeline: TimelineData, path: Sequence[Event | Sent]) -> dict[str, float]:
     """The step's length by what the critical path spends it on, most first; sums to ``step_s``.
 
     Keys are ``"stage 2"`` and such, ``"communication"`` (waiting for a link included), ``"ties"``,
@@ -47,7 +46,7 @@ def critical_seconds(timeline: Timeline) -> dict[str, float]:
     """
     spent: dict[str, float] = collections.defaultdict(float)
     now = 0.0
-    for part in timeline.critical_path:
+    for part in path:
         action = getattr(part, "action", None)
         label = "communication" if action is None else _label(action)
         spent["overhead" if action is not None else label] += max(0.0, part.start_s - now)
@@ -65,7 +64,7 @@ def _label(action: Action | str) -> str:
 class _Walk:
     """Finds what an event waited for."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: TimelineData) -> None:
         self._previous: dict[tuple[int, Action | str], Event] = {}
         self._made: dict[_Key, Event] = {}
         self._latest: dict[int, Event] = {}
@@ -76,7 +75,7 @@ class _Walk:
             if isinstance(event.action, Action) and event.action.kind != "W":
                 self._made[_key(event.action)] = event
         self._messages: dict[_Key, Sent] = {}
-        for sent in timeline.messages:
+        for sent in messages_of(timeline):
             key = (sent.destination, sent.is_gradient, sent.microbatch)
             if key not in self._messages or self._messages[key].end_s < sent.end_s:
                 self._messages[key] = sent

@@ -6,17 +6,21 @@ Messages that are known are the timeline's own ``transfers``.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 from ..schedule import Action
+from .timeline import Event, Sent, TimelineData
 
-if TYPE_CHECKING:
-    from .timeline import Event, Timeline
-
-__all__ = ["handovers"]
+__all__ = ["messages_of"]
 
 
-def handovers(timeline: Timeline) -> list[tuple[int, int, bool, int, float, float, int]]:
+def messages_of(timeline: TimelineData) -> tuple[Sent, ...]:
+    """The transfers, or for a measured step without any what its waits tell of them."""
+    if timeline.source == "measured" and not timeline.sent:
+        return tuple(map(Sent._make, _handovers(timeline)))
+    return timeline.transfers
+
+
+def _handovers(timeline: TimelineData) -> list[tuple[int, int, bool, int, float, float, int]]:
     """One message of unknown size per hand-over between neighbouring stages on different ranks.
 
     Each leaves when the action that makes it ends. It arrives when the action that needs it starts, where

@@ -12,7 +12,8 @@ from ..plans import Plan
 from ..schedule import Action, Schedule
 from ..shown import Shown
 from ..units import format_seconds
-from .timeline import Sent, Timeline
+from .timeline import Sent
+from .views import Timeline
 
 __all__ = ["Report", "StageReport"]
 

@@ -19,7 +19,8 @@ from ..plans import Plan
 from ..schedule import Action, Schedule, StageTimes, Transfer, wire_order
 from ..schedule.clock import Clock, Edges, run
 from .planned import plan_schedule, plan_transfers, stage_times
-from .timeline import Event, Timeline
+from .timeline import Event
+from .views import Timeline
 
 __all__ = ["simulate", "simulate_schedule"]
 

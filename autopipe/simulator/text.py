@@ -5,17 +5,14 @@ Pages and pictures are left to ``look``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .timeline import Timeline
+from .timeline import TimelineData
 
 __all__ = ["gantt"]
 
 FILL = {"F": "▒", "B": "█", "I": "▓", "W": "░"}
 
 
-def gantt(timeline: Timeline, width: int = 100) -> str:
+def gantt(timeline: TimelineData, width: int = 100) -> str:
     """A line per rank and, below, what the shades mean; a microbatch's number stands where it fits."""
     scale = width / timeline.step_s if timeline.step_s else 0.0
     margin = len(f"rank {timeline.schedule.n_ranks - 1} ")

@@ -1,6 +1,6 @@
-"""A step laid out in time, simulated or measured: events, messages, bubbles by cause, memory.
+"""A step laid out in time as plain data: actions, messages, the tail, memory.
 
-Making one is left to ``simulate`` and to the runtime, Chrome's trace format to ``trace``.
+What judges and draws it is left to the modules beside this one, which ``views`` puts together.
 """
 
 from __future__ import annotations
@@ -8,23 +8,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, Self
 
-from ..errors import InputError, StoreError
+from ..errors import InputError
 from ..memory import RankMemory, StageMemory, rank_memory
-from ..schedule import Action, Schedule, parse_action
-from ..shown import Shown
+from ..schedule import Action, Schedule
 from ..units import format_seconds
-from .bubbles import Bubble, bubbles_of
-from .critical import critical_path, critical_seconds
-from .handovers import handovers
-from .text import gantt
-from .trace import chrome_trace
 
-__all__ = ["Event", "Sent", "Timeline"]
-
-VERSION = 1
+__all__ = ["Event", "Sent", "TimelineData"]
 
 
 class Event(NamedTuple):
@@ -57,7 +49,7 @@ class Sent(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Timeline(Shown):
+class TimelineData:
     """One step of a schedule in time; times are seconds from its start.
 
     Attributes
@@ -92,7 +84,7 @@ class Timeline(Shown):
         step_s: float | None = None,
         memory: Sequence[StageMemory] | None = None,
         source: Literal["simulated", "measured"] = "measured",
-    ) -> Timeline:
+    ) -> Self:
         """A timeline of what ran: (rank, action or label, start, end) in any order.
 
         Raises :class:`InputError` where an action of the schedule is missing.
@@ -139,13 +131,6 @@ class Timeline(Shown):
         return tuple(map(Sent._make, self.sent))
 
     @functools.cached_property
-    def messages(self) -> tuple[Sent, ...]:
-        """The transfers, or for a measured step without any what its waits tell of them."""
-        if self.source == "measured" and not self.sent:
-            return tuple(map(Sent._make, handovers(self)))
-        return self.transfers
-
-    @functools.cached_property
     def busy_s(self) -> tuple[float, ...]:
         """Per rank, seconds in actions and the optimizer."""
         busy = [sum(e) - sum(s) for s, e in zip(self.starts_s, self.ends_s, strict=True)]
@@ -182,26 +167,6 @@ class Timeline(Shown):
         return 1 - sum(self.busy_s) / (self.schedule.n_ranks * self.step_s) if self.step_s else 0.0
 
     @functools.cached_property
-    def bubbles(self) -> tuple[Bubble, ...]:
-        """Per rank, its idle time by cause; sums to ``step_s − busy_s``."""
-        return bubbles_of(self)
-
-    @property
-    def bubble(self) -> Bubble:
-        """All ranks' idle time by cause, in rank-seconds."""
-        return sum(self.bubbles, Bubble())
-
-    @functools.cached_property
-    def critical_path(self) -> tuple[Event | Sent, ...]:
-        """The chain of actions and messages that makes the step as long as it is, in time order."""
-        return critical_path(self)
-
-    @property
-    def critical_s(self) -> dict[str, float]:
-        """The step's length by stage, communication, ties and optimizer along the critical path."""
-        return critical_seconds(self)
-
-    @functools.cached_property
     def rank_memory(self) -> tuple[RankMemory, ...]:
         """Per rank, its static and peak bytes; empty where the stages' bytes are unknown."""
         return rank_memory(self.schedule, self.memory, self.shared_bytes) if self.memory else ()
@@ -229,49 +194,6 @@ class Timeline(Shown):
             out.append((end, static + alive))
         return tuple(out)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain dicts and numbers, for JSON."""
-        return {
-            "version": VERSION,
-            "source": self.source,
-            "schedule": self.schedule.name,
-            "placement": list(self.schedule.placement),
-            "n_microbatches": self.schedule.n_microbatches,
-            "n_ranks": self.schedule.n_ranks,
-            "overlapped": sorted(map(str, self.schedule.overlapped)),
-            "step_s": self.step_s,
-            "bubble_fraction": self.bubble_fraction,
-            "bubble": dataclasses.asdict(self.bubble),
-            "critical_s": self.critical_s,
-            "busy_s": list(self.busy_s),
-            "peak_bytes": list(self.peak_bytes),
-            "memory": [dataclasses.asdict(m) for m in self.memory] if self.memory else None,
-            "shared_bytes": list(self.shared_bytes),
-            "events": [[e.rank, str(e.action), e.start_s, e.end_s] for e in self.events],
-            "transfers": [list(t) for t in self.sent],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Timeline:
-        """The inverse of :meth:`to_dict`. Raises :class:`StoreError` on another version or missing fields."""
-        if data.get("version") != VERSION:
-            raise StoreError(f"timeline has version {data.get('version')!r}, this autopipe reads {VERSION}")
-        try:
-            return _from_dict(cls, data)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"timeline is damaged: {error!r}") from error
-
-    def to_chrome_trace(self) -> dict[str, Any]:
-        """Chrome / Perfetto trace: a process per rank, flow arrows from send to receive, memory counters."""
-        return chrome_trace({self.source: self})
-
-    def gantt(self, width: int = 100) -> str:
-        """The step as text: a line per rank, time to the right, microbatch numbers in their actions."""
-        return gantt(self, width)
-
-    def __str__(self) -> str:
-        return self.gantt()
-
     @property
     def summary(self) -> str:
         """One line: what ran, how long a step takes, how much of it is bubble."""
@@ -280,25 +202,3 @@ class Timeline(Shown):
             f"{self.schedule.n_microbatches} microbatches: {format_seconds(self.step_s)} {self.source}, "
             f"bubble {self.bubble_fraction:.1%}"
         )
-
-    def __repr__(self) -> str:
-        return f"Timeline({self.summary})"
-
-
-def _from_dict(cls: type[Timeline], data: Mapping[str, Any]) -> Timeline:
-    rows: list[list[Action]] = [[] for _ in range(data["n_ranks"])]
-    events: list[tuple[int, Action | str, float, float]] = []
-    for rank, label, start, end in data["events"]:
-        action = parse_action(label)
-        if action is not None:
-            rows[rank].append(action)
-        events.append((rank, action or label, start, end))
-    overlapped = frozenset(filter(None, map(parse_action, data.get("overlapped", ()))))
-    placement, actions = tuple(data["placement"]), tuple(map(tuple, rows))
-    schedule = Schedule(data["schedule"], placement, data["n_microbatches"], actions, overlapped)
-    memory = [StageMemory(**m) for m in data["memory"]] if data["memory"] else None
-    sent = [(a, b, back, m, start, end, n) for a, b, back, m, start, end, n in data["transfers"]]
-    timeline = cls.from_events(
-        schedule, events, sent, step_s=data["step_s"], memory=memory, source=data["source"]
-    )
-    return dataclasses.replace(timeline, shared_bytes=tuple(data["shared_bytes"]))

@@ -6,10 +6,10 @@ Opening them is left to those tools.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .timeline import Timeline
+from .critical import critical_path
+from .timeline import TimelineData
 
 __all__ = ["chrome_trace"]
 
@@ -19,7 +19,7 @@ COMPUTE = 0
 """The thread of a rank's actions; its messages to rank r are on thread 1 + r."""
 
 
-def chrome_trace(timelines: Mapping[str, Timeline], *, rank: int | None = None) -> dict[str, Any]:
+def chrome_trace(timelines: Mapping[str, TimelineData], *, rank: int | None = None) -> dict[str, Any]:
     """The timelines side by side under their labels, such as predicted and measured: a process per rank.
 
     Messages are slices on the sender's threads, with a flow arrow to the action that needs them; memory
@@ -42,11 +42,11 @@ def chrome_trace(timelines: Mapping[str, Timeline], *, rank: int | None = None) 
     return out
 
 
-def _process(timeline: Timeline, rank: int, pid: int, name: str) -> Iterator[dict[str, Any]]:
+def _process(timeline: TimelineData, rank: int, pid: int, name: str) -> Iterator[dict[str, Any]]:
     yield _meta("process_name", pid, COMPUTE, name=name)
     yield _meta("process_sort_index", pid, COMPUTE, sort_index=pid)
     yield _meta("thread_name", pid, COMPUTE, name="compute")
-    critical = {(e.rank, e.action) for e in timeline.critical_path if not hasattr(e, "n_bytes")}
+    critical = {(e.rank, e.action) for e in critical_path(timeline) if not hasattr(e, "n_bytes")}
     for event in timeline.events_of(rank):
         args: dict[str, Any] = {"stream": COMPUTE, "critical": (event.rank, event.action) in critical}
         slice_ = _slice(str(event.action), pid, COMPUTE, event.start_s, event.end_s, "kernel", args)
@@ -66,7 +66,7 @@ def _process(timeline: Timeline, rank: int, pid: int, name: str) -> Iterator[dic
         }
 
 
-def _messages(timeline: Timeline, index: int, stride: int, rank: int | None) -> Iterator[dict[str, Any]]:
+def _messages(timeline: TimelineData, index: int, stride: int, rank: int | None) -> Iterator[dict[str, Any]]:
     placed = timeline.schedule.placement
     needed = {
         (e.action.stage, e.action.kind != "F", e.action.microbatch): e.start_s
@@ -91,7 +91,7 @@ def _messages(timeline: Timeline, index: int, stride: int, rank: int | None) -> 
             yield {"ph": "f", "bp": "e", "pid": peer, "tid": COMPUTE, "ts": at * 1e6, **flow}
 
 
-def _slice_ends(timeline: Timeline) -> list[float]:
+def _slice_ends(timeline: TimelineData) -> list[float]:
     """When each message's slice ends: as it arrives, or where the next on its link starts a latency earlier.
 
     Slices of one thread must not overlap.

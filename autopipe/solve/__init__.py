@@ -4,12 +4,12 @@ Capturing the graph and measuring its costs are left to ``tracing`` and ``measur
 plan to ``stages``.
 """
 
-from .blocks import Block
-from .cases import SEVERAL_PER_RANK
 from .chains import chain
-from .exact import Answer
+from .definition.answer import Answer
+from .definition.blocks import Block
+from .definition.problem import Item, Net, Problem, Share, Stage
 from .explain import Explanation, Move, explain
-from .problem import Item, Net, Problem, Share, Stage
+from .making.cases import SEVERAL_PER_RANK
 from .search import solve
 
 __all__ = [

@@ -10,14 +10,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .bounds import at_bound, lower_bound
-from .branch import close
-from .contract import Contraction, contract, merge
-from .exact import Answer, prove
-from .intervals import best_chain
-from .orders import orders
-from .problem import HUGE, Item, Problem, Share, cheapest, memory_bytes
-from .virtual import improve, several
+from .definition.answer import Answer
+from .definition.contract import Contraction, contract, merge
+from .definition.problem import HUGE, Item, Problem, Share, cheapest, memory_bytes
+from .lines.exact import prove
+from .lines.intervals import best_chain
+from .lines.orders import orders
+from .proof.bounds import at_bound, lower_bound
+from .proof.branch import close
+from .ranks.virtual import improve, several
 
 __all__ = ["chain"]
 

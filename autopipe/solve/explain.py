@@ -20,11 +20,11 @@ from ..plans import Plan
 from ..schedule import placement
 from ..simulator import plan_schedule, simulate
 from ..units import format_seconds
-from .cases import Case
 from .chains import chain
-from .compose import Source, lay_out
-from .formulate import Settings, formulate
-from .problem import HUGE, Problem
+from .definition.problem import HUGE, Problem
+from .making.cases import Case
+from .making.compose import Source, lay_out
+from .making.formulate import Settings, formulate
 from .step import fastest
 
 __all__ = ["Explanation", "Move", "explain"]

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from ..errors import InfeasibleError
 from ..hardware import Cluster
 from ..units import format_bytes
-from .cases import Case
 from .chains import chain
-from .problem import HUGE, Problem
+from .definition.problem import HUGE, Problem
+from .making.cases import Case
 
 __all__ = ["why_none"]
 

@@ -18,17 +18,17 @@ from ..hardware import Cluster
 from ..memory import ADAM
 from ..plans import Candidate, Plan
 from ..units import parse_bytes
-from .baselines import Weigh
-from .cases import Case, cases, rank_orders
 from .chains import chain
-from .compose import Source
-from .exact import Answer
-from .formulate import Settings
+from .definition.answer import Answer
+from .definition.problem import Problem
 from .infeasible import why_none
-from .problem import Problem
+from .making.baselines import Weigh
+from .making.cases import Case, cases, rank_orders
+from .making.compose import Source
+from .making.formulate import Settings
+from .ranks.virtual import least_load
 from .step import fastest
 from .stopping import interrupts
-from .virtual import least_load
 
 __all__ = ["solve"]
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from ..plans import Bounds, Candidate, Plan
 from ..simulator import simulate
-from .baselines import Weigh, by_weight, weights_of
-from .cases import Case
-from .compose import lay_out
-from .exact import Answer
-from .intervals import lightest_chain
-from .problem import HUGE, Problem
-from .virtual import neighbours
+from .definition.answer import Answer
+from .definition.problem import HUGE, Problem
+from .lines.intervals import lightest_chain
+from .making.baselines import Weigh, by_weight, weights_of
+from .making.cases import Case
+from .making.compose import lay_out
+from .ranks.virtual import neighbours
 
 __all__ = ["fastest"]
 

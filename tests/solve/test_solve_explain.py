@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from test_solve_search import N_LAYERS, costs, graph, made, stage_of
+from language_model import N_LAYERS, costs, graph, made, stage_of
 
 from autopipe.errors import PlanError
 from autopipe.solve import explain

@@ -6,13 +6,13 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_solve_oracle import problems, solved
+from random_problems import problems, solved
 
 from autopipe.costs import CostTable, OpCost
 from autopipe.graph import Op, OpGraph, TensorSpec
 from autopipe.hardware import Cluster, Device, Link
 from autopipe.solve import Item, Problem, Share, Stage, chain, solve
-from autopipe.solve.problem import HUGE, scaled
+from autopipe.solve.definition.problem import HUGE, scaled
 
 
 @st.composite

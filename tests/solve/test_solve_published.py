@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -11,10 +12,11 @@ import pytest
 from autopipe.solve import chain
 
 ROOT = pathlib.Path(__file__).parents[2]
-FOLDER = ROOT.parent / "shared" / "workloads"
+FOLDER = pathlib.Path(os.environ.get("AUTOPIPE_INSTANCES", ""))
 pytestmark = [
     pytest.mark.skipif(
-        not (FOLDER / "optima.json").is_file(), reason=f"the published instances are not in {FOLDER}"
+        not (FOLDER / "optima.json").is_file(),
+        reason="AUTOPIPE_INSTANCES names no folder with the published instances, optima.json and score.py",
     ),
     # the scorer leaves closing its files to the garbage collector
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),

@@ -1,0 +1,239 @@
+"""The best chain whose stages are intervals of one topological order, exactly, with numpy.
+
+An upper bound for the whole problem, usually equal to its optimum. Which orders to try is left to
+``orders``; proofs are left to ``exact``.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..definition.blocks import redone_bytes
+from ..definition.problem import HUGE, Array, Problem, Stage, memory_bytes, most_work, peak_bytes, scaled
+
+__all__ = ["Rows", "best_chain", "lightest_chain"]
+
+
+_KINDS = 32
+"""The most kinds of blocks that are looked at: those that most blocks are of."""
+
+
+class Rows:
+    """Loads of every interval that starts at ``i``, for ``i`` from the last item down to the first.
+
+    Each quantity that depends on which nets and shares an interval touches is a difference array over the
+    interval's end, changed at the touched positions as ``i`` moves: O(net sizes) in all, plus one cumulative
+    sum per start.
+    """
+
+    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
+        self.problem, self.order, self.n = problem, order, len(order)
+        self.speeds = sorted({s.speed for s in problem.stages})
+        self.has_memory = problem.recompute != "never" or any(s.limit_bytes < HUGE for s in problem.stages)
+        items = [problem.items[v] for v in order]
+        self.forward = _prefix([i.forward_ns for i in items])
+        self.backward = _prefix([i.backward_ns for i in items])
+        self.real = _prefix([1 if i.ops else 0 for i in items])
+        self.static = _prefix([i.static_bytes for i in items])
+        self.saved = _prefix([i.saved_bytes for i in items])
+        blocks = [(x, b) for x, i in enumerate(items) for b in i.blocks]
+        self.has_blocks = problem.recompute == "auto" and bool(blocks)
+        self.redone = np.array([redone_bytes(i.blocks) for i in items], dtype=np.int64)
+        kinds = collections.Counter((b.forward_ns, b.freed_bytes) for _, b in blocks)
+        self.kinds = sorted((k for k, _ in kinds.most_common(_KINDS)), key=lambda kind: kind[0] / kind[1])
+        where = [[x for x, b in blocks if (b.forward_ns, b.freed_bytes) == kind] for kind in self.kinds]
+        self.counts = [_prefix(np.bincount(places, minlength=self.n).tolist()) for places in where]
+        self.workspace = np.array([peak_bytes(problem, v) for v in order], dtype=np.int64)
+        self.first = np.array([i.first for i in items], dtype=np.int64)
+        self.last = np.array([problem.last_of(v) for v in order], dtype=np.int64)
+        self.pinned = bool(self.first.any() or (self.last < problem.n_stages - 1).any())
+        position = {v: x for x, v in enumerate(order)}
+        self.nets = [sorted({position[v] for v in (n.producer, *n.consumers)}) for n in problem.nets]
+        self.makers = [position[n.producer] for n in problem.nets]
+        self.shares = [sorted({position[v] for v in s.items}) for s in problem.shares]
+        self.at: list[list[tuple[bool, int, int]]] = [[] for _ in order]
+        for is_net, rows in ((True, self.nets), (False, self.shares)):
+            for r, places in enumerate(rows):
+                for k, x in enumerate(places):
+                    self.at[x].append((is_net, r, k))
+        names = ("forward", "backward", "transfers", "received", "sent", "static", "saved")
+        self.d = {name: np.zeros(self.n + 1, dtype=np.int64) for name in names}
+        self.share_work = any(s.forward_ns or s.backward_ns for s in problem.shares)
+        self.plain = self.forward + self.backward
+
+    def descend(self, limit: int) -> Iterator[tuple[int, int, Array]]:
+        """(i, end, loads) for each start, last first; ``loads[s, j - i - 1]`` is stage s holding [i, j).
+
+        Only ends whose work alone is at most ``limit`` are given; impossible stages cost :data:`HUGE`. Where
+        blocks are computed again, a load is at least the true one.
+        """
+        for i in range(self.n - 1, -1, -1):
+            for is_net, r, k in self.at[i]:
+                (self._enter_net if is_net else self._enter_share)(r, k)
+            reach = int(self.plain[i]) + most_work(limit, self.speeds[-1])
+            end = self.n
+            if reach < self.plain[-1]:
+                end = int(np.searchsorted(self.plain, reach, side="right")) - 1
+            yield i, max(end, i + 1), self._loads(i, max(end, i + 1))
+
+    def _enter_net(self, r: int, k: int) -> None:
+        """Intervals now start at a value's k-th place: its maker sends unless all are in, takers receive."""
+        net = self.problem.nets[r]
+        self._enter(self.d["transfers"], r, k, net.send_ns, net.receive_ns)
+        if self.has_memory:
+            self._enter(self.d["received"], r, k, 0, net.n_bytes)
+            self._enter(self.d["sent"], r, k, net.sent_bytes, 0)
+
+    def _enter(self, d: Array, r: int, k: int, send: int, receive: int) -> None:
+        places = self.nets[r]
+        d[places[k]] += send if self.makers[r] == places[k] else receive
+        if k + 1 < len(places):
+            d[places[k + 1]] -= receive
+        if k == 0:
+            d[places[-1]] -= send
+
+    def _enter_share(self, r: int, k: int) -> None:
+        share, places = self.problem.shares[r], self.shares[r]
+        x = places[k]
+        self._touch(share, x, 1)
+        if k + 1 < len(places):
+            self._touch(share, places[k + 1], -1)
+        if k == 0:
+            self.d["transfers"][places[-1]] -= share.sync_ns
+
+    def _touch(self, share, x: int, sign: int) -> None:  # type: ignore[no-untyped-def]
+        self.d["transfers"][x] += sign * share.sync_ns
+        self.d["static"][x] += sign * share.static_bytes
+        self.d["saved"][x] += sign * share.saved_bytes
+        self.d["forward"][x] += sign * share.forward_ns
+        self.d["backward"][x] += sign * share.backward_ns
+
+    def _loads(self, i: int, end: int) -> Array:
+        p = self.problem
+        transfers = np.cumsum(self.d["transfers"][i:end])
+        forward, backward = self._work("forward", i, end), self._work("backward", i, end)
+        work = {f: (scaled(forward, f), scaled(forward, f) + scaled(backward, f)) for f in self.speeds}
+        out = np.empty((p.n_stages, end - i), dtype=np.int64)
+        memory = self._memory(i, end) if self.has_memory else None
+        for s, stage in enumerate(p.stages):
+            forward, total = work[stage.speed]
+            fits: Any = True
+            if memory is not None:
+                kept, again = memory_bytes(stage, *memory)
+                fits, fits_again = kept <= stage.limit_bytes, again <= stage.limit_bytes
+                if p.recompute == "always":
+                    total, fits = total + forward, fits_again
+                elif self.has_blocks:
+                    redone, fits = self._again(stage, i, end, np.maximum(kept - stage.limit_bytes, 0))
+                    total, fits = (
+                        total + np.where(fits, scaled(redone, stage.speed), forward),
+                        fits | fits_again,
+                    )
+                elif p.recompute == "auto":
+                    total, fits = np.where(fits, total, total + forward), fits | fits_again
+            row = np.maximum(total, transfers) if p.overlap else total + transfers
+            out[s] = np.where(fits, row, HUGE)
+        if not p.allow_empty:
+            out[:, self.real[i + 1 : end + 1] == self.real[i]] = HUGE
+        if self.pinned:
+            first = np.maximum.accumulate(self.first[i:end])
+            last = np.minimum.accumulate(self.last[i:end])
+            stages = np.arange(p.n_stages)[:, None]
+            out[(stages < first) | (stages > last)] = HUGE
+        return out
+
+    def _again(self, stage: Stage, i: int, end: int, over: Array) -> tuple[Array, Any]:
+        """Blocks that bring a stage down by what it is ``over``: their forward, and whether they do.
+
+        Kinds of blocks by rising time per byte, as many as it takes: near the cheapest, and never less.
+        """
+        largest = np.maximum.accumulate(self.redone[i:end])
+        need = np.where(over > 0, -(-(over + largest) // stage.in_flight), 0)
+        forward = np.zeros_like(need)
+        for (ns, freed), count in zip(self.kinds, self.counts, strict=True):
+            taken = np.minimum(count[i + 1 : end + 1] - count[i], np.maximum(0, -(-need // freed)))
+            need, forward = need - taken * freed, forward + taken * ns
+        return forward, need <= 0
+
+    def _work(self, what: str, i: int, end: int) -> Array:
+        prefix: Array = getattr(self, what)
+        own: Array = prefix[i + 1 : end + 1] - prefix[i]
+        return own + np.cumsum(self.d[what][i:end]) if self.share_work else own
+
+    def _memory(self, i: int, end: int) -> tuple[Array, Array, Array, Array, Array]:
+        static = self.static[i + 1 : end + 1] - self.static[i] + np.cumsum(self.d["static"][i:end])
+        saved = self.saved[i + 1 : end + 1] - self.saved[i] + np.cumsum(self.d["saved"][i:end])
+        return (
+            static,
+            saved,
+            np.maximum.accumulate(self.workspace[i:end]),
+            np.cumsum(self.d["received"][i:end]),
+            np.cumsum(self.d["sent"][i:end]),
+        )
+
+
+def best_chain(
+    problem: Problem, order: Sequence[int], limit: int = HUGE
+) -> tuple[int, tuple[int, ...]] | None:
+    """The least bottleneck over intervals of ``order``, and the stage of each item; None if over ``limit``.
+
+    Where blocks are computed again, a bottleneck that is near the least.
+
+    Only chains whose every load is at most ``limit`` are looked at. O(n · w · stages) for w the longest
+    interval whose work is within the limit.
+    """
+    return _chain(problem, order, limit, additive=False)
+
+
+def lightest_chain(problem: Problem, order: Sequence[int], limit: int) -> tuple[int, ...] | None:
+    """Among chains with every load at most ``limit``, the one with the least sum of loads."""
+    found = _chain(problem, order, limit, additive=True)
+    return found[1] if found else None
+
+
+def _chain(
+    problem: Problem, order: Sequence[int], limit: int, additive: bool
+) -> tuple[int, tuple[int, ...]] | None:
+    n, k = len(order), problem.n_stages
+    rest = np.full((k + 1, n + 1), HUGE, dtype=np.int64)
+    rest[k, n] = 0
+    if problem.allow_empty:
+        rest[:, n] = 0
+    choice = np.zeros((k, n + 1), dtype=np.int64)
+    span = np.arange(k)
+    for i, end, loads in Rows(problem, order).descend(limit):
+        after = rest[1:, i + 1 : end + 1]
+        if additive:
+            totals = np.where(loads <= limit, np.minimum(loads + after, HUGE), HUGE)
+        else:
+            totals = np.maximum(loads, after)
+        best = np.argmin(totals, axis=1)
+        rest[:k, i] = totals[span, best]
+        choice[:, i] = i + 1 + best
+        if problem.allow_empty:
+            _skip(rest, choice, i)
+    if rest[0, 0] >= HUGE or (not additive and rest[0, 0] > limit):
+        return None
+    stage_of = [0] * n
+    at = 0
+    for s in range(k):
+        stop = int(choice[s, at]) if at < n else n
+        for x in range(at, stop):
+            stage_of[order[x]] = s
+        at = stop
+    return int(rest[0, 0]), tuple(stage_of)
+
+
+def _skip(rest: Array, choice: Array, i: int) -> None:
+    """A stage may stay empty."""
+    for s in range(choice.shape[0] - 1, -1, -1):
+        if rest[s + 1, i] < rest[s, i]:
+            rest[s, i], choice[s, i] = rest[s + 1, i], i
+
+
+def _prefix(values: Sequence[int]) -> Array:
+    return np.concatenate([[0], np.cumsum(np.array(values, dtype=np.int64))])

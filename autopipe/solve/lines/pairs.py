@@ -1,0 +1,334 @@
+"""What a stage costs that starts at one downset and ends at another, for all pairs of two windows at once.
+
+With A ⊂ B, a value still open at both is not sent by the stage, and one of whose takers both hold equally
+many is not received: so costs are a sum over A, a sum over B and a matrix product of what A and B have in
+common. Which downsets to pair is left to ``exact``, the definition of the costs to ``problem``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence, Set
+
+import numpy as np
+import numpy.typing as npt
+
+from ..definition.blocks import UNDER, cheapest_blocks, freed_bytes, least_ns_per_byte
+from ..definition.problem import HUGE, Array, Problem, Stage, memory_bytes, peak_bytes, scaled
+from .reach import Bits
+from .windows import Downsets
+
+__all__ = ["Floats", "Layer", "Loads", "Priced"]
+
+Floats = npt.NDArray[np.float64]
+
+_BACK = {"send_ns": "receive_ns", "receive_ns": "send_ns"}
+"""What a stage pays at its start and at its end for a value made after it is taken."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layer:
+    """Downsets with what their pairs' costs are made of, a row each.
+
+    ``taken`` counts the takers that each live net's row holds, −1 where it is not open: no producer or all
+    takers, or the other way round where takers come before it (twice the takers, + 1 with the producer,
+    where nothing orders the two);
+    ``touched`` the items of each share.
+    """
+
+    downsets: Downsets
+    work: Array
+    sums: dict[str, Array]
+    taken: dict[int, Array]
+    touched: dict[int, Array]
+
+    def picked(self, rows: Array) -> Layer:
+        """Some of the rows."""
+        return Layer(
+            self.downsets.picked(rows),
+            self.work[rows],
+            {name: row[rows] for name, row in self.sums.items()},
+            {n: row[rows] for n, row in self.taken.items()},
+            {r: row[rows] for r, row in self.touched.items()},
+        )
+
+
+class Loads:
+    """Loads of stages between downsets of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = p = problem
+        self.turned = {
+            n
+            for n, net in enumerate(p.nets)
+            if p.directions[n] == 0 or (p.directions[n] < 0 and (net.n_bytes or net.sent_bytes))
+        }
+        self.has_memory = p.recompute != "never" or any(s.limit_bytes < HUGE for s in p.stages)
+        self.plain = not self.has_memory and not p.overlap and all(s.speed == 1.0 for s in p.stages)
+        names = ["forward_ns", "backward_ns"] + ["static_bytes", "saved_bytes"] * self.has_memory
+        blocks = [block for i in p.items for block in i.blocks]
+        self.has_blocks = p.recompute == "auto" and bool(blocks)
+        self.least = least_ns_per_byte(blocks)
+        self.each = {name: _row([getattr(i, name) for i in p.items]) for name in names}
+        self.each["freed"] = _row([freed_bytes(i.blocks) for i in p.items])
+        self.each["real"] = _row([bool(i.ops) for i in p.items])
+        self.peaks = _row([peak_bytes(p, v) for v in range(len(p.items))])
+        self.levels = sorted(set(self.peaks.tolist()) - {0}) if self.has_memory else []
+        for level in self.levels:
+            self.each[f"peak {level}"] = (self.peaks == level).astype(np.int64)
+
+    def layer(self, downsets: Downsets) -> Layer:
+        """The downsets with what their costs are made of, by rising work."""
+        p = self.problem
+        work = downsets.sums(self.each["forward_ns"] + self.each["backward_ns"])
+        order = np.argsort(work, kind="stable")
+        downsets, work = downsets.picked(order), work[order]
+        sums = {name: downsets.sums(each) for name, each in self.each.items()}
+        column = {v: x for x, v in enumerate(downsets.free.tolist())}
+        taken = {}
+        for n, net in enumerate(p.nets):
+            if n in self.turned:
+                maker = _count(downsets, column, (net.producer,))
+                taken[n] = 2 * _count(downsets, column, net.consumers) + maker
+                continue
+            count = _count(downsets, column, net.consumers)
+            made = _count(downsets, column, (net.producer,)) > 0
+            is_open = made & (count < len(net.consumers)) if p.directions[n] > 0 else ~made & (count > 0)
+            if is_open.any():
+                taken[n] = np.where(is_open, count, -1)
+        touched = {r: _count(downsets, column, share.items) for r, share in enumerate(p.shares)}
+        out = Layer(downsets, work, sums, taken, touched)
+        for name in ("send_ns", "receive_ns", "sent_bytes", "n_bytes"):
+            sums[name] = self._open(out, name)
+        return out
+
+    def _open(self, layer: Layer, name: str) -> Array:
+        """The price of all values open at each row."""
+        out = np.zeros(len(layer.work), dtype=np.int64)
+        for n in layer.taken.keys() - self.turned:
+            way = name if self.problem.directions[n] > 0 else _BACK.get(name, name)
+            out += (layer.taken[n] >= 0) * getattr(self.problem.nets[n], way)
+        return out
+
+    def of(self, s: int, a: Layer, b: Layer) -> Priced:
+        """The load of stage ``s`` from each row of ``a`` to each of ``b``; infinite where it may not be."""
+        p, stage = self.problem, self.problem.stages[s]
+        common = _Common(p, a, b, self.turned)
+        transfers = common.transfers(a, b)
+        forward, backward = common.shared("forward_ns", a, b), common.shared("backward_ns", a, b)
+        forward, backward = _scaled(forward, stage.speed), _scaled(backward, stage.speed)
+        again: _Again | None = None
+        if self.has_memory:
+            static, saved = common.shared("static_bytes", a, b), common.shared("saved_bytes", a, b)
+            peak = np.zeros(transfers.shape)
+            for level in self.levels:
+                peak[_between(a, b, f"peak {level}") > 0] = level
+            received, sent = common.received(a, b), common.sent(a, b)
+            kept, whole = memory_bytes(stage, static, saved, peak, received, sent)
+            recompute = (kept > stage.limit_bytes) if p.recompute == "auto" else p.recompute == "always"
+            least = np.where(recompute, forward, 0.0)
+            short = np.where(recompute, whole, kept) > stage.limit_bytes
+            if self.has_blocks:
+                over, work = np.maximum(kept - stage.limit_bytes, 0), forward + backward
+                sets, unknown = (a.downsets, b.downsets), over > 0
+                again = _Again(self, stage, sets, forward, work, transfers, over, short, unknown)
+                part = _scaled(np.floor(over // stage.in_flight * self.least * UNDER), stage.speed)
+                least = np.where(short, part, np.minimum(least, part))
+                short = short & (over > stage.in_flight * _between(a, b, "freed"))
+            backward = backward + least
+        work = forward + backward
+        loads = np.maximum(work, transfers) if p.overlap else work + transfers
+        if self.has_memory:
+            loads[short] = np.inf
+        if not p.allow_empty and b.sums["real"].min() <= a.sums["real"].max():
+            loads[_between(a, b, "real") <= 0] = np.inf
+        loads[~_contained(a.downsets, b.downsets)] = np.inf
+        return Priced(loads, again)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Priced:
+    """Loads over pairs of rows; where ``again`` is given, some are only as much as they must be at least."""
+
+    loads: Floats
+    again: _Again | None = None
+
+    def least(self, so_far: Floats, bound: int, tick: Callable[[], None]) -> tuple[Array, Floats]:
+        """For each column the row with the least larger of load and what comes before it, and that value.
+
+        What a row's recomputation costs is looked for only where it decides.
+        """
+        totals = np.maximum(self.loads, so_far)
+        rows = totals.argmin(axis=0)
+        columns = np.arange(totals.shape[1])
+        while self.again is not None:
+            open_still = np.flatnonzero(self.again.unknown[rows, columns] & (totals[rows, columns] <= bound))
+            if not len(open_still):
+                break
+            tick()
+            for c in open_still:
+                totals[rows[c], c] = max(totals[rows[c], c], self.again.load(int(rows[c]), int(c)))
+            rows[open_still] = totals[:, open_still].argmin(axis=0)
+        return rows, totals[rows, columns]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Again:
+    """What the loads of stages over their limit are made of, to find the cheapest blocks to compute again.
+
+    ``short`` says where the whole stage computed again would not fit either; ``unknown`` where nobody looked.
+    """
+
+    loads: Loads
+    stage: Stage
+    downsets: tuple[Downsets, Downsets]
+    forward: Floats
+    work: Floats
+    transfers: Floats
+    over: Floats
+    short: Bits
+    unknown: Bits
+
+    def load(self, row: int, column: int) -> float:
+        """The load of one pair; infinite where nothing that is computed again lets it fit."""
+        self.unknown[row, column] = False
+        a, b = self.downsets
+        inside = np.flatnonzero(b.holds(column) & ~a.holds(row)).tolist()
+        blocks = [block for v in inside for block in self.loads.problem.items[v].blocks]
+        found = cheapest_blocks(blocks, self.stage.in_flight, int(self.over[row, column]))
+        if found is None and self.short[row, column]:
+            return float("inf")
+        work, transfers = float(self.work[row, column]), float(self.transfers[row, column])
+        if found is None:
+            work += float(self.forward[row, column])
+        else:
+            work += scaled(sum(block.forward_ns for block in found), self.stage.speed)
+        return max(work, transfers) if self.loads.problem.overlap else work + transfers
+
+
+class _Common:
+    """Columns of what rows of two layers have in common, and the prices they take away."""
+
+    def __init__(self, problem: Problem, a: Layer, b: Layer, turned: Set[int]) -> None:
+        self.problem = problem
+        self.extra = np.zeros((len(a.work), len(b.work)))
+        self.extra_bytes = np.zeros((2, *self.extra.shape) if turned else (2, 1, 1))
+        for n in turned:
+            self._turned(n, a.taken[n][:, None], b.taken[n])
+        here: list[Bits] = []
+        there: list[Bits] = []
+        self.open: dict[int, list[int]] = {}
+        self.alike: dict[int, list[int]] = {}
+        self.untouched: dict[int, list[int]] = {}
+        self.whole: dict[int, int] = {}
+
+        def column(x: Bits, y: Bits) -> list[int]:
+            if not x.any() or not y.any():
+                return []
+            here.append(x)
+            there.append(y)
+            return [len(here) - 1]
+
+        for n in (a.taken.keys() & b.taken.keys()) - turned:
+            x, y = a.taken[n], b.taken[n]
+            both = column(x >= 0, y >= 0)
+            self.open[n] = both
+            if len(problem.nets[n].consumers) == 1:
+                self.alike[n] = both
+            else:
+                values = np.intersect1d(x, y) if both else np.zeros(0)
+                self.alike[n] = [c for j in values[values >= 0] for c in column(x == j, y == j)]
+        for r, share in enumerate(problem.shares):
+            x, y = a.touched[r], b.touched[r]
+            self.untouched[r] = [c for j in np.intersect1d(x, y) for c in column(x == j, y == j)]
+            self.whole[r] = -1
+            for c in column(x == 0, y == len(share.items)):
+                self.whole[r] = c
+        self.here = np.array(here, dtype=np.float64).reshape(len(here), len(a.work)).T
+        self.there = np.array(there, dtype=np.float64).reshape(len(there), len(b.work))
+
+    def _turned(self, n: int, here: Array, there: Array) -> None:
+        """Adds a value that may be made after it is taken: twice its takers held, + 1 with its maker."""
+        net = self.problem.nets[n]
+        makes = (there % 2) > (here % 2)
+        takes = (there // 2) > (here // 2)
+        whole = (here // 2 == 0) & (there // 2 == len(net.consumers))
+        received, sent = takes & ~makes, makes & ~whole
+        self.extra += received * net.receive_ns + sent * net.send_ns
+        self.extra_bytes[0] += received * net.n_bytes
+        self.extra_bytes[1] += sent * net.sent_bytes
+
+    def product(self, price: Floats) -> Floats:
+        """The sum of prices over the columns that two rows have in common."""
+        used = np.flatnonzero(price)
+        out: Floats = (self.here[:, used] * price[used]) @ self.there[used]
+        return out
+
+    def transfers(self, a: Layer, b: Layer) -> Floats:
+        """What each stage sends, receives and synchronises."""
+        price = np.zeros(len(self.there))
+        for n, columns in self.alike.items():
+            price[columns] += self.problem.nets[n].receive_ns
+            price[self.open[n]] += self.problem.nets[n].send_ns
+        total = 0
+        for r, share in enumerate(self.problem.shares):
+            total += share.sync_ns
+            price[self.untouched[r]] += share.sync_ns
+            if self.whole[r] >= 0:
+                price[self.whole[r]] += share.sync_ns
+        sums: Array = (a.sums["receive_ns"] + total)[:, None] + b.sums["send_ns"]
+        return sums + self.extra - self.product(price)
+
+    def received(self, a: Layer, b: Layer) -> Floats:
+        """Bytes each stage receives."""
+        price = np.zeros(len(self.there))
+        for n, columns in self.alike.items():
+            price[columns] += self.problem.nets[n].n_bytes
+        out: Floats = a.sums["n_bytes"][:, None] + self.extra_bytes[0] - self.product(price)
+        return out
+
+    def sent(self, a: Layer, b: Layer) -> Floats:
+        """Bytes of the buffers of what each stage sends."""
+        price = np.zeros(len(self.there))
+        for n, columns in self.open.items():
+            price[columns] += self.problem.nets[n].sent_bytes
+        out: Floats = b.sums["sent_bytes"][None] + self.extra_bytes[1] - self.product(price)
+        return out
+
+    def shared(self, name: str, a: Layer, b: Layer) -> Floats:
+        """A sum over each stage's items and the shares it touches."""
+        out = _between(a, b, name).astype(np.float64)
+        price, total = np.zeros(len(self.there)), 0
+        for r, share in enumerate(self.problem.shares):
+            total += getattr(share, name)
+            price[self.untouched[r]] += getattr(share, name)
+        return out + total - self.product(price) if total else out
+
+
+def _between(a: Layer, b: Layer, name: str) -> Array:
+    out: Array = b.sums[name] - a.sums[name][:, None]
+    return out
+
+
+def _contained(a: Downsets, b: Downsets) -> Bits:
+    """Which rows of ``b`` hold all that each row of ``a`` holds."""
+    _, here, there = np.intersect1d(a.free, b.free, assume_unique=True, return_indices=True)
+    missing = a.rows[:, here].astype(np.float32) @ (~b.rows[:, there]).astype(np.float32).T
+    out: Bits = missing == 0
+    return out
+
+
+def _count(downsets: Downsets, column: dict[int, int], items: Sequence[int]) -> Array:
+    """How many of the items each row holds."""
+    free = [column[v] for v in items if v in column]
+    out: Array = downsets.rows[:, free].sum(axis=1, dtype=np.int64)
+    out += sum(bool(downsets.base[v]) for v in items)
+    return out
+
+
+def _scaled(ns: Floats, speed: float) -> Floats:
+    return ns if speed == 1.0 else np.rint(ns / speed)
+
+
+def _row(values: Sequence[int]) -> Array:
+    return np.array(values, dtype=np.int64)

@@ -1,0 +1,178 @@
+"""What a solve tries: schedules, stage and microbatch counts, and orders of the ranks; each is one case.
+
+Answering a case is left to ``search``, its integer problem to ``formulate``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from ...errors import InfeasibleError, InputError
+from ...hardware import Cluster
+from ...schedule import NAMES, build, placement
+from ..definition.problem import Problem
+from .baselines import Weigh
+from .compose import Source
+from .formulate import formulate, largest_cut
+
+__all__ = ["SEVERAL_PER_RANK", "Case", "cases", "rank_orders"]
+
+SEVERAL_PER_RANK = ("interleaved", "looped-bfs", "zbv", "dualpipev")
+"""Schedules whose ranks hold two stages each unless told otherwise."""
+
+_FEW_RANKS = 8
+"""Up to so many, every number of ranks is tried; beyond, those that double, and all of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One schedule, stage count and microbatch count to plan for; ``order`` is the ranks as stages take them.
+
+    Stages are placed as the schedule places them on ranks 0, 1, …, which ``order`` then names. ``ranks`` are
+    those of the cluster given that take part, in the source's own numbering.
+    """
+
+    source: Source
+    schedule: str
+    n_stages: int
+    n_microbatches: int
+    balance: str | Weigh
+    order: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The rank of each stage."""
+        slots = placement(self.schedule, self.source.cluster.n_ranks, self.n_stages)
+        return tuple(self.order[slot] for slot in slots)
+
+    @property
+    def label(self) -> str:
+        """What tells it from other cases."""
+        moved = f", ranks {'-'.join(map(str, self.order))}" if list(self.order) != sorted(self.order) else ""
+        return f"{self.schedule}, {self.n_stages} stages{moved}, {self.n_microbatches} microbatches"
+
+    def problem(self) -> Problem:
+        """Its integer problem. Raises :class:`InfeasibleError` when the graph has too few pieces."""
+        n_ranks, s = self.source.cluster.n_ranks, self.source
+        schedule = build(self.schedule, n_ranks, self.n_stages, self.n_microbatches, placement=self.placement)
+        problem = formulate(s.graph, s.costs, s.cluster, schedule, s.settings)
+        most = largest_cut(problem)
+        if most < self.n_stages:
+            raise InfeasibleError(
+                f"{s.graph.model} can be cut into {most} stages at most, fewer than "
+                f"n_stages={self.n_stages}; use n_stages={most}, or open a module that is now whole"
+            )
+        return problem
+
+
+def cases(
+    source: Source,
+    schedule: str,
+    n_stages: int | str | None,
+    n_microbatches: int | str,
+    balance: str | Weigh,
+    *,
+    min_ranks: int = 1,
+    any_ranks: bool = False,
+) -> list[Case]:
+    """Every case to try, those that cannot be placed left out.
+
+    With ``n_stages`` free, every number of ranks up to the cluster's is tried, from ``min_ranks`` on: the
+    first so many, or with ``any_ranks`` the fastest. Each has one stage, or two where the schedule is made
+    for several. Raises :class:`InputError` for counts that are none.
+    """
+    free = n_stages is None or n_stages == "auto"
+    if not free and (not isinstance(n_stages, int) or n_stages < 1):
+        raise InputError(f"n_stages is {n_stages!r}; use a number of at least 1 or 'auto'")
+    names = [n for n in NAMES if n != "forward-only"] if schedule == "auto" else [schedule]
+    out = []
+    for n_ranks in _rank_counts(source.cluster.n_ranks, min_ranks) if free else (source.cluster.n_ranks,):
+        ranks = _chosen(source.cluster, n_ranks, any_ranks)
+        there = source.on(ranks)
+        for name in names:
+            stages = n_ranks * (2 if name in SEVERAL_PER_RANK else 1) if free else n_stages
+            assert isinstance(stages, int)
+            for n in _microbatch_counts(n_microbatches, stages):
+                if schedule == "auto" and not _is_possible(name, n_ranks, stages, n):
+                    continue
+                out.append(Case(there, name, stages, n, balance, tuple(range(n_ranks)), ranks))
+    return out
+
+
+def _rank_counts(most: int, least: int) -> list[int]:
+    counts = range(least, most + 1)
+    return [n for n in counts if most <= _FEW_RANKS or n in (least, most) or n.bit_count() == 1]
+
+
+def _chosen(cluster: Cluster, n_ranks: int, any_ranks: bool) -> tuple[int, ...]:
+    if not any_ranks:
+        return tuple(range(n_ranks))
+    devices = cluster.devices
+    fastest = sorted(range(cluster.n_ranks), key=lambda r: (-devices[r].speed, r))
+    return tuple(sorted(fastest[:n_ranks]))
+
+
+def _microbatch_counts(asked: int | str, n_stages: int) -> list[int]:
+    if asked == "auto":
+        return [1 << i for i in range((4 * n_stages).bit_length())]
+    if isinstance(asked, int):
+        return [asked]
+    raise InputError(f"n_microbatches is {asked!r}; use a number of at least 1 or 'auto'")
+
+
+def _is_possible(name: str, n_ranks: int, n_stages: int, n_microbatches: int) -> bool:
+    try:
+        build(name, n_ranks, n_stages, n_microbatches)
+    except InputError:
+        return False
+    return True
+
+
+def rank_orders(cluster: Cluster, limits: Sequence[int] = ()) -> tuple[int, Iterator[tuple[int, ...]]]:
+    """How many orders of the ranks differ, and those orders: ranks that are alike keep theirs.
+
+    Two ranks are alike where swapping them changes neither speeds, memory nor any link.
+    """
+    classes: list[list[int]] = []
+    for rank in range(cluster.n_ranks):
+        home = next((c for c in classes if _alike(cluster, limits, c[0], rank)), None)
+        if home is None:
+            classes.append([rank])
+        else:
+            home.append(rank)
+    count = math.factorial(cluster.n_ranks)
+    for c in classes:
+        count //= math.factorial(len(c))
+    return count, _orders(classes, cluster.n_ranks)
+
+
+def _orders(classes: Sequence[Sequence[int]], n_ranks: int) -> Iterator[tuple[int, ...]]:
+    """Interleavings of the classes, the ranks' own order first where it is one."""
+    if n_ranks == 0:
+        yield ()
+        return
+    heads = sorted((c[0], x) for x, c in enumerate(classes) if c)
+    for head, x in heads:
+        rest = [c[1:] if y == x else c for y, c in enumerate(classes)]
+        for order in _orders(rest, n_ranks - 1):
+            yield (head, *order)
+
+
+def _alike(cluster: Cluster, limits: Sequence[int], a: int, b: int) -> bool:
+    one, other = cluster.devices[a], cluster.devices[b]
+    if (one.speed, one.memory_bytes) != (other.speed, other.memory_bytes):
+        return False
+    if limits and limits[a] != limits[b]:
+        return False
+    others = [x for x in range(cluster.n_ranks) if x not in (a, b)]
+    pairs = itertools.chain([((a, b), (b, a))], *([((a, x), (b, x)), ((x, a), (x, b))] for x in others))
+    return all(_rates(cluster, p) == _rates(cluster, q) for p, q in pairs)
+
+
+def _rates(cluster: Cluster, pair: tuple[int, int]) -> tuple[float, float]:
+    link = cluster.link(*pair)
+    return link.latency_s, link.bandwidth_bytes_s

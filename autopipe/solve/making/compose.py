@@ -1,0 +1,174 @@
+"""From an assignment of items to stages to what a plan says of it: stages, boundaries and ties.
+
+Choosing the assignment is left to ``search``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ...costs import CostTable, OpCost
+from ...graph import OpGraph
+from ...hardware import Cluster
+from ...plans import Boundary, StagePlan, Tie
+from ..definition.problem import Problem
+from .clones import clones_of, copies_of, slowest_link, value_bytes
+from .formulate import Settings
+
+__all__ = ["Layout", "Source", "lay_out"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What a problem was made from."""
+
+    graph: OpGraph
+    costs: CostTable
+    cluster: Cluster
+    settings: Settings
+
+    def on(self, ranks: Sequence[int]) -> Source:
+        """The same for some of the cluster's ranks."""
+        if len(ranks) == self.cluster.n_ranks:
+            return self
+        limits = tuple(self.settings.memory_limit[r] for r in ranks) if self.settings.memory_limit else ()
+        settings = dataclasses.replace(self.settings, memory_limit=limits)
+        return dataclasses.replace(self, cluster=self.cluster.picked(ranks), settings=settings)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layout:
+    """Stages, what crosses between them, and the parameters that several hold."""
+
+    stages: tuple[StagePlan, ...]
+    boundaries: tuple[Boundary, ...]
+    ties: tuple[Tie, ...]
+
+
+def lay_out(source: Source, problem: Problem, stage_of: Sequence[int]) -> Layout:
+    """The plan's rows for an assignment of the problem's items. O(ops + edges)."""
+    graph = source.graph
+    home = {op: s for item, s in zip(problem.items, stage_of, strict=True) for op in item.ops}
+    clones = clones_of(graph, source.costs, source.cluster, source.settings.clone)
+    loads = problem.loads(stage_of)
+    placed = _placed(source, home, clones, [load.copies for load in loads])
+    ops: list[list[str]] = [[] for _ in problem.stages]
+    copied: list[list[str]] = [[] for _ in problem.stages]
+    for op in graph.compute:
+        for s in sorted(placed[op.name]):
+            ops[s].append(op.name)
+            if len(placed[op.name]) > 1:
+                copied[s].append(op.name)
+    stages_out = []
+    for s, load in enumerate(loads):
+        cost = source.costs.total(ops[s])
+        weights, gradients = _parameter_bytes(graph, ops[s], source.settings.training)
+        again = load.forward_ns / 1e9 if load.recompute else 0.0
+        speed = problem.stages[s].speed
+        parts = _parts(cost, source.settings.training)
+        if load.blocks:
+            # blocks are run again by a backward that is not split
+            parts = load.backward_ns / 1e9 * speed, 0.0
+        stages_out.append(
+            StagePlan(
+                s,
+                problem.stages[s].rank,
+                tuple(ops[s]),
+                tuple(copied[s]),
+                load.recompute,
+                load.forward_ns / 1e9,
+                load.backward_ns / 1e9,
+                parts[0] / speed + (again if parts[0] or parts[1] else 0.0),
+                parts[1] / speed,
+                weights,
+                gradients,
+                load.kept_bytes,
+                load.acting_bytes,
+                problem.stages[s].in_flight,
+                load.memory_bytes,
+                tuple(block.ops for block in load.blocks),
+                sum(block.held_bytes for block in load.blocks),
+            )
+        )
+    return Layout(
+        tuple(stages_out),
+        _boundaries(source, home, placed),
+        _ties(source, ops, [s.rank for s in problem.stages]),
+    )
+
+
+def _placed(
+    source: Source, home: dict[str, int], clones: frozenset[str], copies: Sequence[Sequence[str]]
+) -> dict[str, set[int]]:
+    """The stages that compute each op: its own, those that need a clone, those that compute it again."""
+    graph = source.graph
+    last = len(copies) - 1
+    placed: dict[str, set[int]] = {op.name: set() for op in graph.ops}
+    for op in reversed(graph.ops):
+        if op.name in clones:
+            for consumer in graph.consumers[op.name]:
+                placed[op.name] |= placed[consumer]
+            placed[op.name] = placed[op.name] or {0}
+        else:
+            placed[op.name] = {home.get(op.name, last)}
+    if any(copies):
+        made = copies_of(graph, source.costs, source.cluster, clones)
+        for s, values in enumerate(copies):
+            for op_name in {v for value in values for v in made[value]}:
+                placed[op_name].add(s)
+    return placed
+
+
+def _parts(cost: OpCost, training: bool) -> tuple[float, float]:
+    """Input and weight seconds of the backward that add up to all of it."""
+    if not training:
+        return 0.0, 0.0
+    known = cost.backward_input_s + cost.backward_weight_s
+    share = cost.backward_input_s / known if known else 1.0
+    return cost.backward_s * share, cost.backward_s * (1 - share)
+
+
+def _parameter_bytes(graph: OpGraph, ops: Sequence[str], training: bool) -> tuple[int, int]:
+    names = {
+        graph.parameter[n].name
+        for op in ops
+        for n in (*graph.by_name[op].parameters, *graph.by_name[op].buffers)
+    }
+    held = [graph.parameter[n] for n in names]
+    return sum(p.bytes for p in held), sum(p.bytes for p in held if p.requires_grad and training)
+
+
+def _boundaries(source: Source, home: dict[str, int], placed: dict[str, set[int]]) -> tuple[Boundary, ...]:
+    """What each stage sends: a value goes where an op takes it that is not beside one that makes it."""
+    graph, out = source.graph, []
+    for op in graph.compute:
+        if op.name not in home:
+            continue
+        takers = set().union(*(placed[c] for c in graph.consumers[op.name]))
+        there = tuple(sorted(takers - placed[op.name]))
+        if there:
+            n_bytes = value_bytes(op, source.costs)
+            flows = op.requires_grad and source.settings.training
+            out.append(Boundary(op.name, home[op.name], there, n_bytes, flows))
+    return tuple(out)
+
+
+def _ties(source: Source, ops: Sequence[Sequence[str]], placement: Sequence[int]) -> tuple[Tie, ...]:
+    graph, link = source.graph, slowest_link(source.cluster)
+    users: dict[str, set[int]] = {}
+    for s, held in enumerate(ops):
+        for op in held:
+            for name in graph.by_name[op].parameters:
+                users.setdefault(graph.parameter[name].name, set()).add(s)
+    out = []
+    for name, stages in users.items():
+        p = graph.parameter[name]
+        if not p.requires_grad or (len(stages) < 2 and len(p.names) < 2):
+            continue
+        n_ranks = len({placement[s] for s in stages})
+        apart = n_ranks > 1
+        seconds = link.all_reduce_s(p.bytes, n_ranks) if source.settings.training else 0.0
+        mode = "sync" if apart else "colocate"
+        out.append(Tie(name, p.names, tuple(sorted(stages)), p.bytes, mode, seconds))  # type: ignore[arg-type]
+    return tuple(out)

@@ -1,0 +1,318 @@
+"""From an op graph, its costs and a cluster to the integer problem the solvers work on.
+
+Merging what is free is left to ``contract``; solving to ``intervals`` and ``exact``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...costs import CostTable
+from ...errors import InputError, PlanError
+from ...graph import Op, OpGraph
+from ...hardware import Cluster
+from ...schedule import Schedule
+from ..definition.blocks import Block
+from ..definition.contract import merge
+from ..definition.problem import HUGE, Item, Net, Problem, Share, Stage
+from .clones import cheapest_link, clones_of, copies_of, slowest_link, value_bytes
+
+__all__ = ["Settings", "formulate"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a problem is to be read from a graph; the keyword arguments of ``solve`` of the same names."""
+
+    ties: str = "auto"
+    pin: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    together: tuple[tuple[str, ...], ...] = ()
+    uncut: tuple[str, ...] = ()
+    recompute: str = "never"
+    memory_limit: tuple[int, ...] = ()
+    optimizer_bytes_per_parameter_byte: float = 2.0
+    send_factor: float = 1.0
+    receive_factor: float = 1.0
+    sender_pays: str = "once"
+    overlap: bool = False
+    clone: str = "auto"
+    training: bool = True
+
+
+def formulate(
+    graph: OpGraph,
+    costs: CostTable,
+    cluster: Cluster,
+    schedule: Schedule,
+    settings: Settings,
+) -> Problem:
+    """The problem of cutting ``graph`` into the stages of ``schedule``, placed on the cluster's ranks.
+
+    Every compute op that is not computed again where needed is an item; the model's output is one more, kept
+    in the last stage. Where saved values may be recomputed, an item is a block, except under schedules that
+    split the backward: each part would compute it again.
+
+    Raises :class:`PlanError` where pins or groups name nothing or contradict each other.
+    """
+    maker = _Maker(graph, costs, cluster, schedule.n_microbatches, settings)
+    problem = maker.problem(schedule)
+    merged = merge(problem, maker.together(problem)).problem
+    _check_windows(merged)
+    if settings.recompute != "auto" or schedule.splits_backward:
+        return merged
+    blocks = maker.blocks(merged)
+    items = (dataclasses.replace(i, blocks=b) for i, b in zip(merged.items, blocks, strict=True))
+    return dataclasses.replace(merged, items=tuple(items))
+
+
+def ns(seconds: float) -> int:
+    """Whole nanoseconds."""
+    return round(seconds * 1e9)
+
+
+class _Maker:
+    """Builds items, nets and shares of one graph."""
+
+    def __init__(
+        self, graph: OpGraph, costs: CostTable, cluster: Cluster, n_microbatches: int, settings: Settings
+    ) -> None:
+        self.graph, self.costs, self.cluster, self.settings = graph, costs, cluster, settings
+        self.n_microbatches = n_microbatches
+        self.clones = clones_of(graph, costs, cluster, settings.clone)
+        self.copies = copies_of(graph, costs, cluster, self.clones) if settings.clone == "auto" else {}
+        self.placed = [op for op in graph.compute if op.name not in self.clones]
+        self.index = {op.name: v for v, op in enumerate(self.placed)}
+        self.users = self._users()
+
+    def _users(self) -> dict[str, set[int]]:
+        """The items that need each op's value, through clones; the output is the item after the last."""
+        users: dict[str, set[int]] = {op.name: set() for op in self.graph.ops}
+        consumers = self.graph.consumers
+        for op in reversed(self.graph.ops):
+            for name in consumers[op.name]:
+                if name in self.clones:
+                    users[op.name] |= users[name]
+                elif name in self.index:
+                    users[op.name].add(self.index[name])
+                else:
+                    users[op.name].add(len(self.placed))
+        return users
+
+    def problem(self, schedule: Schedule) -> Problem:
+        placement = schedule.placement
+        k, link = len(placement), cheapest_link(self.cluster, placement)
+        items = [self._item(op, k) for op in self.placed] + [Item(first=k - 1)]
+        nets = tuple(self._net(op, link) for op in self.placed if self.users[op.name] - {self.index[op.name]})
+        edges = {(n.producer, v) for n in nets for v in n.consumers}
+        edges |= {
+            (self.index[a], self.index[b])
+            for a, b in self.graph.order_edges
+            if a in self.index and b in self.index
+        }
+        shares = (*self._parameters(), *self._recomputed())
+        problem = Problem(
+            items=tuple(items),
+            edges=tuple(sorted(edges)),
+            nets=nets,
+            shares=shares,
+            stages=self._stages(schedule),
+            pair_ns=self._pairs(nets, placement),
+            sender_pays=self.settings.sender_pays,
+            overlap=self.settings.overlap,
+            recompute=self.settings.recompute,
+            moments=schedule.moments,
+        )
+        return self._pinned(problem)
+
+    def _item(self, op: Op, k: int) -> Item:
+        c = self.costs[op.name]
+        training = self.settings.training
+        return Item(
+            (op.name,),
+            ns(c.forward_s),
+            ns(c.backward_s) if training else 0,
+            saved_bytes=c.saved_bytes if training else 0,
+            workspace_bytes=max(c.workspace_bytes, c.backward_workspace_bytes if training else 0),
+        )
+
+    def _price(self, op: Op, link: Any) -> tuple[int, int]:
+        """Sending and receiving a value, its gradient included, over one link."""
+        seconds = link.seconds(value_bytes(op, self.costs))
+        if op.requires_grad and self.settings.training:
+            seconds *= 2
+        return ns(seconds * self.settings.send_factor), ns(seconds * self.settings.receive_factor)
+
+    def _net(self, op: Op, link: Any) -> Net:
+        v = self.index[op.name]
+        send, receive = self._price(op, link)
+        users = tuple(sorted(self.users[op.name] - {v}))
+        n_bytes = value_bytes(op, self.costs)
+        back = op.requires_grad and self.settings.training
+        again = self.copies.get(op.name)
+        again_ns = -1 if again is None else ns(sum(self.costs[name].forward_s for name in again))
+        return Net(v, users, send, receive, op.name, n_bytes, n_bytes if back else 0, again_ns)
+
+    def _pairs(
+        self, nets: Sequence[Net], placement: Sequence[int]
+    ) -> dict[tuple[int, int], tuple[tuple[int, int], ...]] | None:
+        ranks = sorted(set(placement))
+        pairs = [(a, b) for a in ranks for b in ranks if a != b]
+        if len({_speed(self.cluster.link(a, b)) for a, b in pairs}) <= 1:
+            return None
+        by_name = self.graph.by_name
+        return {
+            (a, b): tuple(self._price(by_name[n.value], self.cluster.link(a, b)) for n in nets)
+            for a, b in pairs
+        }
+
+    def _parameters(self) -> Iterable[Share]:
+        """Every parameter and buffer as a share; one that a single item uses becomes part of it later."""
+        users: dict[str, set[int]] = {}
+        for op in self.graph.compute:
+            places = {self.index[op.name]} if op.name in self.index else self.users[op.name]
+            for name in (*op.parameters, *op.buffers):
+                users.setdefault(self.graph.parameter[name].name, set()).update(places)
+        slow = slowest_link(self.cluster)
+        for name, places in users.items():
+            p = self.graph.parameter[name]
+            trained = p.requires_grad and self.settings.training
+            ratio = 2 + self.settings.optimizer_bytes_per_parameter_byte if trained else 1
+            n_ranks = range(2, min(len(places), self.cluster.n_ranks) + 1) if trained else ()
+            prices = [ns(slow.all_reduce_s(p.bytes, n) / self.n_microbatches) for n in n_ranks]
+            yield Share(
+                tuple(sorted(places)),
+                name,
+                static_bytes=round(p.bytes * ratio),
+                sync_ns=prices[0] if prices else 0,
+                more_ns=tuple(prices[1:]),
+                tied=trained,
+            )
+
+    def _recomputed(self) -> Iterable[Share]:
+        """Cloned ops: every stage that needs one computes it."""
+        for name in sorted(self.clones, key=self.graph.position.__getitem__):
+            c = self.costs[name]
+            if self.users[name]:
+                yield Share(
+                    tuple(sorted(self.users[name])),
+                    name,
+                    ns(c.forward_s),
+                    saved_bytes=c.saved_bytes if self.settings.training else 0,
+                    workspace_bytes=c.workspace_bytes,
+                )
+
+    def _stages(self, schedule: Schedule) -> tuple[Stage, ...]:
+        out = []
+        for rank, alive in zip(schedule.placement, schedule.in_flight, strict=True):
+            device = self.cluster.devices[rank]
+            limits = [device.memory_bytes]
+            if self.settings.memory_limit:
+                limits.append(self.settings.memory_limit[rank])
+            known = [b for b in limits if b is not None]
+            out.append(Stage(rank, device.speed, min(known, default=HUGE), alive))
+        return tuple(out)
+
+    def _pinned(self, problem: Problem) -> Problem:
+        items = list(problem.items)
+        k = problem.n_stages
+        for prefix, stage in self.settings.pin.items():
+            if not -k <= stage < k:
+                raise InputError(f"pin {prefix!r} names stage {stage}; the plan has stages 0 to {k - 1}")
+            for v in self._matching(prefix, "pin"):
+                items[v] = dataclasses.replace(items[v], first=stage % k, last=stage % k)
+        return dataclasses.replace(problem, items=tuple(items))
+
+    def _matching(self, prefix: str, what: str) -> list[int]:
+        def under(path: str) -> bool:
+            return path == prefix or path.startswith(prefix + ".")
+
+        found = [
+            v
+            for v, op in enumerate(self.placed)
+            if op.name == prefix or under(op.module_path) or (op.kind == "module" and under(op.target))
+        ]
+        if not found:
+            raise PlanError(
+                f"{what} {prefix!r} matches no op; give the path of a module that the graph calls, "
+                f"such as {_some_path(self.placed)!r}, or an op's name"
+            )
+        return found
+
+    def blocks(self, problem: Problem) -> list[tuple[Block, ...]]:
+        """Each item as a block to compute again in backward, where that gives up bytes and is exact."""
+        graph, owner = self.graph, dict[str, str]()
+        for op in graph.ops:
+            for value in self.costs[op.name].saved_values:
+                owner.setdefault(value, op.name)
+        takes: dict[str, list[str]] = {op.name: [] for op in graph.ops}
+        for producer, consumer in graph.edges:
+            takes[consumer].append(producer)
+        kinds = {op.name: op.kind for op in graph.ops}
+        barred = {op.name for op in graph.ops if op.mutated_buffers}
+        barred |= {name for g in graph.groups if any(kinds[n] == "input" for n in g) for name in g}
+        return [() if barred & {*i.ops} else self._block(i, takes, owner) for i in problem.items]
+
+    def _block(
+        self, item: Item, takes: Mapping[str, Sequence[str]], owner: Mapping[str, str]
+    ) -> tuple[Block, ...]:
+        """What it takes is held in its place, and what it gives where others rely on it to keep that.
+
+        A value that several keep counts at the first of them, as in the ops' saved bytes. The batch is there
+        anyway.
+        """
+        place, own = self.graph.position, set(item.ops)
+        first = min((place[op] for op in own), default=0)
+        used = {u for op in own for u in takes[op]} - own
+        used |= {op for op in own if owner.get(op) in own and not own.issuperset(self.graph.consumers[op])}
+        held = [
+            self.graph.by_name[value]
+            for value in used
+            if value not in owner or owner[value] in own or place[owner[value]] > first
+        ]
+        held_bytes = sum(op.bytes_at(self.costs.dims) for op in held if op.kind != "input" and not op.is_size)
+        block = Block(item.ops, item.forward_ns, item.saved_bytes, held_bytes)
+        return (block,) if block.freed_bytes > 0 else ()
+
+    def together(self, problem: Problem) -> list[list[int]]:
+        """Sets of items that must share a stage: graph groups, the caller's, uncut values, tied users."""
+        sets = [[self.index[name] for name in group if name in self.index] for group in self.graph.groups]
+        for group in self.settings.together:
+            sets.append([v for prefix in group for v in self._matching(prefix, "together")])
+        for value in self.settings.uncut:
+            if value not in self.index:
+                raise PlanError(f"uncut value {value!r} is no op of the graph that a stage computes")
+            sets.append([self.index[value], *sorted(self.users[value] - {len(self.placed)})])
+        if self.settings.ties == "colocate" and problem.one_stage_per_rank:
+            sets += [list(s.items) for s in problem.shares if s.tied]
+        return [s for s in sets if len(s) > 1]
+
+
+def _speed(link: Any) -> tuple[float, float]:
+    return link.latency_s, link.bandwidth_bytes_s
+
+
+def _some_path(ops: Sequence[Op]) -> str:
+    return next((op.module_path for op in ops if op.module_path), ops[0].name if ops else "")
+
+
+def _check_windows(problem: Problem) -> None:
+    for item in problem.items:
+        if 0 <= item.last < item.first:
+            names = ", ".join(item.ops[:3])
+            raise PlanError(
+                f"pins put ops that must share a stage in different ones: {names} in stages {item.first} and "
+                f"{item.last}; drop one of the pins"
+            )
+
+
+def largest_cut(problem: Problem) -> int:
+    """The most stages the problem's items can be cut into: how many of them hold an op."""
+    return sum(1 for i in problem.items if i.ops)
+
+
+def seconds_of(loads_ns: int) -> float:
+    """Nanoseconds as seconds."""
+    return loads_ns / 1e9 if loads_ns < HUGE else math.inf

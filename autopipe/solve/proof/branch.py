@@ -1,0 +1,94 @@
+"""The optimum of a small problem whose loads hang together: item by item, least loads first.
+
+Where a stage's load depends on what others hold (unlike links, senders paid per receiver, ties of many,
+values computed again in some stages), this closes what the relaxed proof leaves open.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+
+from ..definition.answer import Answer
+from ..definition.blocks import freed_bytes
+from ..definition.problem import HUGE, Problem
+
+__all__ = ["close"]
+
+_CHAINS = 20_000
+"""Up to so many cuts of a line of as many items, problems are small."""
+
+_STEPS = 40_000
+"""Assignments of some items looked at."""
+
+
+def close(problem: Problem, known: Answer, deadline: float) -> Answer:
+    """The best assignment, proved, where the problem is small and time suffices; else the best known.
+
+    Items are placed in order. Loads never fall as items are added, so what is placed bounds what follows.
+    Only ranks of several stages that choose blocks to compute again may come to choose better ones: until
+    all items are placed, theirs are free.
+    """
+    n, k = len(problem.items), problem.n_stages
+    if known.proved or math.comb(n + k - 1, k - 1) > _CHAINS:
+        return known
+    bound = problem if problem.one_stage_per_rank else _without_blocks(problem)
+    parts = [*(_first(bound, m) for m in range(1, n)), problem]
+    best = known
+    stack: list[tuple[int, ...]] = [()]
+    for _ in range(_STEPS):
+        if not stack:
+            return dataclasses.replace(best, lower_ns=best.bottleneck_ns)
+        if time.perf_counter() > deadline:
+            break
+        stage_of = stack.pop()
+        found = []
+        for there in _choices(problem, stage_of):
+            longer = (*stage_of, there)
+            value = parts[len(stage_of)].bottleneck(parts[len(stage_of)].loads(longer))
+            if value >= min(best.bottleneck_ns, HUGE):
+                continue
+            if len(longer) < n:
+                found.append((value, longer))
+            elif problem.is_valid(longer):
+                best = Answer(longer, value, best.lower_ns)
+        stack += [longer for _, longer in sorted(found, reverse=True)]
+    return best
+
+
+def _choices(problem: Problem, stage_of: Sequence[int]) -> range:
+    """The stages that order and pins allow the next item."""
+    v = len(stage_of)
+    first = max((stage_of[u] for u in problem.before[v]), default=0)
+    return range(max(first, problem.items[v].first), problem.last_of(v) + 1)
+
+
+def _without_blocks(problem: Problem) -> Problem:
+    """The problem where what blocks may give up is not saved at all."""
+    items = (
+        dataclasses.replace(i, saved_bytes=i.saved_bytes - freed_bytes(i.blocks), blocks=())
+        for i in problem.items
+    )
+    return dataclasses.replace(problem, items=tuple(items)) if problem.recompute == "auto" else problem
+
+
+def _first(problem: Problem, m: int) -> Problem:
+    """The problem of the first ``m`` items alone."""
+    inside = range(m)
+    nets = [
+        (n, dataclasses.replace(net, consumers=tuple(v for v in net.consumers if v in inside)))
+        for n, net in enumerate(problem.nets)
+        if net.producer in inside and any(v in inside for v in net.consumers)
+    ]
+    shares = (dataclasses.replace(s, items=tuple(v for v in s.items if v in inside)) for s in problem.shares)
+    pairs = problem.pair_ns and {k: tuple(row[n] for n, _ in nets) for k, row in problem.pair_ns.items()}
+    return dataclasses.replace(
+        problem,
+        items=problem.items[:m],
+        edges=tuple((a, b) for a, b in problem.edges if b < m),
+        nets=tuple(net for _, net in nets),
+        shares=tuple(s for s in shares if s.items),
+        pair_ns=pairs,
+    )

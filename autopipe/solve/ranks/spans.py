@@ -1,0 +1,276 @@
+"""What the items between any two downsets of a list cost as a stage, all pairs at once, with numpy.
+
+What two such spans on one rank save together is here too; choosing spans is left to ``virtual``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..definition.blocks import freed_bytes
+from ..definition.problem import HUGE, Array, Net, Problem, Share, Stage, memory_bytes, scaled
+
+__all__ = ["Spans", "downsets", "prefixes"]
+
+Bits = npt.NDArray[np.bool_]
+Table = npt.NDArray[np.float64]
+
+Span = tuple[Any, Array]
+"""Starts and ends of spans, one or an array of each."""
+
+_SIDES: tuple[Any, Any] = (slice(None), None), (None, slice(None))
+"""Where the first and the second of two spans stand in a table over pairs of both."""
+_PARTS = ("forward", "backward", "static", "saved", "received", "sent")
+
+
+def downsets(problem: Problem, most: int) -> list[int] | None:
+    """Every set of items closed under what must come earlier, as bits; None where there are over ``most``."""
+    needs = [sum(1 << u for u in set(before)) for before in problem.before]
+    found, layer = {0}, [0]
+    while layer:
+        following: dict[int, None] = {}
+        for inside in layer:
+            for v, need in enumerate(needs):
+                if not inside >> v & 1 and not need & ~inside:
+                    following[inside | 1 << v] = None
+        layer = list(following)
+        found |= following.keys()
+        if len(found) > most:
+            return None
+    return sorted(found, key=lambda inside: (inside.bit_count(), inside))
+
+
+def prefixes(order: Sequence[int]) -> list[int]:
+    """The downsets that an order passes through."""
+    return list(itertools.accumulate((1 << v for v in order), initial=0))
+
+
+class Spans:
+    """Tables over pairs of downsets (from, to): the items of ``to`` that ``from`` has not, as one stage.
+
+    ``within`` marks the pairs that are a stage. Transfers and sums are what :meth:`Problem.loads` says of a
+    stage all of whose neighbours are on other ranks. O(pairs · (edges + shares)) by matrix products.
+    """
+
+    def __init__(self, problem: Problem, sets: Sequence[int]) -> None:
+        self.problem, self.n = problem, len(sets)
+        n_bytes = len(problem.items) // 8 + 1
+        rows = np.frombuffer(b"".join(s.to_bytes(n_bytes, "little") for s in sets), dtype=np.uint8)
+        bits = np.unpackbits(rows.reshape(self.n, n_bytes), axis=1, bitorder="little")
+        self.holds: Bits = bits[:, : len(problem.items)].astype(bool)
+        self.work = self._sums([i.work_ns for i in problem.items])
+        self.has_memory = problem.recompute != "never" or any(s.limit_bytes < HUGE for s in problem.stages)
+        self.nets = [n for n in problem.nets if n.send_ns or n.receive_ns or n.n_bytes or n.sent_bytes]
+        self.makes = self.holds[:, [n.producer for n in self.nets]]
+        self.takes = self._counts([n.consumers for n in self.nets])
+        self.touches = self._counts([s.items for s in problem.shares])
+        self.within = self._within()
+        self.transfers = self._transfers()
+        for name in _PARTS:
+            setattr(self, name, self._part(name))
+        freed = [freed_bytes(i.blocks) for i in problem.items]
+        self.has_blocks = problem.recompute == "auto" and any(freed)
+        sums = self._sums(freed)
+        self.freed = np.asarray(sums[None, :] - sums[:, None])
+        self.workspace = self._workspace() if self.has_memory else np.zeros_like(self.transfers)
+
+    forward: Array
+    backward: Array
+    static: Array
+    saved: Array
+    received: Array
+    sent: Array
+
+    def _sums(self, weights: Sequence[int]) -> Array:
+        return np.asarray(self.holds @ np.array(weights, dtype=np.int64))
+
+    def _counts(self, groups: Sequence[Sequence[int]]) -> Array:
+        """How many of each group's items each downset holds."""
+        columns = [self.holds[:, list(group)].sum(axis=1) for group in groups]
+        return np.array(columns, dtype=np.int64).reshape(len(groups), self.n).T
+
+    def _within(self) -> Bits:
+        size = self.holds.sum(axis=1)
+        each = self.holds.astype(np.float64)
+        closed = (each @ each.T) == size[:, None]
+        real = self._sums([1 if i.ops else 0 for i in self.problem.items])
+        more = real[None, :] > real[:, None]
+        return np.asarray(closed & (more | self.problem.allow_empty))
+
+    def may_hold(self, s: int) -> Bits:
+        """The pairs that stage ``s`` may hold: those of ``within`` whose items' windows have it."""
+        p = self.problem
+        barred = [not i.first <= s <= p.last_of(v) for v, i in enumerate(p.items)]
+        count = self._sums([int(b) for b in barred])
+        return np.asarray(self.within & (count[:, None] == count[None, :]))
+
+    def _touched(self, counts: Array, sizes: Sequence[int], weights: Sequence[int], since: Bits) -> Array:
+        """Σ weight over the groups of which a pair's items hold some, where ``since`` holds at its start."""
+        out = np.zeros((self.n, self.n))
+        for level in range(max(sizes, default=0)):
+            below = (counts == level) & since
+            out += (below * np.array(weights, dtype=np.float64)) @ (counts > level).T.astype(np.float64)
+        return np.asarray(np.rint(out), dtype=np.int64)
+
+    def _received(self, weights: Sequence[int]) -> Array:
+        return self._touched(self.takes, [len(n.consumers) for n in self.nets], weights, self.makes)
+
+    def _sent(self, weights: Sequence[int]) -> Array:
+        """Σ weight over the values that a pair's items make and some item after it takes."""
+        sizes = np.array([len(n.consumers) for n in self.nets], dtype=np.int64)
+        still = (self.takes < sizes) * np.array(weights, dtype=np.float64)
+        own = (still * self.makes).sum(axis=1)[None, :] - self.makes.astype(np.float64) @ still.T
+        return np.asarray(np.rint(own), dtype=np.int64)
+
+    def _shared(self, weights: Sequence[int]) -> Array:
+        shares = self.problem.shares
+        always = np.ones_like(self.touches, dtype=bool)
+        return self._touched(self.touches, [len(s.items) for s in shares], weights, always)
+
+    def _transfers(self) -> Array:
+        shares = self.problem.shares
+        sizes = np.array([len(s.items) for s in shares], dtype=np.int64)
+        prices = np.array([s.sync_ns for s in shares], dtype=np.float64)
+        whole = ((self.touches == 0) * prices) @ (self.touches == sizes).T.astype(np.float64)
+        received = self._received([n.receive_ns for n in self.nets])
+        sent = self._sent([n.send_ns for n in self.nets])
+        synced = self._shared([s.sync_ns for s in shares])
+        return np.asarray(received + sent + synced - np.rint(whole).astype(np.int64))
+
+    def _part(self, name: str) -> Array:
+        if name in ("received", "sent"):
+            if not self.has_memory:
+                return np.zeros((self.n, self.n), dtype=np.int64)
+            if name == "received":
+                return self._received([n.n_bytes for n in self.nets])
+            return self._sent([n.sent_bytes for n in self.nets])
+        field = f"{name}_ns" if name in ("forward", "backward") else f"{name}_bytes"
+        sums = self._sums([getattr(i, field) for i in self.problem.items])
+        shared = self._shared([getattr(s, field) for s in self.problem.shares])
+        return np.asarray(sums[None, :] - sums[:, None] + shared)
+
+    def _workspace(self) -> Array:
+        out = np.zeros((self.n, self.n), dtype=np.int64)
+        peaks: list[tuple[int, npt.NDArray[Any]]] = [
+            (i.workspace_bytes, self.holds[:, [v]]) for v, i in enumerate(self.problem.items)
+        ]
+        shares = self.problem.shares
+        peaks += [(s.workspace_bytes, self.touches[:, [x]]) for x, s in enumerate(shares)]
+        for peak, count in sorted((p for p in peaks if p[0]), key=lambda p: p[0]):
+            out[count != count.T] = peak
+        return out
+
+    def together(self, a: tuple[int, Array], b: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        """What an earlier and a later span on one rank save: transfers of each (ends of a × b), bytes once.
+
+        ``a`` is its start and its ends, ``b`` pairs of start and end. Values between the two cost nothing,
+        and neither does a share that no one else holds.
+        """
+        start, ends = a
+        shape = len(ends), len(b[0])
+        net_a, net_b, bytes_once = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+        made = self.makes[ends] & ~self.makes[start]
+        taken = self.takes[b[1]] - self.takes[b[0]]
+        both = np.flatnonzero(made.any(axis=0) & (taken > 0).any(axis=0))
+        if len(both):
+            made, taken = made[:, both], taken[:, both]
+            nets = [self.nets[n] for n in both]
+            net_b += _product(made, taken > 0, [n.receive_ns for n in nets])
+            inside = self.takes[np.ix_(ends, both)] - self.takes[start, both]
+            net_a += _whole(inside, taken, made, nets)
+        held_a = self.touches[ends] - self.touches[start]
+        held_b = self.touches[b[1]] - self.touches[b[0]]
+        both = np.flatnonzero((held_a > 0).any(axis=0) & (held_b > 0).any(axis=0))
+        if len(both):
+            held_a, held_b = held_a[:, both], held_b[:, both]
+            shares = [self.problem.shares[x] for x in both]
+            alone = _whole(held_a, held_b, held_a > 0, shares)
+            net_a, net_b = net_a + alone, net_b + alone
+            bytes_once += _product(held_a > 0, held_b > 0, [s.static_bytes * s.tied for s in shares])
+        return net_a, net_b, bytes_once
+
+    def loads(
+        self, stages: Sequence[int], a: tuple[int, Array], b: tuple[Array, Array]
+    ) -> tuple[Array, Bits]:
+        """The least load of a rank whose stages hold spans of ``a`` and ``b``; HUGE where memory is short.
+
+        Second, where that is a bound only: blocks that must be computed again are taken to cost nothing.
+        """
+        p, stage = self.problem, self.problem.stages[stages[0]]
+        saved_a, saved_b, bytes_once = self.together(a, b)
+        work = [self._work(stage, *span) for span in (a, b)]
+        moving = self.transfers[a][:, None] - saved_a, self.transfers[b][None, :] - saved_b
+        best = np.full(saved_a.shape, HUGE, dtype=np.int64)
+        bound_only: Bits = np.full(saved_a.shape, self.has_blocks)
+        for again in _recomputing(p.recompute, len(stages), self.has_blocks):
+            total = np.zeros_like(best)
+            for (forward, both), row, transfers, more in zip(work, _SIDES, moving, again, strict=True):
+                own = (both + forward * (more is True))[row]
+                total = total + (np.maximum(own, transfers) if p.overlap else own + transfers)
+            if self.has_memory:
+                fits = self._fits(stages, a, b, bytes_once, again)
+                bound_only &= ~fits | any(again) | (None in again)
+                total = np.where(fits, total, HUGE)
+            best = np.minimum(best, total)
+        return best, bound_only
+
+    def _work(self, stage: Stage, start: int | Array, end: Array) -> tuple[Array, Array]:
+        forward = scaled(self.forward[start, end], stage.speed)
+        return forward, forward + scaled(self.backward[start, end], stage.speed)
+
+    def _fits(
+        self,
+        stages: Sequence[int],
+        a: tuple[int, Array],
+        b: tuple[Array, Array],
+        bytes_once: Array,
+        again: Sequence[bool | None],
+    ) -> Bits:
+        stage, total = self.problem.stages[stages[0]], -bytes_once
+        kept: list[Array] = []
+        acting: list[Array] = []
+        spans: tuple[Span, Span] = (a, b)
+        for span, row, more in zip(spans, _SIDES, again, strict=True):
+            parts = (self.static, self.saved, self.workspace, self.received, self.sent)
+            static, saved, workspace, received, sent = (part[span][row] for part in parts)
+            kept.append(received if more else saved - self.freed[span][row] if more is None else saved)
+            acting.append(workspace + saved * (more is True))
+            total = total + memory_bytes(stage, static, 0, 0, received, sent)[0]
+        peak = np.zeros_like(total)
+        for alive, x in self.problem.moments_of(stage.rank):
+            # a rank of one stage has no second; its span is empty
+            at_once = acting[x] + sum(n * k for n, k in zip(alive, kept, strict=False))
+            peak = np.maximum(peak, at_once)
+        return np.asarray(total + peak <= stage.limit_bytes)
+
+
+def _product(a: Bits, b: Bits, weights: Sequence[int]) -> Array:
+    out = (a * np.array(weights, dtype=np.float64)) @ b.T.astype(np.float64)
+    return np.asarray(np.rint(out), dtype=np.int64)
+
+
+def _whole(held_a: Array, held_b: Array, counts: Bits, parts: Sequence[Net] | Sequence[Share]) -> Array:
+    """Σ price of the parts that both spans touch and no other stage does."""
+    sizes = np.array([len(p.consumers if isinstance(p, Net) else p.items) for p in parts])
+    prices = np.array([p.send_ns if isinstance(p, Net) else p.sync_ns for p in parts], dtype=np.float64)
+    out = np.zeros((len(held_a), len(held_b)))
+    for held in range(int(sizes.max())):
+        of = np.flatnonzero((sizes > held) & (prices > 0))
+        a = (held_a[:, of] == held) & counts[:, of]
+        some = a.any(axis=0)
+        rest = held_b[:, of[some]] == sizes[of[some]] - held
+        out += (a[:, some] * prices[of[some]]) @ rest.T.astype(np.float64)
+    return np.asarray(np.rint(out), dtype=np.int64)
+
+
+def _recomputing(choice: str, n_stages: int, has_blocks: bool) -> list[tuple[bool | None, bool | None]]:
+    """Whether the first and the second stage recompute, in each way that may be chosen; None: only blocks."""
+    if choice != "auto":
+        return [(choice == "always",) * 2]
+    ways: tuple[bool | None, ...] = (False, None, True) if has_blocks else (False, True)
+    return list(itertools.product(ways, ways if n_stages > 1 else (False,)))

@@ -1,0 +1,111 @@
+"""The proof: prices of all pairs, wide graphs, what it does where there is too much to look at, Ctrl-C."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from integer_program import Program, random_problem
+
+from autopipe.solve import Item, Net, Problem, Stage, chain, chains
+from autopipe.solve.definition.problem import HUGE
+from autopipe.solve.lines import exact
+from autopipe.solve.lines.intervals import best_chain
+from autopipe.solve.lines.pairs import Loads
+from autopipe.solve.lines.windows import Window
+
+
+def towers(n_towers: int, n_blocks: int, n_stages: int) -> Problem:
+    """Chains side by side, joined at the end."""
+    draw, items, nets = random.Random(n_towers), [], []
+    for _ in range(n_towers):
+        work, price = draw.randint(50, 150), draw.randint(1, 5)
+        for b in range(n_blocks):
+            v = len(items)
+            items.append(Item((f"o{v}",), work))
+            end = b == n_blocks - 1
+            nets.append(Net(v, (n_towers * n_blocks if end else v + 1,), price, price, f"o{v}"))
+    items.append(Item(("join",), 40))
+    edges = tuple((n.producer, n.consumers[0]) for n in nets)
+    return Problem(tuple(items), edges, tuple(nets), (), tuple(Stage(s) for s in range(n_stages)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_prices_of_pairs_are_those_of_the_definition(seed):
+    problem = random_problem(seed)
+    n, none = len(problem.items), np.zeros(len(problem.items), dtype=bool)
+    whole = Window(problem, none, none, (0, HUGE), (-HUGE, HUGE), (0, 0)).downsets(lambda: None, 1 << 16)
+    loads = Loads(problem)
+    some = random.Random(seed).sample(range(len(whole)), min(40, len(whole)))
+    layer = loads.layer(whole.picked(np.array(sorted(some))))
+    priced = loads.of(1, layer, layer).loads
+    rows = [layer.downsets.holds(x) for x in range(len(some))]
+    for (x, a), (y, b) in itertools.product(enumerate(rows), repeat=2):
+        if (a & ~b).any() or not (b & ~a).any():
+            continue
+        # stage 1 of three; where the last is the second, nothing may be left
+        if problem.n_stages == 2 and not b.all():
+            continue
+        stage_of = [0 if a[v] else 1 if b[v] else 2 for v in range(n)]
+        load = problem.loads(stage_of)[1]
+        fits = load.memory_bytes <= problem.stages[1].limit_bytes
+        assert priced[x, y] == (load.load_ns if fits else np.inf)
+
+
+@pytest.mark.parametrize(("n_towers", "n_blocks", "n_stages"), [(2, 6, 3), (3, 4, 3), (4, 3, 2)])
+def test_towers_equal_the_integer_program(n_towers, n_blocks, n_stages):
+    problem = towers(n_towers, n_blocks, n_stages)
+    answer = chain(problem)
+    assert answer.proved
+    assert answer.bottleneck_ns == Program(problem).optimum()
+
+
+def test_wide_towers_are_proved():
+    answer = chain(towers(4, 12, 6))
+    assert answer.proved
+
+
+@pytest.mark.parametrize("moves", [0, 64])
+def test_too_many_downsets_leave_a_valid_answer_and_bound(monkeypatch, moves):
+    monkeypatch.setattr(exact, "_DOWNSETS", 4)
+    monkeypatch.setattr(exact, "_SAMPLE", 8)
+    monkeypatch.setattr(exact, "_MOVES", moves)
+    problem = towers(3, 4, 3)
+    answer, optimum = chain(problem), Program(problem).optimum()
+    assert answer.lower_ns <= optimum <= answer.bottleneck_ns
+    assert problem.is_valid(answer.stage_of)
+    assert problem.bottleneck(problem.loads(answer.stage_of)) == answer.bottleneck_ns
+    assert answer.proved == (moves > 0)
+
+
+def interrupted(after: int):
+    """The search over one order, with Ctrl-C after so many."""
+    calls = itertools.count()
+
+    def search(*arguments):
+        if next(calls) >= after:
+            raise KeyboardInterrupt
+        return best_chain(*arguments)
+
+    return search
+
+
+def test_ctrl_c_among_the_first_answers_returns_the_best(monkeypatch):
+    monkeypatch.setattr(chains, "best_chain", interrupted(after=2))
+    problem = towers(3, 4, 3)
+    answer = chain(problem)
+    assert problem.is_valid(answer.stage_of)
+    assert answer.lower_ns <= answer.bottleneck_ns
+
+
+def test_ctrl_c_before_any_answer_is_raised(monkeypatch):
+    monkeypatch.setattr(chains, "best_chain", interrupted(after=0))
+    with pytest.raises(KeyboardInterrupt):
+        chain(towers(3, 4, 3))
+
+
+def test_ctrl_c_in_the_proof_returns_the_best(monkeypatch):
+    monkeypatch.setattr(exact.Chains, "best", lambda self: interrupted(after=0)())
+    answer = chain(towers(3, 4, 3))
+    assert answer.stage_of is not None
+    assert not answer.proved
