@@ -180,7 +180,7 @@ def _resolves(func: Callable[..., Any]) -> bool:
 class Named:
     """A callable under a name that generated code can hold."""
 
-    __module__ = "autopipe.tracing.functions"
+    __module__ = "autopipe.tracing.calls.functions"
 
     def __init__(self, function: Callable[..., Any], name: str = "", shown: str = "") -> None:
         self.function = function

@@ -111,7 +111,7 @@ def insert(graph: fx.Graph) -> fx.Graph:
 class _Enter:
     """A region's :func:`enter` as a function of no arguments, so that generated code can name it."""
 
-    __module__ = "autopipe.tracing.regions"
+    __module__ = "autopipe.tracing.calls.regions"
 
     def __init__(self, region: Region) -> None:
         self.region = region

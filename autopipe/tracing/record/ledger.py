@@ -5,13 +5,8 @@ Running the model and noticing its calls is left to ``recorder``.
 
 from __future__ import annotations
 
-import contextlib
 import operator
-import pathlib
-import sys
-import threading
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -22,35 +17,18 @@ from ..calls import functions, wording
 from ..calls.call import Call, Depends, Guard, meta
 from ..inputs.structure import LEAF, Step, carries_tensors, flatten, paths, unflatten
 from . import checks, opaque
-from .tracked import Expression, TrackedFloat, TrackedInt, plain
+from .position import Position
+from .restart import KeepFunction, OpenLeaf, WatchLeaves
+from .tracked import Expression, TrackedFloat, TrackedInt, plain, track
 
-__all__ = ["Depth", "Ledger", "Method", "Piece", "Ref", "Restart"]
+__all__ = ["Ledger", "Piece", "Ref", "TensorMethod"]
 
-_SKIPPED = (
-    str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(torch.__file__).parent), contextlib.__file__
-)  # fmt: skip
 _INLINE = frozenset(
     {type(None), str, int, float, complex, bool, torch.dtype, torch.memory_format, torch.layout, type(...)}
 )
 _UNPACKED = 8
 """How many rows of a tensor code may take apart by name; more are a loop."""
 _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
-
-
-class Restart(BaseException):
-    """Recording must start again: ``path`` kept whole (``close``), or the leaf there opened.
-
-    ``why`` says what stood in the way. Not an :class:`Exception`, so that the model's own handlers let it
-    pass.
-    """
-
-    def __init__(self, path: str, why: str, *, close: bool = True) -> None:
-        super().__init__(why)
-        self.path, self.why, self.close = path, why, close
-
-
-class Suspect(BaseException):
-    """A tensor of unknown origin turned up; recording must start again and watch what leaves make."""
 
 
 class Piece:
@@ -66,7 +44,7 @@ class Piece:
 Ref = Call | Piece
 
 
-class Method:
+class TensorMethod:
     """A tensor method that answers a number, in a size's expression."""
 
     __slots__ = ("name",)
@@ -75,39 +53,17 @@ class Method:
         self.name = name
 
 
-class Depth:
-    """How many ``with`` blocks on it are running."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __enter__(self) -> None:
-        self.count += 1
-
-    def __exit__(self, *error: object) -> None:
-        self.count -= 1
-
-
 class Ledger:
     """The calls recorded so far and what every value is to them.
 
-    ``names`` maps ids of the model's parameters and buffers to their first names, ``modules`` ids of its
-    modules to paths, ``known`` ids of tensors it held before; device literals equal to ``device`` follow it;
-    ``is_leaf`` decides by path which modules are recorded whole.
+    ``names`` maps ids of the model's parameters and buffers to their first names, ``known`` holds ids of
+    tensors it held before; device literals equal to ``device`` follow it; ``at`` is where its code is.
     """
 
     def __init__(
-        self,
-        names: Mapping[int, str],
-        modules: Mapping[int, str],
-        known: frozenset[int],
-        device: torch.device,
-        is_leaf: Callable[[str], bool],
+        self, names: Mapping[int, str], known: frozenset[int], device: torch.device, at: Position
     ) -> None:
-        self.names, self.modules, self.known, self.device = names, modules, known, device
-        self.is_leaf = is_leaf
+        self.names, self.known, self.device, self.at = names, known, device, at
         self.calls: list[Call] = []
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.constants: dict[str, Any] = {}
@@ -117,69 +73,29 @@ class Ledger:
         self.attributes: dict[str, Call] = {}
         self.sizes: dict[int, dict[int, Expression]] = {}
         self.watched: dict[int, tuple[torch.Tensor, str]] | None = None
-        self.stack: list[str] = []
-        self.hushed = Depth()
-        self.thread = threading.get_ident()
 
     @property
     def recording(self) -> bool:
-        """Whether calls are to be recorded now: not inside a leaf or torch function, nor on other threads."""
-        return not self.hushed.count and threading.get_ident() == self.thread
-
-    @property
-    def here(self) -> str:
-        """The path of the module whose forward is running."""
-        return self.stack[-1] if self.stack else ""
-
-    def source(self) -> str:
-        """``file:line`` of the innermost frame that is neither torch's nor ours."""
-        frame: types.FrameType | None = sys._getframe(2)
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if not file.startswith(_SKIPPED):
-                return f"{file}:{frame.f_lineno}"
-            frame = frame.f_back
-        return ""
+        """Whether arithmetic on tracked numbers is to be recorded now."""
+        return self.at.is_recorded
 
     def add(self, call: Call) -> Call:
         self.calls.append(call)
         return call
 
-    def refuse(self, depends: Depends, what: str, source: str) -> None:
-        """Stop recording: Python reads ``what``, a value that can differ next time."""
-        shown = {
-            Depends.INPUT: "input data",
-            Depends.RANDOM: "a random draw",
-            Depends.STATE: "a parameter or buffer",
-        }
-        cause = " and ".join(text for flag, text in shown.items() if depends & flag) or "data"
-        place = f"{source or 'unknown place'} (in {self.here or 'the model itself'})"
-        self.keep_whole(f"{place}: Python reads the value of {what}, which depends on {cause}")
-
-    def keep_whole(self, why: str) -> None:
-        """Start again with the function that runs now kept whole, or else the module."""
-        function = opaque.innermost(self.divisible)
-        if function is not None:
-            raise opaque.Opaque(function)
-        raise Restart(self.here, why)
-
     def iterated(self, call: Call, n_rows: int) -> None:
         """The model's Python goes through a tensor's rows: too many to be taken apart by name are a loop."""
         if call.depends & Depends.DATA:
-            self.refuse(call.depends, f"len({wording.shown(call.args[0])})", call.source)
+            self.at.refuse(call.depends, f"len({wording.shown(call.args[0])})", call.source)
         is_loop = call.depends & Depends.SHAPE and n_rows > _UNPACKED
         if is_loop and (function := opaque.innermost(lambda module: None)) is not None:
-            raise opaque.Opaque(function)
-
-    def divisible(self, module: nn.Module) -> str | None:
-        """The path of an open module with open modules inside; None of others, which may well stay whole."""
-        path = self.modules.get(id(module))
-        inside = (self.modules.get(id(m), "") for m in module.modules() if m is not module)
-        return path if any(p and not self.is_leaf(p) for p in inside) else None
+            raise KeepFunction(function)
 
     def expect(self, value: Any, outcome: bool, source: str) -> None:
         """Let the recording check a truth that the model's own code checks."""
-        call = Call("call_function", checks.expect, (value, outcome, source), hint="expect", path=self.here)
+        call = Call(
+            "call_function", checks.expect, (value, outcome, source), hint="expect", path=self.at.path
+        )
         call.source, call.is_check, call.depends = source, True, self.depends(call)
         self.add(call)
 
@@ -210,9 +126,9 @@ class Ledger:
         """A constant must not be something that a leaf made: then the leaf is opened."""
         if self.watched is not None and id(tensor) in self.watched:
             path = self.watched[id(tensor)][1]
-            raise Restart(path, f"a tensor made inside {path} is used outside of it", close=False)
+            raise OpenLeaf(path, f"a tensor made inside {path} is used outside of it")
         if self.watched is None and id(tensor) not in self.known:
-            raise Suspect
+            raise WatchLeaves
 
     def hold_together(self, call: Call, result: Any) -> None:
         """Hand on tuples of a call's tensors as they are: their length may be other next time."""
@@ -272,12 +188,51 @@ class Ledger:
             ref = ref.parent
         return ref.depends
 
+    # ---------------------------------------------------------------- results
+
+    def adopt_result(self, call: Call, result: Any, written: set[int]) -> Any:
+        """Tie the tensors of a call's result to it; what was merely handed through becomes an alias."""
+        if isinstance(result, torch.Tensor):
+            new = self.adopt(result, call, written)
+            call.value, call.storages = meta(new), functions.storages(new)
+            return new
+        values, spec = flatten(result)
+        call.value = unflatten(spec, [meta(v) for v in values])
+        owned = [
+            self.adopt_piece(call, path, v, written) for path, v in zip(paths(spec), values, strict=True)
+        ]
+        call.storages = frozenset().union(*(functions.storages(v) for v in owned))
+        if all(a is b for a, b in zip(owned, values, strict=True)):
+            return result
+        return unflatten(spec, owned)
+
+    def adopt(self, tensor: torch.Tensor, ref: Ref, written: set[int]) -> torch.Tensor:
+        is_known = id(tensor) in self.refs or id(tensor) in self.names
+        if is_known and id(tensor) not in written:
+            tensor = torch.ops.aten.alias.default(tensor)
+        self.bind(tensor, ref)
+        return tensor
+
+    def adopt_piece(self, call: Call, path: tuple[Step, ...], value: Any, written: set[int]) -> Any:
+        if not isinstance(value, (torch.Tensor, int, float)) or isinstance(value, bool):
+            return value
+        ref: Ref = call
+        for step in path:
+            ref = Piece(ref, step, value)
+        if isinstance(value, torch.Tensor):
+            return self.adopt(value, ref, written)
+        if not call.depends & Depends.SHAPE or isinstance(value, float):
+            return plain(value)
+        if not path:
+            call.is_size = True
+        return track(plain(value), Expression(None, (), plain(value), ref=ref), self)
+
     # ---------------------------------------------------------------- numbers
 
     def size(self, tensor: torch.Tensor, ref: Ref, axis: int, value: int) -> TrackedInt:
         known = self.sizes.setdefault(id(tensor), {})
         if axis not in known:
-            known[axis] = Expression(Method("size"), (ref, axis), value)
+            known[axis] = Expression(TensorMethod("size"), (ref, axis), value)
         return TrackedInt.make(value, known[axis], self)
 
     def number(self, expression: Any) -> Any:
@@ -290,12 +245,12 @@ class Ledger:
                 for o in expression.operands
             )
             function = expression.function
-            if isinstance(function, Method):
+            if isinstance(function, TensorMethod):
                 call = Call("call_method", function.name, operands, hint=function.name, accessor=True)
             else:
                 hint = getattr(function, "__name__", "number")
                 call = Call("call_function", functions.nameable(function), operands, hint=hint)
-            call.path, call.source, call.value = self.here, self.source(), expression.value
+            call.path, call.source, call.value = self.at.path, self.at.source(), expression.value
             call.is_size = True
             call.depends = Depends.SHAPE | (self.depends(call) & Depends.DATA)
             expression.ref = self.add(call)
@@ -306,21 +261,21 @@ class Ledger:
         compares = expression.function in _COMPARISONS and expression.ref is None
         function = expression.function if compares else operator.pos
         parts = expression.operands if compares else (expression,)
-        with self.hushed:
+        with self.at.hushed:
             operands = tuple(self.number(p) for p in parts)
-        source = self.source()
+        source = self.at.source()
         for operand in operands:
             if isinstance(operand, Call) and operand.depends & Depends.DATA:
                 if compares and checks.is_check(source):
                     call = Call(
-                        "call_function", function, operands, hint="check", path=self.here, source=source
+                        "call_function", function, operands, hint="check", path=self.at.path, source=source
                     )
                     call.depends, call.value = self.depends(call), outcome
                     self.expect(self.add(call), outcome, source)
                     return
-                self.refuse(Depends.INPUT, f"{wording.shown(operand)} ({operand.value} here)", source)
+                self.at.refuse(Depends.INPUT, f"{wording.shown(operand)} ({operand.value} here)", source)
         key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
-        self.guards.setdefault(key, Guard(function, operands, outcome, self.here, source))
+        self.guards.setdefault(key, Guard(function, operands, outcome, self.at.path, source))
 
     # ---------------------------------------------------------------- arguments
 
@@ -364,16 +319,16 @@ class Ledger:
     def encode_object(self, value: Any) -> Any:
         """A value fx cannot write down: rebuilt from its tensors, or kept as a constant object."""
         if isinstance(value, nn.Module):
-            if id(value) in self.modules:
-                return self.attribute(self.modules[id(value)], value, Depends.STATE)
+            if id(value) in self.at.modules:
+                return self.attribute(self.at.modules[id(value)], value, Depends.STATE)
             return self.attribute(self.constant(value), value, Depends.NOTHING)
         leaves, spec = flatten(value)
         if spec is LEAF or not any(isinstance(v, (torch.Tensor, TrackedInt, TrackedFloat)) for v in leaves):
             if not callable(value):
-                self.bare.append((value, f"{self.here or type(value).__name__}"))
+                self.bare.append((value, f"{self.at.path or type(value).__name__}"))
             return self.attribute(self.constant(value), value, Depends.NOTHING)
         call = Call("call_function", functions.Rebuild(spec), tuple(self.encode(v)[0] for v in leaves))
-        call.hint, call.path, call.accessor = spec.type.__name__, self.here, True
+        call.hint, call.path, call.accessor = spec.type.__name__, self.at.path, True
         call.depends = self.depends(call)
         call.value = unflatten(spec, [meta(plain(v)) for v in leaves])
         call.storages = frozenset().union(*(c.storages for c in call.inputs))

@@ -2,13 +2,12 @@
 
 Such a function, or such a method of a module that would be a pity to keep whole itself, becomes one call in
 the recording, as a leaf module does. Recording the call is left to ``recorder``; noticing that a function
-needs it, to whoever raises :class:`Opaque`.
+needs it, to whoever raises :class:`~.restart.KeepFunction`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import pathlib
@@ -23,8 +22,9 @@ import torch
 from torch import nn
 
 from ..calls.functions import Named, tensors
+from .restart import Function, Method
 
-__all__ = ["Function", "Method", "Opaque", "Part", "drawing", "generators", "innermost", "replaced"]
+__all__ = ["KeptMethod", "drawing", "generators", "innermost", "replaced"]
 
 _OTHERS = (
     str(pathlib.Path(__file__).parents[1]),
@@ -36,37 +36,6 @@ _DRAWS = {
     np.random: ("choice", "normal", "permutation", "rand", "randint", "randn", "random", "uniform"),
     random: ("choice", "choices", "gauss", "randint", "random", "randrange", "sample", "shuffle", "uniform"),
 }
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Function:
-    """A function by the module-level name under which glue code calls it."""
-
-    module: str
-    name: str
-
-    @property
-    def namespace(self) -> dict[str, Any]:
-        return vars(sys.modules[self.module])
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Method:
-    """A method by its name and the path of the module whose it is."""
-
-    path: str
-    name: str
-
-
-class Opaque(BaseException):
-    """Recording must start again with ``function`` kept whole.
-
-    Not an :class:`Exception`, so that the model's own handlers let it pass.
-    """
-
-    def __init__(self, function: Function | Method) -> None:
-        super().__init__(str(function))
-        self.function = function
 
 
 def innermost(divisible: Callable[[nn.Module], str | None]) -> Function | Method | None:
@@ -96,7 +65,7 @@ def _is_method(owner: nn.Module, name: str, frame: types.FrameType) -> bool:
     return is_own and name != "forward" and inspect.unwrap(found).__code__ is frame.f_code
 
 
-class Part(Named):
+class KeptMethod(Named):
     """A method on a stand-in for its module that has no parameters, and only the submodules it asks for.
 
     Those come as the first arguments of a call. Raises :class:`ValueError` for a method that does more.
@@ -106,8 +75,8 @@ class Part(Named):
         cls = type(module)
         super().__init__(self.run, name, f"{cls.__module__}.{cls.__qualname__}.{name}")
         self.cls, self.name = cls, name
-        self.asked: tuple[str, ...] = ()
-        self.own = {
+        self.submodules: tuple[str, ...] = ()
+        self.attributes = {
             k: v
             for k, v in vars(module).items()
             if k not in _OF_ALL and not isinstance(v, _Recorded) and next(tensors(v), None) is None
@@ -115,18 +84,18 @@ class Part(Named):
 
     def first(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
         """The result of a call, and the submodules that it and later calls take."""
-        children = _Asked(module._modules)
+        children = _Noted(module._modules)
         result = self._run(children, args, kwargs)
-        self.asked = tuple(dict.fromkeys(children.names))
-        return result, [module._modules[n] for n in self.asked]
+        self.submodules = tuple(dict.fromkeys(children.names))
+        return result, [module._modules[n] for n in self.submodules]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        n = len(self.asked)
-        return self._run(dict(zip(self.asked, args[:n], strict=True)), args[n:], kwargs)
+        n = len(self.submodules)
+        return self._run(dict(zip(self.submodules, args[:n], strict=True)), args[n:], kwargs)
 
     def _run(self, children: dict[str, Any], args: Any, kwargs: Any) -> Any:
         stand_in = self.cls.__new__(self.cls)
-        given = {**self.own, "_modules": children, "_parameters": {}, "_buffers": {}}
+        given = {**self.attributes, "_modules": children, "_parameters": {}, "_buffers": {}}
         vars(stand_in).update(given)
         result = getattr(stand_in, self.name)(*args, **kwargs)
         changed = [k for k, v in vars(stand_in).items() if k not in given or v is not given[k]]
@@ -135,7 +104,7 @@ class Part(Named):
         return result
 
 
-class _Asked(dict[str, Any]):
+class _Noted(dict[str, Any]):
     """Notes which keys are read one by one; reading all is refused."""
 
     def __init__(self, items: Any) -> None:
@@ -170,20 +139,21 @@ class _Recorded(functools.partial[Any]):
 def replaced(
     functions: Iterable[Function | Method],
     model: nn.Module,
-    whole: Callable[..., Any],
-    part: Callable[..., Any],
+    on_function: Callable[..., Any],
+    on_method: Callable[..., Any],
 ) -> Iterator[None]:
-    """Calls go to ``whole(function, *args)`` or ``part(module, method, *args)`` meanwhile."""
+    """Calls go to ``on_function(function, *args)`` or ``on_method(module, method, *args)`` meanwhile."""
     with contextlib.ExitStack() as stack:
         for function in functions:
             if isinstance(function, Method):
                 module = model.get_submodule(function.path)
-                vars(module)[function.name] = _Recorded(part, module, function.name)
+                vars(module)[function.name] = _Recorded(on_method, module, function.name)
                 stack.callback(vars(module).pop, function.name)
                 continue
-            original = function.namespace[function.name]
-            function.namespace[function.name] = _Recorded(whole, original)
-            stack.callback(function.namespace.__setitem__, function.name, original)
+            namespace = vars(sys.modules[function.module])
+            original = namespace[function.name]
+            namespace[function.name] = _Recorded(on_function, original)
+            stack.callback(namespace.__setitem__, function.name, original)
         yield
 
 

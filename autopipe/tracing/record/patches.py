@@ -35,7 +35,7 @@ class Route:
     @property
     def active(self) -> Recorder | None:
         """The recorder, if calls are to be recorded now."""
-        return self.recorder if self.recorder is not None and self.recorder.recording else None
+        return self.recorder if self.recorder is not None and self.recorder.at.is_recorded else None
 
     @contextlib.contextmanager
     def to(self, recorder: Recorder) -> Iterator[None]:
@@ -154,7 +154,9 @@ def _function_apply(route: Route, original: Any) -> Any:
             function, _, *rest = args
             with recorder.checkpointed:
                 return function(*rest)
-        return recorder.custom(CustomFunction(cls), lambda *a, **k: original(cls, *a, **k), args, kwargs)
+        return recorder.custom_function(
+            CustomFunction(cls), lambda *a, **k: original(cls, *a, **k), args, kwargs
+        )
 
     return classmethod(apply)
 

@@ -19,17 +19,19 @@ from torch.overrides import TorchFunctionMode
 from ...errors import CaptureError
 from ..calls import functions, lifting, regions, wording
 from ..calls.call import UNSAFE, Call, Depends, Recording, meta
-from ..inputs.structure import Step, flatten, paths, unflatten
+from ..inputs.structure import flatten
 from . import checks, opaque
 from .draws import Draws
 from .leaves import is_compiled
-from .ledger import Depth, Ledger, Method, Piece, Ref, Restart
+from .ledger import Ledger, Ref, TensorMethod
+from .position import Depth, Position
+from .restart import CloseModule
 from .tracked import Expression, plain, track
 
 __all__ = ["Recorder"]
 
 
-class Recorder(Ledger, TorchFunctionMode):
+class Recorder(TorchFunctionMode):
     """One run of a model being recorded. ``is_leaf`` decides by path which modules are recorded whole."""
 
     def __init__(
@@ -42,17 +44,17 @@ class Recorder(Ledger, TorchFunctionMode):
         training: bool,
         watch: bool = False,
     ) -> None:
-        Ledger.__init__(self, names, modules, known, device, is_leaf)
-        TorchFunctionMode.__init__(self)
+        super().__init__()
+        self.at = Position(modules, is_leaf)
+        self.ledger = Ledger(names, known, device, self.at)
+        self.ledger.watched = {} if watch else None
         self.training = training
-        self.watched = {} if watch else None
         self.base = regions.ambient()
         self.draws = Draws(device)
         self.leaf_path = ""
         self.checkpointed = Depth()
         self.failed: str | None = None
         self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        self.saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     # ---------------------------------------------------------------- running
 
@@ -63,13 +65,13 @@ class Recorder(Ledger, TorchFunctionMode):
         for name, tensor in given.items():
             call = Call("placeholder", name, hint=name, depends=Depends.INPUT | Depends.SHAPE)
             call.value, call.storages = meta(tensor), functions.storages(tensor)
-            self.bind(tensor, self.add(call))
+            self.ledger.bind(tensor, self.ledger.add(call))
         with self.draws, self:
             result = model(*args, **kwargs)
         return self.finish(result)
 
     def finish(self, result: Any) -> Recording:
-        for value, path in self.filled():
+        for value, path in self.ledger.filled():
             raise CaptureError(
                 f"a {type(value).__name__} passed around in {path or 'the model'} collects tensors while the "
                 f"model runs, so what one call does depends on earlier ones; call the model without it"
@@ -77,48 +79,50 @@ class Recorder(Ledger, TorchFunctionMode):
         values, spec = flatten(result)
         for value in values:
             _check_output(value)
-        self.stack = [""]
-        encoded = tuple(self.encode(v)[0] for v in values)
-        self.add(Call("output", "output", (encoded,), hint="output"))
-        self.hushed.count = 1
-        return Recording(self.training, self.calls, spec, list(self.guards.values()), self.constants)
+        self.at.stack = [""]
+        encoded = tuple(self.ledger.encode(v)[0] for v in values)
+        self.ledger.add(Call("output", "output", (encoded,), hint="output"))
+        self.at.hushed.count = 1
+        return Recording(
+            self.training, self.ledger.calls, spec, list(self.ledger.guards.values()), self.ledger.constants
+        )
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.recording:
+        if self.at.is_recorded:
             return self.function(func, args, kwargs)
         result = func(*args, **kwargs)
-        if self.watched is not None and self.leaf_path:
-            self.watched.update({id(t): (t, self.leaf_path) for t in functions.tensors(result)})
+        if self.ledger.watched is not None and self.leaf_path:
+            self.ledger.watched.update({id(t): (t, self.leaf_path) for t in functions.tensors(result)})
         return result
 
     # ---------------------------------------------------------------- modules
 
     def module(self, module: nn.Module, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A module is being called: as a leaf, or with its forward recorded in turn."""
-        path = self.modules.get(id(module))
+        path = self.at.modules.get(id(module))
         if path is None:
             return original(*args, **kwargs)
-        if self.stack and path and self.is_leaf(path):
+        if self.at.stack and path and self.at.is_leaf(path):
             inside = list(module.modules())
             if not self.is_swapped(inside):
-                with self.hushed, self.aside():
+                with self.at.hushed, self.stepped_aside():
                     return self.leaf(module, inside, path, original, args, kwargs)
-        self.stack.append(path)
+        self.at.stack.append(path)
         try:
             return original(*args, **kwargs)
         except Exception:
             self.failed = path if self.failed is None else self.failed
             raise
         finally:
-            self.stack.pop()
+            self.at.stack.pop()
 
     def is_swapped(self, inside: list[nn.Module]) -> bool:
         """Whether modules run with other parameters than their own (``torch.func.functional_call``)."""
         held = (p for m in inside for p in m._parameters.values() if p is not None)
-        return any(id(p) not in self.names for p in held)
+        return any(id(p) not in self.ledger.names for p in held)
 
     def leaf(
         self,
@@ -130,32 +134,32 @@ class Recorder(Ledger, TorchFunctionMode):
         kwargs: Any,
     ) -> Any:
         """Record ``module``, with all the modules ``inside`` it, as one call."""
-        encoded, actual = self.encode_call(args, kwargs)
-        call = Call("call_module", path, *encoded, hint=path, path=path, source=self.source())
+        encoded, actual = self.ledger.encode_call(args, kwargs)
+        call = Call("call_module", path, *encoded, hint=path, path=path, source=self.at.source())
         call.recompute = self.checkpointed.count > 0
         state = (t for m in inside for t in (*m._parameters.values(), *m._buffers.values()))
         has_state = any(t is not None for t in state)
-        call.depends = self.depends(call) | (Depends.STATE if has_state else Depends.NOTHING)
+        call.depends = self.ledger.depends(call) | (Depends.STATE if has_state else Depends.NOTHING)
         has_buffers = any(m._buffers for m in inside)
         buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)) if has_buffers else {})
         compiled = any(map(is_compiled, inside))
         run = functools.partial(type(module).__call__, module) if compiled else original
 
-        def alone(*args: Any, **kwargs: Any) -> Any:
+        def run_leaf(*args: Any, **kwargs: Any) -> Any:
             with self.inside_leaf(path, compiled), self.suspended() if compiled else contextlib.nullcontext():
                 return run(*args, **kwargs)
 
-        result = self.perform(call, alone, actual)
+        result = self.perform(call, run_leaf, actual)
         call.mutated = self.changed(buffers, module, path)
         return result
 
     def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:
         """The buffers of ``module`` that are not as they were."""
         found = before.changed(module, path, self.training)
-        return tuple(dict.fromkeys(self.names.get(id(b), n) for n, b in found))
+        return tuple(dict.fromkeys(self.ledger.names.get(id(b), n) for n, b in found))
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def stepped_aside(self) -> Iterator[None]:
         """What is done meanwhile does not come by this mode, unless another one was entered since."""
         is_top = overrides._get_current_function_mode() is self
         if is_top:
@@ -173,7 +177,7 @@ class Recorder(Ledger, TorchFunctionMode):
         flags = functions.ExportFlags.read()
         functions.ExportFlags(False, False).write()
         comes_by = self in overrides._get_current_function_mode_stack()
-        watches = self.watched is not None and not compiled
+        watches = self.ledger.watched is not None and not compiled
         try:
             with self if watches and not comes_by else contextlib.nullcontext():
                 yield
@@ -190,10 +194,10 @@ class Recorder(Ledger, TorchFunctionMode):
             return func(*args, **kwargs)
         if kind == "metadata":
             return self.metadata(name, func, args, kwargs)
-        encoded, actual = self.encode_call(args, kwargs)
+        encoded, actual = self.ledger.encode_call(args, kwargs)
         call = functions.as_call(func, *encoded)
-        call.path, call.source = self.here, self.source()
-        call.depends = self.depends(call)
+        call.path, call.source = self.at.path, self.at.source()
+        call.depends = self.ledger.depends(call)
         if kind == "shape only":
             call.depends &= ~(Depends.INPUT | Depends.RANDOM | Depends.STATE)
         elif kind == "data shaped" or functions.selects_by_mask(name, actual[0]):
@@ -201,32 +205,36 @@ class Recorder(Ledger, TorchFunctionMode):
         if kind == "read":
             return self.read(call, name, func, actual)
         if name == "unbind":  # what iterating over a tensor comes down to
-            self.iterated(call, len(actual[0][0]))
-        if functions.takes_numpy(actual) and not self.knows_arrays(actual):
+            self.ledger.iterated(call, len(actual[0][0]))
+        if functions.takes_numpy(actual) and not self.ledger.knows_arrays(actual):
             return self.outside_numbers(func, actual)
         if functions.writes_in_place(name, actual):
-            self.save_parameters(actual, name, call.source)
+            self.check_parameters(actual, name, call.source)
         return self.perform(call, func, actual)
 
-    def custom(self, function: functions.Named, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def custom_function(
+        self, function: functions.Named, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
         """A call that the function mode does not see as one: ``autograd.Function.apply``, ``vmap``."""
-        with self.hushed:
-            encoded, actual = self.encode_call(args, kwargs)
+        with self.at.hushed:
+            encoded, actual = self.ledger.encode_call(args, kwargs)
         call = Call("call_function", function, *encoded, hint=function.__name__)
-        call.path, call.source = self.here, self.source()
-        call.depends = self.depends(call)
+        call.path, call.source = self.at.path, self.at.source()
+        call.depends = self.ledger.depends(call)
         return self.perform(call, run, actual)
 
-    def whole(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def kept_function(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A plain function that stays whole is being called."""
-        if not self.recording:
+        if not self.at.is_recorded:
             return run(*args, **kwargs)
-        encoded, actual = self.encode_call(args, kwargs)
-        call = Call("call_function", run, *encoded, hint=run.__name__, path=self.here, source=self.source())
-        call.depends = self.depends(call)
-        return self.perform_whole(call, run, actual)
+        encoded, actual = self.ledger.encode_call(args, kwargs)
+        call = Call(
+            "call_function", run, *encoded, hint=run.__name__, path=self.at.path, source=self.at.source()
+        )
+        call.depends = self.ledger.depends(call)
+        return self.perform_kept(call, run, actual)
 
-    def perform_whole(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
+    def perform_kept(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         """Perform a call of code that may draw outside torch and give what is no tensor."""
         before = opaque.generators()
         result = self.perform(call, run, actual)
@@ -234,52 +242,56 @@ class Recorder(Ledger, TorchFunctionMode):
             call.is_random, call.depends = True, call.depends | Depends.RANDOM
         for value in flatten(result)[0]:
             if isinstance(value, np.ndarray):
-                self.bind(value, call)
+                self.ledger.bind(value, call)
             elif isinstance(value, (bool, int, float, str)):
-                self.refuse(call.depends, f"{wording.shown(call)} ({value!r} here)", call.source)
+                self.at.refuse(call.depends, f"{wording.shown(call)} ({value!r} here)", call.source)
         return result
 
-    def part(self, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
+    def kept_method(self, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
         """A method that stays whole is being called; the module is closed where that cannot be."""
-        path = self.modules[id(module)]
-        if not self.recording:
+        path = self.at.modules[id(module)]
+        if not self.at.is_recorded:
             return getattr(type(module), name)(module, *args, **kwargs)
-        encoded, actual = self.encode_call(args, kwargs)
+        encoded, actual = self.ledger.encode_call(args, kwargs)
         buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)))
         try:
-            part = opaque.Part(module, name)
-            call = Call("call_function", part, *encoded, hint=name, path=self.here, source=self.source())
-            call.depends = self.depends(call)
-            result = self.perform_whole(call, functools.partial(self.apart, call, part, module), actual)
+            method = opaque.KeptMethod(module, name)
+            call = Call(
+                "call_function", method, *encoded, hint=name, path=self.at.path, source=self.at.source()
+            )
+            call.depends = self.ledger.depends(call)
+            result = self.perform_kept(call, functools.partial(self.first_run, call, method, module), actual)
         except Exception as error:
-            raise Restart(
+            raise CloseModule(
                 path, f"{name} of {path or 'the model'} cannot stay whole alone: {error}"
             ) from error
         call.mutated = self.changed(buffers, module, path)
-        self.hold_together(call, result)
+        self.ledger.hold_together(call, result)
         return result
 
-    def apart(self, call: Call, part: opaque.Part, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with self.inside_leaf(self.modules[id(module)], False):
-            result, used = part.first(module, args, kwargs)
-        inside = [self.attribute(self.modules[id(m)], m, Depends.STATE) for m in used]
+    def first_run(
+        self, call: Call, method: opaque.KeptMethod, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        with self.inside_leaf(self.at.modules[id(module)], False):
+            result, used = method.first(module, args, kwargs)
+        inside = [self.ledger.attribute(self.at.modules[id(m)], m, Depends.STATE) for m in used]
         call.take((*inside, *call.args), call.kwargs)
         call.depends |= Depends.STATE if inside else Depends.NOTHING
         return result
 
-    def drawn(self, name: str) -> None:
+    def outside_draw(self, name: str) -> None:
         """Code outside torch is about to draw a random number."""
-        if self.recording:
-            self.keep_whole(f"{self.source()}: {name} draws a random number")
+        if self.at.is_recorded:
+            self.at.keep_whole(f"{self.at.source()}: {name} draws a random number")
 
     def mapped(
         self, vmap: Callable[..., Any], func: Callable[..., Any], how: Any, args: Any, kwargs: Any
     ) -> Any:
         """``vmap`` of a function over arguments, the tensors in its closure among them."""
-        with self.hushed:
-            tensors, rebuild = lifting.lift(func, lambda t: id(t) in self.refs)
+        with self.at.hushed:
+            tensors, rebuild = lifting.lift(func, lambda t: id(t) in self.ledger.refs)
         function = lifting.Mapped(vmap, rebuild, len(tensors), how)
-        return self.custom(function, function, (*tensors, *args), kwargs)
+        return self.custom_function(function, function, (*tensors, *args), kwargs)
 
     def metadata(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A question about a tensor's shape, type or place."""
@@ -287,22 +299,24 @@ class Recorder(Ledger, TorchFunctionMode):
         tensor = args[0] if args else None
         if not isinstance(tensor, torch.Tensor) or name not in functions.SIZES:
             return result
-        ref = self.find(tensor)
-        if not self.depends_of(ref) & Depends.SHAPE:
+        ref = self.ledger.find(tensor)
+        if not self.ledger.depends_of(ref) & Depends.SHAPE:
             return result
         if name in ("shape", "size"):
             if isinstance(result, torch.Size):
-                return torch.Size([self.size(tensor, ref, i, n) for i, n in enumerate(result)])
+                return torch.Size([self.ledger.size(tensor, ref, i, n) for i, n in enumerate(result)])
             axis = plain(args[1] if len(args) > 1 else kwargs["dim"])
-            return self.size(tensor, ref, axis % tensor.dim(), result)
+            return self.ledger.size(tensor, ref, axis % tensor.dim(), result)
         if name == "__len__":
-            return self.size(tensor, ref, 0, result).settle()
+            return self.ledger.size(tensor, ref, 0, result).settle()
         if name == "stride":
-            return result if isinstance(result, tuple) else self.asked("stride", ref, args[1:], result)
-        return self.asked("numel", ref, (), result)
+            return (
+                result if isinstance(result, tuple) else self.tracked_answer("stride", ref, args[1:], result)
+            )
+        return self.tracked_answer("numel", ref, (), result)
 
-    def asked(self, method: str, ref: Ref, rest: Any, result: int) -> Any:
-        return track(result, Expression(Method(method), (ref, *rest), result), self)
+    def tracked_answer(self, method: str, ref: Ref, rest: Any, result: int) -> Any:
+        return track(result, Expression(TensorMethod(method), (ref, *rest), result), self.ledger)
 
     def read(self, call: Call, name: str, func: Callable[..., Any], actual: Any) -> Any:
         """The model's Python wants a tensor's value."""
@@ -310,54 +324,58 @@ class Recorder(Ledger, TorchFunctionMode):
         is_check = is_unsafe and name == "__bool__" and checks.is_check(call.source)
         is_message = name == "__format__" and checks.is_message(call.source)
         if is_unsafe and not is_check and not is_message:
-            self.refuse(call.depends, self.wanted(call, actual), call.source)
-        with self.hushed:
+            self.at.refuse(call.depends, self.describe_read(call, actual), call.source)
+        with self.at.hushed:
             result = func(*actual[0], **actual[1])
         if is_check:
-            self.expect(call.args[0], result, call.source)
+            self.ledger.expect(call.args[0], result, call.source)
             return result
         if not call.depends & Depends.SHAPE or not isinstance(result, (bool, int, float)):
             return result
         call.is_size, call.value = True, result
-        return track(result, Expression(None, (), result, ref=self.add(call)), self)
+        return track(result, Expression(None, (), result, ref=self.ledger.add(call)), self.ledger)
 
-    def wanted(self, call: Call, actual: Any) -> str:
+    def describe_read(self, call: Call, actual: Any) -> str:
         """The value that Python wants, in words: how it is made and, where it is one number, which."""
-        with self.hushed:
+        with self.at.hushed:
             number = wording.example_of(actual[0][0] if actual[0] else None)
         what = wording.shown(call.args if len(call.args) == 1 else call)
         return what + (f" ({number} here)" if number else "")
 
     def outside_numbers(self, func: Callable[..., Any], actual: Any) -> torch.Tensor:
         """A tensor made from a numpy array becomes a constant, copied at each run."""
-        with self.hushed:
+        with self.at.hushed:
             value = func(*actual[0], **actual[1])
         return self.own_constant(value)
 
     def own_constant(self, value: torch.Tensor) -> torch.Tensor:
-        with self.hushed:
-            constant = self.attribute(self.constant(value), value, Depends.NOTHING)
-        call = Call("call_method", "clone", (constant,), hint="clone", path=self.here, source=self.source())
+        with self.at.hushed:
+            constant = self.ledger.attribute(self.ledger.constant(value), value, Depends.NOTHING)
+        call = Call(
+            "call_method", "clone", (constant,), hint="clone", path=self.at.path, source=self.at.source()
+        )
         return self.perform(call, value.clone, ((), {}))
 
-    def save_parameters(self, actual: Any, name: str, source: str) -> None:
-        """Glue code writes to a parameter: keep a copy to put back, and keep the module whole."""
+    def check_parameters(self, actual: Any, name: str, source: str) -> None:
+        """A module whose glue code writes to a parameter stays whole."""
         tensor = next(functions.tensors(actual), None)
         base = tensor if tensor is None or tensor._base is None else tensor._base
-        if isinstance(base, nn.Parameter) and id(base) in self.names:
-            raise Restart(self.here, f"{source}: {name} writes to parameter {self.names[id(base)]}")
+        if isinstance(base, nn.Parameter) and id(base) in self.ledger.names:
+            raise CloseModule(
+                self.at.path, f"{source}: {name} writes to parameter {self.ledger.names[id(base)]}"
+            )
 
     # ---------------------------------------------------------------- performing
 
     def perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         """Run a call for real, note what it did, and tie its results to it."""
-        with self.hushed:
+        with self.at.hushed:
             return self._perform(call, run, actual)
 
     def _perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         call.region = regions.difference(self.base, regions.ambient())
         before = functions.Versions.of(dict(enumerate(functions.tensors(actual))))
-        args, kwargs = functions.on_one_device(actual) if self.device.type == "meta" else actual
+        args, kwargs = functions.on_one_device(actual) if self.ledger.device.type == "meta" else actual
         result = run(*args, **kwargs)
         call.is_random = self.draws.drawn()
         if call.is_random:
@@ -365,42 +383,7 @@ class Recorder(Ledger, TorchFunctionMode):
         written = before.written()
         call.reads = before.storages
         call.writes = frozenset().union(*(functions.storages(t) for t in written))
-        return self.result(self.add(call), result, {id(t) for t in written})
-
-    def result(self, call: Call, result: Any, written: set[int]) -> Any:
-        """Tie the tensors of a call's result to it; what was merely handed through becomes an alias."""
-        if isinstance(result, torch.Tensor):
-            new = self.own(result, call, written)
-            call.value, call.storages = meta(new), functions.storages(new)
-            return new
-        values, spec = flatten(result)
-        call.value = unflatten(spec, [meta(v) for v in values])
-        owned = [self.piece(call, path, v, written) for path, v in zip(paths(spec), values, strict=True)]
-        call.storages = frozenset().union(*(functions.storages(v) for v in owned))
-        if all(a is b for a, b in zip(owned, values, strict=True)):
-            return result
-        return unflatten(spec, owned)
-
-    def own(self, tensor: torch.Tensor, ref: Ref, written: set[int]) -> torch.Tensor:
-        is_known = id(tensor) in self.refs or id(tensor) in self.names
-        if is_known and id(tensor) not in written:
-            tensor = torch.ops.aten.alias.default(tensor)
-        self.bind(tensor, ref)
-        return tensor
-
-    def piece(self, call: Call, path: tuple[Step, ...], value: Any, written: set[int]) -> Any:
-        if not isinstance(value, (torch.Tensor, int, float)) or isinstance(value, bool):
-            return value
-        ref: Ref = call
-        for step in path:
-            ref = Piece(ref, step, value)
-        if isinstance(value, torch.Tensor):
-            return self.own(value, ref, written)
-        if not call.depends & Depends.SHAPE or isinstance(value, float):
-            return plain(value)
-        if not path:
-            call.is_size = True
-        return track(plain(value), Expression(None, (), plain(value), ref=ref), self)
+        return self.ledger.adopt_result(self.ledger.add(call), result, {id(t) for t in written})
 
 
 def _check_output(value: Any) -> None:

@@ -17,8 +17,8 @@ from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten, unflatten
 from . import opaque, patches
 from .leaves import Policy
-from .ledger import Restart, Suspect
 from .recorder import Recorder
+from .restart import CloseModule, Function, KeepFunction, Method, OpenLeaf, WatchLeaves
 from .state import Snapshot, seed, switch
 
 __all__ = ["Refused", "Session", "close_to", "device_of"]
@@ -49,7 +49,7 @@ class Session:
         self.device = device_of(model, args, kwargs)
         self.known = frozenset(map(id, snapshot.tensors_held()))
         self.tried: set[tuple[str, bool]] = set()
-        self.functions: dict[opaque.Function | opaque.Method, None] = {}
+        self.functions: dict[Function | Method, None] = {}
         self.route = patches.Route()
 
     def forms(self) -> dict[bool, Recording]:
@@ -66,10 +66,10 @@ class Session:
             try:
                 evaluation = self.record(training=False)
                 forms = {True: self.training_form(evaluation), False: evaluation}
-            except Restart as restart:
+            except (CloseModule, OpenLeaf) as restart:
                 self.adjust(restart)
                 continue
-            except opaque.Opaque as found:
+            except KeepFunction as found:
                 self.functions[found.function] = None
                 continue
             leaf = self.policy.to_open([c.target for c in forms[True].calls if c.op == "call_module"])
@@ -87,7 +87,7 @@ class Session:
             _logger.warning("%s; its training form is taken to be its evaluation form", error)
             return evaluation
 
-    def adjust(self, restart: Restart) -> None:
+    def adjust(self, restart: CloseModule | OpenLeaf) -> None:
         """Keep a module whole, or open a leaf, because Python did what a graph cannot."""
         path, name = restart.path, type(self.model).__name__
         if not path:
@@ -95,12 +95,13 @@ class Session:
                 f"{name} cannot be captured: {restart.why}; move that code into a submodule, which is then "
                 f"kept whole, or out of the model"
             ) from None
-        if (path, restart.close) in self.tried or (not restart.close and not self.policy.is_openable(path)):
+        close = isinstance(restart, CloseModule)
+        if (path, close) in self.tried or (not close and not self.policy.is_openable(path)):
             parent = path.rpartition(".")[0]
-            self.adjust(Restart(parent, restart.why))
+            self.adjust(CloseModule(parent, restart.why))
             return
-        self.tried.add((path, restart.close))
-        if restart.close:
+        self.tried.add((path, close))
+        if close:
             self.policy = self.policy.with_closed({path, *self.policy.like(path)})
         else:
             self.policy = self.policy.with_opened([path])
@@ -118,11 +119,11 @@ class Session:
             try:
                 with (
                     self.route.to(recorder),
-                    opaque.replaced(self.functions, self.model, recorder.whole, recorder.part),
-                    opaque.drawing(recorder.drawn),
+                    opaque.replaced(self.functions, self.model, recorder.kept_function, recorder.kept_method),
+                    opaque.drawing(recorder.outside_draw),
                 ):
                     recording = recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
-            except Suspect:
+            except WatchLeaves:
                 continue
             except (CaptureError, ModelError):
                 raise
@@ -155,7 +156,7 @@ class Session:
             said = f"{name}'s own forward fails in {mode} mode on the example arguments: {_short(own)}"
             raise Refused(f"{said}; pass args and kwargs it can run on") from own
         if failed:
-            raise Restart(failed, f"recording inside {failed} fails: {_short(error)}") from error
+            raise CloseModule(failed, f"recording inside {failed} fails: {_short(error)}") from error
         raise CaptureError(
             f"{name} runs, but cannot be recorded: {_short(error)} (at {_place(error)}); move that code "
             f"into a submodule, which is then kept whole"
@@ -169,11 +170,11 @@ class Session:
         path, attribute = next(((p, a) for p, a in changed if a == "_buffers"), changed[0])
         shown = f"{path or type(self.model).__name__}.{attribute}"
         if attribute == "_buffers":
-            raise Restart(path, f"a forward replaces a buffer of {path or 'the model itself'}")
+            raise CloseModule(path, f"a forward replaces a buffer of {path or 'the model itself'}")
         self.start(training)
         first, second = (flatten(self.run(training))[0] for _ in range(2))
         if len(first) != len(second) or not all(map(close_to, first, second)):
-            raise Restart(path, f"a forward changes {shown}, and the next call's result depends on it")
+            raise CloseModule(path, f"a forward changes {shown}, and the next call's result depends on it")
 
     def inside_leaf(self, path: str) -> bool:
         names = path.split(".")

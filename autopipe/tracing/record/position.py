@@ -1,0 +1,99 @@
+"""Where the model's own code is while it is recorded: in which module, at which line, and whether to record.
+
+What the values there are is left to ``ledger``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from ..calls.call import Depends
+from . import opaque
+from .restart import CloseModule, KeepFunction
+
+__all__ = ["Depth", "Position"]
+
+_SKIPPED = (
+    str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(torch.__file__).parent), contextlib.__file__
+)  # fmt: skip
+
+
+class Depth:
+    """How many ``with`` blocks on it are running."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.count -= 1
+
+
+class Position:
+    """The stack of open modules whose forward runs, and whether calls are recorded there.
+
+    ``modules`` maps ids of the model's modules to paths; ``is_leaf`` decides by path which stay whole.
+    """
+
+    def __init__(self, modules: Mapping[int, str], is_leaf: Callable[[str], bool]) -> None:
+        self.modules, self.is_leaf = modules, is_leaf
+        self.stack: list[str] = []
+        self.hushed = Depth()
+        self.thread = threading.get_ident()
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether calls are to be recorded now: not inside a leaf or torch function, nor on other threads."""
+        return not self.hushed.count and threading.get_ident() == self.thread
+
+    @property
+    def path(self) -> str:
+        """The path of the module whose forward is running."""
+        return self.stack[-1] if self.stack else ""
+
+    def source(self) -> str:
+        """``file:line`` of the innermost frame that is neither torch's nor ours."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not file.startswith(_SKIPPED):
+                return f"{file}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""
+
+    def refuse(self, depends: Depends, what: str, source: str) -> NoReturn:
+        """Stop recording: Python reads ``what``, a value that can differ next time."""
+        shown = {
+            Depends.INPUT: "input data",
+            Depends.RANDOM: "a random draw",
+            Depends.STATE: "a parameter or buffer",
+        }
+        cause = " and ".join(text for flag, text in shown.items() if depends & flag) or "data"
+        place = f"{source or 'unknown place'} (in {self.path or 'the model itself'})"
+        self.keep_whole(f"{place}: Python reads the value of {what}, which depends on {cause}")
+
+    def keep_whole(self, why: str) -> NoReturn:
+        """Start again with the function that runs now kept whole, or else the module."""
+        function = opaque.innermost(self.divisible)
+        if function is not None:
+            raise KeepFunction(function)
+        raise CloseModule(self.path, why)
+
+    def divisible(self, module: nn.Module) -> str | None:
+        """The path of an open module with open modules inside; None of others, which may well stay whole."""
+        path = self.modules.get(id(module))
+        inside = (self.modules.get(id(m), "") for m in module.modules() if m is not module)
+        return path if any(p and not self.is_leaf(p) for p in inside) else None

@@ -1,0 +1,59 @@
+"""Reasons to record again from the start: what a graph cannot hold was met, and something would help.
+
+Acting on them is left to ``session``. None is an :class:`Exception`, so that the model's own handlers let
+them pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+__all__ = ["CloseModule", "Function", "KeepFunction", "Method", "OpenLeaf", "Restart", "WatchLeaves"]
+
+
+class Restart(BaseException):
+    """Recording must start again."""
+
+
+class _AtModule(Restart):
+    """``path`` is the module's, ``why`` says what stood in the way."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(why)
+        self.path, self.why = path, why
+
+
+class CloseModule(_AtModule):
+    """With the module kept whole."""
+
+
+class OpenLeaf(_AtModule):
+    """With the leaf opened."""
+
+
+class KeepFunction(Restart):
+    """With a plain function, or a method, kept whole."""
+
+    def __init__(self, function: Function | Method) -> None:
+        super().__init__(str(function))
+        self.function = function
+
+
+class WatchLeaves(Restart):
+    """Watching what leaves make: a tensor of unknown origin turned up."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Function:
+    """A function by the module-level name under which glue code calls it."""
+
+    module: str
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Method:
+    """A method by its name and the path of the module whose it is."""
+
+    path: str
+    name: str
