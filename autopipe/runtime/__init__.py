@@ -1,9 +1,13 @@
 """Runs a pipeline's stages: training steps and forwards, in one process or one rank per device.
 
 Deciding the cut is left to ``solve``, generating schedules and wire orders to ``schedule``.
+
+The rooms, in the order of a step: ``data`` cuts the batch, ``stage`` runs an action, ``execute`` all actions
+of a rank, ``wire`` brings what crosses, ``reduce`` adds up over ranks, ``keep`` saves; ``engine`` puts them
+to work, ``runtime`` is what users meet.
 """
 
-from .rows import mixing
+from .data.rows import mixing
 from .runtime import Runtime, StepResult
 
 __all__ = ["Runtime", "StepResult", "mixing"]

@@ -24,22 +24,22 @@ from ..plans import Plan
 from ..schedule import Message
 from ..simulator import stage_times
 from ..stages import Stage, rng
-from .boundary import edges_between
-from .channel import Channel
-from .executor import Call, Clock, Executor
-from .failure import Patience, Position
-from .feed import Feed
-from .loss import Loss
-from .microbatch import Batch, Splitter, move
+from .data.feed import Feed
+from .data.microbatch import Batch, Splitter, move
+from .data.outputs import Outputs, share, weighted
+from .data.weights import Weigher
+from .execute.executor import Call, Clock, Executor
+from .execute.program import compile_program, forward_part, pick_schedule
 from .options import Options, StepResult, Where, is_due
-from .outputs import Outputs, share, weighted
-from .peers import Peers, pipeline_ranks
-from .precision import autocast_context, spread_overflow
-from .program import compile_program, forward_part, pick_schedule
-from .setup import Generators, card, check_filled, check_same, pick_device, place, written_buffers
-from .ties import TieSum, find_ties
-from .weights import Weigher
-from .worker import StepInputs, Worker
+from .reduce.precision import autocast_context, spread_overflow
+from .reduce.ties import TieSum, find_ties
+from .stage.loss import Loss
+from .stage.setup import Generators, card, check_filled, check_same, pick_device, place, written_buffers
+from .stage.worker import StepInputs, Worker
+from .wire.boundary import edges_between
+from .wire.channel import Channel
+from .wire.failure import Patience, Position
+from .wire.peers import Peers, pipeline_ranks
 
 if TYPE_CHECKING:
     from ..tracing import Capture

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..schedule import Schedule
-from .precision import Autocast
-from .weights import LossWeight
+from .data.weights import LossWeight
+from .reduce.precision import Autocast
 
 __all__ = ["Options", "StepResult", "Where", "is_due"]
 

@@ -21,13 +21,13 @@ from ..schedule import Schedule
 from ..simulator import Report
 from ..stages import Stage
 from ..units import parse_bytes
-from . import checkpoint
+from .data.weights import LossWeight
 from .engine import Engine
+from .keep import checkpoint
+from .keep.whole import gather_weights
 from .options import Options, StepResult, Where
-from .precision import Autocast, clip_grad_norm
+from .reduce.precision import Autocast, clip_grad_norm
 from .report import make_report, peak_bytes, reset_peak
-from .weights import LossWeight
-from .whole import gather_weights
 
 if TYPE_CHECKING:
     from ..tracing import Capture

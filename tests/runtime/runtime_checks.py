@@ -28,9 +28,10 @@ from zoo.models_multimodal import PackedPatches, documents
 
 from autopipe.api import Pipe
 from autopipe.errors import AutopipeError, InputError, StepError
-from autopipe.runtime import Runtime, peers
-from autopipe.runtime.checkpoint import load_weights
-from autopipe.runtime.group import FOREVER
+from autopipe.runtime import Runtime
+from autopipe.runtime.keep.checkpoint import load_weights
+from autopipe.runtime.wire import peers
+from autopipe.runtime.wire.group import FOREVER
 from autopipe.stages import build
 from autopipe.tracing import capture
 

@@ -7,7 +7,7 @@ import torch
 from runtime_models import Custom, Twice, grads, worst
 from torch import nn
 
-from autopipe.runtime.backward import backward_input
+from autopipe.runtime.stage.backward import backward_input
 
 
 class Branches(nn.Module):

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from autopipe.plans import Boundary
 from autopipe.runtime import Runtime
-from autopipe.runtime.boundary import SETTLED_AFTER, Book, Frame, edges_between, flatten
-from autopipe.runtime.program import compile_program, pick_schedule
+from autopipe.runtime.execute.program import compile_program, pick_schedule
+from autopipe.runtime.wire.boundary import SETTLED_AFTER, Book, Frame, edges_between, flatten
 from autopipe.simulator import plan_transfers
 
 

@@ -17,7 +17,8 @@ from torch import nn
 
 import autopipe
 from autopipe.errors import InputError, StepError
-from autopipe.runtime import Runtime, checkpoint
+from autopipe.runtime import Runtime
+from autopipe.runtime.keep import checkpoint
 from autopipe.schedule import NAMES
 from autopipe.schedule import build as build_schedule
 

@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from autopipe.runtime.announcement import Announcement
-from autopipe.runtime.link import LINK_BYTES, Link, connect
+from autopipe.runtime.wire.announcement import Announcement
+from autopipe.runtime.wire.link import LINK_BYTES, Link, connect
 
 
 class Store(dict):

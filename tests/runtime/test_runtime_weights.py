@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from autopipe.errors import InputError
 from autopipe.runtime import Runtime
-from autopipe.runtime.microbatch import Splitter
+from autopipe.runtime.data.microbatch import Splitter
 from autopipe.tracing.sizes.variation import Variation
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..stages import Stage, rng
+from ...stages import Stage, rng
+from ..data.microbatch import Batch
+from ..reduce.parallel import Replicas
+from ..wire.boundary import Edge, flatten
 from .backward import WeightWork, backward_input
-from .boundary import Edge, flatten
-from .microbatch import Batch
-from .parallel import Replicas
 
 __all__ = ["StepInputs", "Worker"]
 

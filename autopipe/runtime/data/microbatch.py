@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..errors import InputError
-from ..graph import Dim
-from ..tracing.inputs.packing import sample_rows
+from ...errors import InputError
+from ...graph import Dim
+from ...tracing.inputs.packing import sample_rows
 
 if TYPE_CHECKING:
-    from ..tracing import Capture
+    from ...tracing import Capture
 
 __all__ = ["Batch", "Splitter"]
 

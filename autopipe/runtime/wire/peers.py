@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import AutopipeError, InputError, PlanError, StepError
+from ...errors import AutopipeError, InputError, PlanError, StepError
 from .failure import POLL_S, Patience, Position, Watch, first_difference, roll_call
 from .group import FOREVER, Group
 from .link import connect

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError, StoreError
-from ..stages import Stage
+from ...errors import InputError, StoreError
+from ...stages import Stage
 
 __all__ = ["full", "load_optimizer", "load_weights", "owned", "save_optimizer", "save_shards", "save_single"]
 

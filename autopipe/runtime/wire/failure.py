@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import StepError
+from ...errors import StepError
 
 __all__ = ["Patience", "Position", "Watch", "first_difference", "roll_call"]
 

@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..errors import InputError
-from ..graph import Op
-from ..plans import Plan
-from ..stages import Stage
+from ...errors import InputError
+from ...graph import Op
+from ...plans import Plan
+from ...stages import Stage
 
 if TYPE_CHECKING:
-    from ..tracing import Capture
+    from ...tracing import Capture
 
 __all__ = [
     "Generators",

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..stages import Stage
+from ...stages import Stage
 
 __all__ = ["Edge", "Frame", "edges_between", "flatten"]
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
-from ..stages import Stage, relative_error, run_values
+from ...errors import InputError
+from ...stages import Stage, relative_error, run_values
 from .microbatch import Splitter
 from .outputs import Outputs
 from .weights import Weigher
 
 if TYPE_CHECKING:
-    from ..tracing import Capture
+    from ...tracing import Capture
 
 __all__ = ["mixing"]
 

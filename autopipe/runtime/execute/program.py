@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal
 
-from ..errors import InputError
-from ..plans import Plan
-from ..schedule import (
+from ...errors import InputError
+from ...plans import Plan
+from ...schedule import (
     Action,
     Compute,
     Message,
@@ -24,9 +24,9 @@ from ..schedule import (
     check,
     wire_order,
 )
-from ..schedule.actions import KINDS, may_overlap
-from ..simulator import plan_schedule
-from .boundary import Edge
+from ...schedule.actions import KINDS, may_overlap
+from ...simulator import plan_schedule
+from ..wire.boundary import Edge
 
 __all__ = ["Program", "ProgramStep", "compile_program", "pick_schedule"]
 

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from ..errors import InputError
+from ...errors import InputError
 from .microbatch import Batch
 
 if TYPE_CHECKING:
-    from ..tracing import Capture
+    from ...tracing import Capture
 
 __all__ = ["LossWeight", "Weigher"]
 

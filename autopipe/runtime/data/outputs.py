@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from ..errors import InputError
-from ..units import symbol
-from .boundary import flatten
+from ...errors import InputError
+from ...units import symbol
+from ..wire.boundary import flatten
+from ..wire.peers import Peers
 from .microbatch import Batch
-from .peers import Peers
 
 if TYPE_CHECKING:
-    from ..tracing import Capture
+    from ...tracing import Capture
 
 __all__ = ["Outputs", "share", "weighted"]
 

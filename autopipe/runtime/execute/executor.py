@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from ..errors import AutopipeError, StepError
-from ..memory import memory_limits
-from ..plans import Plan
-from ..schedule import Action, Message
-from ..units import format_bytes
-from .boundary import Edge
-from .channel import Channel
-from .failure import Position
+from ...errors import AutopipeError, StepError
+from ...memory import memory_limits
+from ...plans import Plan
+from ...schedule import Action, Message
+from ...units import format_bytes
+from ..stage.worker import Worker
+from ..wire.boundary import Edge
+from ..wire.channel import Channel
+from ..wire.failure import Position
 from .program import Program, ProgramStep
-from .worker import Worker
 
 __all__ = ["Clock", "Executor"]
 

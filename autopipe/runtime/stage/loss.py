@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..errors import InputError
-from ..stages import find_loss
-from .options import Options, is_due
-from .outputs import Outputs, weighted
+from ...errors import InputError
+from ...stages import find_loss
+from ..data.outputs import Outputs, weighted
+from ..options import Options, is_due
 from .worker import StepInputs
 
 if TYPE_CHECKING:
-    from ..tracing import Capture
+    from ...tracing import Capture
 
 __all__ = ["Loss"]
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..stages import Stage
-from .boundary import flatten
-from .group import FOREVER
+from ...stages import Stage
+from ..wire.boundary import flatten
+from ..wire.group import FOREVER
+from ..wire.peers import Peers
 from .microbatch import Batch
-from .peers import Peers
 
 __all__ = ["Feed", "Given"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import StepError
+from ...errors import StepError
 from .announcement import Announcement
 from .boundary import Book, Edge
 from .group import FOREVER

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..graph import ParameterSpec
-from ..stages import Stage
+from ...graph import ParameterSpec
+from ...stages import Stage
+from ..stage.setup import exchange
+from ..wire.peers import Peers
 from .checkpoint import full
-from .peers import Peers
-from .setup import exchange
 
 if TYPE_CHECKING:
-    from ..tracing import Capture
+    from ...tracing import Capture
 
 __all__ = ["gather_weights"]
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.distributed import ReduceOp
 
-from ..errors import StepError
-from ..stages import Stage
-from .group import Group
+from ...errors import StepError
+from ...stages import Stage
+from ..wire.group import Group
 from .parallel import local, sum_gradients
 
 __all__ = ["Tie", "TieSum", "find_ties"]

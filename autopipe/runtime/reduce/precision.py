@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
-from ..errors import StepError
-from .group import Group
+from ...errors import StepError
+from ..wire.group import Group
 
 __all__ = ["autocast_context", "clip_grad_norm", "spread_overflow"]
 
