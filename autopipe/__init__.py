@@ -3,21 +3,21 @@
 The rooms, bottom first. A room imports only from rooms in earlier rows; rooms marked ``no torch`` open
 without it. ``tests/test_layers.py`` reads this table and checks every import against it.
 
-=============  ==============================================  ========
-layer          rooms                                           torch
-=============  ==============================================  ========
-base           errors, units, shown                            no torch
-data           graph, costs, hardware, schedule, plans         no torch
-tracing        tracing                                         torch
-measure        measure                                         torch
-predict        memory, simulator                               no torch
-solve          solve                                           no torch
-stages         stages                                          torch
-runtime        runtime                                         torch
-look           look                                            no torch
-face           api                                             torch
-command line   cli, demo                                       torch
-=============  ==============================================  ========
+=============  ================================================  ========
+layer          rooms                                             torch
+=============  ================================================  ========
+base           errors, arguments, schema, formula, units, shown  no torch
+data           graph, costs, hardware, schedule, plans           no torch
+tracing        tracing                                           torch
+measure        measure                                           torch
+predict        memory, simulator                                 no torch
+solve          solve                                             no torch
+stages         stages                                            torch
+runtime        runtime                                           torch
+look           look                                              no torch
+face           api                                               torch
+command line   cli, demo                                         torch
+=============  ================================================  ========
 
 Within a row of several rooms, a room may import those to its left. ``import autopipe`` is light: torch,
 sympy and networkx load when a name that needs them is first used.

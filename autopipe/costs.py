@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from .errors import StoreError
+from .schema import Bytes, Count, Line, Name, Real, Seconds, Share, build, differs, versioned
 from .shown import Shown
 
 __all__ = ["CostTable", "OpCost"]
@@ -38,17 +38,17 @@ class OpCost:
         them: a storage that several ops keep is counted at the first of them in program order.
     """
 
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    backward_input_s: float = 0.0
-    backward_weight_s: float = 0.0
-    saved_bytes: int = 0
-    workspace_bytes: int = 0
-    backward_workspace_bytes: int = 0
-    flops: int = 0
+    forward_s: Seconds = 0.0
+    backward_s: Seconds = 0.0
+    backward_input_s: Seconds = 0.0
+    backward_weight_s: Seconds = 0.0
+    saved_bytes: Bytes = 0
+    workspace_bytes: Bytes = 0
+    backward_workspace_bytes: Bytes = 0
+    flops: Count = 0
     source: Source = "given"
-    spread: float = 0.0
-    saved_values: tuple[str, ...] = ()
+    spread: Share = 0.0
+    saved_values: tuple[Name, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -78,15 +78,15 @@ class CostTable(Shown):
     optimizer_workspace_bytes: what an optimizer step needs above weights, gradients and state.
     """
 
-    costs: Mapping[str, OpCost]
-    dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    device: str = ""
+    costs: Mapping[Name, OpCost]
+    dims: Mapping[Name, Count] = dataclasses.field(default_factory=dict)
+    device: Line = ""
     source: Source = "given"
-    residual: float | None = None
-    optimizer_s_per_byte: float = 0.0
-    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    residual: Real | None = None
+    optimizer_s_per_byte: Seconds = 0.0
+    versions: Mapping[Name, Line] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    optimizer_workspace_bytes: int = 0
+    optimizer_workspace_bytes: Bytes = 0
 
     def __getitem__(self, op: str) -> OpCost:
         return self.costs.get(op, _FREE)
@@ -150,21 +150,14 @@ class CostTable(Shown):
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> CostTable:
-        """The inverse of :meth:`to_dict`. Raises :class:`StoreError` on another version or missing fields."""
-        if data.get("version") != VERSION:
-            raise StoreError(f"cost table has version {data.get('version')!r}, this autopipe reads {VERSION}")
-        try:
-            fields = {k: v for k, v in data.items() if k not in ("version", "costs")}
-            fields["notes"] = tuple(fields.get("notes", ()))
-            return cls(costs={op: _op_cost(c) for op, c in data["costs"].items()}, **fields)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise StoreError(f"cost table is damaged: {error!r}") from error
+    def from_dict(cls, data: Mapping[str, Any], what: str = "the cost table") -> CostTable:
+        """The inverse of :meth:`to_dict`.
 
-
-def _op_cost(data: Mapping[str, Any]) -> OpCost:
-    fields: dict[str, Any] = {**data, "saved_values": tuple(data.get("saved_values", ()))}
-    return OpCost(**fields)
+        Raises :class:`StoreError`, with the path to the fault, for anything that is not one's ``to_dict``.
+        """
+        table = build(cls, versioned(data, VERSION, what), what)
+        differs(data, table.to_dict(), what)
+        return table
 
 
 _FREE = OpCost()

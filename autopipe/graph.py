@@ -11,10 +11,11 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from .errors import StoreError
+from .errors import InputError
+from .schema import Count, Name, build, differs, refuse, versioned
 from .shown import Shown
 from .units import Size, dtype_bytes, parse_size, size_at
 
@@ -31,7 +32,7 @@ class TensorSpec:
     """One tensor: its shape in the graph's dims, dtype by short name, whether gradients flow through it."""
 
     shape: tuple[Size, ...]
-    dtype: str
+    dtype: Name
     requires_grad: bool = False
 
     def bytes_at(self, dims: Mapping[str, int]) -> int:
@@ -46,10 +47,10 @@ class ParameterSpec:
     ``name`` is the first of ``names``, in the order of the model's ``named_parameters``/``named_buffers``.
     """
 
-    name: str
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
+    name: Name
+    names: tuple[Name, ...]
+    shape: tuple[Count, ...]
+    dtype: Name
     requires_grad: bool = True
     is_buffer: bool = False
 
@@ -70,9 +71,9 @@ class Packed:
     every sample has as many.
     """
 
-    op: str
-    rows: int
-    grids: tuple[str, ...] = ()
+    op: Name
+    rows: Count
+    grids: tuple[Name, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,9 +84,9 @@ class Dim:
     that are ``packed`` grow with it: they lead with several rows to each of a batch.
     """
 
-    name: str
-    example: int
-    where: tuple[tuple[str, int], ...] = ()
+    name: Name
+    example: Count
+    where: tuple[tuple[Name, int], ...] = ()
     packed: tuple[Packed, ...] = ()
 
     @property
@@ -117,9 +118,9 @@ class Op:
     signature: equal signatures cost the same: class, configuration, parameter shapes, input shapes, dtypes.
     """
 
-    name: str
+    name: Name
     kind: Literal["input", "module", "function", "method", "output"]
-    target: str
+    target: Name
     module_path: str = ""
     source: str = ""
     outputs: tuple[TensorSpec, ...] = ()
@@ -159,11 +160,11 @@ class OpGraph(Shown):
     dims: the input sizes that may vary.
     """
 
-    model: str
+    model: Name
     ops: tuple[Op, ...]
-    edges: tuple[tuple[str, str], ...]
-    order_edges: tuple[tuple[str, str], ...] = ()
-    groups: tuple[tuple[str, ...], ...] = ()
+    edges: tuple[tuple[Name, Name], ...]
+    order_edges: tuple[tuple[Name, Name], ...] = ()
+    groups: tuple[tuple[Name, ...], ...] = ()
     parameters: tuple[ParameterSpec, ...] = ()
     dims: tuple[Dim, ...] = ()
 
@@ -237,25 +238,17 @@ class OpGraph(Shown):
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> OpGraph:
-        """The inverse of :meth:`to_dict`. Raises :class:`StoreError` on another version or missing fields."""
-        if data.get("version") != VERSION:
-            raise StoreError(f"op graph has version {data.get('version')!r}, this autopipe reads {VERSION}")
-        try:
-            return cls(
-                model=data["model"],
-                ops=tuple(_op(d) for d in data["ops"]),
-                edges=tuple((a, b) for a, b in data["edges"]),
-                order_edges=tuple((a, b) for a, b in data["order_edges"]),
-                groups=tuple(tuple(g) for g in data["groups"]),
-                parameters=tuple(
-                    ParameterSpec(**{**p, "names": tuple(p["names"]), "shape": tuple(p.get("shape", ()))})
-                    for p in data["parameters"]
-                ),
-                dims=tuple(map(_dim, data["dims"])),
-            )
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"op graph is damaged: {error!r}") from error
+    def from_dict(cls, data: Mapping[str, Any], what: str = "the op graph") -> OpGraph:
+        """The inverse of :meth:`to_dict`.
+
+        Raises :class:`StoreError`, with the path to the fault, for anything that is not one's ``to_dict``.
+        """
+        read = build(cls, versioned(data, VERSION, what), what)
+        graph = dataclasses.replace(read, ops=tuple(_op(op, x, what) for x, op in enumerate(read.ops)))
+        differs(data, graph.to_dict(), what)
+        for path, fault in _faults(graph):
+            raise refuse(what, path, fault)
+        return graph
 
 
 def _compact(item: Any) -> dict[str, Any]:
@@ -278,18 +271,43 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _dim(data: Mapping[str, Any]) -> Dim:
-    where = tuple((op, axis) for op, axis in data.get("where", ()))
-    packed = tuple(Packed(p["op"], p["rows"], tuple(p.get("grids", ()))) for p in data.get("packed", ()))
-    return Dim(data["name"], data["example"], where, packed)
-
-
-def _op(data: Mapping[str, Any]) -> Op:
-    outputs = tuple(
-        TensorSpec(
-            tuple(parse_size(n) for n in t.get("shape", ())), t["dtype"], t.get("requires_grad", False)
+def _op(op: Op, place: int, what: str) -> Op:
+    """An op as read, its shapes as formulas."""
+    try:
+        outputs = (
+            dataclasses.replace(t, shape=tuple(map(parse_size, t.shape)), dtype=_dtype(t.dtype))
+            for t in op.outputs
         )
-        for t in data.get("outputs", ())
-    )
-    names = ("parameters", "buffers", "mutated_buffers")
-    return Op(**{**data, "outputs": outputs, **{n: tuple(data.get(n, ())) for n in names}})
+        return dataclasses.replace(op, outputs=tuple(outputs))
+    except InputError as error:
+        raise refuse(what, f"ops[{place}].outputs", str(error)) from None
+
+
+def _dtype(name: str) -> str:
+    dtype_bytes(name)
+    return name
+
+
+def _faults(graph: OpGraph) -> Iterator[tuple[str, str]]:
+    """(path, fault) of parts that contradict one another."""
+    place = {op.name: i for i, op in enumerate(graph.ops)}
+    if len(place) < len(graph.ops):
+        yield "ops", "has two of one name"
+    dims, weights = {d.name for d in graph.dims}, {p.name for p in graph.parameters}
+    for x, op in enumerate(graph.ops):
+        free = {s.name for t in op.outputs for n in t.shape for s in getattr(n, "free_symbols", ())}
+        if strange := (free - dims) or ({*op.parameters, *op.buffers} - weights):
+            yield f"ops[{x}]", f"uses {min(strange)!r}, which is neither a dim nor a parameter of the graph"
+    for name in ("edges", "order_edges"):
+        for x, (a, b) in enumerate(getattr(graph, name)):
+            if place.get(a, len(place)) >= place.get(b, -1):
+                yield f"{name}[{x}]", f"is {a!r} to {b!r}, which are no two ops in order"
+    for x, d in enumerate(graph.dims):
+        if strange := {op for op, _ in d.places} - set(place):
+            yield f"dims[{x}]", f"is read from {min(strange)!r}, which is no op"
+    for x, group in enumerate(graph.groups):
+        if strange := set(group) - set(place):
+            yield f"groups[{x}]", f"has {min(strange)!r}, which is no op"
+    for x, p in enumerate(graph.parameters):
+        if p.name not in p.names:
+            yield f"parameters[{x}]", f"has the name {p.name!r}, which is not among its names"

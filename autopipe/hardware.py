@@ -7,22 +7,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from .errors import StoreError
+from .arguments import number, whole
+from .errors import InputError
+from .schema import Bytes, Index, Line, Name, Positive, Rate, Seconds, build, differs, refuse, versioned
 
 __all__ = ["Cluster", "Device", "Link"]
 
 VERSION = 1
+MOST_RANKS = 2**20
+_LONGEST_S, _FASTEST = 1e9, 1e24
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
     """A connection from one rank to another: a transfer takes ``latency_s + bytes / bandwidth_bytes_s``."""
 
-    latency_s: float = 0.0
+    latency_s: Seconds = 0.0
     bandwidth_bytes_s: float = float("inf")
-    source: str = ""
+    source: Line = ""
+
+    def __post_init__(self) -> None:
+        number("latency_s", self.latency_s, unit="seconds", most=_LONGEST_S)
+        number("bandwidth_bytes_s", self.bandwidth_bytes_s, above=True, unit="bytes per second")
 
     def seconds(self, n_bytes: float) -> float:
         """Seconds to move ``n_bytes``; 0 for nothing."""
@@ -50,14 +58,23 @@ class Device:
         memory-efficient; ROCm's too), ``"cpu"``, or ``""`` for none: the matrix of all pairs is then made.
     """
 
-    name: str = "device"
-    memory_bytes: int | None = None
-    flops_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    bandwidth_bytes_s: float = 0.0
-    launch_s: float = 0.0
-    speed: float = 1.0
-    source: str = ""
-    attention: str = ""
+    name: Name = "device"
+    memory_bytes: Bytes | None = None
+    flops_s: Mapping[Name, Positive] = dataclasses.field(default_factory=dict)
+    bandwidth_bytes_s: Rate = 0.0
+    launch_s: Seconds = 0.0
+    speed: Positive = 1.0
+    source: Line = ""
+    attention: Literal["", "cpu", "cuda"] = ""
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes is not None:
+            whole("memory_bytes", self.memory_bytes, 0, 2**60, also="None for no limit")
+        for dtype, rate in self.flops_s.items():
+            number(f"flops_s[{dtype!r}]", rate, above=True, most=_FASTEST, unit="FLOP/s")
+        number("bandwidth_bytes_s", self.bandwidth_bytes_s, most=_FASTEST, unit="bytes per second")
+        number("launch_s", self.launch_s, unit="seconds", most=_LONGEST_S)
+        number("speed", self.speed, above=True, most=_FASTEST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +90,20 @@ class Cluster:
     remote: Link = Link()
     links: Mapping[tuple[int, int], Link] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        n = len(self.devices)
+        if not n:
+            raise InputError("a cluster has no devices; it has one for each rank, at least 1")
+        if self.hosts and len(self.hosts) != n:
+            raise InputError(f"hosts has {len(self.hosts)} entries for {n} ranks; give none, or one per rank")
+        for pair in self.links:
+            if not (0 <= pair[0] < n and 0 <= pair[1] < n) or pair[0] == pair[1]:
+                raise InputError(f"links has {pair}, which are no two of the ranks 0 to {n - 1}")
+
     @classmethod
     def uniform(cls, n_ranks: int, device: Device | None = None, link: Link | None = None) -> Cluster:
         """``n_ranks`` equal devices on one host."""
-        return cls((device or Device(),) * n_ranks, local=link or Link())
+        return cls((device or Device(),) * whole("n_ranks", n_ranks, most=MOST_RANKS), local=link or Link())
 
     @property
     def n_ranks(self) -> int:
@@ -116,20 +143,45 @@ class Cluster:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
-        """The inverse of :meth:`to_dict`. Raises :class:`StoreError` on another version or missing fields."""
-        if data.get("version") != VERSION:
-            raise StoreError(f"cluster has version {data.get('version')!r}, this autopipe reads {VERSION}")
+    def from_dict(cls, data: Mapping[str, Any], what: str = "the cluster") -> Cluster:
+        """The inverse of :meth:`to_dict`.
+
+        Raises :class:`StoreError`, with the path to the fault, for anything that is not one's ``to_dict``.
+        """
+        found = build(_ClusterFile, versioned(data, VERSION, what), what)
         try:
-            return cls(
-                devices=tuple(Device(**d) for d in data["devices"]),
-                hosts=tuple(data["hosts"]),
-                local=_link_from_dict(data["local"]),
-                remote=_link_from_dict(data["remote"]),
-                links={(a, b): _link_from_dict(link) for a, b, link in data["links"]},
+            cluster = cls(
+                found.devices,
+                found.hosts,
+                found.local.link,
+                found.remote.link,
+                {(a, b): link.link for a, b, link in found.links},
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"cluster is damaged: {error!r}") from error
+        except InputError as error:
+            raise refuse(what, "", str(error)) from None
+        differs(data, cluster.to_dict(), what)
+        return cluster
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _LinkFile:
+    latency_s: Seconds
+    bandwidth_bytes_s: Positive | None
+    source: Line
+
+    @property
+    def link(self) -> Link:
+        bandwidth = float("inf") if self.bandwidth_bytes_s is None else self.bandwidth_bytes_s
+        return Link(self.latency_s, bandwidth, self.source)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ClusterFile:
+    devices: tuple[Device, ...]
+    hosts: tuple[Index, ...]
+    local: _LinkFile
+    remote: _LinkFile
+    links: tuple[tuple[Index, Index, _LinkFile], ...]
 
 
 def _link_to_dict(link: Link) -> dict[str, Any]:
@@ -137,11 +189,6 @@ def _link_to_dict(link: Link) -> dict[str, Any]:
     if link.bandwidth_bytes_s == float("inf"):
         out["bandwidth_bytes_s"] = None
     return out
-
-
-def _link_from_dict(data: Mapping[str, Any]) -> Link:
-    bandwidth = data["bandwidth_bytes_s"]
-    return Link(**{**data, "bandwidth_bytes_s": float("inf") if bandwidth is None else bandwidth})
 
 
 _SAME_RANK = Link(source="same rank")

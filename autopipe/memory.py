@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .errors import InputError
+from .schema import Bytes, Count, Index
 from .units import parse_bytes
 
 if TYPE_CHECKING:
@@ -49,13 +50,13 @@ class StageMemory:
     ``boundary_bytes`` is one microbatch's received and sent values, whose buffers live beside the rest.
     """
 
-    weight_bytes: int = 0
-    gradient_bytes: int = 0
-    optimizer_bytes: int = 0
-    saved_bytes: int = 0
-    workspace_bytes: int = 0
-    boundary_bytes: int = 0
-    in_flight: int = 1
+    weight_bytes: Bytes = 0
+    gradient_bytes: Bytes = 0
+    optimizer_bytes: Bytes = 0
+    saved_bytes: Bytes = 0
+    workspace_bytes: Count = 0
+    boundary_bytes: Bytes = 0
+    in_flight: Index = 1
 
     @property
     def static_bytes(self) -> int:

@@ -10,11 +10,26 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypedDict
 
-from .errors import StoreError
 from .hardware import Cluster
+from .schedule import COST_AWARE, NAMES
+from .schema import (
+    Bytes,
+    Count,
+    Index,
+    Line,
+    Name,
+    Seconds,
+    Share,
+    build,
+    differs,
+    load,
+    parse,
+    refuse,
+    versioned,
+)
 from .shown import Shown
 
 __all__ = ["Boundary", "Bounds", "Candidate", "Plan", "PlanDiff", "StagePlan", "Tie"]
@@ -45,23 +60,23 @@ class StagePlan:
     memory_bytes: predicted peak: weights, gradients, optimizer state, in flight × saved, workspace, buffers.
     """
 
-    index: int
-    rank: int
-    ops: tuple[str, ...]
-    clones: tuple[str, ...] = ()
+    index: Index
+    rank: Index
+    ops: tuple[Name, ...]
+    clones: tuple[Name, ...] = ()
     recompute: bool = False
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    backward_input_s: float = 0.0
-    backward_weight_s: float = 0.0
-    parameter_bytes: int = 0
-    gradient_bytes: int = 0
-    saved_bytes: int = 0
-    workspace_bytes: int = 0
-    in_flight: int = 1
-    memory_bytes: int = 0
-    recomputed: tuple[tuple[str, ...], ...] = ()
-    held_bytes: int = 0
+    forward_s: Seconds = 0.0
+    backward_s: Seconds = 0.0
+    backward_input_s: Seconds = 0.0
+    backward_weight_s: Seconds = 0.0
+    parameter_bytes: Bytes = 0
+    gradient_bytes: Bytes = 0
+    saved_bytes: Bytes = 0
+    workspace_bytes: Bytes = 0
+    in_flight: Index = 1
+    memory_bytes: Bytes = 0
+    recomputed: tuple[tuple[Name, ...], ...] = ()
+    held_bytes: Bytes = 0
 
     @property
     def seconds(self) -> float:
@@ -76,10 +91,10 @@ class Boundary:
     ``n_bytes`` is per microbatch and direction; ``differentiable`` values send a gradient back.
     """
 
-    value: str
-    source: int
-    destinations: tuple[int, ...]
-    n_bytes: int
+    value: Name
+    source: Index
+    destinations: tuple[Index, ...]
+    n_bytes: Bytes
     differentiable: bool = True
 
 
@@ -91,10 +106,10 @@ class Tie:
     or ``colocate`` (all users in one stage, or stages of one rank; no traffic).
     """
 
-    parameter: str
-    names: tuple[str, ...]
-    stages: tuple[int, ...]
-    n_bytes: int
+    parameter: Name
+    names: tuple[Name, ...]
+    stages: tuple[Index, ...]
+    n_bytes: Bytes
     mode: Literal["sync", "colocate"] = "sync"
     seconds: float = 0.0
 
@@ -108,9 +123,9 @@ class Bounds:
     says that the bottleneck bound is met.
     """
 
-    bottleneck_s: float
-    bottleneck_lower_s: float
-    step_lower_s: float
+    bottleneck_s: Seconds
+    bottleneck_lower_s: Seconds
+    step_lower_s: Seconds
     proved: bool
 
     @property
@@ -125,12 +140,12 @@ class Bounds:
 class Candidate:
     """One alternative the solver simulated: what it was, its step time and the memory of its fullest rank."""
 
-    label: str
-    schedule: str
-    n_stages: int
-    n_microbatches: int
-    step_s: float
-    memory_bytes: int
+    label: Line
+    schedule: Name
+    n_stages: Index
+    n_microbatches: Index
+    step_s: Seconds
+    memory_bytes: Bytes
     feasible: bool = True
 
 
@@ -153,19 +168,19 @@ class Plan(Shown):
     settings: how it was asked for: balance, ties, pins, memory limit, optimizer, cost source, dims, versions.
     """
 
-    model: str
-    graph_digest: str
+    model: Name
+    graph_digest: Name
     stages: tuple[StagePlan, ...]
     boundaries: tuple[Boundary, ...]
     ties: tuple[Tie, ...]
-    schedule: str
-    n_microbatches: int
-    step_s: float
+    schedule: Name
+    n_microbatches: Index
+    step_s: Seconds
     bounds: Bounds
     cluster: Cluster
     candidates: tuple[Candidate, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    n_candidates: int = 0
+    n_candidates: Count = 0
 
     @property
     def n_stages(self) -> int:
@@ -217,20 +232,12 @@ class Plan(Shown):
     def from_json(cls, source: str | pathlib.Path) -> Plan:
         """A plan from JSON text or the path of a file that holds it.
 
-        Raises :class:`StoreError` when it is damaged or of another version.
+        Raises :class:`StoreError` when it is damaged or of another version, with the path to what does not
+        fit. Nothing in a plan is ever run.
         """
-        text = str(source)
-        where = "plan"
-        if not text.lstrip().startswith("{"):
-            where = text
-            try:
-                text = pathlib.Path(source).read_text()
-            except OSError as error:
-                raise StoreError(f"cannot read a plan from {where}: {error}") from error
-        try:
-            return _from_dict(json.loads(text), where)
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{where} is damaged: {error!r}; make the plan again") from error
+        if isinstance(source, str) and source.lstrip()[:1] in ("{", "["):
+            return _from_dict(parse(source, "the plan"), "the plan")
+        return _from_dict(load(source, "the plan"), f"the plan {source}")
 
 
 Change = tuple[str, tuple[Any, ...], tuple[Any, ...]]
@@ -315,14 +322,70 @@ def _to_dict(plan: Plan) -> dict[str, Any]:
     return {"version": VERSION, **out, "settings": dict(plan.settings)}
 
 
-def _from_dict(data: dict[str, Any], where: str) -> Plan:
-    if data.pop("version", None) != VERSION:
-        raise StoreError(f"{where} is not a plan of version {VERSION}; make the plan again")
-    rows = {"stages": StagePlan, "boundaries": Boundary, "ties": Tie, "candidates": Candidate}
-    for name, cls in rows.items():
-        data[name] = tuple(cls(**{k: _tuples(v) for k, v in row.items()}) for row in data[name])
-    return Plan(**{**data, "bounds": Bounds(**data["bounds"]), "cluster": Cluster.from_dict(data["cluster"])})
+@dataclasses.dataclass(frozen=True)
+class _PlanFile(Plan):
+    """A plan whose cluster is still as its file has it."""
+
+    cluster: dict[str, Any]  # type: ignore[assignment]
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+class _Settings(TypedDict, total=False):
+    """What is known of a plan's settings; others are kept as they are."""
+
+    balance: Line
+    ties: Line
+    pin: dict[str, int]
+    together: list[list[Name]]
+    uncut: list[Name]
+    clone: Line
+    sender_pays: Line
+    recompute: Line
+    overlap: bool
+    memory_limit: Bytes | str | list[Bytes | str] | None
+    optimizer_bytes_per_parameter_byte: Share
+    optimizer_s_per_byte: Seconds
+    costs: Line
+    dims: dict[Name, Count]
+    versions: dict[Name, Line]
+    ranks: list[Index]
+    opened: list[Name]
+    opened_from: Line
+
+
+def _from_dict(data: dict[str, Any], what: str) -> Plan:
+    read = build(_PlanFile, versioned(data, VERSION, what), what)
+    build(_Settings, read.settings, f"{what}, settings:")
+    cluster = Cluster.from_dict(read.cluster, f"{what}, cluster:")
+    fields = {f.name: getattr(read, f.name) for f in dataclasses.fields(Plan)}
+    plan = Plan(**{**fields, "cluster": cluster})
+    differs(data, json.loads(plan.to_json()), what)
+    for path, fault in _faults(plan):
+        raise refuse(what, path, fault)
+    return plan
+
+
+def _faults(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(path, fault) of parts that contradict one another."""
+    n, ranks = plan.n_stages, plan.n_ranks
+    if not n or not plan.n_microbatches:
+        yield ("n_microbatches" if n else "stages"), "has none; there is at least one"
+    if plan.schedule not in (*NAMES, COST_AWARE):
+        yield "schedule", f"is {plan.schedule!r}; known are {', '.join((*NAMES, COST_AWARE))}"
+    for x, stage in enumerate(plan.stages):
+        place, own = f"stages[{x}]", set(stage.ops)
+        if stage.index != x:
+            yield f"{place}.index", f"is {stage.index}, in place {x}"
+        if stage.rank >= ranks:
+            yield f"{place}.rank", f"is {stage.rank}, there are {ranks} ranks"
+        if len(own) < len(stage.ops):
+            yield f"{place}.ops", "has an op twice"
+        if strange := {*stage.clones, *(op for ops in stage.recomputed for op in ops)} - own:
+            yield place, f"has {min(strange)!r} among clones or recomputed, which is none of its ops"
+    for x, b in enumerate(plan.boundaries):
+        if not b.destinations or not all(b.source < d < n for d in b.destinations):
+            yield f"boundaries[{x}]", f"goes from stage {b.source} to {b.destinations}, of {n} stages"
+        elif b.value not in plan.stages[b.source].ops:
+            yield f"boundaries[{x}].value", f"is {b.value!r}, which stage {b.source} does not compute"
+    for x, tie in enumerate(plan.ties):
+        if not tie.stages or max(tie.stages) >= n or len(set(tie.stages)) < len(tie.stages):
+            yield f"ties[{x}].stages", f"is {tie.stages}, of {n} stages"

@@ -1,21 +1,16 @@
-"""Quantities as people write and read them: bytes, seconds, and symbolic sizes as text.
+"""Quantities as people write and read them: bytes and seconds.
 
-What the quantities belong to is left to the data layer.
+What the quantities belong to is left to the data layer, sizes as formulas to ``formula``.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
-import operator
+import math
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
 
+from .arguments import brief
 from .errors import InputError
-
-if TYPE_CHECKING:
-    import sympy
+from .formula import Size, parse_size, size_at, symbol
 
 __all__ = [
     "Size",
@@ -28,11 +23,9 @@ __all__ = [
     "symbol",
 ]
 
-Size = Any
-"""An ``int`` or a sympy expression in the graph's dims (``batch``, ``seq``, …)."""
-
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40, "pi": 2**50}
+_MOST_BYTES = 2**60
 
 
 def parse_bytes(text: str | float) -> int:
@@ -43,13 +36,17 @@ def parse_bytes(text: str | float) -> int:
     >>> parse_bytes("70GB"), parse_bytes("1.5 KiB"), parse_bytes(12)
     (70000000000, 1536, 12)
     """
-    if isinstance(text, (int, float)):
-        return int(text)
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgtp]i?)?b?\s*", text.lower())
-    if match is None:
-        raise InputError(f"cannot read {text!r} as bytes; write it like '70GB', '16GiB' or 17179869184")
-    unit = match.group(2) or ""
-    return int(float(match.group(1)) * {**_DECIMAL, **_BINARY}[unit])
+    found = math.nan
+    if isinstance(text, str) and len(text) < 40:
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgtp]i?)?b?\s*", text.lower(), re.ASCII)
+        found = math.nan if match is None else float(match[1]) * {**_DECIMAL, **_BINARY}[match[2] or ""]
+    elif isinstance(text, (int, float)) and not isinstance(text, bool):
+        found = text
+    if not 0 <= found <= _MOST_BYTES:
+        raise InputError(
+            f"cannot read {brief(text)} as bytes; write it like '70GB' or 17179869184, at most 1 EiB"
+        )
+    return int(found)
 
 
 def format_bytes(n: float) -> str:
@@ -89,80 +86,7 @@ def dtype_bytes(dtype: str) -> float:
         return 1.0
     if dtype in ("bfloat16", "half"):
         return 2.0
-    match = re.match(r"[a-z]+(\d+)", dtype)
+    match = re.match(r"[a-z]+(\d{1,3})(?!\d)", dtype)
     if match is None:
         raise InputError(f"unknown dtype {dtype!r}; use torch's short names, such as 'float32' or 'int64'")
     return int(match.group(1)) / 8
-
-
-@functools.cache
-def symbol(name: str) -> sympy.Symbol:
-    """The sympy symbol of an input dim: a positive integer."""
-    import sympy
-
-    return sympy.Symbol(name, integer=True, positive=True)
-
-
-_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: lambda a, b: _rational(a, b),
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
-
-
-def _rational(a: Any, b: Any) -> Any:
-    import sympy
-
-    return sympy.sympify(a) / b
-
-
-def parse_size(text: int | float | str) -> Size:
-    """A size from its text form, the inverse of ``str`` on a sympy expression in the dims.
-
-    Only arithmetic, ``floor``, ``ceiling``, ``Mod``, ``Max`` and ``Min`` are read: nothing is evaluated
-    as Python, so a plan file from elsewhere is safe to open. Raises :class:`InputError` otherwise.
-
-    >>> parse_size("2*batch + 1").subs({symbol("batch"): 4})
-    9
-    >>> parse_size(7)
-    7
-    """
-    if isinstance(text, (int, float)):
-        return text
-    try:
-        return _evaluate(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, TypeError) as error:
-        raise InputError(f"cannot read {text!r} as a size in the input dims") from error
-
-
-def _evaluate(node: ast.expr) -> Size:
-    import sympy
-
-    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        return node.value
-    if isinstance(node, ast.Name):
-        return symbol(node.id)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluate(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        functions = {f: getattr(sympy, f) for f in ("floor", "ceiling", "Mod", "Max", "Min")}
-        if node.func.id in functions:
-            return functions[node.func.id](*map(_evaluate, node.args))
-    raise ValueError(f"{ast.dump(node)} is not arithmetic")
-
-
-def size_at(size: Size, dims: Mapping[str, int]) -> float:
-    """The value of a size where the input dims have the given values.
-
-    >>> size_at(parse_size("batch*seq"), {"batch": 2, "seq": 8})
-    16.0
-    """
-    if isinstance(size, (int, float)):
-        return size
-    return float(size.subs({symbol(name): value for name, value in dims.items()}))

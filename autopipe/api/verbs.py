@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import hashlib
 import inspect
-import json
 import math
 import os
 import pathlib
@@ -22,10 +21,11 @@ from torch import nn
 
 from .. import measure
 from ..costs import CostTable
-from ..errors import InputError, StoreError
+from ..errors import InputError
 from ..graph import Op
 from ..hardware import Cluster, Device, Link
 from ..plans import Plan
+from ..schema import load
 from ..simulator import Timeline
 from ..simulator import simulate as _simulate
 from ..solve import SEVERAL_PER_RANK, solve
@@ -288,7 +288,11 @@ def _cluster(
     device: str | torch.device | Device | None,
 ) -> Cluster:
     if given is not None:
-        cluster = given if isinstance(given, Cluster) else Cluster.from_dict(_read_json(given))
+        cluster = (
+            given
+            if isinstance(given, Cluster)
+            else Cluster.from_dict(load(given, "the cluster"), f"the cluster {given}")
+        )
         if n_ranks not in (None, cluster.n_ranks):
             raise InputError(f"n_ranks is {n_ranks} but the cluster has {cluster.n_ranks} ranks; give one")
         return cluster
@@ -352,7 +356,7 @@ def _costs(
             )
         return measure.estimate(captured, _hardware(captured, device)[0], dims=dims)
     if costs != "measured":
-        return CostTable.from_dict(_read_json(costs))
+        return CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}")
     if any(p.is_meta for p in captured.model.parameters()):
         raise InputError(
             "the model is on the meta device, which cannot be measured; pass costs='estimated' and the "
@@ -375,13 +379,3 @@ def _busy_peers(captured: Capture, device: str | torch.device | None) -> int:
         return 0
     beside = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     return min(beside, os.cpu_count() or 1) - 1
-
-
-def _read_json(path: str | pathlib.Path) -> dict[str, Any]:
-    try:
-        data = json.loads(pathlib.Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read {path}: {error}") from error
-    if not isinstance(data, dict):
-        raise StoreError(f"{path} does not hold a JSON object")
-    return data

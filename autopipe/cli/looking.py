@@ -217,9 +217,10 @@ def report(
     ] = pathlib.Path("report.html"),
 ) -> Told:
     """One offline page about a plan: stages, modules, ops, boundaries, schedule, memory, reasons."""
+    from ..schema import load
     from ..simulator import Timeline
     from ..simulator import simulate as predict
-    from .planning import is_plan, planned, read_json
+    from .planning import is_plan, planned
 
     found = planned(target, making, how, model)
     context: dict[str, Any] = {"graph": found.graph, "costs": found.costs}
@@ -228,7 +229,7 @@ def report(
             found.plan, schedule=how.schedule, n_microbatches=how.microbatches, costs=found.costs
         )
     if measured is not None:
-        context["measured"] = Timeline.from_dict(read_json(measured))
+        context["measured"] = Timeline.from_dict(load(measured, "the timeline"))
     found.plan.to_html(out, **context)
     note("open it in any browser; it loads nothing from elsewhere")
     return Told({"path": str(out)}, str(out))

@@ -6,16 +6,16 @@ Loading models is left to ``models``, planning itself to ``api``. This is where 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import pathlib
 from typing import TYPE_CHECKING, Any
 
 from ..costs import CostTable
-from ..errors import InputError, PlanError, StoreError
+from ..errors import InputError, PlanError
 from ..graph import OpGraph
 from ..hardware import Cluster
 from ..plans import Plan
+from ..schema import load
 from .options import Making, Planning
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..tracing import Capture
     from .models import Loaded
 
-__all__ = ["Planned", "Request", "planned", "read_json"]
+__all__ = ["Planned", "Request", "planned"]
 
 TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu")
 
@@ -80,7 +80,7 @@ class Request:
         from ..measure import described, device_name, estimate
 
         if source not in ("measured", "estimated"):
-            return CostTable.from_dict(read_json(pathlib.Path(source)))
+            return CostTable.from_dict(load(source, "the cost table"), f"the cost table {source}")
         where = self.making.device
         if source == "measured":
             store = measure.Store.default()
@@ -188,7 +188,7 @@ def planned(target: str, making: Making, how: Planning, model: str | None = None
         alone = dataclasses.replace(making, costs=None, cluster=None)
         if alone != Making():
             raise InputError(f"{target} is a plan; options of the model need --model to say which it is")
-        costs = None if making.costs is None else CostTable.from_dict(read_json(pathlib.Path(making.costs)))
+        costs = None if making.costs is None else CostTable.from_dict(load(making.costs, "the cost table"))
         return Planned(plan, None, costs)
     request = Request(model, making)
     source, captured = request.source, _opened(request, plan)
@@ -232,15 +232,4 @@ def _opened(request: Request, plan: Plan) -> Capture:
 
 def read_cluster(path: pathlib.Path) -> Cluster:
     """A cluster from its file."""
-    return Cluster.from_dict(read_json(path))
-
-
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises :class:`StoreError` where there is none."""
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read {path}: {error}") from error
-    if not isinstance(data, dict):
-        raise StoreError(f"{path} does not hold a JSON object")
-    return data
+    return Cluster.from_dict(load(path, "the cluster"), f"the cluster {path}")

@@ -6,12 +6,12 @@ Measuring how much of a peak is reached is left to ``efficiency``, measuring lin
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping
 
-from ..errors import InputError, StoreError
+from ..errors import InputError
 from ..hardware import Device, Link
+from ..schema import build, differs, load
 
 __all__ = ["DEVICES", "LINKS", "described", "device", "link"]
 
@@ -165,8 +165,8 @@ def _plain(name: str) -> str:
 
 
 def _device_file(path: pathlib.Path) -> Device:
-    fields = ", ".join(f.name for f in dataclasses.fields(Device))
-    try:
-        return Device(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise StoreError(f"cannot read a device from {path}: {error}; its fields are {fields}") from error
+    what = f"the device {path}"
+    data = load(path, "the device")
+    found = build(Device, data, what)
+    differs(data, {name: value for name, value in dataclasses.asdict(found).items() if name in data}, what)
+    return found

@@ -8,14 +8,17 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..costs import CostTable, OpCost
 from ..errors import CostError
 from ..plans import Plan
+from ..schema import Name, Seconds, build
 from .store import Store
 
 __all__ = ["Entry", "entries", "opened", "recalibrate", "record"]
+
+T = TypeVar("T")
 
 _MOST = 50
 """Runs kept per model, device and dims; older ones make way."""
@@ -29,11 +32,11 @@ class Entry:
     stage ran again in backward, ``recomputed`` which of its ops did otherwise.
     """
 
-    ops: tuple[str, ...]
-    predicted: Mapping[str, float]
-    measured: Mapping[str, float]
+    ops: tuple[Name, ...]
+    predicted: Mapping[Name, Seconds]
+    measured: Mapping[Name, Seconds]
     recompute: bool = False
-    recomputed: tuple[str, ...] = ()
+    recomputed: tuple[Name, ...] = ()
 
     def error(self, action: str) -> float:
         """How far measured lies above predicted, relative."""
@@ -58,7 +61,7 @@ def record(store: Store, plan: Plan, table: CostTable, report: Mapping[str, Any]
         if stage["measured"]
     )
     key = _key(plan.graph_digest, table)
-    runs = store.get("ledger", key) or []
+    runs = _kept(store, "ledger", key, list[list[dict[str, Any]]])
     runs.append([dataclasses.asdict(entry) for entry in made])
     store.put("ledger", key, runs[-_MOST:])
     before = _key(plan.settings.get("opened_from", plan.graph_digest), table)
@@ -68,13 +71,13 @@ def record(store: Store, plan: Plan, table: CostTable, report: Mapping[str, Any]
 
 def opened(store: Store, graph_digest: str, table: CostTable) -> tuple[str, ...]:
     """The leaves that planning opened for the last recorded run: :func:`entries` hold for what came of it."""
-    return tuple(store.get("opened", _key(graph_digest, table)) or ())
+    return tuple(_kept(store, "opened", _key(graph_digest, table), list[Name]))
 
 
 def entries(store: Store, graph_digest: str, table: CostTable) -> tuple[Entry, ...]:
     """Every stage of every run recorded for a model at a table's dims and device, oldest first."""
-    runs = store.get("ledger", _key(graph_digest, table)) or []
-    return tuple(_entry(entry) for run in runs for entry in run)
+    runs = _kept(store, "ledger", _key(graph_digest, table), list[list[Entry]])
+    return tuple(entry for run in runs for entry in run)
 
 
 def recalibrate(table: CostTable, ledger: Sequence[Entry]) -> CostTable:
@@ -107,9 +110,9 @@ def recalibrate(table: CostTable, ledger: Sequence[Entry]) -> CostTable:
     return dataclasses.replace(table, costs=costs, notes=(*kept, note))
 
 
-def _entry(data: Mapping[str, Any]) -> Entry:
-    names = {name: tuple(data.get(name, ())) for name in ("ops", "recomputed")}
-    return Entry(**{**data, **names})
+def _kept(store: Store, kind: str, key: Mapping[str, Any], cls: type[list[T]]) -> list[T]:
+    """What the store has under a key, as lists of what belongs there; empty for nothing."""
+    return build(cls, store.get(kind, key) or [], f"the measurement {store.path(kind, key)}")
 
 
 def _key(graph_digest: str, table: CostTable) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from ..errors import CostError
 from ..hardware import Cluster, Device, Link
+from ..schema import load
 from .clock import device_name
 from .devices import described
 
@@ -78,7 +79,7 @@ def _local(n_ranks: int) -> Cluster:
             if p.returncode:
                 last = text.strip().rpartition("\n")[2]
                 raise CostError(f"probing rank {rank} of {n_ranks} failed: {last}")
-        return Cluster.from_dict(json.loads(out.read_text()))
+        return Cluster.from_dict(load(out, "the cluster"))
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import StoreError
+from ..schema import Name, Real, build
 from .store import Store
 
 __all__ = ["Samples"]
@@ -53,11 +54,11 @@ class Samples:
         for key in dict.fromkeys(keys):
             try:
                 found = self.store.get("op", self._key(key))
+                if found:
+                    what = f"the measurement {self.store.path('op', self._key(key))}"
+                    self.by_key[key] = build(dict[Name, list[Real]], found, what)
             except StoreError as error:
                 self.notes.append(str(error))
-                continue
-            if found:
-                self.by_key[key] = {part: list(seconds) for part, seconds in found.items()}
 
     def save(self) -> None:
         """Leaves everything measured so far in the store."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import StoreError
+from ..schema import load, versioned
 
 __all__ = ["Store"]
 
@@ -91,15 +92,12 @@ class Store:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
+    if not path.exists():
+        raise FileNotFoundError(path)
     try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path} is damaged: {error}; delete it to measure again") from error
-    if not isinstance(data, dict) or data.get("version") != VERSION:
-        found = data.get("version") if isinstance(data, dict) else None
-        raise StoreError(f"{path} has version {found!r}, this autopipe reads {VERSION}; delete it")
+        data = versioned(load(path, "the measurement"), VERSION, f"the measurement {path}")
+    except StoreError as error:
+        raise StoreError(f"{error}: {path} is damaged or of another version; delete it") from error
     body = {name: data.get(name) for name in ("kind", "key", "value")}
     if data.get("checksum") != _digest(body):
         raise StoreError(f"{path} is damaged: its checksum does not match; delete it to measure again")

@@ -9,13 +9,14 @@ import dataclasses
 import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import scipy.optimize
 
 from ..costs import CostTable, OpCost
-from ..errors import CostError, StoreError
+from ..errors import CostError, InputError
+from ..schema import Count, Name, Share, build, differs, refuse, versioned
 from ..units import Size, parse_size, size_at, symbol
 from .account import Kernels
 from .devices import described
@@ -30,6 +31,16 @@ __all__ = ["SymbolicCosts", "fit_costs"]
 VERSION = 1
 _SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 _BYTES = ("saved_bytes", "workspace_bytes", "backward_workspace_bytes", "flops")
+_Field = Literal[
+    "forward_s",
+    "backward_s",
+    "backward_input_s",
+    "backward_weight_s",
+    "saved_bytes",
+    "workspace_bytes",
+    "backward_workspace_bytes",
+    "flops",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,18 +88,43 @@ class SymbolicCosts:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SymbolicCosts:
-        """The inverse of :meth:`to_dict`. Raises :class:`StoreError` on another version or missing fields."""
-        if data.get("version") != VERSION:
-            raise StoreError(f"formulas have version {data.get('version')!r}, this autopipe reads {VERSION}")
-        try:
-            formulas = {
-                op: {name: parse_size(text) for name, text in row.items()}
-                for op, row in data["formulas"].items()
-            }
-            base = CostTable.from_dict(data["base"])
-            return cls(formulas, base, tuple(data["fitted_at"]), data["error"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise StoreError(f"symbolic costs are damaged: {error!r}") from error
+        """The inverse of :meth:`to_dict`.
+
+        Raises :class:`StoreError`, with the path to the fault, for anything that is not one's ``to_dict``.
+        """
+        what = "the formulas"
+        read = build(_FormulasFile, versioned(data, VERSION, what), what)
+        base = CostTable.from_dict(read.base, f"{what}, base:")
+        if any(set(dims) != set(base.dims) for dims in read.fitted_at):
+            raise refuse(what, "fitted_at", f"has other dims than {sorted(base.dims)}")
+        formulas: dict[str, dict[str, Size]] = {
+            op: {str(name): _formula(text, base, f"formulas[{op!r}].{name}") for name, text in row.items()}
+            for op, row in read.formulas.items()
+        }
+        if strange := set(formulas) - set(base.costs):
+            raise refuse(what, "formulas", f"has {min(strange)!r}, which is no op of its base")
+        costs = cls(formulas, base, read.fitted_at, read.error)
+        differs(data, costs.to_dict(), what)
+        return costs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _FormulasFile:
+    formulas: dict[Name, dict[_Field, str]]
+    base: dict[str, Any]
+    fitted_at: tuple[dict[Name, Count], ...]
+    error: Share
+
+
+def _formula(text: str, base: CostTable, path: str) -> Size:
+    try:
+        formula = parse_size(text)
+    except InputError as error:
+        raise refuse("the formulas", path, str(error)) from None
+    free = {s.name for s in getattr(formula, "free_symbols", ())}
+    if strange := free - set(base.dims):
+        raise refuse("the formulas", path, f"uses {min(strange)!r}, which is no dim")
+    return formula
 
 
 def fit_costs(capture: Capture, tables: Sequence[CostTable], **options: Any) -> SymbolicCosts:

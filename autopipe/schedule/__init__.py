@@ -19,6 +19,7 @@ from .validate import check, in_flight
 from .wire import Compute, Message, Recv, Send, Wire, wire_order
 
 __all__ = [
+    "COST_AWARE",
     "NAMES",
     "SPLIT",
     "Action",

@@ -183,7 +183,7 @@ def _contains(larger: tuple[tuple[int, ...], int], moment: tuple[tuple[int, ...]
 
 def parse_action(text: str) -> Action | None:
     """The action written like ``2F0``, or None for anything else."""
-    match = re.fullmatch(r"(\d+)([FBIW])(\d+)", text)
+    match = re.fullmatch(r"(\d{1,7})([FBIW])(\d{1,7})", text, re.ASCII)
     return Action(int(match[1]), cast(Kind, match[2]), int(match[3])) if match else None
 
 

@@ -54,27 +54,34 @@ def from_csv(source: str | os.PathLike[str], *, name: str = "csv") -> Schedule:
     Raises :class:`ScheduleError` for a cell that is none of these and for an unsound schedule,
     :class:`StoreError` for a file that cannot be read.
     """
-    try:
-        text = source if isinstance(source, str) else pathlib.Path(source).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"cannot read a schedule from {os.fspath(source)}: {error}") from error
     parsed = [
         [_parse(cell.strip(), f"row {r + 1}, cell {i + 1}") for i, cell in enumerate(row)]
-        for r, row in enumerate(csv.reader(io.StringIO(text)))
+        for r, row in enumerate(_table(source))
     ]
     rows = [tuple(a for cell in row for a in cell) for row in parsed]
     overlapped = frozenset(a for row in parsed for cell in row for a in cell[1:])
     if not any(rows):
         raise ScheduleError("the schedule has no actions; a row per rank is written like 0F0,0F1,0B0,0B1")
     rank_of = {a.stage: r for r, row in reversed(list(enumerate(rows))) for a in row}
-    n_microbatches = max(a.microbatch + 1 for row in rows for a in row)
-    missing = sorted(set(range(max(rank_of) + 1)) - set(rank_of))
-    if missing:
-        raise ScheduleError(f"no rank of the schedule runs stage {missing[0]}; stages are numbered from 0")
+    microbatches = {a.microbatch for row in rows for a in row}
+    for what, found in (("stage", set(rank_of)), ("microbatch", microbatches)):
+        if max(found) >= len(found):
+            missing = next(x for x in range(len(found) + 1) if x not in found)
+            raise ScheduleError(f"no rank of the schedule runs {what} {missing}; they are numbered from 0")
+    n_microbatches = len(microbatches)
     placement = tuple(rank_of[s] for s in range(len(rank_of)))
     schedule = Schedule(name, placement, n_microbatches, tuple(rows), overlapped)
     check(schedule)
     return schedule
+
+
+def _table(source: str | os.PathLike[str]) -> list[list[str]]:
+    try:
+        text = source if isinstance(source, str) else pathlib.Path(source).read_text()
+        return list(csv.reader(io.StringIO(text)))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        shown = "text" if isinstance(source, str) else os.fspath(source)
+        raise StoreError(f"cannot read a schedule from {shown}: {error}") from error
 
 
 def _parse(cell: str, where: str) -> list[Action]:

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import StoreError
-from ..memory import StageMemory
-from ..schedule import Action, Schedule, parse_action
+from ..schema import differs
 from ..shown import Shown
 from .bubbles import Bubble, bubbles_of
 from .critical import critical_path, critical_seconds
 from .handovers import messages_of
+from .saved import VERSION, read_timeline
 from .text import gantt
 from .timeline import Event, Sent, TimelineData
 from .trace import chrome_trace
 
 __all__ = ["Timeline"]
-
-VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +77,15 @@ class Timeline(TimelineData, Shown):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Timeline:
-        """The inverse of :meth:`to_dict`. Raises :class:`StoreError` on another version or missing fields."""
-        if data.get("version") != VERSION:
-            raise StoreError(f"timeline has version {data.get('version')!r}, this autopipe reads {VERSION}")
-        try:
-            return _from_dict(cls, data)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"timeline is damaged: {error!r}") from error
+        """The inverse of :meth:`to_dict`.
+
+        Raises :class:`StoreError`, with the path to the fault, for anything that is not one's ``to_dict``,
+        and :class:`ScheduleError` where its actions are no sound schedule.
+        """
+        what = "the timeline"
+        timeline = read_timeline(cls, data, what)
+        differs(data, json.loads(json.dumps(timeline.to_dict())), what)
+        return timeline
 
     def to_chrome_trace(self) -> dict[str, Any]:
         """Chrome / Perfetto trace: a process per rank, flow arrows from send to receive, memory counters."""
@@ -100,22 +100,3 @@ class Timeline(TimelineData, Shown):
 
     def __repr__(self) -> str:
         return f"Timeline({self.summary})"
-
-
-def _from_dict(cls: type[Timeline], data: Mapping[str, Any]) -> Timeline:
-    rows: list[list[Action]] = [[] for _ in range(data["n_ranks"])]
-    events: list[tuple[int, Action | str, float, float]] = []
-    for rank, label, start, end in data["events"]:
-        action = parse_action(label)
-        if action is not None:
-            rows[rank].append(action)
-        events.append((rank, action or label, start, end))
-    overlapped = frozenset(filter(None, map(parse_action, data.get("overlapped", ()))))
-    placement, actions = tuple(data["placement"]), tuple(map(tuple, rows))
-    schedule = Schedule(data["schedule"], placement, data["n_microbatches"], actions, overlapped)
-    memory = [StageMemory(**m) for m in data["memory"]] if data["memory"] else None
-    sent = [(a, b, back, m, start, end, n) for a, b, back, m, start, end, n in data["transfers"]]
-    timeline = cls.from_events(
-        schedule, events, sent, step_s=data["step_s"], memory=memory, source=data["source"]
-    )
-    return dataclasses.replace(timeline, shared_bytes=tuple(data["shared_bytes"]))

@@ -39,6 +39,8 @@ class StageForm:
     def compile(cls, graph: fx.Graph, title: str) -> StageForm:
         """Source and function of a graph whose calls are attributes of ``self``."""
         python = graph.python_code("self")
+        # whatever a plan or a class is called, its title stays one comment
+        title = "".join(c if c.isprintable() else "?" for c in title)
         code = f"# {title}\n{_index_numbers(python.src.strip())}\n"
         filename = f"<autopipe stage {next(_counter)}>"
         namespace = dict(python.globals)

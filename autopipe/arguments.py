@@ -1,0 +1,128 @@
+"""Checks of arguments, one line each: the value as its type, or an error that says what is allowed.
+
+Which arguments there are, and their limits, is left to the functions that take them. A name given here is the
+one the user wrote, so that the error points at the call.
+
+>>> whole("n_stages", 0)
+Traceback (most recent call last):
+autopipe.errors.InputError: n_stages is 0; it must be a whole number of at least 1
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from .errors import InputError
+
+__all__ = ["brief", "called", "flag", "mapping", "number", "one_of", "sequence", "text", "whole"]
+
+MOST = 2**31 - 1
+
+
+def whole(name: str, value: Any, least: int = 1, most: int = MOST, *, also: str = "") -> int:
+    """A whole number within limits: an ``int``, or what may index a list (numpy's integers), but no flag.
+
+    ``also`` is what else the argument takes, for the error.
+    """
+    wanted = f"a whole number of at least {least}{f', or {also}' if also else ''}"
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise InputError(f"{name} is {brief(value)}; it must be {wanted}") from None
+    if found < least:
+        raise InputError(f"{name} is {brief(found)}; it must be {wanted}")
+    if found > most:
+        raise InputError(f"{name} is {brief(found)}; it can be at most {most}")
+    return found
+
+
+def number(
+    name: str, value: Any, least: float = 0.0, most: float = math.inf, *, above: bool = False, unit: str = ""
+) -> float:
+    """A finite number of at least ``least`` (more than it, with ``above``); ``inf`` only where ``most`` is.
+
+    >>> number("speed", 2, above=True)
+    2.0
+    """
+    bound = f"{'above' if above else 'of at least'} {least:g}" + (
+        f" and at most {most:g}" if _ends(most) else ""
+    )
+    wanted = f"a number{f' of {unit}' if unit else ''} {bound}"
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise InputError(f"{name} is {brief(value)}; it must be {wanted}") from None
+    if not (found > least if above else found >= least) or found > most:
+        raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
+    return found
+
+
+def one_of(name: str, value: Any, known: Iterable[str]) -> str:
+    """One of the known words.
+
+    >>> one_of("ties", "synk", ("auto", "sync"))
+    Traceback (most recent call last):
+    autopipe.errors.InputError: ties is 'synk'; use one of 'auto', 'sync' (did you mean 'sync'?)
+    """
+    words = tuple(known)
+    if isinstance(value, str) and value in words:
+        return value
+    near = difflib.get_close_matches(value, words, 1) if isinstance(value, str) else []
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise InputError(f"{name} is {brief(value)}; use one of {', '.join(map(repr, words))}{hint}")
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} is {brief(value)}; it must be True or False")
+    return value
+
+
+def text(name: str, value: Any, wanted: str = "text") -> str:
+    """A string, ``wanted`` in words."""
+    if not isinstance(value, str):
+        raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
+    return value
+
+
+def sequence(name: str, value: Any, wanted: str) -> Sequence[Any]:
+    """A list, tuple or other sequence, but no single string."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
+    return value
+
+
+def mapping(name: str, value: Any, wanted: str) -> dict[str, Any]:
+    """A mapping from names."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
+    return dict(value)
+
+
+def called(name: str, value: Any, wanted: str) -> Callable[..., Any]:
+    """Something that can be called."""
+    if not callable(value):
+        raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
+    return value  # type: ignore[no-any-return]
+
+
+def _ends(most: float) -> bool:
+    return most < math.inf
+
+
+def brief(value: Any) -> str:
+    """A value as an error shows it: its ``repr``, cut where it is long."""
+    try:
+        shown = repr(value)
+    except Exception as error:  # a value's own repr may fail, and the fault is elsewhere
+        shown = f"a {type(value).__name__} ({type(error).__name__} when shown)"
+    return shown if len(shown) <= 80 else f"{shown[:77]}…"
