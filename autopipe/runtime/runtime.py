@@ -6,7 +6,6 @@ Running a batch is left to ``engine``.
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +22,7 @@ from ..stages import Stage
 from ..units import parse_bytes
 from .data.weights import LossWeight
 from .engine import Engine
-from .keep import checkpoint
+from .keep.keeper import Keeper, Saving
 from .keep.whole import gather_weights
 from .options import Options, StepResult, Where
 from .reduce.precision import Autocast, clip_grad_norm
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from ..tracing import Capture
 
 __all__ = ["Runtime", "StepResult"]
-
-STATE_FILE = "autopipe.json"
 
 
 class Runtime:
@@ -104,6 +101,7 @@ class Runtime:
             feed,
         )
         self._engine = Engine(capture, plan, tuple(stages), options)
+        self._keeper = Keeper(self._engine, self.named_parameters)
         reset_peak(self._engine.device)
 
     @property
@@ -238,62 +236,67 @@ class Runtime:
         *,
         optimizer: torch.optim.Optimizer | None = None,
         max_shard_bytes: str | int = "5GB",
+        keep_last: int | None = None,
+        background: bool = False,
+        **states: Any,
+    ) -> Saving:
+        """Save the whole model under its own names, and what trains it; every rank calls it alike.
+
+        ``path`` becomes a directory of safetensors shards with an index, as Hugging Face lays them out (with
+        ``config.json`` for transformers models, so that ``from_pretrained`` reads it), each rank writing its
+        own. It appears whole, by one rename: whatever fails or dies before leaves an earlier save there as it
+        was. A ``path`` with a suffix (``model.pt``) gets one file that
+        ``model.load_state_dict(torch.load(…))`` reads instead.
+
+        ``optimizer`` and ``states`` (``scheduler=``, ``scaler=``, ``loader=``, further optimizers: anything
+        with ``state_dict``) go into the directory: optimizers by parameter name, so that another cut or
+        number of ranks can go on from it; other objects per rank. With them go the number of steps, the seed
+        and the user's random generators. Of data-parallel replicas the first one's are saved.
+
+        ``keep_last=3`` makes ``path`` a row of saves, ``step-00000120`` and so on, of which the last three
+        are kept; :meth:`resume` goes on from the last. ``background`` copies everything, returns, and writes
+        while training goes on; ``wait()`` on what is returned says how it ended, as does the next save.
+
+        Raises :class:`StoreError` on every rank where one could not write (training may go on),
+        :class:`InputError` for a place or an object that cannot be saved.
+        """
+        return self._keeper.save(
+            pathlib.Path(path),
+            {"optimizer": optimizer, **states},
+            max_bytes=parse_bytes(max_shard_bytes),
+            keep_last=keep_last,
+            background=background,
+        )
+
+    def load(
+        self,
+        path: str | pathlib.Path,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        strict: bool = True,
+        **states: Any,
     ) -> None:
-        """Save the whole model under its own names; every rank calls it.
+        """Load what :meth:`save` wrote, or a plain model's checkpoint: Hugging Face's layout, or one file.
 
-        A ``path`` with a suffix (``model.pt``) gets one file that ``model.load_state_dict(torch.load(…))``
-        reads; any other becomes a directory of shards with an index, as Hugging Face writes them, each
-        rank writing its own. ``optimizer`` adds its state to the directory, keyed by parameter name, so
-        another cut or number of ranks can go on from it.
+        Each rank reads the tensors it holds, whatever the cut, schedule or number of ranks were. What
+        :meth:`save` wrote also restores the number of steps, so that random streams go on, the user's random
+        generators, and the state of ``optimizer`` and ``states``. Everything is checked first, checksums
+        included, and nothing is changed unless all of it fits on every rank. ``strict=False`` passes over
+        weights that the model does not have.
+
+        Raises :class:`StoreError` saying what is damaged, missing or differs.
         """
-        path, engine = pathlib.Path(path), self._engine
-        tensors = checkpoint.owned(engine.all_stages, engine.rank) if engine.peers else self._everything()
-        gather = engine.peers.gather if engine.peers else lambda thing: [thing]
-        if path.suffix and optimizer is not None:
-            raise InputError(f"{path} is one file; optimizer state is saved in a directory, each rank's own")
-        with self._together("saving a checkpoint", waits=False):
-            if path.suffix:
-                checkpoint.save_single(
-                    path, tensors, rank=self.rank, writes=self._writes, gather=gather, names=self._names
-                )
-                return
-            if self._writes:
-                self._save_state(path, optimizer)
-            checkpoint.save_shards(
-                path,
-                tensors,
-                rank=self.rank,
-                writes=self._writes,
-                max_bytes=parse_bytes(max_shard_bytes),
-                gather=gather,
-            )
+        self._keeper.load(pathlib.Path(path), {"optimizer": optimizer, **states}, strict=strict)
 
-    def _save_state(self, path: pathlib.Path, optimizer: torch.optim.Optimizer | None) -> None:
-        """What a directory holds beside weights: optimizer state, and the runtime's own."""
-        if optimizer is not None:
-            checkpoint.save_optimizer(path, optimizer, self.named_parameters(), self.rank)
-        if self.rank == 0:
-            path.mkdir(parents=True, exist_ok=True)
-            state = {"steps": self._engine.n_steps, "seed": self._engine.seed}
-            (path / STATE_FILE).write_text(json.dumps(state))
+    def resume(
+        self, path: str | pathlib.Path, *, optimizer: torch.optim.Optimizer | None = None, **states: Any
+    ) -> int:
+        """Load the last whole save of a row made with ``keep_last``; the number of steps it had made.
 
-    def load(self, path: str | pathlib.Path, *, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Load what :meth:`save` wrote, or a checkpoint of the plain model in either layout.
-
-        Each rank reads what it holds. A directory of ours also restores the step count, so that random
-        streams go on, and the state of ``optimizer``. Raises :class:`StoreError` when weights are missing
-        or have other shapes.
+        0 where there is none yet. A damaged one is passed over with a warning for the one before it; where
+        none can be loaded, the last one's :class:`StoreError` is raised.
         """
-        path, engine = pathlib.Path(path), self._engine
-        wanted = {
-            name: tensor for stage in self.stages for name, tensor in stage.state_dict(keep_vars=True).items()
-        }
-        checkpoint.load_weights(path, wanted, self._names)
-        if (path / STATE_FILE).exists():
-            state = json.loads((path / STATE_FILE).read_text())
-            engine.n_steps, engine.seed = state["steps"], state["seed"]
-        if optimizer is not None:
-            checkpoint.load_optimizer(path, optimizer, self.named_parameters())
+        return self._keeper.resume(pathlib.Path(path), {"optimizer": optimizer, **states})
 
     def gather_weights(self) -> None:
         """Make the model whole on every rank: each weight as the rank that trains it has it now.
@@ -306,28 +309,9 @@ class Runtime:
             with self._together("gathering weights", waits=False):
                 gather_weights(engine.capture, engine.all_stages, engine.peers, engine.device)
 
-    def _everything(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        for rank in range(self._engine.plan.n_ranks):
-            tensors |= checkpoint.owned(self._engine.all_stages, rank)
-        return tensors
-
-    def _names(self, name: str) -> tuple[str, ...]:
-        known = self._engine.capture.ops.parameter
-        return known[name].names if name in known else (name,)
-
     def _together(self, words: str, *, waits: bool) -> contextlib.AbstractContextManager[None]:
         peers = self._engine.peers
         return contextlib.nullcontext() if peers is None else peers.together(words, waits=waits)
-
-    @property
-    def _writes(self) -> bool:
-        """False on all but the first replica of a mesh's other dims."""
-        mesh = self._engine.options.mesh
-        if mesh is None or mesh.ndim == 1:
-            return True
-        names = mesh.mesh_dim_names or ()
-        return all(mesh.get_local_rank(n) == 0 for n in names if n != "pp")
 
     def report(self) -> Report:
         """Predicted beside measured, and every action of the last step; every rank calls it.

@@ -18,7 +18,6 @@ from torch import nn
 import autopipe
 from autopipe.errors import InputError, StepError
 from autopipe.runtime import Runtime
-from autopipe.runtime.keep import checkpoint
 from autopipe.schedule import NAMES
 from autopipe.schedule import build as build_schedule
 
@@ -318,21 +317,3 @@ def test_a_rank_on_cuda_reports_the_most_it_held():
     assert not report.in_turn
     assert 2 * weights + x.nbytes < report.peak_bytes[0] < 100 * 2**20
     assert "Memory, predicted and measured" in report.to_html()
-
-
-def test_optimizer_state_of_a_rank_without_parameters(tmp_path):
-    """Such a rank optimises one empty parameter; another rank has the rest."""
-    weight = nn.Parameter(torch.ones(2))
-    full = torch.optim.SGD([weight], 0.1, momentum=0.9)
-    weight.grad = torch.ones(2)
-    full.step()
-    checkpoint.save_optimizer(tmp_path, full, iter([("w", weight)]), 0)
-    empty = torch.optim.SGD([nn.Parameter(torch.empty(0))], 0.3)
-    checkpoint.save_optimizer(tmp_path, empty, iter(()), 1)
-    both = [nn.Parameter(torch.empty(0)), nn.Parameter(torch.zeros(2))]
-    other = torch.optim.SGD([{"params": both[:1]}, {"params": both[1:]}], 0.5)
-    checkpoint.load_optimizer(tmp_path, other, iter([("w", both[1])]))
-    assert [group["lr"] for group in other.param_groups] == [0.5, 0.1]
-    torch.testing.assert_close(other.state[both[1]]["momentum_buffer"], torch.ones(2))
-    with pytest.raises(InputError, match="not this rank's"):
-        checkpoint.save_optimizer(tmp_path, full, iter(()), 0)

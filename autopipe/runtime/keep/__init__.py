@@ -1,4 +1,6 @@
-"""Weights beyond a step: checkpoints, and the model made whole again on every rank.
+"""What outlasts a step: checkpoints, training state, and the model made whole again on every rank.
 
-Who trains which weight is left to ``stage``.
+From bottom to top: ``tensorfile`` and ``folder`` write and read, ``manifest`` says what is whole, ``saving``,
+``loading`` and ``training`` know what goes in, ``keeper`` brings all ranks to one mind. Who trains which
+weight is left to ``stage``.
 """

@@ -1,6 +1,6 @@
 """Brings every rank's weights back to every rank, so that the user's model is whole again.
 
-Weights in files are left to ``checkpoint``.
+Weights in files are left to ``keeper``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...graph import ParameterSpec
 from ...stages import Stage
 from ..stage.setup import exchange
 from ..wire.peers import Peers
-from .checkpoint import full
+from .saving import whole
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -35,7 +35,7 @@ def gather_weights(capture: Capture, stages: Sequence[Stage], peers: Peers, devi
     for spec, stage, tensor in _held(capture, stages):
         owners.append((spec, stage.rank))
         if stage.rank == peers.rank:
-            own[spec.name] = full(tensor)
+            own[spec.name] = whole(tensor)
     shapes = [dict[str, tuple[torch.Size, torch.dtype]]()] * peers.n_ranks
     shapes = peers.gather({name: (t.shape, t.dtype) for name, t in own.items()})
     for spec, rank in owners:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pickle
 import time
 import zlib
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -29,6 +31,7 @@ from .link import connect
 __all__ = ["Peers", "pipeline_ranks"]
 
 _made: dict[str, int] = {}
+T = TypeVar("T")
 TOLD_AHEAD = 32
 """How many messages may be on their way to be heard; they are small."""
 
@@ -193,6 +196,28 @@ class Peers:
     def gather(self, thing: Any) -> list[Any]:
         """Every rank's picklable object, on every rank; through the store."""
         return [self.share(thing, source) for source in range(self.n_ranks)]
+
+    def exchange_aside(self, kind: type[T], name: str) -> Callable[[T], list[T]]:
+        """A way for a thread of its own to bring a small struct of every rank to every rank.
+
+        Through the store; what every rank calls it with comes together in turn.
+        """
+        store, rounds = self.store.clone(), itertools.count()
+
+        def exchange(mine: T) -> list[T]:
+            turn = f"{name}/{next(rounds)}"
+            store.set(f"{turn}/{self.rank}", msgspec.json.encode(mine))
+            return [
+                msgspec.json.decode(self._await(store, f"{turn}/{r}"), type=kind) for r in range(self.n_ranks)
+            ]
+
+        return exchange
+
+    def _await(self, store: Any, key: str) -> bytes:
+        while not store.check([key]):
+            self.watch.raise_if_failed()
+            time.sleep(0.01)
+        return store.get(key)
 
     @contextlib.contextmanager
     def together(self, words: str, *, waits: bool) -> Iterator[None]:

@@ -1,0 +1,276 @@
+"""A runtime's saves and loads: what it holds, who does what, and all ranks of one mind.
+
+Files are left to ``saving`` and ``loading``, training state to ``training``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pathlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...errors import AutopipeError, InputError, StoreError
+from .folder import step_path, steps_in
+from .loading import differences, open_checkpoint
+from .saving import Cargo, Told, owned, save, save_single, staged
+from .training import Restoring, collect
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+__all__ = ["Keeper", "Saving"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Saving:
+    """A save that may still be under way. ``path`` is where it will be."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Do ``work`` in a thread of its own, which the interpreter waits for before it ends."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="autopipe save")
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is written, or has failed."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self) -> pathlib.Path:
+        """Where it is, once it is whole. Raises what went wrong."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self.path
+
+
+class Keeper:
+    """Saves and loads what one rank of a pipeline holds, together with the others."""
+
+    def __init__(self, engine: Engine, named: Callable[[], Iterator[tuple[str, nn.Parameter]]]) -> None:
+        self._engine, self._named = engine, named
+        self._last: Saving | None = None
+        self._n_saves = 0
+
+    # -- saving -------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        path: pathlib.Path,
+        objects: Mapping[str, Any],
+        *,
+        max_bytes: int,
+        keep_last: int | None,
+        background: bool,
+    ) -> Saving:
+        """See :meth:`Runtime.save`."""
+        engine, peers = self._engine, self._engine.peers
+        if keep_last is not None:
+            if type(keep_last) is not int or keep_last < 1:
+                raise InputError(f"keep_last is {keep_last!r}; it is how many saves to keep, at least 1")
+            path = step_path(path, engine.n_steps)
+        is_single = bool(path.suffix) and keep_last is None
+        if is_single and any(thing is not None for thing in objects.values()):
+            raise InputError(f"{path} is one file of weights; training state is saved in a directory")
+        if self._last is not None:
+            last, self._last = self._last, None
+            last.wait()
+        saving = Saving(path)
+        with self.together("saving a checkpoint"):
+            state, fault = (None, "") if is_single else self._collect(objects)
+            cargo = Cargo(
+                owned(engine.all_stages, engine.rank) if peers else self._everything(),
+                state,
+                {} if is_single else _texts(engine.capture.model),
+                self._writes,
+                type(engine.capture.model).__name__,
+                engine.n_steps,
+                engine.seed,
+                max_bytes,
+                fault,
+            )
+            if is_single:
+                save_single(path, cargo, engine.rank, self._exchange, self.names)
+            elif not background:
+                save(path, cargo, engine.rank, self._exchange, keep_last)
+            else:
+                copied = staged(cargo)
+                self._n_saves += 1
+                exchange = (
+                    peers.exchange_aside(Told, f"save/{self._n_saves}") if peers and self._writes else _alone
+                )
+                saving.start(lambda: save(path, copied, engine.rank, exchange, keep_last))
+                self._last = saving
+        return saving
+
+    def _collect(self, objects: Mapping[str, Any]) -> tuple[Any, str]:
+        """This rank's training state, or what is wrong with what it was given: others wait to be told."""
+        try:
+            return collect(objects, list(self._named()), self._engine.device), ""
+        except InputError as error:
+            if self._engine.peers is None:
+                raise
+            return None, str(error)
+
+    def _everything(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for rank in range(self._engine.plan.n_ranks):
+            tensors |= owned(self._engine.all_stages, rank)
+        return tensors
+
+    # -- loading ------------------------------------------------------------------------------------
+
+    def load(self, path: pathlib.Path, objects: Mapping[str, Any], *, strict: bool) -> None:
+        """See :meth:`Runtime.load`."""
+        with self.together("loading a checkpoint"):
+            self._load(path, objects, strict)
+
+    def resume(self, root: pathlib.Path, objects: Mapping[str, Any]) -> int:
+        """See :meth:`Runtime.resume`."""
+        if self._last is not None:
+            self._last.wait()
+        with self.together("looking for the last checkpoint"):
+            names = [
+                told.draft for told in self._exchange(Told(draft="/".join(p.name for p in steps_in(root))))
+            ]
+        first: StoreError | None = None
+        for name in names[0].split("/") if names[0] else ():
+            try:
+                self.load(root / name, objects, strict=True)
+                return self._engine.n_steps
+            except StoreError as error:
+                first = first or error
+                _logger.warning("%s; going on from the save before it", error)
+        if first is not None:
+            raise first
+        return 0
+
+    def _load(self, path: pathlib.Path, objects: Mapping[str, Any], strict: bool) -> None:
+        engine = self._engine
+        wanted = {n: t for stage in engine.stages for n, t in stage.state_dict(keep_vars=True).items()}
+        restoring: Restoring | None = None
+        with self._agreed(path, "nothing was changed"):
+            checkpoint = open_checkpoint(path)
+            own = checkpoint.manifest
+            known = [n for s in engine.all_stages for n in s.state_dict(keep_vars=True)]
+            known += [n for n, _ in engine.capture.model.named_buffers()]
+            found, faults = differences(checkpoint.weights, wanted, known, self.names, exact=own is not None)
+            if not strict:
+                faults = [f for f in faults if not f.startswith("not of this model: ")]
+            restoring = Restoring(checkpoint, objects, list(self._named()), engine.rank, self.names)
+            faults += restoring.check()
+            if not faults:
+                faults = checkpoint.faults(dict.fromkeys(found.values()), restoring.stored())
+            if faults:
+                raise StoreError(f"{path} does not fit: {'; '.join(faults[:6])}; load what this model saved")
+        with self._agreed(path, "everything is as it was", restoring.undo):
+            restoring.apply()
+        with torch.no_grad(), self._agreed(path, "some weights may have been read"):
+            distinct = {id(tensor): (found[name], tensor) for name, tensor in wanted.items()}
+            checkpoint.read(dict(distinct.values()))
+        if own is not None:
+            engine.n_steps, engine.seed = own.steps, own.seed
+            if self._writes:
+                restoring.apply_random(engine.device)
+
+    @contextlib.contextmanager
+    def _agreed(
+        self, path: pathlib.Path, otherwise: str, undo: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """Within it each rank does its part; where one fails, all do ``undo`` and raise the same."""
+        own: AutopipeError | None = None
+        try:
+            yield
+        except OSError as error:
+            own = StoreError(f"cannot read {path}: {error.strerror or error}")
+        except AutopipeError as error:
+            own = error
+        told = self._exchange(Told(fault="" if own is None else str(own)))
+        is_fine = self._replicas_fine(own is None and not any(t.fault for t in told))
+        if is_fine:
+            return
+        undo()
+        faults = [
+            f"rank {rank}: {t.fault}" if len(told) > 1 else t.fault for rank, t in enumerate(told) if t.fault
+        ]
+        same = len({t.fault for t in told}) == 1 and own is not None
+        text = str(own) if same else "; ".join(faults) or "another replica could not load it"
+        kind = type(own) if isinstance(own, InputError) else StoreError
+        raise kind(f"{text}; {otherwise}") from own
+
+    # -- ranks --------------------------------------------------------------------------------------
+
+    def _exchange(self, mine: Told) -> Sequence[Told]:
+        peers = self._engine.peers
+        return [mine] if peers is None else peers.gather(mine)
+
+    def together(self, words: str) -> contextlib.AbstractContextManager[None]:
+        """Within it others that wait for this rank are told that it does what ``words`` says."""
+        peers = self._engine.peers
+        return contextlib.nullcontext() if peers is None else peers.together(words, waits=False)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Every name the model has for a weight."""
+        known = self._engine.capture.ops.parameter
+        return known[name].names if name in known else (name,)
+
+    @property
+    def _writes(self) -> bool:
+        """False on all but the first replica of a mesh's other dims."""
+        mesh = self._engine.options.mesh
+        return all(mesh.get_local_rank(n) == 0 for n in self._other_dims) if mesh is not None else True
+
+    @property
+    def _other_dims(self) -> tuple[str, ...]:
+        mesh = self._engine.options.mesh
+        if mesh is None or mesh.ndim == 1:
+            return ()
+        return tuple(n for n in mesh.mesh_dim_names or () if n != "pp")
+
+    def _replicas_fine(self, is_fine: bool) -> bool:
+        """Whether all is well on this rank's replicas too."""
+        mesh = self._engine.options.mesh
+        flag = torch.tensor([float(is_fine)], device=self._engine.device)
+        for dim in self._other_dims:
+            assert mesh is not None
+            dist.all_reduce(flag, dist.ReduceOp.MIN, group=mesh.get_group(dim))
+        return bool(flag)
+
+
+def _alone(mine: Told) -> list[Told]:
+    return [mine]
+
+
+def _texts(model: nn.Module) -> dict[str, str]:
+    """The files beside its weights that a transformers model is known by."""
+    texts = {}
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "to_json_string") and hasattr(config, "architectures"):
+        before = config.architectures
+        config.architectures = [type(model).__name__]
+        texts["config.json"] = config.to_json_string()
+        config.architectures = before
+    generation: Any = getattr(model, "generation_config", None)
+    if texts and hasattr(generation, "to_json_string"):
+        texts["generation_config.json"] = generation.to_json_string()
+    return texts
