@@ -10,6 +10,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import pytest
 
+collect_ignore = ["simulated"]  # importing it makes it this process's accelerator
+
 
 @pytest.fixture(autouse=True)
 def _seeded():

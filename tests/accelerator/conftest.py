@@ -1,0 +1,41 @@
+"""The simulated accelerator for the tests of this folder: built once, used in processes of their own."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+collect_ignore_glob = ["*programs.py", "*checks.py"]  # these import it
+
+TESTS = pathlib.Path(__file__).parents[1]
+NEEDED = "AUTOPIPE_NEEDS_SIMULATED"
+"""Set where a missing compiler must fail the tests, not skip them."""
+
+
+@pytest.fixture(scope="session")
+def simulated():
+    """The environment for processes that ``import simulated``; skips where it cannot be built."""
+    missing = [tool for tool in ("g++", "ninja") if _which(tool) is None]
+    if missing:
+        reason = f"the simulated accelerator needs {' and '.join(missing)} to be built"
+        if NEEDED in os.environ:
+            pytest.fail(f"{reason}, and {NEEDED} is set")
+        pytest.skip(reason)
+    folders = (TESTS.parent, TESTS, TESTS / "runtime", pathlib.Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
+    build = subprocess.run(
+        [sys.executable, "-c", "import simulated"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert build.returncode == 0, build.stdout[-2000:] + build.stderr[-4000:]
+    return environment
+
+
+def _which(tool):
+    return shutil.which(tool) or shutil.which(str(pathlib.Path(sys.executable).parent / tool))

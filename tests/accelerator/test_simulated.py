@@ -1,0 +1,89 @@
+"""The simulated accelerator catches each class of wrong program, and passes the right one."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import ranks
+
+HERE = pathlib.Path(__file__).parent
+RACES = ("event_not_awaited", "freed_while_in_use", "overwritten_while_in_use")
+OTHERS = (
+    "host_reads_too_early",
+    "pinned_source_overwritten",
+    "another_device_is_awaited",
+    "another_device_is_seeded",
+    "another_device_is_timed",
+    "never_written",
+    "on_two_devices",
+    "beside_a_cpu_tensor",
+    "with_a_generator_of_the_host",
+    "index_out_of_range",
+    "more_than_fits",
+    "host_waits_unasked",
+)
+
+
+@pytest.fixture(scope="module")
+def outcomes(simulated):
+    run = [sys.executable, str(HERE / "programs.py")]
+    done = subprocess.run(run, env=simulated, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_program_is_looked_at(outcomes):
+    assert set(outcomes) == {*RACES, *OTHERS}
+
+
+@pytest.mark.parametrize("name", RACES + OTHERS)
+def test_right_programs_pass_and_wrong_ones_are_caught(outcomes, name):
+    right, wrong = outcomes[name]["right"], outcomes[name]["wrong"]
+    assert right["eager"] == right["late"] == right["lazy"]
+    assert not isinstance(right["eager"], str), right
+    assert wrong != right
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_a_race_is_told_with_both_its_ends(outcomes, name):
+    words = outcomes[name]["wrong"]["eager"]
+    assert "race: nothing orders" in words
+    assert words.count("stream ") == 2
+    assert words.count("aten::") >= 1
+
+
+def test_the_host_cannot_touch_device_memory(simulated):
+    code = (
+        "import simulated, torch, ctypes; x = torch.ones(4, device='sim'); torch.accelerator.synchronize(); "
+    )
+    code += "print(ctypes.c_float.from_address(x.data_ptr()).value)"
+    done = subprocess.run([sys.executable, "-c", code], env=simulated, capture_output=True, timeout=60)
+    assert done.returncode < 0  # ended by a signal
+
+
+GROUPS = (
+    "send_buffer_overwritten",
+    "receive_not_awaited",
+    "both_send_first",
+    "host_blocks_in_a_wait",
+    "refused",
+    "on_the_host",
+    "lost",
+)
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(simulated):
+    return [json.loads(out.splitlines()[-1]) for out in ranks.run(simulated, "group_programs.py", 2)]
+
+
+def test_every_group_program_is_looked_at(on_two_ranks):
+    assert all(set(found) == set(GROUPS) for found in on_two_ranks)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_right_messages_pass_and_wrong_ones_are_caught(on_two_ranks, name):
+    assert all(found[name]["right"] is True for found in on_two_ranks), on_two_ranks
+    assert any(found[name]["wrong"] is not True for found in on_two_ranks), on_two_ranks
