@@ -39,6 +39,7 @@ from .errors import (
     ScheduleError,
     StepError,
     StoreError,
+    UndecidedError,
     VerificationError,
 )
 
@@ -82,6 +83,7 @@ __all__ = [
     "ScheduleError",
     "StepError",
     "StoreError",
+    "UndecidedError",
     "VerificationError",
     "capture",
     "plan",

@@ -13,6 +13,7 @@ that find the fault.
     ├── StoreError          a profile, plan or cluster file is stale, damaged or of another version
     ├── PlanError           a plan cannot be made, or does not fit the model it is used with
     │   └── InfeasibleError no plan meets the limits; says the smallest change that would
+    │       └── UndecidedError  no plan was found in the time, and none was ruled out
     ├── ScheduleError       a schedule is malformed: an action missing, out of order or deadlocked
     ├── VerificationError   the pipeline and the model disagree
     └── StepError           a rank failed, died or stalled during a step
@@ -31,6 +32,7 @@ __all__ = [
     "ScheduleError",
     "StepError",
     "StoreError",
+    "UndecidedError",
     "VerificationError",
 ]
 
@@ -64,7 +66,18 @@ class PlanError(AutopipeError):
 
 
 class InfeasibleError(PlanError):
-    """No plan meets the limits; the message says which limit, where, and the smallest change that fits."""
+    """No plan meets the limits; the message says which limit, where, and the smallest change that fits.
+
+    ``finer_may_help`` is False where no cut of a finer graph can meet them either.
+    """
+
+    def __init__(self, message: str, *, finer_may_help: bool = True) -> None:
+        super().__init__(message)
+        self.finer_may_help = finer_may_help
+
+
+class UndecidedError(InfeasibleError):
+    """No plan was found in the time given, and none was ruled out; the message says what was tried."""
 
 
 class ScheduleError(AutopipeError):

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict
 
 from .hardware import Cluster
 from .schedule import COST_AWARE, NAMES
+from .schedule import build as build_schedule
 from .schema import (
     Bytes,
     Count,
@@ -131,8 +132,10 @@ class Bounds:
     @property
     def gap(self) -> float:
         """How far above the lower bound the bottleneck may be, relative; 0 when proved."""
-        if self.proved or self.bottleneck_lower_s <= 0:
+        if self.proved:
             return 0.0
+        if self.bottleneck_lower_s <= 0:
+            return float("inf")
         return self.bottleneck_s / self.bottleneck_lower_s - 1
 
 
@@ -287,13 +290,10 @@ class PlanDiff(Shown):
 
 
 def _figures(plan: Plan) -> tuple[tuple[str, float, str], ...]:
-    held = [0] * plan.n_ranks
-    for stage in plan.stages:
-        held[stage.rank] += stage.memory_bytes
     return (
         ("step", plan.step_s, "s"),
         ("slowest stage", plan.bounds.bottleneck_s, "s"),
-        ("fullest rank", max(held, default=0), "bytes"),
+        ("fullest rank", max(_rank_bytes(plan, rank) for rank in range(plan.n_ranks)), "bytes"),
         (
             "sent forward per microbatch",
             sum(b.n_bytes * len(b.destinations) for b in plan.boundaries),
@@ -303,6 +303,25 @@ def _figures(plan: Plan) -> tuple[tuple[str, float, str], ...]:
         ("ranks", plan.n_ranks, ""),
         ("microbatches", plan.n_microbatches, ""),
         ("gap to optimum", plan.bounds.gap, "share"),
+    )
+
+
+def _rank_bytes(plan: Plan, rank: int) -> int:
+    """A rank's peak: what stays of its stages, tied copies once, and the fullest moment of its schedule."""
+    own = [s for s in plan.stages if s.rank == rank]
+    if len(own) < 2:
+        return sum(s.memory_bytes for s in own)
+    still = sum(s.memory_bytes - s.in_flight * s.saved_bytes - s.workspace_bytes for s in own)
+    ratio = 2 + float(plan.settings.get("optimizer_bytes_per_parameter_byte", 2.0))
+    for tie in plan.ties:
+        copies = sum(s.index in tie.stages for s in own)
+        still -= round(max(0, copies - 1) * tie.n_bytes * ratio)
+    schedule = build_schedule(
+        plan.schedule, plan.n_ranks, plan.n_stages, plan.n_microbatches, placement=plan.placement
+    )
+    return still + max(
+        sum(n * s.saved_bytes for n, s in zip(alive, own, strict=True)) + own[x].workspace_bytes
+        for alive, x in schedule.moments[rank]
     )
 
 

@@ -15,10 +15,11 @@ from .definition.contract import Contraction, contract, merge
 from .definition.problem import HUGE, Item, Problem, Share, cheapest, memory_bytes
 from .lines.exact import prove
 from .lines.intervals import best_chain
+from .lines.moves import fitting, improve
 from .lines.orders import orders
 from .proof.bounds import at_bound, lower_bound
 from .proof.branch import close
-from .ranks.virtual import improve, several
+from .ranks.virtual import several
 
 __all__ = ["chain"]
 
@@ -89,6 +90,14 @@ def first_answers(problem: Problem, deadline: float) -> Iterator[Answer]:
             yield best
             if best.proved or time.perf_counter() > deadline:
                 return
+        if best.stage_of is None:
+            for order in orders(problem):
+                moved = fitting(problem, order, deadline)
+                if moved is not None:
+                    value = problem.bottleneck(problem.loads(moved))
+                    best = Answer(moved, value, best.lower_ns)
+                if moved is not None or time.perf_counter() > deadline:
+                    break
         if best.stage_of is not None:
             under = at_bound(problem, best.bottleneck_ns - 1)
             lower = max(best.lower_ns, min(lower_bound(under.problem), best.bottleneck_ns))

@@ -23,8 +23,9 @@ from ..units import format_seconds
 from .chains import chain
 from .definition.problem import HUGE, Problem
 from .making.cases import Case
-from .making.compose import Source, lay_out
-from .making.formulate import Settings, formulate
+from .making.compose import lay_out
+from .making.formulate import formulate
+from .making.source import Settings, Source
 from .step import fastest
 
 __all__ = ["Explanation", "Move", "explain"]
@@ -102,8 +103,8 @@ def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float
             f"the plan is of {plan.model} with graph {plan.graph_digest}, not of {graph.model} with graph "
             f"{graph.digest}; capture the model the plan was made for"
         )
-    source = Source(graph, costs, plan.cluster, _settings(plan))
-    problem = formulate(graph, costs, plan.cluster, plan_schedule(plan), source.settings)
+    source = Source.of(graph, costs, plan.cluster, _settings(plan))
+    problem = formulate(source, plan_schedule(plan))
     now = _assignment(plan, problem)
     before, step_s = problem.bottleneck(problem.loads(now)), _step_s(plan, source, problem, now)
     moves = []

@@ -9,45 +9,87 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from ..errors import InfeasibleError
+from ..errors import InfeasibleError, UndecidedError
 from ..hardware import Cluster
 from ..units import format_bytes
 from .chains import chain
+from .definition.answer import Answer
 from .definition.problem import HUGE, Problem
 from .making.cases import Case
 
-__all__ = ["why_none"]
+__all__ = ["no_room", "shortage", "why_none"]
 
 _STEPS = 14
 """Halvings of the memory looked for: within a ten thousandth of the fullest rank's."""
+
+_LEAST_S = 0.02
+"""What one look is given at least."""
 
 _MORE_STAGES = 8
 """So many more stages than asked for are looked at, and as many doublings."""
 
 
-def why_none(case: Case, problem: Problem, deadline: float) -> InfeasibleError:
-    """The error for a case whose problem no chain meets.
+def shortage(problem: Problem) -> tuple[int, int] | None:
+    """The bytes that all ranks together must hold at least, and what they can, where that is too little.
+
+    Each item's and each share's static bytes once, whatever is computed again and however fine the cut.
+    """
+    limits = {s.rank: s.limit_bytes for s in problem.stages}
+    needed = sum(i.static_bytes for i in problem.items) + sum(s.static_bytes for s in problem.shares)
+    room = sum(limits.values())
+    return (needed, room) if needed > room else None
+
+
+def no_room(case: Case, short: tuple[int, int]) -> InfeasibleError:
+    """The error where parameters alone are too much, with the arithmetic."""
+    needed, room = short
+    n = len(case.source.cluster.devices)
+    per_rank, rest = divmod(case.n_stages, n)
+    enough = -(-needed * n // room)
+    stages = f"n_stages={enough * per_rank} on as many ranks like these" if not rest else f"{enough} ranks"
+    return InfeasibleError(
+        f"no {case.n_stages}-stage plan fits: parameters, gradients and optimizer state take "
+        f"{format_bytes(needed)}, the {n} ranks hold {format_bytes(room)} together, and that is before any "
+        f"activation; at least {stages}, or {format_bytes(-(-needed // n))} on each rank, would be needed",
+        finer_may_help=False,
+    )
+
+
+def why_none(case: Case, answered: tuple[Case, Problem, Answer] | None, deadline: float) -> InfeasibleError:
+    """The error for a case without a plan: that there is none where that is proved, else what was tried.
 
     Names the rank that is short in the plan that needs least memory, and what would fit: memory on every
     rank, more stages (each on one more rank like the last), recomputing. Looked for until ``deadline``, so
     what is named fits for sure, and is the smallest that was found.
     """
+    case, problem, answer = answered or (case, case.problem(), Answer(None, HUGE, 0))
+    what = f"no {case.n_stages}-stage plan of {case.schedule}"
     loose = _with_room(problem, HUGE)
-    answer = chain(loose, time_limit_s=_left(deadline, 4))
-    if answer.stage_of is None:
-        return InfeasibleError(
-            f"no {case.n_stages}-stage plan meets the pins: {dict(case.source.settings.pin)} leaves a stage "
-            f"empty or turns data backwards; drop a pin"
+    free = chain(loose, time_limit_s=_left(deadline, 4))
+    if free.stage_of is None:
+        pins = dict(case.source.settings.pin)
+        if free.proved:
+            return InfeasibleError(
+                f"{what} meets the pins: {pins} leaves a stage empty or turns data backwards; drop a pin"
+            )
+        return UndecidedError(
+            f"{what} that meets the pins {pins} was found in the time, and none was ruled out; raise "
+            "time_limit_s, or drop a pin"
         )
-    short, stage_of = _least_room(problem, answer.stage_of, deadline)
-    remedies = [_room_words(problem, short), *_other_remedies(case, deadline)]
-    return InfeasibleError(
-        f"no {case.n_stages}-stage plan fits: {_place(problem, stage_of)}; {'; '.join(remedies)}"
-    )
+    short, stage_of = _least_room(problem, free.stage_of, deadline)
+    room = _room_words(problem, short)
+    if not answer.proved:
+        return UndecidedError(
+            f"{what} that fits was found in the time, and none was ruled out: chains along several orders, "
+            f"single moves, and splits by ops and by parameters were tried; {_place(problem, stage_of)}; "
+            f"raise time_limit_s, or {room}"
+        )
+    remedies = [room, *_other_remedies(case, deadline)]
+    return InfeasibleError(f"{what} fits: {_place(problem, stage_of)}; {'; '.join(remedies)}")
 
 
 def _left(deadline: float, parts: int) -> float:
-    return max(0.1, (deadline - time.perf_counter()) / parts)
+    return max(_LEAST_S, (deadline - time.perf_counter()) / parts)
 
 
 def _with_room(problem: Problem, extra: int) -> Problem:

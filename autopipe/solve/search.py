@@ -21,11 +21,10 @@ from ..units import parse_bytes
 from .chains import chain
 from .definition.answer import Answer
 from .definition.problem import Problem
-from .infeasible import why_none
+from .infeasible import no_room, shortage, why_none
 from .making.baselines import Weigh
 from .making.cases import Case, cases, rank_orders
-from .making.compose import Source
-from .making.formulate import Settings
+from .making.source import Settings, Source
 from .ranks.virtual import least_load
 from .step import fastest
 from .stopping import interrupts
@@ -41,8 +40,11 @@ _SWAPS = 60
 _KEPT_ORDERS = 3
 """So many orders with the least bottlenecks are simulated."""
 
-_WORDS_S = 2.0
-"""Time to look for what would fit where nothing does."""
+_LEAST_SHARE = 1 / 8
+"""Of the time left, what each case gets at least: the most promising come first."""
+
+_SIMULATING = 1 / 4
+"""Of a case's time, what is kept for simulating the chains that were found."""
 
 
 def solve(
@@ -113,20 +115,29 @@ def solve(
         clone=_one_of("clone", clone, ("auto", "never", "always")),
         training=schedule != "forward-only",
     )
-    source = Source(graph, costs, cluster, settings)
-    free = _one_of("device_order", device_order, ("given", "auto")) == "auto"
+    if not time_limit_s >= 0:
+        raise InputError(f"time_limit_s is {time_limit_s}; give seconds, at least 0")
     deadline = time.perf_counter() + time_limit_s
+    source = Source.of(graph, costs, cluster, settings)
+    free = _one_of("device_order", device_order, ("given", "auto")) == "auto"
     tried = cases(source, schedule, n_stages, n_microbatches, balance, min_ranks=min_ranks, any_ranks=free)
     if not tried:
         raise InfeasibleError(
-            f"no schedule places {n_stages} stages on {cluster.n_ranks} ranks; use a multiple of the ranks"
+            f"no schedule places {n_stages} stages on {cluster.n_ranks} ranks with these pins; use a "
+            "multiple of the ranks"
         )
     with interrupts() as stopped:
-        best, table, fault = _best_of(tried, free, deadline, stopped)
-    if best is None:
-        raise fault or why_none(tried[-1], tried[-1].problem(), max(deadline, time.perf_counter() + _WORDS_S))
-    ranked = sorted(table, key=lambda c: (not c.feasible, c.step_s / c.n_microbatches))
-    return dataclasses.replace(best, candidates=_listed(ranked, best), n_candidates=len(ranked))
+        found = _best_of(tried, free, deadline, stopped)
+    if found.best is None:
+        raise found.fault or why_none(tried[-1], None, deadline)
+    ranked = sorted(found.table, key=lambda c: (not c.feasible, c.step_s / c.n_microbatches))
+    best = found.best
+    # of microbatches too, any count was free: the bound is per microbatch of this plan
+    least_s = best.n_microbatches * min(case.least_step_s / case.n_microbatches for case in tried)
+    bounds = dataclasses.replace(best.bounds, step_lower_s=min(least_s, best.step_s))
+    return dataclasses.replace(
+        best, bounds=bounds, candidates=_listed(ranked, best), n_candidates=len(ranked)
+    )
 
 
 def _listed(ranked: Sequence[Candidate], best: Plan) -> tuple[Candidate, ...]:
@@ -141,62 +152,74 @@ def _listed(ranked: Sequence[Candidate], best: Plan) -> tuple[Candidate, ...]:
     return tuple(kept)
 
 
-def _best_of(
-    tried: Sequence[Case], free: bool, deadline: float, stopped: threading.Event
-) -> tuple[Plan | None, list[Candidate], InfeasibleError | None]:
-    """The plan with the least time per microbatch, every candidate, and why the last has none, if known."""
+@dataclasses.dataclass(slots=True)
+class _Found:
+    """The plan with the least time per microbatch, every candidate, and why the last case had none."""
+
     best: Plan | None = None
-    table: list[Candidate] = []
+    table: list[Candidate] = dataclasses.field(default_factory=list)
     fault: InfeasibleError | None = None
-    for x, case in enumerate(tried):
-        until = time.perf_counter() + max(0.1, (deadline - time.perf_counter()) / (len(tried) - x))
-        plan, fault = None, None
+
+
+def _best_of(tried: Sequence[Case], free: bool, deadline: float, stopped: threading.Event) -> _Found:
+    """Cases by rising bound on their pace; those that time is too short for can only be named."""
+    found = _Found()
+    ahead = sorted(tried, key=lambda c: c.least_step_s / c.n_microbatches)
+    for x, case in enumerate(ahead):
+        now = time.perf_counter()
+        plan = None
+        if found.best is not None and (stopped.is_set() or now > deadline):
+            break
+        until = now + max(0.0, deadline - now) * max(_LEAST_SHARE, 1 / (len(ahead) - x))
         try:
             plan = _solve_case(case, free, until, stopped)
         except InfeasibleError as error:
-            fault = error
+            found.fault = error
         except KeyboardInterrupt:
-            if best is None:
+            if found.best is None:
                 raise
         if plan is not None:
-            table += plan.candidates
-            best = plan if best is None or _pace(plan) < _pace(best) else best
+            found.table += plan.candidates
+            if found.best is None or _pace(plan) < _pace(found.best):
+                found.best = plan
         else:
-            table.append(
-                Candidate(case.label, case.schedule, case.n_stages, case.n_microbatches, 0.0, 0, False)
-            )
-        if stopped.is_set() and best is not None:
-            break
-    return best, table, fault
+            kind = case.schedule, case.n_stages, case.n_microbatches
+            found.table.append(Candidate(case.label, *kind, 0.0, 0, False))
+    return found
 
 
 def _pace(plan: Plan) -> float:
     return plan.step_s / plan.n_microbatches
 
 
-def _solve_case(case: Case, free: bool, deadline: float, stopped: threading.Event) -> Plan | None:
-    """The fastest plan of a case, over the orders of its ranks where they are free; None where none fits."""
-    if free:
-        answered = _ordered(case, deadline, stopped)
-    else:
-        answered = [_answered(case, case.problem(), deadline)]
+def _solve_case(case: Case, free: bool, deadline: float, stopped: threading.Event) -> Plan:
+    """The fastest plan of a case, over the orders of its ranks where they are free.
+
+    Raises :class:`InfeasibleError` where there is none, :class:`UndecidedError` where none was found.
+    """
+    problem = case.problem()
+    if short := shortage(problem):
+        raise no_room(case, short)
+    # some time is for simulating what is found
+    until = deadline - _SIMULATING * max(0.0, deadline - time.perf_counter())
+    answered = _ordered(case, until, stopped) if free else [_answered(case, problem, until)]
     best: Plan | None = None
     table: list[Candidate] = []
     for there, problem, answer in answered:
-        if answer.stage_of is None and case.balance == "cost":
-            continue
-        plan = fastest(there, problem, answer, deadline)
+        plan = fastest(there, problem, answer, 0.0 if stopped.is_set() else deadline)
         if plan is not None:
             table += plan.candidates
             best = plan if best is None or plan.step_s < best.step_s else best
-    return best and dataclasses.replace(best, candidates=tuple(table))
+    if best is None:
+        raise why_none(case, answered[0], deadline)
+    return dataclasses.replace(best, candidates=tuple(table))
 
 
 Answered = tuple[Case, Problem, Answer]
 
 
 def _answered(case: Case, problem: Problem, deadline: float) -> Answered:
-    return case, problem, chain(problem, time_limit_s=max(0.01, deadline - time.perf_counter()))
+    return case, problem, chain(problem, time_limit_s=max(0.0, deadline - time.perf_counter()))
 
 
 def _ordered(case: Case, deadline: float, stopped: threading.Event) -> list[Answered]:

@@ -16,10 +16,10 @@ from ..simulator import simulate
 from .definition.answer import Answer
 from .definition.problem import HUGE, Problem
 from .lines.intervals import lightest_chain
+from .lines.moves import neighbours
 from .making.baselines import Weigh, by_weight, weights_of
 from .making.cases import Case
 from .making.compose import lay_out
-from .ranks.virtual import neighbours
 
 __all__ = ["fastest"]
 
@@ -41,9 +41,12 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
     With ``balance="cost"``: the best bottleneck, chains near it, the splits people make by hand, and what
     moving single items over a cut makes of the fastest of all these. Else the balance asked for alone.
     """
+    started = time.perf_counter()
     rated: list[tuple[Plan, tuple[int, ...]]] = []
-    rows = []
-    for label, stage_of in _splits(case, problem, answer):
+    rows: list[Candidate] = []
+    for label, stage_of in _splits(case, problem, answer, deadline):
+        if rated and _is_late(started, len(rows), deadline):
+            break
         plan = _plan(case, problem, answer, stage_of)
         rows.append(_row(f"{case.label}: {label}", plan, problem, stage_of))
         if rows[-1].feasible:
@@ -52,15 +55,22 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
         return None
     rated.sort(key=lambda r: r[0].step_s)
     best, listed = rated[0][0], {stage_of for _, stage_of in rated}
+    pace_s = (time.perf_counter() - started) / len(rows)
     # Ctrl-C here costs the moves, not the plan
     with contextlib.suppress(KeyboardInterrupt):
         for plan, stage_of in rated[:_CLIMBED] if case.balance == "cost" else ():
-            better, moved = _climbed(case, problem, answer, plan, stage_of, deadline)
+            better, moved = _climbed(case, problem, answer, plan, stage_of, deadline - pace_s)
             if moved not in listed:
                 listed.add(moved)
                 rows.append(_row(f"{case.label}: moved", better, problem, moved))
                 best = min(best, better, key=lambda p: p.step_s)
     return dataclasses.replace(best, candidates=tuple(rows))
+
+
+def _is_late(started: float, n_done: int, deadline: float) -> bool:
+    """Whether one more simulation like those done would end after the deadline."""
+    now = time.perf_counter()
+    return now + (now - started) / max(1, n_done) > deadline
 
 
 def _row(label: str, plan: Plan, problem: Problem, stage_of: Sequence[int]) -> Candidate:
@@ -72,12 +82,12 @@ def _row(label: str, plan: Plan, problem: Problem, stage_of: Sequence[int]) -> C
     return Candidate(label, plan.schedule, plan.n_stages, plan.n_microbatches, plan.step_s, fullest, fits)
 
 
-def _splits(case: Case, problem: Problem, answer: Answer) -> Iterator[Split]:
+def _splits(case: Case, problem: Problem, answer: Answer, deadline: float) -> Iterator[Split]:
     names: tuple[str | Weigh, ...] = (case.balance,)
     if case.balance == "cost":
-        assert answer.stage_of is not None
-        yield "best bottleneck", answer.stage_of
-        yield from _near(problem, answer)
+        if answer.stage_of is not None:
+            yield "best bottleneck", answer.stage_of
+            yield from _near(problem, answer, deadline)
         names = ("uniform", "parameters")
     for name in names:
         made = by_weight(problem, weights_of(case.source.graph, problem, name))
@@ -85,11 +95,13 @@ def _splits(case: Case, problem: Problem, answer: Answer) -> Iterator[Split]:
             yield name if isinstance(name, str) else "callable", made
 
 
-def _near(problem: Problem, answer: Answer) -> Iterator[Split]:
+def _near(problem: Problem, answer: Answer, deadline: float) -> Iterator[Split]:
     """Chains over the given order with bottlenecks near the best and the least total load."""
     seen = {answer.stage_of}
     worst = max(load.load_ns for load in problem.loads(answer.stage_of or ()))
     for slack in _SLACK:
+        if time.perf_counter() > deadline:
+            return
         limit = min(round(worst * (1 + slack)), HUGE - 1)
         found = lightest_chain(problem, range(len(problem.items)), limit)
         if found is not None and found not in seen:
@@ -137,9 +149,7 @@ def _plan(case: Case, problem: Problem, answer: Answer, stage_of: Sequence[int])
         _written(case),
     )
     step_s = simulate(plan).step_s
-    speeds = sum(d.speed for d in s.cluster.devices)
-    # Only work occupies a rank in the simulated step, so only work bounds it.
-    least = min(case.n_microbatches * problem.total_ns / 1e9 / speeds * (1 - 1e-6), step_s)
+    least = min(case.least_step_s, step_s)
     return dataclasses.replace(
         plan, step_s=step_s, bounds=dataclasses.replace(plan.bounds, step_lower_s=least)
     )

@@ -52,7 +52,7 @@ class Program:
         p = self.problem
         work = [(self.inside(v, s), i.work_ns) for v, i in enumerate(p.items)]
         held = [(self.inside(v, s), i.static_bytes) for v, i in enumerate(p.items)]
-        traffic = []
+        traffic, sync = [], []
         for net in p.nets:
             here = self.inside(net.producer, s)
             there = [self.inside(v, s) for v in net.consumers]
@@ -64,10 +64,10 @@ class Program:
             apart = self.indicator(*((a, b) for a in users for b in users if a is not b))
             work.append(({touched: 1}, share.forward_ns + share.backward_ns))
             held.append(({touched: 1}, share.static_bytes))
-            traffic.append(({apart: 1}, share.sync_ns))
+            sync.append(({apart: 1}, share.sync_ns))
         load = ({self.load: 1}, -1)
         for parts in (work, traffic) if p.overlap else ([*work, *traffic],):
-            self.at_most(added(*parts, load), 0)
+            self.at_most(added(*parts, *sync, load), 0)
         self.at_most(added(*held), p.stages[s].limit_bytes)
         if not p.allow_empty:
             self.at_most(added(*((self.inside(v, s), -1) for v in range(len(p.items)))), -1)

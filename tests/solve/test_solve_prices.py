@@ -60,7 +60,7 @@ def choices(problem, stage_of):
         return
     for chosen in itertools.product(*rows):
         work = [load.forward_ns + load.backward_ns for load in loads]
-        moving = [load.sync_ns for load in loads]
+        moving = [0 for _ in loads]
         for n, (net, there, again) in enumerate(zip(problem.nets, takers, chosen, strict=True)):
             here, sends = stage_of[net.producer], [0]
             for s, redo in zip(there, again, strict=True):
@@ -72,7 +72,7 @@ def choices(problem, stage_of):
                     sends.append(pair[0])
             moving[here] += max(sends) if problem.sender_pays == "once" else sum(sends)
         both = max if problem.overlap else lambda *x: sum(x)
-        yield max(both(w, m) for w, m in zip(work, moving, strict=True))
+        yield max(both(w, m) + load.sync_ns for w, m, load in zip(work, moving, loads, strict=True))
 
 
 @st.composite

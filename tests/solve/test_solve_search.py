@@ -10,7 +10,7 @@ import signal
 import pytest
 from language_model import LINK, N_LAYERS, cluster, costs, made, stage_of
 
-from autopipe.errors import InfeasibleError, InputError, PlanError
+from autopipe.errors import CostError, InfeasibleError, InputError, PlanError
 from autopipe.hardware import Cluster, Device, Link
 from autopipe.look.tables import candidate_table
 from autopipe.plans import Plan
@@ -80,9 +80,9 @@ def test_a_v_placement_makes_the_tie_free():
 
 def test_too_little_memory_names_stage_limit_and_remedy():
     with pytest.raises(
-        InfeasibleError, match=r"needs .* on rank \d \(stage \d, .* in flight\), limit 97.7 KiB"
+        InfeasibleError, match=r"needs .* on rank \d \(stage \d, .* in flight\), limit 322.3 KiB"
     ):
-        made(memory_limit=100_000)
+        made(memory_limit=330_000)
     need = max(s.memory_bytes for s in made().stages)
     assert max(s.memory_bytes for s in made(memory_limit=need).stages) <= need
 
@@ -238,3 +238,56 @@ def test_of_other_schedules_and_counts_only_the_best_is_listed():
 def test_the_same_problem_has_the_same_plan():
     first, second = made(), made()
     assert first.to_json() == second.to_json()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "n_ranks", "n_stages"),
+    [("zbv", 2, 4), ("interleaved", 3, 6), ("1f1b", 3, 3), ("dualpipev", 2, 4)],
+)
+def test_a_difference_has_the_fullest_rank_that_the_simulation_has(schedule, n_ranks, n_stages):
+    plan = made(schedule=schedule, cluster=cluster(n_ranks), n_stages=n_stages)
+    (figure,) = (a for what, a, _, _ in plan.diff(plan).figures if what == "fullest rank")
+    assert figure == max(simulate(plan).peak_bytes)
+
+
+def test_pins_leave_out_the_stage_counts_that_lack_their_stages():
+    plan = made(n_stages="auto", pin={"head": 1})
+    assert stage_of(plan, "head") == 1
+    assert {c.n_stages for c in plan.candidates} == {2, 3}
+    with pytest.raises(InfeasibleError, match="pins"):
+        made(n_stages="auto", pin={"head": 7})
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zbv", "looped-bfs", "dualpipev"])
+def test_pins_are_met_under_every_schedule(schedule):
+    """One of them is an op that each stage would else compute for itself."""
+    n_stages = 6 if schedule in ("interleaved", "looped-bfs", "zbv", "dualpipev") else 3
+    pins = {"layer1": 1, "layer4": n_stages - 2, "mask": 0}
+    plan = made(schedule=schedule, n_stages=n_stages, pin=pins)
+    assert {op: stage_of(plan, op) for op in pins} == pins
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("forward_s", float("nan")), ("backward_s", -1.0), ("forward_s", float("inf"))]
+)
+def test_costs_that_are_none_are_refused_by_name(field, value):
+    table = costs()
+    broken = {**table.costs, "layer2": dataclasses.replace(table["layer2"], **{field: value})}
+    with pytest.raises(CostError, match=f"{field} of op 'layer2'"):
+        made(costs=dataclasses.replace(table, costs=broken))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Cluster.uniform(3, link=Link(1e-5, 0.0)),
+        Cluster.uniform(3, link=Link(-1.0, 1e9)),
+        Cluster.uniform(3, link=Link(float("nan"), 1e9)),
+        Cluster.uniform(3, Device(speed=0.0)),
+        Cluster.uniform(3, Device(speed=float("nan"))),
+        Cluster.uniform(3, Device(memory_bytes=-1)),
+    ],
+)
+def test_links_and_devices_that_are_none_are_refused(broken):
+    with pytest.raises(InputError, match="give"):
+        made(cluster=broken)

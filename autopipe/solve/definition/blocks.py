@@ -11,13 +11,21 @@ import functools
 import itertools
 from collections.abc import Iterable, Sequence
 
-__all__ = ["UNDER", "Block", "cheapest_blocks", "freed_bytes", "least_ns_per_byte", "redone_bytes"]
+__all__ = [
+    "UNDER",
+    "Block",
+    "Cheapest",
+    "cheapest_blocks",
+    "freed_bytes",
+    "least_ns_per_byte",
+    "redone_bytes",
+]
 
 UNDER = 1 - 1e-9
 """What a bound in floating point is multiplied by, so that it is one."""
 
 _STEPS = 1_000
-"""Choices looked at for one stage; only dozens of blocks that are all unlike each other take more."""
+"""Choices looked at for one stage; past them a choice comes with a bound."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,20 +58,32 @@ def least_ns_per_byte(blocks: Iterable[Block]) -> float:
     return min((b.forward_ns / b.freed_bytes for b in blocks), default=0.0)
 
 
-def cheapest_blocks(blocks: Sequence[Block], in_flight: int, over_bytes: int) -> tuple[Block, ...] | None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cheapest:
+    """Blocks to compute again, and the least forward that any choice takes: theirs, unless cut off."""
+
+    blocks: tuple[Block, ...]
+    least_ns: int
+
+
+def cheapest_blocks(blocks: Sequence[Block], in_flight: int, over_bytes: int) -> Cheapest | None:
     """The blocks with the least forward that bring a stage down by so many bytes; None where none do.
 
     What is saved is for each microbatch in flight, what is computed again for one. A knapsack for each size
-    of the largest block: kinds of blocks by rising time per byte, more of the better kinds first, cut off
-    where even parts of blocks would cost more than the best known.
+    of the largest block, by branch and bound (Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, §2.4):
+    kinds of blocks by rising time per byte, more of the better kinds first, cut off where even parts of
+    blocks would cost more than the best known.
     """
     best: tuple[int, int, tuple[int, ...]] | None = None
+    least: int | None = None
     for largest in sorted({b.saved_bytes for b in blocks}, reverse=True):
         kinds = _kinds(b for b in blocks if b.saved_bytes <= largest)
         known = None if best is None else best[0]
-        cost, counts = _cover(kinds, -(-(over_bytes + largest) // in_flight), known)
+        cost, counts, bound = _cover(kinds, -(-(over_bytes + largest) // in_flight), known)
         if cost is not None:
             best = cost, largest, counts
+        if bound is not None:
+            least = bound if least is None else min(least, bound)
     if best is None:
         return None
     allowed = [b for b in blocks if b.saved_bytes <= best[1]]
@@ -73,7 +93,7 @@ def cheapest_blocks(blocks: Sequence[Block], in_flight: int, over_bytes: int) ->
         if left[b.forward_ns, b.freed_bytes] > 0:
             left[b.forward_ns, b.freed_bytes] -= 1
             out.append(b)
-    return tuple(out)
+    return Cheapest(tuple(out), best[0] if least is None else min(least, best[0]))
 
 
 Kind = tuple[int, int, int]
@@ -86,24 +106,40 @@ def _kinds(blocks: Iterable[Block]) -> tuple[Kind, ...]:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _cover(kinds: tuple[Kind, ...], need: int, known: int | None) -> tuple[int | None, tuple[int, ...]]:
-    """The least forward under ``known`` that gives up ``need`` bytes, and how many blocks of each kind."""
+def _cover(
+    kinds: tuple[Kind, ...], need: int, known: int | None
+) -> tuple[int | None, tuple[int, ...], int | None]:
+    """The least forward under ``known`` that gives up ``need`` bytes, and how many blocks of each kind.
+
+    Third, where the search was cut off: the least that what it did not look at can cost.
+    """
     rest = list(itertools.accumulate((f * n for _, f, n in reversed(kinds)), initial=0))[::-1]
     best, found = known, None
-    stack: list[tuple[int, int, tuple[int, ...]]] = [(need, 0, ())]
+    stack: list[tuple[int, int, int, tuple[int, ...]]] = [(0, need, 0, ())]
     for _ in range(_STEPS):
         if not stack:
             break
-        left, cost, counts = stack.pop()
+        bound, left, cost, counts = stack.pop()
+        if best is not None and bound >= best:
+            continue
         if left <= 0:
-            if best is None or cost < best:
-                best, found = cost, counts + (0,) * (len(kinds) - len(counts))
+            best, found = cost, counts + (0,) * (len(kinds) - len(counts))
             continue
         if rest[len(counts)] < left:
             continue
         forward, freed, count = kinds[len(counts)]
-        if best is not None and cost + -(-left * forward // freed) >= best:
-            continue
-        most = min(count, -(-left // freed))
-        stack += [(left - n * freed, cost + n * forward, (*counts, n)) for n in range(most + 1)]
-    return (None, ()) if found is None else (best, found)
+        for n in range(min(count, -(-left // freed)) + 1):
+            after, paid = left - n * freed, cost + n * forward
+            stack.append((paid + _parts_ns(kinds, len(counts) + 1, after), after, paid, (*counts, n)))
+    unseen = min((row[0] for row in stack), default=None)
+    return (None, (), unseen) if found is None else (best, found, unseen)
+
+
+def _parts_ns(kinds: Sequence[Kind], first: int, left: int) -> int:
+    """The least forward that gives up so many bytes where parts of blocks may be taken."""
+    total = 0
+    for forward, freed, count in itertools.islice(kinds, first, None):
+        if left <= count * freed:
+            return total + max(0, -(-left * forward // freed))
+        total, left = total + count * forward, left - count * freed
+    return total

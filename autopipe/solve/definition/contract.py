@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .problem import HUGE, Item, Net, Problem, Share
 
-__all__ = ["Contraction", "contract", "merge"]
+__all__ = ["Contraction", "contract", "kept_rows", "merge"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def merge(problem: Problem, together: Iterable[Sequence[int]]) -> Contraction:
     shares = [
         dataclasses.replace(s, items=tuple(sorted({part_of[v] for v in s.items}))) for s in problem.shares
     ]
-    pairs = problem.pair_ns and {k: tuple(row[n] for n in kept) for k, row in problem.pair_ns.items()}
+    pairs = problem.pair_ns and kept_rows(problem.pair_ns, kept)
     smaller = dataclasses.replace(
         problem,
         items=tuple(_absorbing(items, shares)),
@@ -62,6 +62,15 @@ def merge(problem: Problem, together: Iterable[Sequence[int]]) -> Contraction:
         pair_ns=pairs,
     )
     return Contraction(smaller, part_of)
+
+
+def kept_rows(
+    pairs: Mapping[tuple[int, int], tuple[tuple[int, int], ...]], kept: Sequence[int]
+) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+    """The prices of some nets by pair of ranks; pairs that share a table go on sharing one."""
+    tables = {id(rows): rows for rows in pairs.values()}
+    made = {x: tuple(rows[n] for n in kept) for x, rows in tables.items()}
+    return {pair: made[id(rows)] for pair, rows in pairs.items()}
 
 
 def contract(problem: Problem) -> Contraction:

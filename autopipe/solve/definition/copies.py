@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 __all__ = ["Crossing", "Moving", "Taker", "settle"]
 
 _STEPS = 5_000
-"""Choices looked at for one assignment; only dozens of values that weigh on full stages take more."""
+"""Choices looked at for one assignment; past them a choice comes with a bound."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,8 +67,9 @@ Choice = tuple[tuple[bool, ...], ...]
 
 def settle(
     crossings: Sequence[Crossing], worst: Callable[[Moving], int], n_stages: int, once: bool
-) -> tuple[Choice, Moving]:
-    """The choice with the least ``worst``, which must not fall as prices rise; and what stages pay.
+) -> tuple[Choice, Moving, int]:
+    """The choice with the least ``worst``, which must not fall as prices rise; what stages pay; the least
+    ``worst`` that any choice has: its own, unless the search was cut off.
 
     What costs least in all is tried first, and kept where nothing is better. ``once``: a sender pays once for
     all who receive.
@@ -92,7 +93,7 @@ def settle(
         crossing = crossings[len(chosen)]
         for again in itertools.product((True, False), repeat=len(crossing.takers)):
             stack.append((now.given(crossing, again, once), (*chosen, again)))
-    return best, paid
+    return best, paid, min([value, *(worst(now) for now, _ in stack)])
 
 
 def _cheapest(crossing: Crossing, once: bool) -> tuple[bool, ...]:

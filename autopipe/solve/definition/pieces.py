@@ -25,6 +25,7 @@ __all__ = [
     "memory_bytes",
     "most_work",
     "scaled",
+    "stage_ns",
 ]
 
 Array = npt.NDArray[np.int64]
@@ -78,8 +79,8 @@ class Net:
 class Share:
     """What every stage that holds one of ``items`` must hold too: a parameter, or an op computed again.
 
-    Where two ranks hold it, each of their stages pays ``sync_ns`` per microbatch; where three or more do, the
-    entries of ``more_ns`` in turn (none: the same). ``tied``: stages of one rank hold one copy.
+    Where two ranks hold it, the first stage of each pays ``sync_ns`` per microbatch; where three or more do,
+    the entries of ``more_ns`` in turn (none: the same). ``tied``: stages of one rank hold one copy.
     """
 
     items: tuple[int, ...]
@@ -116,7 +117,8 @@ class StageLoad:
 
     ``extra_bytes`` of ``static_bytes`` are tied copies that an earlier stage of its rank holds already.
     ``recompute`` says that all of it is computed again in backward, ``blocks`` what of it otherwise;
-    ``copies`` are the values that it computes instead of receiving them.
+    ``copies`` are the values that it computes instead of receiving them. By at most ``open_ns`` the best
+    choice of both may be cheaper, where the search for it was cut off.
     """
 
     forward_ns: int
@@ -134,18 +136,19 @@ class StageLoad:
     load_ns: int
     blocks: tuple[Block, ...] = ()
     copies: tuple[str, ...] = ()
+    open_ns: int = 0
 
     def moved(self, again_ns: int, send_ns: int, receive_ns: int, overlap: bool) -> StageLoad:
         """With values computed again, sent and received beside; a stage that recomputes does so twice."""
         forward, backward = self.forward_ns + again_ns, self.backward_ns + again_ns * self.recompute
-        work, transfers = forward + backward, self.transfers_ns + send_ns + receive_ns
+        moving = self.send_ns + send_ns + self.receive_ns + receive_ns
         return dataclasses.replace(
             self,
             forward_ns=forward,
             backward_ns=backward,
             send_ns=self.send_ns + send_ns,
             receive_ns=self.receive_ns + receive_ns,
-            load_ns=max(work, transfers) if overlap else work + transfers,
+            load_ns=stage_ns(forward + backward, moving, self.sync_ns, overlap),
         )
 
     @property
@@ -158,10 +161,6 @@ class StageLoad:
         """Peak above the rest while an action runs."""
         return self.workspace_bytes + (self.saved_bytes if self.recompute else redone_bytes(self.blocks))
 
-    @property
-    def transfers_ns(self) -> int:
-        return self.send_ns + self.receive_ns + self.sync_ns
-
 
 @overload
 def scaled(ns: int, speed: float) -> int: ...
@@ -172,6 +171,16 @@ def scaled(ns: int | Array, speed: float) -> int | Array:
     if speed == 1.0:
         return ns
     return np.rint(ns / speed).astype(np.int64) if isinstance(ns, np.ndarray) else round(ns / speed)
+
+
+def stage_ns(work: Any, moving: Any, sync: Any, overlap: bool) -> Any:
+    """A stage's load from its work, what it sends and receives, and what it synchronises; ints or arrays.
+
+    Synchronising waits for the last backward, so nothing hides it.
+    """
+    if not overlap:
+        return work + moving + sync
+    return (max(work, moving) if isinstance(work, int) else np.maximum(work, moving)) + sync
 
 
 def most_work(limit: int, speed: float) -> int:

@@ -6,12 +6,13 @@ solvers. This module is the definition that every solver, bound and test is held
 ::
 
     minimise  max over stages s of  load(s)
-    load(s) = work(s) + transfers(s)            nothing hidden
-            = max(work(s), transfers(s))        overlap
+    load(s) = work(s) + transfers(s) + sync(s)          nothing hidden
+            = max(work(s), transfers(s)) + sync(s)      overlap
     work(s)      = (forward + backward of its items and of the shares it touches) / speed(s)
                  + forward once more of what is recomputed: blocks, or the whole stage
                  + values it computes again rather than receive, each rounded
-    transfers(s) = what it sends and receives, once per value (or per receiver), + synchronising its shares
+    transfers(s) = what it sends and receives, once per value (or per receiver)
+    sync(s)      = summing the gradients of the shares it is its rank's first to touch and others touch too
     memory(s)    = static + in flight × kept + workspace + 2 × received + sent
     kept         = saved, less what recomputed blocks give up (the largest counts once as workspace)
 
@@ -29,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .blocks import Block, cheapest_blocks, freed_bytes, redone_bytes
 from .copies import Crossing, Moving, Taker, settle
-from .pieces import HUGE, Array, Item, Net, Share, Stage, StageLoad, memory_bytes, most_work, scaled
+from .pieces import HUGE, Array, Item, Net, Share, Stage, StageLoad, memory_bytes, most_work, scaled, stage_ns
 
 __all__ = [
     "HUGE",
@@ -45,6 +46,7 @@ __all__ = [
     "most_work",
     "peak_bytes",
     "scaled",
+    "stage_ns",
 ]
 
 _MANY_STAGES = 6
@@ -187,22 +189,25 @@ class Problem:
             there = moved(paid)
             return max(sum(there[s].load_ns for s in own) for own in self.stages_of.values())
 
-        chosen, paid = settle(crossings, worst, self.n_stages, self.sender_pays == "once")
+        chosen, paid, least = settle(crossings, worst, self.n_stages, self.sender_pays == "once")
+        open_ns = worst(paid) - least
         copies: list[tuple[str, ...]] = [()] * self.n_stages
         for crossing, again in zip(crossings, chosen, strict=True):
             for taker, redo in zip(crossing.takers, again, strict=True):
                 copies[taker.stage] += (self.nets[crossing.net].value,) * redo
-        return tuple(dataclasses.replace(m, copies=c) for m, c in zip(moved(paid), copies, strict=True))
+        return tuple(
+            dataclasses.replace(m, copies=c, open_ns=m.open_ns + open_ns)
+            for m, c in zip(moved(paid), copies, strict=True)
+        )
 
     def _share(self, share: Share, touched: Sequence[int], tallies: list[_Tally]) -> None:
-        ranks: set[int] = set()
+        first: dict[int, int] = {}
         for s in touched:
             tallies[s].add(share)
-            if share.tied and self.stages[s].rank in ranks:
+            if first.setdefault(self.stages[s].rank, s) != s and share.tied:
                 tallies[s].extra_bytes += share.static_bytes
-            ranks.add(self.stages[s].rank)
-        for s in touched:
-            tallies[s].sync_ns += share.price_ns(len(ranks))
+        for s in first.values():
+            tallies[s].sync_ns += share.price_ns(len(first))
 
     def _transfer(
         self, n: int, source: int, touched: set[int], tallies: list[_Tally], crossings: list[Crossing]
@@ -240,19 +245,23 @@ class Problem:
             return loads
         if len(stages) == 1:
             found = cheapest_blocks(tallies[0].blocks, stages[0].in_flight, short(loads))
-            ways: Iterator[list[Again]] = iter([] if found is None else [[found]])
+            ways: Iterator[list[Again]] = iter([] if found is None else [[found.blocks]])
         else:
             ways = _by_worth(stages, tallies)
         by_block = next((fit for way in ways if short(fit := made(way)) <= 0), None)
         whole = [made(way) for way in _choices(len(stages))]
         fitting = [way for way in (by_block, *whole) if way is not None and short(way) <= 0]
-        return min(fitting, key=lambda way: sum(load.load_ns for load in way), default=whole[-1])
+        chosen = min(fitting, key=lambda way: sum(load.load_ns for load in way), default=whole[-1])
+        if len(stages) > 1 or found is None:
+            return chosen
+        open_ns = scaled(sum(b.forward_ns for b in found.blocks), stages[0].speed)
+        open_ns -= scaled(found.least_ns, stages[0].speed)
+        return (dataclasses.replace(chosen[0], open_ns=open_ns),)
 
     def _finish(self, stage: Stage, t: _Tally, again: Again) -> StageLoad:
         forward, backward = scaled(t.forward_ns, stage.speed), scaled(t.backward_ns, stage.speed)
         recompute, blocks = (again, ()) if isinstance(again, bool) else (False, again)
         backward += forward if recompute else scaled(sum(b.forward_ns for b in blocks), stage.speed)
-        work, transfers = forward + backward, t.send_ns + t.receive_ns + t.sync_ns
         kept, acting = t.saved_bytes - freed_bytes(blocks), t.workspace_bytes + redone_bytes(blocks)
         bytes_of = t.static_bytes, kept, acting, t.received_bytes, t.sent_bytes
         return StageLoad(
@@ -268,9 +277,14 @@ class Problem:
             memory_bytes(stage, *bytes_of)[recompute],
             recompute,
             t.extra_bytes,
-            max(work, transfers) if self.overlap else work + transfers,
+            stage_ns(forward + backward, t.send_ns + t.receive_ns, t.sync_ns, self.overlap),
             blocks,
         )
+
+    def least(self, loads: Sequence[StageLoad]) -> int:
+        """What :meth:`bottleneck` is at least, whatever a search among recomputations left open."""
+        open_ns = max(sum(loads[s].open_ns for s in own) for own in self.stages_of.values())
+        return self.bottleneck(loads) - open_ns
 
     def rank_bytes(self, rank: int, loads: Sequence[StageLoad]) -> int:
         """A rank's peak, from the loads of its stages."""
@@ -364,7 +378,10 @@ def _by_worth(stages: Sequence[Stage], tallies: Sequence[_Tally]) -> Iterator[li
 
 def cheapest(problem: Problem) -> Problem:
     """The problem where every stage pays the least that its transfers can cost, whatever the others hold."""
-    shares = tuple(dataclasses.replace(s, more_ns=()) for s in problem.shares)
+    shares = tuple(
+        dataclasses.replace(s, sync_ns=min(s.sync_ns, *s.more_ns), more_ns=()) if s.more_ns else s
+        for s in problem.shares
+    )
     nets = tuple(_least(net, problem) for net in problem.nets)
     return dataclasses.replace(problem, pair_ns=None, sender_pays="once", shares=shares, nets=nets)
 

@@ -99,6 +99,8 @@ class _Search:
                     step = max(step + 1, min(2 * step, half if chains.n_pairs > _SHORT else HUGE))
             if (chains.n_pairs > _SHORT or ceiling < HUGE) and not self.sampled:
                 self._sample()
+        if not self.answer.proved and not self.sampled:
+            self._sample()
         if not self.answer.proved:
             self._close()
 

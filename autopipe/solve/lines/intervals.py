@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 
 from ..definition.blocks import redone_bytes
-from ..definition.problem import HUGE, Array, Problem, Stage, memory_bytes, most_work, peak_bytes, scaled
+from ..definition.problem import (
+    HUGE,
+    Array,
+    Problem,
+    Stage,
+    memory_bytes,
+    most_work,
+    peak_bytes,
+    scaled,
+    stage_ns,
+)
 
 __all__ = ["Rows", "best_chain", "lightest_chain"]
 
@@ -60,7 +70,7 @@ class Rows:
             for r, places in enumerate(rows):
                 for k, x in enumerate(places):
                     self.at[x].append((is_net, r, k))
-        names = ("forward", "backward", "transfers", "received", "sent", "static", "saved")
+        names = ("forward", "backward", "moving", "sync", "received", "sent", "static", "saved")
         self.d = {name: np.zeros(self.n + 1, dtype=np.int64) for name in names}
         self.share_work = any(s.forward_ns or s.backward_ns for s in problem.shares)
         self.plain = self.forward + self.backward
@@ -83,7 +93,7 @@ class Rows:
     def _enter_net(self, r: int, k: int) -> None:
         """Intervals now start at a value's k-th place: its maker sends unless all are in, takers receive."""
         net = self.problem.nets[r]
-        self._enter(self.d["transfers"], r, k, net.send_ns, net.receive_ns)
+        self._enter(self.d["moving"], r, k, net.send_ns, net.receive_ns)
         if self.has_memory:
             self._enter(self.d["received"], r, k, 0, net.n_bytes)
             self._enter(self.d["sent"], r, k, net.sent_bytes, 0)
@@ -103,10 +113,10 @@ class Rows:
         if k + 1 < len(places):
             self._touch(share, places[k + 1], -1)
         if k == 0:
-            self.d["transfers"][places[-1]] -= share.sync_ns
+            self.d["sync"][places[-1]] -= share.sync_ns
 
     def _touch(self, share, x: int, sign: int) -> None:  # type: ignore[no-untyped-def]
-        self.d["transfers"][x] += sign * share.sync_ns
+        self.d["sync"][x] += sign * share.sync_ns
         self.d["static"][x] += sign * share.static_bytes
         self.d["saved"][x] += sign * share.saved_bytes
         self.d["forward"][x] += sign * share.forward_ns
@@ -114,7 +124,7 @@ class Rows:
 
     def _loads(self, i: int, end: int) -> Array:
         p = self.problem
-        transfers = np.cumsum(self.d["transfers"][i:end])
+        moving, sync = np.cumsum(self.d["moving"][i:end]), np.cumsum(self.d["sync"][i:end])
         forward, backward = self._work("forward", i, end), self._work("backward", i, end)
         work = {f: (scaled(forward, f), scaled(forward, f) + scaled(backward, f)) for f in self.speeds}
         out = np.empty((p.n_stages, end - i), dtype=np.int64)
@@ -135,8 +145,7 @@ class Rows:
                     )
                 elif p.recompute == "auto":
                     total, fits = np.where(fits, total, total + forward), fits | fits_again
-            row = np.maximum(total, transfers) if p.overlap else total + transfers
-            out[s] = np.where(fits, row, HUGE)
+            out[s] = np.where(fits, stage_ns(total, moving, sync, p.overlap), HUGE)
         if not p.allow_empty:
             out[:, self.real[i + 1 : end + 1] == self.real[i]] = HUGE
         if self.pinned:

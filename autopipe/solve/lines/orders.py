@@ -17,10 +17,31 @@ __all__ = ["orders"]
 def orders(problem: Problem) -> Iterator[tuple[int, ...]]:
     """A few different topological orders: as given, deepest first, by level, late, and by open values.
 
+    Items that pins hold to earlier stages, themselves or by what needs them, come first in every order.
     Items that no edge holds follow the last of the items they share a value with. Each order is
     O((items + edges) log items).
     """
-    problem = _anchored(problem)
+    seen = set()
+    place = _windows(problem)
+    for order in _free_orders(_anchored(problem)):
+        pinned = tuple(sorted(order, key=place.__getitem__))
+        if pinned not in seen:
+            seen.add(pinned)
+            yield pinned
+
+
+def _windows(problem: Problem) -> list[tuple[int, int]]:
+    """The last and the first stage of each item that pins leave; neither falls along an edge."""
+    n = len(problem.items)
+    first, last = [i.first for i in problem.items], [problem.last_of(v) for v in range(n)]
+    for v in range(n):
+        first[v] = max([first[v], *(first[u] for u in problem.before[v])])
+    for v in reversed(range(n)):
+        last[v] = min([last[v], *(last[w] for w in problem.after[v])])
+    return list(zip(last, first, strict=True))
+
+
+def _free_orders(problem: Problem) -> Iterator[tuple[int, ...]]:
     n = len(problem.items)
     given = _ordered(problem, lambda v, t: (v,))
     yield given
@@ -30,21 +51,15 @@ def orders(problem: Problem) -> Iterator[tuple[int, ...]]:
     height = [0] * n
     for v in reversed(given):
         height[v] = max((height[w] for w in problem.after[v]), default=0) + problem.items[v].work_ns
-    seen = {given}
     for key in (
         lambda v, t: (level[v], v),
         lambda v, t: (-height[v], v),
         lambda v, t: (-t, v),
         lambda v, t: (-t, -v),
     ):
-        order = _ordered(problem, key)
-        if order not in seen:
-            seen.add(order)
-            yield order
-    for order in (_backward(problem), _closing(problem)):
-        if order not in seen:
-            seen.add(order)
-            yield order
+        yield _ordered(problem, key)
+    yield _backward(problem)
+    yield _closing(problem)
 
 
 def _anchored(problem: Problem) -> Problem:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..definition.blocks import UNDER, cheapest_blocks, freed_bytes, least_ns_per_byte
-from ..definition.problem import HUGE, Array, Problem, Stage, memory_bytes, peak_bytes, scaled
+from ..definition.problem import HUGE, Array, Problem, Stage, memory_bytes, peak_bytes, scaled, stage_ns
 from .reach import Bits
 from .windows import Downsets
 
@@ -114,13 +114,13 @@ class Loads:
         """The load of stage ``s`` from each row of ``a`` to each of ``b``; infinite where it may not be."""
         p, stage = self.problem, self.problem.stages[s]
         common = _Common(p, a, b, self.turned)
-        transfers = common.transfers(a, b)
+        moving, sync = common.moving(a, b), common.synced()
         forward, backward = common.shared("forward_ns", a, b), common.shared("backward_ns", a, b)
         forward, backward = _scaled(forward, stage.speed), _scaled(backward, stage.speed)
         again: _Again | None = None
         if self.has_memory:
             static, saved = common.shared("static_bytes", a, b), common.shared("saved_bytes", a, b)
-            peak = np.zeros(transfers.shape)
+            peak = np.zeros(moving.shape)
             for level in self.levels:
                 peak[_between(a, b, f"peak {level}") > 0] = level
             received, sent = common.received(a, b), common.sent(a, b)
@@ -131,13 +131,12 @@ class Loads:
             if self.has_blocks:
                 over, work = np.maximum(kept - stage.limit_bytes, 0), forward + backward
                 sets, unknown = (a.downsets, b.downsets), over > 0
-                again = _Again(self, stage, sets, forward, work, transfers, over, short, unknown)
+                again = _Again(self, stage, sets, forward, work, moving, sync, over, short, unknown)
                 part = _scaled(np.floor(over // stage.in_flight * self.least * UNDER), stage.speed)
                 least = np.where(short, part, np.minimum(least, part))
                 short = short & (over > stage.in_flight * _between(a, b, "freed"))
             backward = backward + least
-        work = forward + backward
-        loads = np.maximum(work, transfers) if p.overlap else work + transfers
+        loads = stage_ns(forward + backward, moving, sync, p.overlap)
         if self.has_memory:
             loads[short] = np.inf
         if not p.allow_empty and b.sums["real"].min() <= a.sums["real"].max():
@@ -184,7 +183,8 @@ class _Again:
     downsets: tuple[Downsets, Downsets]
     forward: Floats
     work: Floats
-    transfers: Floats
+    moving: Floats
+    sync: Floats
     over: Floats
     short: Bits
     unknown: Bits
@@ -198,12 +198,13 @@ class _Again:
         found = cheapest_blocks(blocks, self.stage.in_flight, int(self.over[row, column]))
         if found is None and self.short[row, column]:
             return float("inf")
-        work, transfers = float(self.work[row, column]), float(self.transfers[row, column])
+        work = float(self.work[row, column])
         if found is None:
             work += float(self.forward[row, column])
         else:
-            work += scaled(sum(block.forward_ns for block in found), self.stage.speed)
-        return max(work, transfers) if self.loads.problem.overlap else work + transfers
+            work += scaled(found.least_ns, self.stage.speed)
+        moving, sync = self.moving[row, column], self.sync[row, column]
+        return float(stage_ns(work, moving, sync, self.loads.problem.overlap))
 
 
 class _Common:
@@ -264,20 +265,23 @@ class _Common:
         out: Floats = (self.here[:, used] * price[used]) @ self.there[used]
         return out
 
-    def transfers(self, a: Layer, b: Layer) -> Floats:
-        """What each stage sends, receives and synchronises."""
+    def moving(self, a: Layer, b: Layer) -> Floats:
+        """What each stage sends and receives."""
         price = np.zeros(len(self.there))
         for n, columns in self.alike.items():
             price[columns] += self.problem.nets[n].receive_ns
             price[self.open[n]] += self.problem.nets[n].send_ns
-        total = 0
+        sums: Array = a.sums["receive_ns"][:, None] + b.sums["send_ns"]
+        return sums + self.extra - self.product(price)
+
+    def synced(self) -> Floats:
+        """What each stage synchronises: the shares it touches, but for those it touches alone."""
+        price = np.zeros(len(self.there))
         for r, share in enumerate(self.problem.shares):
-            total += share.sync_ns
             price[self.untouched[r]] += share.sync_ns
             if self.whole[r] >= 0:
                 price[self.whole[r]] += share.sync_ns
-        sums: Array = (a.sums["receive_ns"] + total)[:, None] + b.sums["send_ns"]
-        return sums + self.extra - self.product(price)
+        return sum(share.sync_ns for share in self.problem.shares) - self.product(price)
 
     def received(self, a: Layer, b: Layer) -> Floats:
         """Bytes each stage receives."""

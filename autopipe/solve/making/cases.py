@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 
 from ...errors import InfeasibleError, InputError
 from ...hardware import Cluster
-from ...schedule import NAMES, build, placement
+from ...schedule import COST_AWARE, NAMES, SPLIT, build, placement
 from ..definition.problem import Problem
+from ..proof.step import least_step_s
 from .baselines import Weigh
-from .compose import Source
 from .formulate import formulate, largest_cut
+from .source import Source
 
 __all__ = ["SEVERAL_PER_RANK", "Case", "cases", "rank_orders"]
 
@@ -55,11 +56,19 @@ class Case:
         moved = f", ranks {'-'.join(map(str, self.order))}" if list(self.order) != sorted(self.order) else ""
         return f"{self.schedule}, {self.n_stages} stages{moved}, {self.n_microbatches} microbatches"
 
+    @property
+    def least_step_s(self) -> float:
+        """What no plan of this case can beat."""
+        devices = self.source.cluster.devices
+        in_line, split = self.n_stages == len(devices), self.schedule in (*SPLIT, COST_AWARE)
+        speeds = [d.speed for d in devices]
+        return least_step_s(self.source.work, speeds, self.n_microbatches, in_line=in_line, split=split)
+
     def problem(self) -> Problem:
         """Its integer problem. Raises :class:`InfeasibleError` when the graph has too few pieces."""
         n_ranks, s = self.source.cluster.n_ranks, self.source
         schedule = build(self.schedule, n_ranks, self.n_stages, self.n_microbatches, placement=self.placement)
-        problem = formulate(s.graph, s.costs, s.cluster, schedule, s.settings)
+        problem = formulate(s, schedule)
         most = largest_cut(problem)
         if most < self.n_stages:
             raise InfeasibleError(
@@ -83,11 +92,13 @@ def cases(
 
     With ``n_stages`` free, every number of ranks up to the cluster's is tried, from ``min_ranks`` on: the
     first so many, or with ``any_ranks`` the fastest. Each has one stage, or two where the schedule is made
-    for several. Raises :class:`InputError` for counts that are none.
+    for several; pins rule out counts without their stages. Raises :class:`InputError` for counts that are
+    none.
     """
     free = n_stages is None or n_stages == "auto"
     if not free and (not isinstance(n_stages, int) or n_stages < 1):
         raise InputError(f"n_stages is {n_stages!r}; use a number of at least 1 or 'auto'")
+    needed = max((s + 1 if s >= 0 else -s for s in source.settings.pin.values()), default=1)
     names = [n for n in NAMES if n != "forward-only"] if schedule == "auto" else [schedule]
     out = []
     for n_ranks in _rank_counts(source.cluster.n_ranks, min_ranks) if free else (source.cluster.n_ranks,):
@@ -96,6 +107,8 @@ def cases(
         for name in names:
             stages = n_ranks * (2 if name in SEVERAL_PER_RANK else 1) if free else n_stages
             assert isinstance(stages, int)
+            if free and stages < needed:
+                continue
             for n in _microbatch_counts(n_microbatches, stages):
                 if schedule == "auto" and not _is_possible(name, n_ranks, stages, n):
                     continue

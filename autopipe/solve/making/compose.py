@@ -8,33 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ...costs import CostTable, OpCost
+from ...costs import OpCost
 from ...graph import OpGraph
-from ...hardware import Cluster
 from ...plans import Boundary, StagePlan, Tie
 from ..definition.problem import Problem
-from .clones import clones_of, copies_of, slowest_link, value_bytes
-from .formulate import Settings
+from .source import Source, slowest_link
 
-__all__ = ["Layout", "Source", "lay_out"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """What a problem was made from."""
-
-    graph: OpGraph
-    costs: CostTable
-    cluster: Cluster
-    settings: Settings
-
-    def on(self, ranks: Sequence[int]) -> Source:
-        """The same for some of the cluster's ranks."""
-        if len(ranks) == self.cluster.n_ranks:
-            return self
-        limits = tuple(self.settings.memory_limit[r] for r in ranks) if self.settings.memory_limit else ()
-        settings = dataclasses.replace(self.settings, memory_limit=limits)
-        return dataclasses.replace(self, cluster=self.cluster.picked(ranks), settings=settings)
+__all__ = ["Layout", "lay_out"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,9 +30,8 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int]) -> Layout
     """The plan's rows for an assignment of the problem's items. O(ops + edges)."""
     graph = source.graph
     home = {op: s for item, s in zip(problem.items, stage_of, strict=True) for op in item.ops}
-    clones = clones_of(graph, source.costs, source.cluster, source.settings.clone)
     loads = problem.loads(stage_of)
-    placed = _placed(source, home, clones, [load.copies for load in loads])
+    placed = _placed(source, home, [load.copies for load in loads])
     ops: list[list[str]] = [[] for _ in problem.stages]
     copied: list[list[str]] = [[] for _ in problem.stages]
     for op in graph.compute:
@@ -98,22 +77,20 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int]) -> Layout
     )
 
 
-def _placed(
-    source: Source, home: dict[str, int], clones: frozenset[str], copies: Sequence[Sequence[str]]
-) -> dict[str, set[int]]:
+def _placed(source: Source, home: dict[str, int], copies: Sequence[Sequence[str]]) -> dict[str, set[int]]:
     """The stages that compute each op: its own, those that need a clone, those that compute it again."""
     graph = source.graph
     last = len(copies) - 1
     placed: dict[str, set[int]] = {op.name: set() for op in graph.ops}
     for op in reversed(graph.ops):
-        if op.name in clones:
+        if op.name in source.clones:
             for consumer in graph.consumers[op.name]:
                 placed[op.name] |= placed[consumer]
             placed[op.name] = placed[op.name] or {0}
         else:
             placed[op.name] = {home.get(op.name, last)}
     if any(copies):
-        made = copies_of(graph, source.costs, source.cluster, clones)
+        made = source.copies
         for s, values in enumerate(copies):
             for op_name in {v for value in values for v in made[value]}:
                 placed[op_name].add(s)
@@ -148,7 +125,7 @@ def _boundaries(source: Source, home: dict[str, int], placed: dict[str, set[int]
         takers = set().union(*(placed[c] for c in graph.consumers[op.name]))
         there = tuple(sorted(takers - placed[op.name]))
         if there:
-            n_bytes = value_bytes(op, source.costs)
+            n_bytes = source.sizes[op.name]
             flows = op.requires_grad and source.settings.training
             out.append(Boundary(op.name, home[op.name], there, n_bytes, flows))
     return tuple(out)

@@ -10,46 +10,20 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...costs import CostTable
 from ...errors import InputError, PlanError
-from ...graph import Op, OpGraph
-from ...hardware import Cluster
+from ...graph import Op
+from ...hardware import Link
 from ...schedule import Schedule
 from ..definition.blocks import Block
 from ..definition.contract import merge
 from ..definition.problem import HUGE, Item, Net, Problem, Share, Stage
-from .clones import cheapest_link, clones_of, copies_of, slowest_link, value_bytes
+from .source import Source, cheapest_link, slowest_link
 
-__all__ = ["Settings", "formulate"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How a problem is to be read from a graph; the keyword arguments of ``solve`` of the same names."""
-
-    ties: str = "auto"
-    pin: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    together: tuple[tuple[str, ...], ...] = ()
-    uncut: tuple[str, ...] = ()
-    recompute: str = "never"
-    memory_limit: tuple[int, ...] = ()
-    optimizer_bytes_per_parameter_byte: float = 2.0
-    send_factor: float = 1.0
-    receive_factor: float = 1.0
-    sender_pays: str = "once"
-    overlap: bool = False
-    clone: str = "auto"
-    training: bool = True
+__all__ = ["formulate"]
 
 
-def formulate(
-    graph: OpGraph,
-    costs: CostTable,
-    cluster: Cluster,
-    schedule: Schedule,
-    settings: Settings,
-) -> Problem:
-    """The problem of cutting ``graph`` into the stages of ``schedule``, placed on the cluster's ranks.
+def formulate(source: Source, schedule: Schedule) -> Problem:
+    """The problem of cutting a graph into the stages of ``schedule``, placed on the cluster's ranks.
 
     Every compute op that is not computed again where needed is an item; the model's output is one more, kept
     in the last stage. Where saved values may be recomputed, an item is a block, except under schedules that
@@ -57,11 +31,11 @@ def formulate(
 
     Raises :class:`PlanError` where pins or groups name nothing or contradict each other.
     """
-    maker = _Maker(graph, costs, cluster, schedule.n_microbatches, settings)
+    maker = _Maker(source, schedule.n_microbatches)
     problem = maker.problem(schedule)
     merged = merge(problem, maker.together(problem)).problem
     _check_windows(merged)
-    if settings.recompute != "auto" or schedule.splits_backward:
+    if source.settings.recompute != "auto" or schedule.splits_backward:
         return merged
     blocks = maker.blocks(merged)
     items = (dataclasses.replace(i, blocks=b) for i, b in zip(merged.items, blocks, strict=True))
@@ -76,14 +50,11 @@ def ns(seconds: float) -> int:
 class _Maker:
     """Builds items, nets and shares of one graph."""
 
-    def __init__(
-        self, graph: OpGraph, costs: CostTable, cluster: Cluster, n_microbatches: int, settings: Settings
-    ) -> None:
-        self.graph, self.costs, self.cluster, self.settings = graph, costs, cluster, settings
-        self.n_microbatches = n_microbatches
-        self.clones = clones_of(graph, costs, cluster, settings.clone)
-        self.copies = copies_of(graph, costs, cluster, self.clones) if settings.clone == "auto" else {}
-        self.placed = [op for op in graph.compute if op.name not in self.clones]
+    def __init__(self, source: Source, n_microbatches: int) -> None:
+        self.source, self.n_microbatches = source, n_microbatches
+        self.graph, self.costs, self.cluster = source.graph, source.costs, source.cluster
+        self.settings, self.clones, self.copies = source.settings, source.clones, source.copies
+        self.placed = [op for op in self.graph.compute if op.name not in self.clones]
         self.index = {op.name: v for v, op in enumerate(self.placed)}
         self.users = self._users()
 
@@ -140,16 +111,16 @@ class _Maker:
 
     def _price(self, op: Op, link: Any) -> tuple[int, int]:
         """Sending and receiving a value, its gradient included, over one link."""
-        seconds = link.seconds(value_bytes(op, self.costs))
+        seconds = link.seconds(self.source.sizes[op.name])
         if op.requires_grad and self.settings.training:
             seconds *= 2
-        return ns(seconds * self.settings.send_factor), ns(seconds * self.settings.receive_factor)
+        return ns(seconds), ns(seconds)
 
     def _net(self, op: Op, link: Any) -> Net:
         v = self.index[op.name]
         send, receive = self._price(op, link)
         users = tuple(sorted(self.users[op.name] - {v}))
-        n_bytes = value_bytes(op, self.costs)
+        n_bytes = self.source.sizes[op.name]
         back = op.requires_grad and self.settings.training
         again = self.copies.get(op.name)
         again_ns = -1 if again is None else ns(sum(self.costs[name].forward_s for name in again))
@@ -160,13 +131,13 @@ class _Maker:
     ) -> dict[tuple[int, int], tuple[tuple[int, int], ...]] | None:
         ranks = sorted(set(placement))
         pairs = [(a, b) for a in ranks for b in ranks if a != b]
-        if len({_speed(self.cluster.link(a, b)) for a, b in pairs}) <= 1:
-            return None
-        by_name = self.graph.by_name
-        return {
-            (a, b): tuple(self._price(by_name[n.value], self.cluster.link(a, b)) for n in nets)
-            for a, b in pairs
+        links = {pair: self.cluster.link(*pair) for pair in pairs}
+        rates = {pair: (link.latency_s, link.bandwidth_bytes_s) for pair, link in links.items()}
+        tables = {
+            rate: tuple(self._price(self.graph.by_name[n.value], Link(*rate)) for n in nets)
+            for rate in set(rates.values())
         }
+        return {pair: tables[rates[pair]] for pair in pairs} if len(tables) > 1 else None
 
     def _parameters(self) -> Iterable[Share]:
         """Every parameter and buffer as a share; one that a single item uses becomes part of it later."""
@@ -180,7 +151,7 @@ class _Maker:
             p = self.graph.parameter[name]
             trained = p.requires_grad and self.settings.training
             ratio = 2 + self.settings.optimizer_bytes_per_parameter_byte if trained else 1
-            n_ranks = range(2, min(len(places), self.cluster.n_ranks) + 1) if trained else ()
+            n_ranks = range(2, min(len(places), self.cluster.n_ranks) + 1) if trained else range(0)
             prices = [ns(slow.all_reduce_s(p.bytes, n) / self.n_microbatches) for n in n_ranks]
             yield Share(
                 tuple(sorted(places)),
@@ -226,20 +197,7 @@ class _Maker:
         return dataclasses.replace(problem, items=tuple(items))
 
     def _matching(self, prefix: str, what: str) -> list[int]:
-        def under(path: str) -> bool:
-            return path == prefix or path.startswith(prefix + ".")
-
-        found = [
-            v
-            for v, op in enumerate(self.placed)
-            if op.name == prefix or under(op.module_path) or (op.kind == "module" and under(op.target))
-        ]
-        if not found:
-            raise PlanError(
-                f"{what} {prefix!r} matches no op; give the path of a module that the graph calls, "
-                f"such as {_some_path(self.placed)!r}, or an op's name"
-            )
-        return found
+        return [self.index[op.name] for op in self.source.matching(prefix, what)]
 
     def blocks(self, problem: Problem) -> list[tuple[Block, ...]]:
         """Each item as a block to compute again in backward, where that gives up bytes and is exact."""
@@ -288,14 +246,6 @@ class _Maker:
         if self.settings.ties == "colocate" and problem.one_stage_per_rank:
             sets += [list(s.items) for s in problem.shares if s.tied]
         return [s for s in sets if len(s) > 1]
-
-
-def _speed(link: Any) -> tuple[float, float]:
-    return link.latency_s, link.bandwidth_bytes_s
-
-
-def _some_path(ops: Sequence[Op]) -> str:
-    return next((op.module_path for op in ops if op.module_path), ops[0].name if ops else "")
 
 
 def _check_windows(problem: Problem) -> None:

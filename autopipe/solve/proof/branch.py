@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from ..definition.answer import Answer
 from ..definition.blocks import freed_bytes
+from ..definition.contract import kept_rows
 from ..definition.problem import HUGE, Problem
 
 __all__ = ["close"]
@@ -36,24 +37,28 @@ def close(problem: Problem, known: Answer, deadline: float) -> Answer:
         return known
     bound = problem if problem.one_stage_per_rank else _without_blocks(problem)
     parts = [*(_first(bound, m) for m in range(1, n)), problem]
-    best = known
+    best, floor = known, HUGE
     stack: list[tuple[int, ...]] = [()]
     for _ in range(_STEPS):
         if not stack:
-            return dataclasses.replace(best, lower_ns=best.bottleneck_ns)
+            return dataclasses.replace(best, lower_ns=min(best.bottleneck_ns, floor))
         if time.perf_counter() > deadline:
             break
         stage_of = stack.pop()
         found = []
         for there in _choices(problem, stage_of):
             longer = (*stage_of, there)
-            value = parts[len(stage_of)].bottleneck(parts[len(stage_of)].loads(longer))
-            if value >= min(best.bottleneck_ns, HUGE):
+            part = parts[len(stage_of)]
+            loads = part.loads(longer)
+            least = part.least(loads)
+            if least >= min(best.bottleneck_ns, HUGE):
                 continue
             if len(longer) < n:
-                found.append((value, longer))
+                found.append((least, longer))
             elif problem.is_valid(longer):
-                best = Answer(longer, value, best.lower_ns)
+                value = problem.bottleneck(loads)
+                floor = min(floor, least) if least < value else floor
+                best = Answer(longer, value, best.lower_ns) if value < best.bottleneck_ns else best
         stack += [longer for _, longer in sorted(found, reverse=True)]
     return best
 
@@ -83,7 +88,7 @@ def _first(problem: Problem, m: int) -> Problem:
         if net.producer in inside and any(v in inside for v in net.consumers)
     ]
     shares = (dataclasses.replace(s, items=tuple(v for v in s.items if v in inside)) for s in problem.shares)
-    pairs = problem.pair_ns and {k: tuple(row[n] for n, _ in nets) for k, row in problem.pair_ns.items()}
+    pairs = problem.pair_ns and kept_rows(problem.pair_ns, [n for n, _ in nets])
     return dataclasses.replace(
         problem,
         items=problem.items[:m],

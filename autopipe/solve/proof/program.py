@@ -15,8 +15,8 @@ from ..definition.problem import Array, Problem
 
 __all__ = ["Program"]
 
-_ABSOLUTE, _RELATIVE = 1e-3, 1e-9
-"""How far HiGHS's bound on a whole number may be off by rounding."""
+_TOLERANCE = 1e-6
+"""By this part of all that loads may sum up to HiGHS may be off: its rows and whole numbers are by less."""
 
 Form = tuple[dict[int, float], float]
 """A linear form: a factor for each column, and a constant."""
@@ -58,7 +58,8 @@ class Program:
             options={"time_limit": max(0.1, seconds), "mip_rel_gap": 0.0},
         )
         bound = found.mip_dual_bound
-        lower = 0 if bound is None else math.ceil(bound * (1 - _RELATIVE) - _ABSOLUTE)
+        most = sum(abs(x) for form, _ in self.rows for x in form.values())
+        lower = 0 if bound is None else math.ceil(bound - _TOLERANCE * most)
         return (None if found.x is None else self._stages(found.x)), lower
 
     def _state(self) -> None:

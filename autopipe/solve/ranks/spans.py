@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..definition.blocks import freed_bytes
-from ..definition.problem import HUGE, Array, Net, Problem, Share, Stage, memory_bytes, scaled
+from ..definition.problem import HUGE, Array, Net, Problem, Share, Stage, memory_bytes, scaled, stage_ns
 
 __all__ = ["Spans", "downsets", "prefixes"]
 
@@ -70,14 +70,14 @@ class Spans:
         self.takes = self._counts([n.consumers for n in self.nets])
         self.touches = self._counts([s.items for s in problem.shares])
         self.within = self._within()
-        self.transfers = self._transfers()
+        self.moving, self.sync = self._moving(), self._synced()
         for name in _PARTS:
             setattr(self, name, self._part(name))
         freed = [freed_bytes(i.blocks) for i in problem.items]
         self.has_blocks = problem.recompute == "auto" and any(freed)
         sums = self._sums(freed)
         self.freed = np.asarray(sums[None, :] - sums[:, None])
-        self.workspace = self._workspace() if self.has_memory else np.zeros_like(self.transfers)
+        self.workspace = self._workspace() if self.has_memory else np.zeros_like(self.moving)
 
     forward: Array
     backward: Array
@@ -132,15 +132,17 @@ class Spans:
         always = np.ones_like(self.touches, dtype=bool)
         return self._touched(self.touches, [len(s.items) for s in shares], weights, always)
 
-    def _transfers(self) -> Array:
+    def _moving(self) -> Array:
+        received = self._received([n.receive_ns for n in self.nets])
+        return received + self._sent([n.send_ns for n in self.nets])
+
+    def _synced(self) -> Array:
         shares = self.problem.shares
         sizes = np.array([len(s.items) for s in shares], dtype=np.int64)
         prices = np.array([s.sync_ns for s in shares], dtype=np.float64)
         whole = ((self.touches == 0) * prices) @ (self.touches == sizes).T.astype(np.float64)
-        received = self._received([n.receive_ns for n in self.nets])
-        sent = self._sent([n.send_ns for n in self.nets])
         synced = self._shared([s.sync_ns for s in shares])
-        return np.asarray(received + sent + synced - np.rint(whole).astype(np.int64))
+        return np.asarray(synced - np.rint(whole).astype(np.int64))
 
     def _part(self, name: str) -> Array:
         if name in ("received", "sent"):
@@ -165,15 +167,16 @@ class Spans:
             out[count != count.T] = peak
         return out
 
-    def together(self, a: tuple[int, Array], b: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        """What an earlier and a later span on one rank save: transfers of each (ends of a × b), bytes once.
+    def together(self, a: tuple[int, Array], b: tuple[Array, Array]) -> tuple[Array, ...]:
+        """What an earlier and a later span on one rank save (ends of a × b): what each moves, what each
+        synchronises, bytes held once.
 
         ``a`` is its start and its ends, ``b`` pairs of start and end. Values between the two cost nothing,
         and neither does a share that no one else holds.
         """
         start, ends = a
         shape = len(ends), len(b[0])
-        net_a, net_b, bytes_once = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+        net_a, net_b, sync_a, sync_b, bytes_once = (np.zeros(shape, dtype=np.int64) for _ in range(5))
         made = self.makes[ends] & ~self.makes[start]
         taken = self.takes[b[1]] - self.takes[b[0]]
         both = np.flatnonzero(made.any(axis=0) & (taken > 0).any(axis=0))
@@ -189,10 +192,10 @@ class Spans:
         if len(both):
             held_a, held_b = held_a[:, both], held_b[:, both]
             shares = [self.problem.shares[x] for x in both]
-            alone = _whole(held_a, held_b, held_a > 0, shares)
-            net_a, net_b = net_a + alone, net_b + alone
+            sync_a = _whole(held_a, held_b, held_a > 0, shares)
+            sync_b = _product(held_a > 0, held_b > 0, [s.sync_ns for s in shares])
             bytes_once += _product(held_a > 0, held_b > 0, [s.static_bytes * s.tied for s in shares])
-        return net_a, net_b, bytes_once
+        return net_a, net_b, sync_a, sync_b, bytes_once
 
     def loads(
         self, stages: Sequence[int], a: tuple[int, Array], b: tuple[Array, Array]
@@ -202,16 +205,19 @@ class Spans:
         Second, where that is a bound only: blocks that must be computed again are taken to cost nothing.
         """
         p, stage = self.problem, self.problem.stages[stages[0]]
-        saved_a, saved_b, bytes_once = self.together(a, b)
+        saved_a, saved_b, sync_a, sync_b, bytes_once = self.together(a, b)
         work = [self._work(stage, *span) for span in (a, b)]
-        moving = self.transfers[a][:, None] - saved_a, self.transfers[b][None, :] - saved_b
+        moving = self.moving[a][:, None] - saved_a, self.moving[b][None, :] - saved_b
+        sync = self.sync[a][:, None] - sync_a, self.sync[b][None, :] - sync_b
         best = np.full(saved_a.shape, HUGE, dtype=np.int64)
         bound_only: Bits = np.full(saved_a.shape, self.has_blocks)
         for again in _recomputing(p.recompute, len(stages), self.has_blocks):
             total = np.zeros_like(best)
-            for (forward, both), row, transfers, more in zip(work, _SIDES, moving, again, strict=True):
+            for (forward, both), row, moved, synced, more in zip(
+                work, _SIDES, moving, sync, again, strict=True
+            ):
                 own = (both + forward * (more is True))[row]
-                total = total + (np.maximum(own, transfers) if p.overlap else own + transfers)
+                total = total + stage_ns(own, moved, synced, p.overlap)
             if self.has_memory:
                 fits = self._fits(stages, a, b, bytes_once, again)
                 bound_only &= ~fits | any(again) | (None in again)

@@ -18,11 +18,12 @@ import numpy as np
 from ..definition.answer import Answer, OutOfTime
 from ..definition.problem import HUGE, Array, Problem, cheapest, scaled
 from ..lines.intervals import best_chain
+from ..lines.moves import fitting, improve
 from ..lines.orders import orders
 from .recut import recut
 from .spans import Bits, Spans, downsets, prefixes
 
-__all__ = ["improve", "least_load", "neighbours", "several"]
+__all__ = ["least_load", "several"]
 
 _MOST_DOWNSETS = 700
 """Tables have the square of this many entries."""
@@ -45,8 +46,12 @@ def several(problem: Problem, deadline: float) -> Answer:
     try:
         for order in orders(problem):
             known = _better(problem, known, _start(cheap, order))
-            if time.perf_counter() > deadline:
+            if time.perf_counter() > deadline and known.stage_of is not None:
                 return known
+        for order in orders(problem) if known.stage_of is None else ():
+            known = _better(problem, known, fitting(problem, order, deadline))
+            if known.stage_of is not None or time.perf_counter() > deadline:
+                break
         return _paired(problem, cheap, known, deadline)
     except (OutOfTime, KeyboardInterrupt):
         return known
@@ -86,38 +91,6 @@ def _least_transfers(problem: Problem) -> int:
     if len(price) < len(problem.items) - 1:
         return 0
     return sum(sorted(price.values())[:n_cuts])
-
-
-def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple[int, ...]:
-    """Moves one item at a time over a cut while that lowers the fullest ranks' loads, fullest first."""
-    best, value = tuple(stage_of), _fullest(problem, stage_of)
-    improved = True
-    while improved:
-        improved = False
-        for moved in neighbours(problem, best):
-            if time.perf_counter() > deadline:
-                return best
-            after = _fullest(problem, moved)
-            if after < value:
-                best, value, improved = moved, after, True
-                break
-    return best
-
-
-def _fullest(problem: Problem, stage_of: Sequence[int]) -> tuple[int, ...]:
-    loads = problem.loads(stage_of)
-    ranks = (sum(loads[s].load_ns for s in own) for own in problem.stages_of.values())
-    return (problem.bottleneck(loads), *sorted(ranks, reverse=True))
-
-
-def neighbours(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Every valid assignment that differs by one item moved to the next or the previous stage."""
-    for v, s in enumerate(stage_of):
-        for there, beside in ((s + 1, problem.after[v]), (s - 1, problem.before[v])):
-            if 0 <= there < problem.n_stages and not any(stage_of[u] == s for u in beside):
-                moved = (*stage_of[:v], there, *stage_of[v + 1 :])
-                if problem.is_valid(moved):
-                    yield moved
 
 
 def _start(problem: Problem, order: Sequence[int]) -> tuple[int, ...] | None:

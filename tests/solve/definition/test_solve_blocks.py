@@ -14,7 +14,8 @@ from autopipe.schedule import build
 from autopipe.simulator import simulate
 from autopipe.solve import Block, Item, Problem, Stage, explain
 from autopipe.solve.definition.blocks import cheapest_blocks
-from autopipe.solve.making.formulate import Settings, formulate
+from autopipe.solve.making.formulate import formulate
+from autopipe.solve.making.source import Settings, Source
 
 MIB = 1 << 20
 
@@ -43,10 +44,11 @@ def test_the_cheapest_blocks_are_those_of_all_subsets(given_blocks, in_flight, o
     if found is None:
         assert not enough
     else:
-        assert sum(b.forward_ns for b in found) == min(enough)
-        assert len(set(found)) == len(found)
-        assert set(found) <= set(given_blocks)
-        freed = in_flight * sum(b.freed_bytes for b in found) - max(b.saved_bytes for b in found)
+        assert sum(b.forward_ns for b in found.blocks) == found.least_ns == min(enough)
+        assert len(set(found.blocks)) == len(found.blocks)
+        assert set(found.blocks) <= set(given_blocks)
+        freed = in_flight * sum(b.freed_bytes for b in found.blocks)
+        freed -= max(b.saved_bytes for b in found.blocks)
         assert freed >= over
 
 
@@ -55,7 +57,7 @@ def test_a_hundred_unlike_blocks_are_chosen_from_at_once():
     found = cheapest_blocks(given_blocks, 2, 300_000)
     assert found is not None
     per_byte = min(b.forward_ns / b.freed_bytes for b in given_blocks)
-    assert sum(b.forward_ns for b in found) <= 1.2 * 150_000 * per_byte
+    assert sum(b.forward_ns for b in found.blocks) <= 1.2 * 150_000 * per_byte
 
 
 def test_a_stage_gives_up_no_more_than_it_must():
@@ -130,7 +132,7 @@ def test_blocks_are_not_offered_where_the_backward_is_split():
             costs(),
             costs={f"layer{i}": dataclasses.replace(costs()["layer0"], saved_bytes=MIB) for i in range(6)},
         )
-        problem = formulate(graph(), table, cluster(3, LINK), schedule, settings_)
+        problem = formulate(Source.of(graph(), table, cluster(3, LINK), settings_), schedule)
         assert any(i.blocks for i in problem.items) == offered
 
 
@@ -144,7 +146,9 @@ def test_a_block_holds_what_it_takes_unless_another_keeps_it():
             op: dataclasses.replace(c, saved_values=saved_values.get(op, ())) for op, c in kept.items()
         }
         table_ = dataclasses.replace(table, costs=given_costs)
-        problem = formulate(graph(), table_, cluster(), build("1f1b", 3, 3, 6), Settings(recompute="auto"))
+        problem = formulate(
+            Source.of(graph(), table_, cluster(), Settings(recompute="auto")), build("1f1b", 3, 3, 6)
+        )
         return {i.ops[0]: i.blocks[0].held_bytes for i in problem.items if i.blocks}
 
     # no one says what it keeps: the mask counts for each layer

@@ -1,0 +1,83 @@
+"""Assignments made better one item at a time: to fit memory first, then to lower the fullest ranks' loads.
+
+First answers are left to ``intervals``, new cuts of several stages at once to ``ranks``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+
+from ..definition.problem import HUGE, Problem
+from .intervals import best_chain
+
+__all__ = ["fitting", "improve", "neighbours"]
+
+
+def neighbours(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Every valid assignment that differs by one item moved to the next or the previous stage."""
+    for v, s in enumerate(stage_of):
+        for there, beside in ((s + 1, problem.after[v]), (s - 1, problem.before[v])):
+            if 0 <= there < problem.n_stages and not any(stage_of[u] == s for u in beside):
+                moved = (*stage_of[:v], there, *stage_of[v + 1 :])
+                if problem.is_valid(moved):
+                    yield moved
+
+
+def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple[int, ...]:
+    """Moves one item at a time over a cut while that lowers bytes over limits, then the fullest loads."""
+    best, value = tuple(stage_of), _score(problem, stage_of)
+    improved = True
+    while improved:
+        improved = False
+        for moved in neighbours(problem, best):
+            if time.perf_counter() > deadline:
+                return best
+            after = _score(problem, moved)
+            if after < value:
+                best, value, improved = moved, after, True
+                break
+    return best
+
+
+def fitting(problem: Problem, order: Sequence[int], deadline: float) -> tuple[int, ...] | None:
+    """An assignment that fits, by moves from the chains of an order whose bytes and loads are even."""
+    for even in (_by_bytes(problem), _apart(problem)):
+        found = best_chain(even, order)
+        if found is None or time.perf_counter() > deadline:
+            continue
+        moved = improve(problem, found[1], deadline)
+        if problem.bottleneck(problem.loads(moved)) < HUGE:
+            return moved
+    return None
+
+
+def _score(problem: Problem, stage_of: Sequence[int]) -> tuple[int, ...]:
+    """Bytes over all limits, then the ranks' loads, fullest first."""
+    loads = problem.loads(stage_of)
+    ranks, over = [], 0
+    for rank, own in problem.stages_of.items():
+        held = [loads[s] for s in own]
+        over += max(0, problem.rank_bytes(rank, held) - problem.stages[own[0]].limit_bytes)
+        ranks.append(sum(load.load_ns for load in held))
+    return (over, *sorted(ranks, reverse=True))
+
+
+def _apart(problem: Problem) -> Problem:
+    """The problem with every stage on a rank of its own, and no limits."""
+    own = (dataclasses.replace(s, rank=x, limit_bytes=HUGE) for x, s in enumerate(problem.stages))
+    return dataclasses.replace(problem, stages=tuple(own), moments=(), recompute="never", pair_ns=None)
+
+
+def _by_bytes(problem: Problem) -> Problem:
+    """The problem whose loads are bytes, with as many microbatches in flight as the middle stage has."""
+    alive = sorted(s.in_flight for s in problem.stages)[problem.n_stages // 2]
+    items = (
+        dataclasses.replace(i, forward_ns=i.static_bytes + alive * i.saved_bytes, backward_ns=0, blocks=())
+        for i in problem.items
+    )
+    nets = (dataclasses.replace(n, send_ns=0, receive_ns=0) for n in problem.nets)
+    apart = _apart(problem)
+    stages = tuple(dataclasses.replace(s, speed=1.0) for s in apart.stages)
+    return dataclasses.replace(apart, items=tuple(items), nets=tuple(nets), shares=(), stages=stages)

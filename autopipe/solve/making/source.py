@@ -1,0 +1,196 @@
+"""What problems are made from: a graph, its costs, a cluster and what is asked, with what follows from them.
+
+The integer problem of one case is left to ``formulate``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+from ...costs import CostTable
+from ...errors import CostError, InputError, PlanError
+from ...graph import Op, OpGraph
+from ...hardware import Cluster, Link
+from ..proof.step import Work
+from .clones import clones_of, copies_of, inputs_of
+
+__all__ = ["Settings", "Source", "cheapest_link", "links_of", "slowest_link"]
+
+_INT_BYTES = 8
+_MOST_S = 1e6
+"""More seconds than any op or transfer takes: past it, sums of nanoseconds would be as large as ``HUGE``."""
+_MOST_BYTES = 1 << 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a problem is to be read from a graph; the keyword arguments of ``solve`` of the same names."""
+
+    ties: str = "auto"
+    pin: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    together: tuple[tuple[str, ...], ...] = ()
+    uncut: tuple[str, ...] = ()
+    recompute: str = "never"
+    memory_limit: tuple[int, ...] = ()
+    optimizer_bytes_per_parameter_byte: float = 2.0
+    sender_pays: str = "once"
+    overlap: bool = False
+    clone: str = "auto"
+    training: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What a problem is made from. ``sizes`` are the bytes of each op's value for one microbatch."""
+
+    graph: OpGraph
+    costs: CostTable
+    cluster: Cluster
+    settings: Settings
+    sizes: Mapping[str, int]
+
+    @classmethod
+    def of(cls, graph: OpGraph, costs: CostTable, cluster: Cluster, settings: Settings) -> Source:
+        """The source with its sizes; a number counts as eight bytes.
+
+        Raises :class:`CostError` for costs and :class:`InputError` for devices and links that are none.
+        """
+        sizes = {op.name: op.bytes_at(costs.dims) or _INT_BYTES for op in graph.ops}
+        _check_costs(graph, costs)
+        _check_cluster(cluster)
+        return cls(graph, costs, cluster, settings, sizes)
+
+    def on(self, ranks: Sequence[int]) -> Source:
+        """The same for some of the cluster's ranks."""
+        if len(ranks) == self.cluster.n_ranks:
+            return self
+        limits = tuple(self.settings.memory_limit[r] for r in ranks) if self.settings.memory_limit else ()
+        settings = dataclasses.replace(self.settings, memory_limit=limits)
+        return dataclasses.replace(self, cluster=self.cluster.picked(ranks), settings=settings)
+
+    def matching(self, prefix: str, what: str) -> list[Op]:
+        """The ops that a path or name given for ``what`` means. Raises :class:`PlanError` for none."""
+
+        def under(path: str) -> bool:
+            return path == prefix or path.startswith(prefix + ".")
+
+        ops = self.graph.compute
+        found = [
+            op
+            for op in ops
+            if op.name == prefix or under(op.module_path) or (op.kind == "module" and under(op.target))
+        ]
+        if not found:
+            example = next((op.module_path for op in ops if op.module_path), ops[0].name if ops else "")
+            raise PlanError(
+                f"{what} {prefix!r} matches no op; give the path of a module that the graph calls, "
+                f"such as {example!r}, or an op's name"
+            )
+        return found
+
+    @functools.cached_property
+    def asked(self) -> frozenset[str]:
+        """The ops that pins, groups and uncut values name: each is computed once, where it is put."""
+        s = self.settings
+        prefixes = [("pin", p) for p in s.pin] + [("together", p) for group in s.together for p in group]
+        return frozenset(op.name for what, p in prefixes for op in self.matching(p, what)) | {*s.uncut}
+
+    @functools.cached_property
+    def clones(self) -> frozenset[str]:
+        """The ops that every stage which needs them computes for itself."""
+        link = cheapest_link(self.cluster)
+        return clones_of(self.graph, self.costs, self.sizes, link, self.settings.clone, self.asked)
+
+    @functools.cached_property
+    def copies(self) -> Mapping[str, tuple[str, ...]]:
+        """By value, the ops that make it again, where each stage that takes it may choose to."""
+        if self.settings.clone != "auto":
+            return {}
+        slowest = slowest_link(self.cluster)
+        return copies_of(self.graph, self.costs, self.sizes, slowest, self.clones, self.asked)
+
+    @functools.cached_property
+    def work(self) -> Work:
+        """What every plan must do for a microbatch: cloned ops left out, values made again off all paths."""
+        graph, costs, training = self.graph, self.costs, self.settings.training
+        forward = dict.fromkeys((op.name for op in graph.ops), 0.0)
+        both = dict(forward)
+        dearest = total = 0.0
+        again = {name for ops in self.copies.values() for name in ops} - self.clones
+        takes = inputs_of(graph)
+        for op in graph.compute:
+            cost = costs[op.name]
+            own = cost.forward_s + cost.backward_s * training
+            if op.name in self.clones:
+                own_path = 0.0
+            else:
+                total, dearest, own_path = total + own, max(dearest, own), cost.forward_s
+            if op.name in again:
+                continue
+            forward[op.name] = own_path + max((forward[u] for u in takes[op.name]), default=0.0)
+            if op.requires_grad and training and op.name not in self.clones:
+                both[op.name] = own + max((both[u] for u in takes[op.name]), default=0.0)
+        return Work(total, dearest, max(forward.values(), default=0.0), max(both.values(), default=0.0))
+
+
+def links_of(cluster: Cluster, ranks: Sequence[int] | None = None) -> list[Link]:
+    """Every different link between some ranks, or all; the free one where there is but one rank."""
+    some = range(cluster.n_ranks) if ranks is None else ranks
+    found = {
+        (link.latency_s, link.bandwidth_bytes_s): link
+        for a in some
+        for b in some
+        if a != b
+        for link in [cluster.link(a, b)]
+    }
+    return list(found.values()) or [cluster.local]
+
+
+def cheapest_link(cluster: Cluster, ranks: Sequence[int] | None = None) -> Link:
+    """A link at least as fast as any between some ranks, for prices that bound the true ones."""
+    links = links_of(cluster, ranks)
+    latency_s = min(link.latency_s for link in links)
+    return Link(latency_s, max(link.bandwidth_bytes_s for link in links))
+
+
+def slowest_link(cluster: Cluster) -> Link:
+    """The link over which a megabyte takes longest."""
+    return max(links_of(cluster), key=lambda link: link.seconds(1 << 20))
+
+
+def _check_costs(graph: OpGraph, costs: CostTable) -> None:
+    seconds = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
+    n_bytes = ("saved_bytes", "workspace_bytes", "backward_workspace_bytes")
+    for op in graph.ops:
+        cost = costs[op.name]
+        for names, most in ((seconds, _MOST_S), (n_bytes, _MOST_BYTES)):
+            for name in names:
+                value = getattr(cost, name)
+                if not 0 <= value <= most:
+                    raise CostError(
+                        f"{name} of op {op.name!r} is {value}; costs are from 0 to {most:g}: measure again, "
+                        "or give a cost table without it"
+                    )
+
+
+def _check_cluster(cluster: Cluster) -> None:
+    for rank, device in enumerate(cluster.devices):
+        if not 1e-6 <= device.speed <= 1e6:
+            raise InputError(
+                f"rank {rank}'s device {device.name!r} has speed {device.speed}; give how many times as fast "
+                "it is as the device the costs are of, such as 1.0"
+            )
+        if device.memory_bytes is not None and not 0 < device.memory_bytes < math.inf:
+            raise InputError(
+                f"rank {rank}'s device {device.name!r} has {device.memory_bytes} bytes of memory; give more "
+                "than 0, or None where no limit is known"
+            )
+    for link in links_of(cluster):
+        if not (0 <= link.latency_s <= _MOST_S and link.bandwidth_bytes_s > 0):
+            raise InputError(
+                f"a link has a latency of {link.latency_s} s and {link.bandwidth_bytes_s} bytes/s; give a "
+                "latency of at least 0 and a bandwidth above 0"
+            )
