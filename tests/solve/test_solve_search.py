@@ -278,16 +278,8 @@ def test_costs_that_are_none_are_refused_by_name(field, value):
 
 
 @pytest.mark.parametrize(
-    "broken",
-    [
-        Cluster.uniform(3, link=Link(1e-5, 0.0)),
-        Cluster.uniform(3, link=Link(-1.0, 1e9)),
-        Cluster.uniform(3, link=Link(float("nan"), 1e9)),
-        Cluster.uniform(3, Device(speed=0.0)),
-        Cluster.uniform(3, Device(speed=float("nan"))),
-        Cluster.uniform(3, Device(memory_bytes=-1)),
-    ],
+    "absurd", [Cluster.uniform(3, link=Link(1e-5, 1e-9)), Cluster.uniform(3, Device(speed=1e-12))]
 )
-def test_links_and_devices_that_are_none_are_refused(broken):
-    with pytest.raises(InputError, match="give"):
-        made(cluster=broken)
+def test_sums_that_no_integer_holds_are_refused(absurd):
+    with pytest.raises(InputError, match="check the costs"):
+        made(cluster=absurd)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 
 from ...costs import CostTable
@@ -21,7 +20,9 @@ __all__ = ["Settings", "Source", "cheapest_link", "links_of", "slowest_link"]
 
 _INT_BYTES = 8
 _MOST_S = 1e6
-"""More seconds than any op or transfer takes: past it, sums of nanoseconds would be as large as ``HUGE``."""
+"""More seconds than any op takes."""
+_MOST_SUM_S = 1e8
+"""More than a microbatch takes; its nanoseconds are well below ``HUGE``."""
 _MOST_BYTES = 1 << 50
 
 
@@ -56,11 +57,11 @@ class Source:
     def of(cls, graph: OpGraph, costs: CostTable, cluster: Cluster, settings: Settings) -> Source:
         """The source with its sizes; a number counts as eight bytes.
 
-        Raises :class:`CostError` for costs and :class:`InputError` for devices and links that are none.
+        Raises :class:`CostError` for costs that are none and :class:`InputError` for absurd sums.
         """
         sizes = {op.name: op.bytes_at(costs.dims) or _INT_BYTES for op in graph.ops}
         _check_costs(graph, costs)
-        _check_cluster(cluster)
+        _check_sums(sizes, costs, cluster)
         return cls(graph, costs, cluster, settings, sizes)
 
     def on(self, ranks: Sequence[int]) -> Source:
@@ -176,21 +177,13 @@ def _check_costs(graph: OpGraph, costs: CostTable) -> None:
                     )
 
 
-def _check_cluster(cluster: Cluster) -> None:
-    for rank, device in enumerate(cluster.devices):
-        if not 1e-6 <= device.speed <= 1e6:
-            raise InputError(
-                f"rank {rank}'s device {device.name!r} has speed {device.speed}; give how many times as fast "
-                "it is as the device the costs are of, such as 1.0"
-            )
-        if device.memory_bytes is not None and not 0 < device.memory_bytes < math.inf:
-            raise InputError(
-                f"rank {rank}'s device {device.name!r} has {device.memory_bytes} bytes of memory; give more "
-                "than 0, or None where no limit is known"
-            )
-    for link in links_of(cluster):
-        if not (0 <= link.latency_s <= _MOST_S and link.bandwidth_bytes_s > 0):
-            raise InputError(
-                f"a link has a latency of {link.latency_s} s and {link.bandwidth_bytes_s} bytes/s; give a "
-                "latency of at least 0 and a bandwidth above 0"
-            )
+def _check_sums(sizes: Mapping[str, int], costs: CostTable, cluster: Cluster) -> None:
+    """Raises :class:`InputError` where sums of nanoseconds would not fit the solver's integers."""
+    work = sum(cost.seconds for cost in costs.costs.values()) / min(d.speed for d in cluster.devices)
+    moved = 4 * len(sizes) * slowest_link(cluster).seconds(max(sizes.values(), default=0))
+    if max(work, moved) > _MOST_SUM_S:
+        raise InputError(
+            f"a microbatch takes {work:.3g} s of work on the slowest device and up to {moved:.3g} s of "
+            f"transfers over the slowest link, more than {_MOST_SUM_S:g} s; check the costs, the devices' "
+            "speeds and the links"
+        )
