@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypedDict
 
 from .hardware import Cluster
-from .schedule import COST_AWARE, NAMES
+from .schedule import NAMES
 from .schedule import build as build_schedule
 from .schema import (
     Bytes,
@@ -388,8 +388,8 @@ def _faults(plan: Plan) -> Iterator[tuple[str, str]]:
     n, ranks = plan.n_stages, plan.n_ranks
     if not n or not plan.n_microbatches:
         yield ("n_microbatches" if n else "stages"), "has none; there is at least one"
-    if plan.schedule not in (*NAMES, COST_AWARE):
-        yield "schedule", f"is {plan.schedule!r}; known are {', '.join((*NAMES, COST_AWARE))}"
+    if plan.schedule not in NAMES:
+        yield "schedule", f"is {plan.schedule!r}; known are {', '.join(NAMES)}"
     for x, stage in enumerate(plan.stages):
         place, own = f"stages[{x}]", set(stage.ops)
         if stage.index != x:

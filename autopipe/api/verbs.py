@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import inspect
 import math
+import operator
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .. import measure
+from ..arguments import brief, whole
 from ..costs import CostTable
 from ..errors import InputError
 from ..graph import Op
@@ -32,6 +34,7 @@ from ..solve import SEVERAL_PER_RANK, solve
 from ..tracing import Capture, device_of
 from ..tracing import capture as _capture
 from .agree import decide_once, in_group, make_alike
+from .checks import MOST_MICROBATCHES, check_model, check_options, check_plan
 from .pipe import Pipe
 from .refine import Planned, refine
 
@@ -49,6 +52,8 @@ def capture(
     Without inputs they are inferred where the model tells them. Options are those of
     :func:`autopipe.tracing.capture`: ``open``, ``closed``, ``dynamic``.
     """
+    check_model(model, args, kwargs)
+    check_options(options)
     return _capture(model, tuple(args), dict(kwargs or {}), **options)
 
 
@@ -64,8 +69,15 @@ def profile(
 
     Options are those of :func:`autopipe.measure.profile`.
     """
+    check_model(model, args, kwargs)
+    pieces = whole("n_microbatches", n_microbatches, most=MOST_MICROBATCHES)
+    check_options(options)
+    where = options.get("device")
+    if isinstance(where, Device) or (isinstance(where, str) and not _is_torch_device(where)):
+        raise InputError(f"device is {brief(where)}; measuring needs a torch device of this machine")
     captured = model if isinstance(model, Capture) else capture(model, args, kwargs)
-    return measure.profile(captured, dims=_microbatch_dims(captured, n_microbatches), **options)
+    dims = {**_microbatch_dims(captured, pieces), **(options.pop("dims", None) or {})}
+    return measure.profile(captured, dims=dims, **options)
 
 
 def simulate(plan: Plan, **options: Any) -> Timeline:
@@ -74,6 +86,7 @@ def simulate(plan: Plan, **options: Any) -> Timeline:
     Options are those of :func:`autopipe.simulator.simulate`, such as another ``schedule`` or
     ``n_microbatches``.
     """
+    check_plan(plan)
     return _simulate(plan, **options)
 
 
@@ -85,7 +98,8 @@ def plan(
     **options: Any,
 ) -> Plan:
     """Plan without building stages; works on the meta device. Options are those of :func:`split`."""
-    _check_options("plan", options)
+    check_model(model, args, kwargs)
+    _check_options("plan", {**options, "n_stages": n_stages})
     return _plan(model, n_stages, args, kwargs, **options).plan
 
 
@@ -150,25 +164,29 @@ def split(
     >>> len(pipe.stages), tuple(pipe(torch.randn(3, 8)).shape)
     (2, (3, 4))
     """
+    check_model(model, args, kwargs)
     if plan is not None:
+        if not isinstance(plan, (Plan, str, pathlib.Path)):
+            check_plan(plan)
         given = plan if isinstance(plan, Plan) else Plan.from_json(plan)
         _check_decided(given, n_stages, options)
         captured = _capture_for(given, model, args, kwargs, options.get("dynamic", "auto"))
         return Pipe(captured, given)
-    _check_options("split", options)
+    _check_options("split", {**options, "n_stages": n_stages})
     planned = _plan(model, n_stages, args, kwargs, **options)
     return Pipe(planned.capture, planned.plan, planned.costs)
 
 
 def _check_options(verb: str, options: Mapping[str, Any]) -> None:
-    """Raise :class:`InputError` for a name that is none of the verb's options, with the nearest that is."""
+    """Raise :class:`InputError` for a name that is none of the verb's options, or a value it cannot have."""
     own, solvers = (inspect.signature(f).parameters.values() for f in (_plan, solve))
-    known = {p.name for p in (*own, *solvers) if p.kind is p.KEYWORD_ONLY}
+    known = {"n_stages", *(p.name for p in (*own, *solvers) if p.kind is p.KEYWORD_ONLY)}
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
             raise InputError(f"{verb}() has no option {name!r}; {hint}")
+    check_options(options)
 
 
 def _check_decided(given: Plan, n_stages: int | str | None, options: Mapping[str, Any]) -> None:
@@ -219,9 +237,7 @@ def _plan(
     time_limit_s: float = 2.0,
     **solver: Any,
 ) -> Planned:
-    if n_stages not in (None, "auto") and (not isinstance(n_stages, int) or n_stages < 1):
-        raise InputError(f"n_stages is {n_stages!r}; it must be a whole number of at least 1, or 'auto'")
-    wanted = n_stages if isinstance(n_stages, int) else None
+    wanted = None if n_stages in (None, "auto") else operator.index(n_stages)  # type: ignore[arg-type]
     captured = make_alike(
         "the captured graph",
         lambda: model if isinstance(model, Capture) else capture(model, args, kwargs, dynamic=dynamic),
@@ -274,9 +290,7 @@ def _n_microbatches(captured: Capture, asked: int | str | None, n_stages: int) -
     batch = captured.ops.example_dims.get("batch", 1)
     if asked is None or asked == "auto":
         return max(1, min(batch, MICROBATCHES_PER_STAGE * n_stages))
-    if not isinstance(asked, int) or asked < 1:
-        raise InputError(f"n_microbatches is {asked!r}; it must be a whole number of at least 1, or 'auto'")
-    return min(asked, batch)
+    return min(operator.index(asked), batch)  # type: ignore[arg-type]
 
 
 def _cluster(

@@ -13,13 +13,17 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..schedule import Schedule
+from ..arguments import brief, called, flag, mapping, number, one_of, whole
+from ..errors import InputError
+from ..schedule import NAMES, Schedule
 from .data.weights import LossWeight
 from .reduce.precision import Autocast
 
 __all__ = ["Options", "StepResult", "Where", "is_due"]
 
 Where = Literal["last", "all"]
+
+MOST_MICROBATCHES = 2**16
 
 
 def is_due(n_done: int) -> bool:
@@ -57,3 +61,34 @@ class Options:
     stall_limit_s: float | None
     check_finite: bool
     feed: int | None
+
+    def __post_init__(self) -> None:
+        whole("n_microbatches", self.n_microbatches, most=MOST_MICROBATCHES)
+        flag("release", self.release)
+        flag("check_finite", self.check_finite)
+        if isinstance(self.schedule, str) or not isinstance(self.schedule, (Schedule, type(None))):
+            one_of("schedule", self.schedule, NAMES)
+        if self.loss_fn is not None:
+            called("loss_fn", self.loss_fn, "a function of (output, target)")
+        if self.loss_weight is not None:
+            called("loss_weight", self.loss_weight, "a function of (args, kwargs, target)")
+        if self.loss_reduction is not None:
+            one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
+        if self.stall_limit_s is not None:
+            number("stall_limit_s", self.stall_limit_s, above=True, most=1e9, unit="seconds")
+        if self.feed is not None:
+            whole("feed", self.feed, 0, also="None")
+        if self.autocast is not None and not isinstance(self.autocast, torch.dtype):
+            called("autocast", self.autocast, "a dtype or a function that makes a context")
+        if not isinstance(self.mesh, (DeviceMesh, type(None))):
+            raise InputError(f"mesh is {brief(self.mesh)}; it must be a DeviceMesh with a 'pp' dim")
+        try:
+            torch.device("cpu" if self.device is None else self.device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise InputError(f"device is {brief(self.device)}; it must be a torch device") from error
+        if self.scaler is not None and not hasattr(self.scaler, "scale"):
+            raise InputError(f"scaler is {brief(self.scaler)}; it must be a GradScaler")
+        axes = {} if self.batch_dims is None else self.batch_dims
+        for name, axis in mapping("batch_dims", axes, "a dict of input name to axis or None").items():
+            if axis is not None:
+                whole(f"batch_dims[{name!r}]", axis, -64, 64, also="None")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from ..arguments import brief, whole
 from ..errors import InputError
 from ..hardware import Cluster
 from .actions import Action, Schedule, StageTimes, Transfer, parse_action
@@ -45,6 +46,9 @@ __all__ = [
 
 _default_placement = placement
 
+MOST_ACTIONS = 2**20
+"""Most forwards of all stages in a schedule, as many as are made in seconds; a sixteenth by the clock."""
+
 
 def build(
     name: str,
@@ -70,9 +74,11 @@ def build(
     rank 1: 1F0 1B0 1F1 1B1 1F2 1B2
     """
     if name not in NAMES:
-        raise InputError(f"unknown schedule {name!r}; known are {', '.join(NAMES)}")
-    if n_microbatches < 1:
-        raise InputError(f"n_microbatches is {n_microbatches}; a step has at least 1")
+        raise InputError(f"unknown schedule {brief(name)}; known are {', '.join(NAMES)}")
+    whole("n_ranks", n_ranks)
+    whole("n_stages", n_stages)
+    most = MOST_ACTIONS // (16 if name == COST_AWARE else 1)
+    whole("n_microbatches", n_microbatches, most=max(1, most // n_stages))
     placed = _default_placement(name, n_ranks, n_stages) if placement is None else tuple(placement)
     if len(placed) != n_stages or set(placed) != set(range(n_ranks)):
         raise InputError(

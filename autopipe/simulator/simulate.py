@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from ..arguments import brief, flag, one_of, whole
 from ..costs import CostTable
 from ..errors import InputError
 from ..hardware import Cluster
 from ..memory import StageMemory, optimizer_ratio, plan_memory, tied_bytes
 from ..plans import Plan
-from ..schedule import Action, Schedule, StageTimes, Transfer, wire_order
+from ..schedule import NAMES, Action, Schedule, StageTimes, Transfer, wire_order
 from ..schedule.clock import Clock, Edges, run
 from .planned import plan_schedule, plan_transfers, stage_times
 from .timeline import Event
@@ -95,6 +96,13 @@ def simulate(
 
     Raises :class:`InputError` where a given schedule is not for as many stages and ranks as the plan.
     """
+    if n_microbatches is not None:
+        whole("n_microbatches", n_microbatches)
+    flag("overlap", overlap)
+    if schedule is not None and not isinstance(schedule, Schedule):
+        one_of("schedule", schedule, NAMES)
+    if costs is not None and not isinstance(costs, CostTable):
+        raise InputError(f"costs is {brief(costs)}; it must be a CostTable")
     if not isinstance(schedule, Schedule):
         schedule = plan_schedule(plan, schedule, n_microbatches)
     elif (schedule.n_stages, schedule.n_ranks) != (plan.n_stages, plan.n_ranks):

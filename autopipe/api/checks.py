@@ -1,0 +1,181 @@
+"""What the arguments of the verbs may be, checked before any work is done.
+
+What arguments mean is told where they are taken, in ``verbs``, ``measure`` and ``solve``.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..arguments import brief, flag, mapping, number, one_of, sequence, text, whole
+from ..costs import CostTable
+from ..errors import InputError
+from ..hardware import Cluster, Device
+from ..measure import Store
+from ..plans import Plan
+from ..schedule import NAMES
+from ..tracing import Capture
+from ..units import parse_bytes
+
+__all__ = ["check_model", "check_options", "check_plan"]
+
+MOST_STAGES = MOST_MICROBATCHES = 2**16
+
+Check = Callable[[str, Any], object]
+
+
+def check_model(model: Any, args: Any = (), kwargs: Any = None) -> None:
+    """Raise :class:`InputError` for what is no model, or no example arguments."""
+    if not isinstance(model, (nn.Module, Capture)):
+        raise InputError(f"model is {brief(model)}; it must be a torch.nn.Module")
+    if not isinstance(args, (tuple, list)):
+        raise InputError(
+            f"args is a {type(args).__name__}; it must be a tuple of the model's arguments, such as (x,)"
+        )
+    if kwargs is not None:
+        mapping("kwargs", kwargs, "a dict of the model's keyword arguments")
+
+
+def check_plan(plan: Any) -> None:
+    """Raise :class:`InputError` for what is no plan."""
+    if not isinstance(plan, Plan):
+        raise InputError(f"plan is {brief(plan)}; it must be a Plan: Plan.from_json reads one from a file")
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise :class:`InputError` for the first option with a value it cannot have; unknown names pass."""
+    for name, value in options.items():
+        if name in _CHECKS:
+            _CHECKS[name](name, value)
+
+
+def _optional(check: Check) -> Check:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _count(most: int) -> Check:
+    """A whole number, ``"auto"`` or None."""
+    also = "'auto'"
+    return lambda name, value: (
+        None if value is None or value == "auto" else whole(name, value, 1, most, also=also)
+    )
+
+
+def _word(*known: str) -> Check:
+    return lambda name, value: one_of(name, value, known)
+
+
+def _at_least(least: int, most: int = 2**31 - 1) -> Check:
+    return lambda name, value: whole(name, value, least, most)
+
+
+def _number(least: float, *, above: bool = False, most: float = 1e12, unit: str = "") -> Check:
+    return lambda name, value: number(name, value, least, most, above=above, unit=unit)
+
+
+def _a(wanted: str, *types: type[Any]) -> Check:
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, types):
+            raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
+
+    return check
+
+
+def _balance(name: str, value: Any) -> None:
+    if not callable(value):
+        one_of(name, value, ("cost", "parameters", "uniform"))
+
+
+def _limits(name: str, value: Any) -> None:
+    for limit in [value] if isinstance(value, (str, int, float)) else sequence(name, value, _LIMIT):
+        try:
+            parse_bytes(limit)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+
+
+_LIMIT = "bytes such as '70GB', or a list of one for each rank"
+
+
+def _pins(name: str, value: Any) -> None:
+    for path, stage in mapping(name, value, "a dict of module path to stage, such as {'lm_head': 3}").items():
+        whole(f"{name}[{path!r}]", stage, -MOST_STAGES, MOST_STAGES)
+
+
+def _names(name: str, value: Any) -> None:
+    for x, item in enumerate(sequence(name, value, "a list of names")):
+        text(f"{name}[{x}]", item)
+
+
+def _groups(name: str, value: Any) -> None:
+    for x, group in enumerate(sequence(name, value, "a list of lists of names")):
+        _names(f"{name}[{x}]", group)
+
+
+def _dims(name: str, value: Any) -> None:
+    for dim, size in mapping(name, value, "a dict of dim to size, such as {'batch': 2}").items():
+        whole(f"{name}[{dim!r}]", size)
+
+
+def _dynamic(name: str, value: Any) -> None:
+    if value != "auto":
+        flag(name, value) if isinstance(value, bool) else one_of(name, value, ("auto",))
+
+
+def _device(name: str, value: Any) -> None:
+    if isinstance(value, Device):
+        return
+    _a("a torch device, a Device, or the name or file of one", str, torch.device)(name, value)
+    try:
+        where = torch.device(value)
+    except RuntimeError:
+        return  # the name or the file of a described device
+    try:
+        torch.empty(0, device=where)
+    except Exception as error:  # whatever a backend says of a device that is not there
+        raise InputError(f"{name} is {str(value)!r}, which is not on this machine: {error}") from error
+
+
+_CHECKS: Mapping[str, Check] = {
+    "n_stages": _count(MOST_STAGES),
+    "n_ranks": _optional(_at_least(1, MOST_STAGES)),
+    "n_microbatches": _count(MOST_MICROBATCHES),
+    "schedule": _word(*NAMES, "auto"),
+    "balance": _balance,
+    "costs": _a("'measured', 'estimated', a CostTable or the path of one", str, CostTable, pathlib.Path),
+    "cluster": _optional(_a("a Cluster or the path of one", Cluster, str, pathlib.Path)),
+    "device": _optional(_device),
+    "memory_limit": _optional(_limits),
+    "ties": _word("auto", "sync", "colocate"),
+    "pin": _optional(_pins),
+    "together": _groups,
+    "uncut": _names,
+    "recompute": _word("never", "auto", "always"),
+    "clone": _word("auto", "never", "always"),
+    "overlap": flag,
+    "sender_pays": _word("once", "receiver"),
+    "device_order": _word("given", "auto"),
+    "optimizer_bytes_per_parameter_byte": _number(0, most=1e3),
+    "time_limit_s": _number(0, most=1e9, unit="seconds"),
+    "dynamic": _dynamic,
+    "open": _names,
+    "closed": _names,
+    "store": _optional(_a("a folder's path or a Store", str, pathlib.Path, os.PathLike, Store)),
+    "dims": _optional(_dims),
+    "dtype": _optional(_a("a torch dtype", torch.dtype)),
+    "autocast": _optional(_a("a torch dtype", torch.dtype)),
+    "compiled": flag,
+    "training": flag,
+    "optimizer": _a("an optimizer's class", type),
+    "n_peers": _at_least(0, 4096),
+    "min_passes": _at_least(1, 10**6),
+    "max_passes": _at_least(1, 10**6),
+    "min_s": _number(0, most=1e6, unit="seconds"),
+    "progress": flag,
+}

@@ -1,0 +1,101 @@
+"""Odd arguments of the public functions: each is refused by an error that names it, or is what it says."""
+
+import contextlib
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import autopipe
+from autopipe.errors import AutopipeError, InputError
+
+ODD = (
+    None, True, -1, 0, 1.5, float("nan"), float("inf"), 10**30, -(10**30), np.int64(2), "", "x", "auto",
+    b"x", [], ["x"], {}, {"x": 1}, {1: 2}, (), object(), lambda *_: 1, torch.ones(2), "9" * 5000,
+)  # fmt: skip
+N_ODD = int(os.environ.get("AUTOPIPE_ODD_ARGUMENTS", "6"))
+"""Odd values per argument, drawn anew each day of a seed; 24 are all of them."""
+SLOWEST_S = 20.0
+
+SPLIT = (
+    "model", "n_stages", "args", "kwargs", "plan", "n_ranks", "n_microbatches", "schedule", "balance",
+    "costs", "cluster", "device", "memory_limit", "ties", "pin", "dynamic", "store", "time_limit_s",
+    "together", "uncut", "recompute", "clone", "overlap", "sender_pays", "device_order",
+    "optimizer_bytes_per_parameter_byte",
+)  # fmt: skip
+RUNTIME = (
+    "loss_fn", "n_microbatches", "schedule", "device", "mesh", "autocast", "scaler", "loss_reduction",
+    "loss_weight", "release", "batch_dims", "stall_limit_s", "check_finite", "feed",
+)  # fmt: skip
+PROFILE = (
+    "n_microbatches", "dims", "device", "dtype", "autocast", "compiled", "training", "optimizer", "n_peers",
+    "min_passes", "max_passes", "min_s", "progress",
+)  # fmt: skip
+SIMULATE = ("plan", "schedule", "n_microbatches", "overlap", "costs")
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return autopipe.split(model(), 2, (torch.ones(4, 4),), costs="estimated")
+
+
+def call(verb, name, value, pipe):
+    x = torch.ones(4, 4)
+    given = {name: value}
+    if verb == "split":
+        autopipe.split(**{"model": model(), "n_stages": 2, "args": (x,), "costs": "estimated", **given})
+    elif verb == "profile":
+        quick = {"min_passes": 1, "max_passes": 1, "min_s": 0.0, "progress": False}
+        autopipe.profile(model(), (x,), **{**quick, **given})
+    elif verb == "simulate":
+        autopipe.simulate(**{"plan": pipe.plan, **given})
+    else:
+        runtime = pipe.runtime(**{"loss_fn": nn.functional.mse_loss, **given})
+        runtime.step(x, target=x)
+
+
+CASES = [
+    (verb, name)
+    for verb, names in {"split": SPLIT, "runtime": RUNTIME, "profile": PROFILE, "simulate": SIMULATE}.items()
+    for name in names
+]
+
+
+@pytest.mark.parametrize(("verb", "name"), CASES, ids=lambda t: t)
+def test_an_odd_argument_is_refused_by_name_or_taken(verb, name, pipe):
+    draw = random.Random(f"{verb} {name} {os.environ.get('AUTOPIPE_ODD_SEED', '0')}")
+    for value in draw.sample(ODD, min(N_ODD, len(ODD))):
+        start = time.perf_counter()
+        with contextlib.suppress(AutopipeError):
+            call(verb, name, value, pipe)
+        assert time.perf_counter() - start < SLOWEST_S, (verb, name, value)
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "value"),
+    [
+        ("split", "n_stages", True), ("split", "n_microbatches", 0), ("split", "n_microbatches", 10**30),
+        ("split", "time_limit_s", float("nan")), ("split", "memory_limit", -1),
+        ("split", "memory_limit", "-3GB"), ("split", "pin", {"0": "1"}), ("split", "overlap", "yes"),
+        ("split", "ties", 3), ("split", "balance", 2), ("split", "recompute", True),
+        ("split", "device_order", "best"), ("split", "costs", 3), ("split", "args", 5),
+        ("runtime", "stall_limit_s", "x"), ("runtime", "stall_limit_s", 0),
+        ("runtime", "n_microbatches", 0), ("runtime", "release", "no"), ("runtime", "feed", -1),
+        ("runtime", "loss_reduction", "max"), ("runtime", "batch_dims", {"x": "0"}),
+        ("runtime", "check_finite", 2), ("runtime", "mesh", 4), ("profile", "min_passes", 0),
+        ("profile", "n_microbatches", -3), ("profile", "dtype", "float32"),
+        ("simulate", "n_microbatches", 0), ("simulate", "n_microbatches", 10**30),
+        ("simulate", "overlap", 1), ("simulate", "schedule", "2f2b"), ("simulate", "costs", {}),
+    ],
+)  # fmt: skip
+def test_what_an_argument_cannot_be_is_told_with_its_name(verb, name, value, pipe):
+    with pytest.raises(InputError, match=name):
+        call(verb, name, value, pipe)
