@@ -369,6 +369,7 @@ class _Settings(TypedDict, total=False):
     ranks: list[Index]
     opened: list[Name]
     opened_from: Line
+    uncounted: Line
 
 
 def _from_dict(data: dict[str, Any], what: str) -> Plan:

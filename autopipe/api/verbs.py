@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import hashlib
 import inspect
+import logging
 import math
 import operator
 import os
@@ -39,6 +40,8 @@ from .pipe import Pipe
 from .refine import Planned, refine
 
 __all__ = ["capture", "plan", "profile", "simulate", "split"]
+
+_logger = logging.getLogger(__name__)
 
 MICROBATCHES_PER_STAGE = 4
 """Default microbatches per stage: a uniform 1F1B then idles at most a fifth of the time."""
@@ -268,7 +271,11 @@ def _plan(
             ),
             may_open=balance == "cost" and costs in ("measured", "estimated"),
         )
-        opening = {"opened": list(planned.opened), "opened_from": captured.ops.digest}
+        opening: dict[str, Any] = {"opened": list(planned.opened), "opened_from": captured.ops.digest}
+        uncounted = [note for note in planned.costs.notes if measure.UNCOUNTED in note]
+        if uncounted and planned.costs.source == "estimated":
+            opening["uncounted"] = uncounted[0]
+            _logger.warning("the plan rests on estimates in which %s", uncounted[0])
         settings = {**planned.plan.settings, **opening}
         return dataclasses.replace(planned.plan, settings=settings), planned.costs, planned.opened
 

@@ -39,7 +39,7 @@ def profile(
 
     _, costs = Request(model, making).profile(microbatches or 1, recalibrate)
     _write(out, json.dumps(costs.to_dict()))
-    return Told(costs.to_dict(), _shown(costs))
+    return Told(costs.to_dict(), "\n".join([_shown(costs), *(f"Note: {line}" for line in costs.notes)]))
 
 
 @verb("capturing, costing and solving", spin=False)
@@ -60,7 +60,9 @@ def plan(
     _write(out, text)
     if html is not None:
         pipe.plan.to_html(html, graph=pipe.graph.ops, costs=pipe.costs)
-    return Told(json.loads(text), _shown(pipe.plan))
+    uncounted = pipe.plan.settings.get("uncounted")
+    warned = [f"Warning: in its costs {uncounted}."] if uncounted else []
+    return Told(json.loads(text), "\n".join([_shown(pipe.plan), *warned]))
 
 
 @verb("simulating", spin=False)

@@ -5,10 +5,12 @@ The cost types are plain data in ``costs``; what costs imply for a plan is left 
 
 from __future__ import annotations
 
+from .account import UNCOUNTED
 from .clock import device_name
 from .devices import DEVICES, LINKS, described, device, link
 from .efficiency import Efficiency, fit
 from .estimate import estimate
+from .flops import count_flops
 from .ledger import Entry, entries, opened, recalibrate, record
 from .probe import probe
 from .profiler import profile
@@ -18,10 +20,12 @@ from .symbolic import SymbolicCosts, fit_costs
 __all__ = [
     "DEVICES",
     "LINKS",
+    "UNCOUNTED",
     "Efficiency",
     "Entry",
     "Store",
     "SymbolicCosts",
+    "count_flops",
     "described",
     "device",
     "device_name",

@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
-__all__ = ["NOTHING", "Counter", "Kernels", "Saved", "storage_bytes", "tensors"]
+from .flops import flops_of
+
+__all__ = ["NOTHING", "UNCOUNTED", "Counter", "Kernels", "Saved", "storage_bytes", "tensors"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kernels:
     """What some code asked of the device: matrix work, bytes read and written, and how many launches.
 
-    ``flops`` are those of matrix products, convolutions and attention, as torch's flop counter gives them;
+    ``flops`` are those of matrix products, convolutions and attention (:mod:`autopipe.measure.flops`);
     ``convolution_flops`` the part in convolutions; ``bytes`` are those of every kernel's tensors;
     ``matrix_bytes`` the part of the kernels with FLOPs.
     """
@@ -50,6 +51,9 @@ class Kernels:
         return Kernels(**{name: count(name) for name in _COUNTS}, dtype=dtype)
 
 
+UNCOUNTED = "have no FLOP count"
+"""What the note says that tells of calls without a formula."""
+
 _COUNTS = ("n", "flops", "bytes", "matrix_bytes", "convolution_flops")
 
 NOTHING = Kernels()
@@ -57,6 +61,8 @@ NOTHING = Kernels()
 
 class Counter(TorchDispatchMode):
     """While active: the kernels run so far, the bytes of storages alive that were made under it, their peak.
+
+    ``uncounted`` has, by operator, the calls and the bytes of what has no FLOP count.
 
     >>> with Counter() as counter:
     ...     y = torch.ones(4, 8) @ torch.ones(8, 2)
@@ -67,13 +73,14 @@ class Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.kernels = Kernels()
+        self.uncounted: dict[str, tuple[int, int]] = {}
         self.live_bytes = 0
         self.peak_bytes = 0
         self._alive: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func.is_view or func in _FREE_VIEWS:
+        if getattr(func, "is_view", False) or func in _FREE_VIEWS:
             return out
         read, made = tensors((args, kwargs)), tensors(out)
         taken = {t.untyped_storage()._cdata for t in read}
@@ -88,6 +95,21 @@ class Counter(TorchDispatchMode):
         """Forgets the peak; returns the bytes alive now."""
         self.peak_bytes = self.live_bytes
         return self.live_bytes
+
+    @property
+    def told(self) -> str:
+        """In words, what has no FLOP count and how much of all it is; empty where all is counted."""
+        if not self.uncounted:
+            return ""
+        calls, moved = (sum(row[i] for row in self.uncounted.values()) for i in (0, 1))
+        names = sorted(self.uncounted, key=lambda name: -self.uncounted[name][1])
+        listed = ", ".join(f"{name} ({self.uncounted[name][0]})" for name in names[:4])
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        share = moved / max(1, self.kernels.bytes)
+        return (
+            f"{calls / self.kernels.n:.1%} of calls, at least {share:.1%} of bytes, "
+            f"{UNCOUNTED}: {listed}{more}; measure.count_flops gives one a formula"
+        )
 
     def track(self, tensors: Iterable[Tensor]) -> None:
         """Counts tensors made outside as alive."""
@@ -112,11 +134,13 @@ class Counter(TorchDispatchMode):
         self, func: Any, args: Any, kwargs: Any, out: Any, read: list[Tensor], made: list[Tensor]
     ) -> None:
         n_bytes = sum(map(_moved_bytes, read)) + sum(map(_moved_bytes, made))
-        flops = 0
-        if func._overloadpacket in _FLOPS:
-            flops = int(_FLOPS[func._overloadpacket](*args, **kwargs, out_val=out))
+        known = flops_of(func, args, kwargs, out)
+        flops = known or 0
+        if known is None:
+            calls, moved = self.uncounted.get(str(func), (0, 0))
+            self.uncounted[str(func)] = calls + 1, moved + n_bytes
         dtype = str(made[0].dtype).removeprefix("torch.") if made else ""
-        convolved = flops if "convolution" in func._overloadpacket.__name__ else 0
+        convolved = flops if "convolution" in str(func) else 0
         self.kernels += Kernels(1, flops, n_bytes, n_bytes if flops else 0, dtype, convolved)
 
 
@@ -160,17 +184,6 @@ def _moved_bytes(tensor: Tensor) -> int:
         n *= size
     return n if tensor.numel() else 0
 
-
-_FLOPS = {
-    **flop_registry,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
-        torch.ops.aten._scaled_dot_product_flash_attention
-    ],
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        torch.ops.aten._scaled_dot_product_flash_attention_backward
-    ],
-}
-"""FLOPs by kernel: torch's, and attention on the CPU, which torch's counter leaves out."""
 
 _FREE_VIEWS = frozenset({torch.ops.aten.detach.default, torch.ops.aten._unsafe_view.default})
 """Views that are not declared as such."""

@@ -155,7 +155,8 @@ def survey(replay: Replay, autocast: torch.dtype | None = None) -> Survey:
             piece, tape = tapes.pop()
             with replay.attempt(piece, env):
                 walk.backward(piece, tape, counter)
-    return Survey(walk.accounts, dict(replay.failures), tuple(walk.notes))
+    told = (counter.told,) if counter.told else ()
+    return Survey(walk.accounts, dict(replay.failures), (*walk.notes, *told))
 
 
 @dataclasses.dataclass(slots=True)
