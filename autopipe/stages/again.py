@@ -24,7 +24,7 @@ class Block:
     """A part of a stage as a function of the stage and the values that the part takes.
 
     With gradients it keeps those values alone, and computes the rest again in backward with the same random
-    numbers: those of the :func:`rng.scope` it first ran in, or of the generators as they were then. It runs
+    numbers: those of the :class:`rng.Scope` it first ran in, or of the generators as they were then. It runs
     to its end again only where it ``has_regions``: their grad mode and autocast are put back there.
     """
 
@@ -35,7 +35,7 @@ class Block:
     def __call__(self, stage: nn.Module, *values: Any) -> tuple[Any, ...]:
         if not torch.is_grad_enabled():
             return self.forward(stage, *values)
-        scope = rng.reopened()
+        scope = rng.opened()
         with set_checkpoint_early_stop(not self.has_regions):
             out: tuple[Any, ...] = checkpoint(
                 self.forward,

@@ -46,7 +46,9 @@ class Part:
         """A call, with a seed of its own where it draws random numbers."""
         self.bring(node)
         if self.ops.by_name[node.name].is_random:
-            self.graph.call_function(rng.reseed, (node.name,))
+            stream = node.meta["stream"]
+            rest = (stream.start, dict(stream.counts)) if stream.start or stream.counts else ()
+            self.graph.call_function(rng.reseed, (stream.owner, *rest))
         self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
 
     def add_block(self, nodes: Sequence[fx.Node]) -> None:

@@ -1,70 +1,124 @@
-"""Random numbers that do not depend on where the cuts are: a seed of its own for every op and microbatch.
+"""Random numbers that do not depend on where the cuts are: a stream of its own for every draw.
 
-Generated stage code calls :func:`reseed` before each op that draws. Outside a :func:`scope` it does
-nothing, so stages called in turn draw from the global generator exactly as the model does. Opening scopes
-is left to ``runtime``.
+The stream hangs on the seed of the step, the microbatch, the module whose forward draws, and how many draws
+it made before; so it is the same whether a leaf hides the draw or the plan opened the leaf. Generated stage
+code calls :func:`reseed` before each op that draws. Outside a :class:`Scope` it does nothing: stages called
+in turn draw from the global generators exactly as the model does. Opening scopes is left to ``runtime``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
+import types
 import zlib
-from collections.abc import Iterator
-from types import TracebackType
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-__all__ = ["mix", "reopened", "reseed", "scope"]
+from ..tracing.calls.streams import DRAWING, drawer
+from ..tracing.graphs import scope as graphs_scope
 
-_seed: int | None = None
+__all__ = ["Scope", "mix", "opened", "reseed"]
+
 _MASK = (1 << 63) - 1
+_open = threading.local()
 
 
-@contextlib.contextmanager
-def scope(seed: int, microbatch: int) -> Iterator[None]:
-    """Within it every random op draws from a stream fixed by ``seed``, ``microbatch`` and the op's name.
+class Scope(TorchFunctionMode):
+    """Within it every draw comes from a stream fixed by ``seed``, ``microbatch``, module and count.
 
-    Scopes nest; the generators are left where the last op put them, so a caller that must not disturb the
-    user's stream saves and restores it around a whole step.
+    Scopes nest, and may be entered any number of times: for the forward of a microbatch, and for its
+    backward, where checkpointed parts run again. Which draw comes next is read off the generator: its seed
+    names the place, so whoever puts the generator back, as checkpoints do, has the same numbers again. The
+    generators are left where the last draw put them; a caller that must not disturb the user's saves and
+    restores them around a step.
+
+    ``paths`` tells modules by id, ``device`` which generators to seed beside the CPU's. Where compiled code
+    runs the single draws must not be followed (``follow=False``): each op has one stream for all it draws.
     """
-    global _seed
-    outer, _seed = _seed, mix(seed, microbatch)
-    try:
-        yield
-    finally:
-        _seed = outer
+
+    def __init__(
+        self,
+        seed: int,
+        microbatch: int,
+        paths: Mapping[int, str] = types.MappingProxyType({}),
+        device: torch.device | None = None,
+        *,
+        follow: bool = True,
+    ) -> None:
+        super().__init__()
+        self._follow = follow
+        self._seed, self._paths = mix(seed, microbatch), paths
+        self._generators = _generators(device)
+        self._places: dict[int, tuple[str, Mapping[str, int]]] = {}
+        self._outer: list[Scope | None] = []
+        self._is_inside = False
+
+    def __enter__(self) -> Scope:
+        self._outer.append(getattr(_open, "scope", None))
+        _open.scope = self
+        if self._follow:
+            super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._follow:
+            super().__exit__(*error)
+        _open.scope = self._outer.pop()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func not in DRAWING or self._is_inside:
+            return func(*args, **(kwargs or {}))
+        self._next()
+        self._is_inside = True
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._is_inside = False
+
+    def start(self, owner: str, start: int, counts: Mapping[str, int]) -> None:
+        """Seed for an op of ``owner``, which had ``start`` before; its draws so far are in ``counts``."""
+        self._draw_from(f"{owner} from {start}", 0, owner, counts)
+
+    def _next(self) -> None:
+        """Seed for the draw to come; not where the model has seeded the generator itself."""
+        place = self._places.get(torch.default_generator.initial_seed())
+        if place is not None:
+            path = drawer(self._paths, graphs_scope.Scope)
+            path, counts = place[0] if path is None else path, place[1]
+            n = counts.get(path, 0)
+            self._draw_from(path, n, place[0], {**counts, path: n + 1})
+
+    def _draw_from(self, name: str, n: int, owner: str, counts: Mapping[str, int]) -> None:
+        seed = mix(mix(self._seed, zlib.crc32(name.encode())), n)
+        self._places[seed] = owner, counts
+        for generator in self._generators:
+            generator.manual_seed(seed)
 
 
-class _Reopened:
-    """A scope to enter any number of times."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._outer: list[int | None] = []
-
-    def __enter__(self) -> None:
-        global _seed
-        self._outer.append(_seed)
-        _seed = self._seed
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        global _seed
-        _seed = self._outer.pop()
+def _generators(device: torch.device | None) -> tuple[torch.Generator, ...]:
+    if device is None or device.type in ("cpu", "meta"):
+        return (torch.default_generator,)
+    module = torch.get_device_module(device)
+    index = module.current_device() if device.index is None else device.index
+    return torch.default_generator, module.default_generators[index]
 
 
-def reopened() -> _Reopened | None:
+def opened() -> contextlib.AbstractContextManager[Any] | None:
     """The scope that is open now, to be entered again later; None where none is."""
-    return None if _seed is None else _Reopened(_seed)
+    return getattr(_open, "scope", None)
 
 
-def reseed(op: str) -> None:
-    """Seed the default generators for ``op`` when a scope is open."""
-    if _seed is None:
-        return
-    seed = mix(_seed, zlib.crc32(op.encode()))
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
+def reseed(owner: str, start: int = 0, counts: Mapping[str, int] | None = None) -> None:
+    """Seed the generators for an op whose draws are ``owner``'s, when a scope is open."""
+    scope: Scope | None = getattr(_open, "scope", None)
+    if scope is not None:
+        scope.start(owner, start, counts or {})
 
 
 def mix(a: int, b: int) -> int:

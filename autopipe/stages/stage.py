@@ -6,6 +6,7 @@ Working out what each stage computes, takes and gives is left to ``build``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import linecache
 import re
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..tracing.graphs.scope import Scope
+from ..tracing.record.leaves import is_compiled
 from .again import Block
 
 __all__ = ["Stage", "StageForm"]
@@ -88,6 +90,17 @@ class Stage(Scope):
         self.inputs, self.outputs = inputs, outputs
         self._forms = dict(forms)
         self.register_buffer("_anchor", torch.empty(0, device=device), persistent=False)
+
+    @functools.cached_property
+    def paths(self) -> dict[int, str]:
+        """The first name in the model of each of its modules that the stage holds, by id."""
+        names = {id(m): n for n, m in self._twin[0].named_modules()}
+        return {id(m): names[id(m)] for m in self.modules() if id(m) in names}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing in the whole model is compiled code, whose single draws cannot be followed."""
+        return not any(m._compiled_call_impl or is_compiled(m) for m in self._twin[0].modules())
 
     @property
     def _device(self) -> torch.device:

@@ -21,7 +21,17 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-__all__ = ["WeightWork", "backward_input"]
+__all__ = ["WeightWork", "backward", "backward_input"]
+
+
+def backward(roots: Sequence[Tensor], grads: Sequence[Tensor], **options: Any) -> None:
+    """``torch.autograd.backward``, during which function modes that are in force stay so.
+
+    Given tensors, torch hands the call to the innermost mode and turns it off meanwhile; edges it does not.
+    """
+    if "inputs" in options:
+        options["inputs"] = [get_gradient_edge(t) for t in options["inputs"]]
+    torch.autograd.backward([get_gradient_edge(t) for t in roots], grads, **options)
 
 
 @dataclasses.dataclass
@@ -37,12 +47,12 @@ class WeightWork:
     def run(self) -> None:
         """Accumulate the weight gradients, later nodes first as a whole backward would."""
         if self.whole is not None:
-            torch.autograd.backward(*self.whole)
+            backward(*self.whole)
         for node, note, parameters in self.parts:
             edges = [GradientEdge(node, i) for i, g in enumerate(note.grads) if g is not None]
             if edges:
                 grads = [g for g in note.grads if g is not None]
-                torch.autograd.backward(edges, grads, inputs=parameters)
+                torch.autograd.backward(edges, grads, inputs=[get_gradient_edge(p) for p in parameters])
         self.parts, self.whole = [], None
 
 
@@ -57,11 +67,11 @@ def backward_input(roots: Sequence[Tensor], grads: Sequence[Tensor], leaves: Seq
     parts, early = _Spine(roots, leaves).split()
     late = [p for _, _, ps in parts for p in ps]
     if not late or any(p._post_accumulate_grad_hooks for p in (*early, *late)):
-        torch.autograd.backward(roots, grads)
+        backward(roots, grads)
         return WeightWork([])
     for node, note, _ in parts:
         node.register_prehook(note)
-    torch.autograd.backward(roots, grads, inputs=[*leaves, *early], retain_graph=True)
+    backward(roots, grads, inputs=[*leaves, *early], retain_graph=True)
     return WeightWork(parts)
 
 

@@ -17,7 +17,7 @@ from ...stages import Stage, rng
 from ..data.microbatch import Batch
 from ..reduce.parallel import Replicas
 from ..wire.boundary import Edge, flatten
-from .backward import WeightWork, backward_input
+from .backward import WeightWork, backward, backward_input
 
 __all__ = ["StepInputs", "Worker"]
 
@@ -85,6 +85,7 @@ class Worker:
         self._is_bare = (
             not needs_seed and self._replicas.is_plain and self._forward_context is contextlib.nullcontext
         )
+        self._scopes: dict[int, rng.Scope] = {}
         self._columns = [(i, step.batch.leaves[name]) for i, name in self._own]
         self._values: list[list[Any]] = [[None] * len(self.stage.inputs) for _ in range(n)]
         self._roots: list[Tensor | None] = [None] * n
@@ -96,7 +97,7 @@ class Worker:
         """Drop everything that belongs to a step, so that nothing holds a graph."""
         self._step = None  # type: ignore[assignment]
         self._columns = []
-        self._values, self._roots, self._weight_work = [], [], []
+        self._values, self._roots, self._weight_work, self._scopes = [], [], [], {}
         self.losses, self.outputs = [], []
 
     def accept(self, edge: Edge, m: int, values: Sequence[Any]) -> None:
@@ -155,13 +156,22 @@ class Worker:
     def _call(self, values: Sequence[Any], m: int) -> tuple[Any, ...]:
         if self._is_bare:
             return self.module(*values)
-        seed = self._step.seed
         with contextlib.ExitStack() as stack:
-            if seed is not None and self._is_random:
-                stack.enter_context(rng.scope(seed, m))
+            stack.enter_context(self._draws(m))
             stack.enter_context(self._replicas.around_forward())
             stack.enter_context(self._forward_context())
             return self.module(*values)
+
+    def _draws(self, m: int) -> contextlib.AbstractContextManager[Any]:
+        """What fixes the random numbers of microbatch ``m``, in forward and where parts of it run again."""
+        seed = self._step.seed
+        if seed is None or not self._is_random:
+            return contextlib.nullcontext()
+        if m not in self._scopes:
+            self._scopes[m] = rng.Scope(
+                seed, m, self.stage.paths, self.stage._device, follow=self.stage.is_plain
+            )
+        return self._scopes[m]
 
     def _keep_results(self, outputs: tuple[Any, ...], m: int) -> None:
         """The loss and outputs of the last stage; anything not finite, when that is looked for."""
@@ -214,7 +224,8 @@ class Worker:
         """The whole backward of microbatch ``m``: gradients of parameters and of what arrived."""
         roots, grads = self._collect(m)
         if roots:
-            torch.autograd.backward(roots, grads)
+            with self._draws(m):
+                backward(roots, grads)
         self._finish(m)
 
     def backward_input(self, m: int) -> None:
@@ -223,16 +234,19 @@ class Worker:
         leaves = [leaf for edge in self.edges_in for leaf in edge.leaves[m] or ()]
         # blocks would run again for every part of a split backward
         if roots and self._replicas.is_plain and not self.stage.recomputes:
-            self._weight_work[m] = backward_input(roots, grads, leaves)
+            with self._draws(m):
+                self._weight_work[m] = backward_input(roots, grads, leaves)
         elif roots:
-            torch.autograd.backward(roots, grads)
+            with self._draws(m):
+                backward(roots, grads)
         self._finish(m)
 
     def backward_weight(self, m: int) -> None:
         """What :meth:`backward_input` left of microbatch ``m``."""
         work, self._weight_work[m] = self._weight_work[m], None
         if work is not None:
-            work.run()
+            with self._draws(m):
+                work.run()
 
     def _collect(self, m: int) -> tuple[list[Tensor], list[Tensor]]:
         self._n_backwards += 1

@@ -14,6 +14,7 @@ import torch
 
 from ..inputs.structure import Spec
 from .regions import Region
+from .streams import Stream
 
 __all__ = ["Call", "Depends", "Guard", "Recording", "calls_in", "map_calls"]
 
@@ -54,6 +55,7 @@ class Call:
     storages: ids of the memory its value lies in; ``reads`` and ``writes`` those of its arguments it touches.
     mutated: names of buffers it writes.
     recompute: the model checkpoints it: a leaf whose inside is computed again in backward.
+    stream: where its random numbers come from, where it draws any.
     is_check: it raises where its argument is not what it was at capture, and gives nothing.
     """
 
@@ -78,6 +80,7 @@ class Call:
     name: str = ""
     is_check: bool = False
     recompute: bool = False
+    stream: Stream | None = None
 
     _inputs: list[Call] | None = None
 

@@ -28,6 +28,8 @@ def graph(recording: Recording) -> fx.Graph:
         node.meta |= {"val": call.value, "region": call.region, "source": call.source, "path": call.path}
         if call.recompute:
             node.meta["recompute"] = True
+        if call.is_random:
+            node.meta["stream"] = call.stream
         nodes[id(call)] = node
     return out
 

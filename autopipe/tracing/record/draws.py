@@ -1,16 +1,21 @@
-"""Tells which calls draw random numbers.
+"""Tells which calls draw random numbers, and which draws of which module they are.
 
 Keeping those calls in order is left to ``opgraph``, seeding them to ``stages``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Draws"]
+from ..calls.streams import Counting, Stream, drawer
+
+__all__ = ["Draws", "Streams"]
 
 
 class Draws:
@@ -55,3 +60,31 @@ class _Tagged(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen |= torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
+
+
+class Streams(Counting):
+    """Counts the calls that may draw by the module that makes them; entered where no other mode sees them."""
+
+    def __init__(self, modules: Mapping[int, str]) -> None:
+        super().__init__(self._count)
+        self.modules = modules
+        self.counts: Counter[str] = Counter()
+        self.starts: Counter[str] = Counter()
+
+    def _count(self) -> None:
+        self.counts[drawer(self.modules) or ""] += 1
+
+    def here(self) -> Stream:
+        """The stream of an op that the code running now is about to call."""
+        owner = drawer(self.modules) or ""
+        return self._stream(owner, (owner,))
+
+    def of_module(self, path: str, inside: Sequence[nn.Module]) -> Stream:
+        """The stream of a call of the module at ``path``, which has those ``inside``."""
+        return self._stream(path, {self.modules[id(m)] for m in inside if id(m) in self.modules})
+
+    def _stream(self, owner: str, paths: Iterable[str]) -> Stream:
+        start = self.starts[owner]
+        self.starts[owner] += 1
+        counts = tuple(sorted((p, n) for p in paths if (n := self.counts.get(p)))) if self.counts else ()
+        return Stream(owner, start, counts)

@@ -19,9 +19,10 @@ from torch.overrides import TorchFunctionMode
 from ...errors import CaptureError
 from ..calls import functions, lifting, regions, wording
 from ..calls.call import UNSAFE, Call, Depends, Recording, meta
+from ..calls.streams import DRAWING
 from ..inputs.structure import flatten
 from . import checks, opaque
-from .draws import Draws
+from .draws import Draws, Streams
 from .leaves import is_compiled
 from .ledger import Ledger, Ref, TensorMethod
 from .position import Depth, Position
@@ -51,6 +52,7 @@ class Recorder(TorchFunctionMode):
         self.training = training
         self.base = regions.ambient()
         self.draws = Draws(device)
+        self.streams = Streams(modules)
         self.leaf_path = ""
         self.checkpointed = Depth()
         self.failed: str | None = None
@@ -93,6 +95,8 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.at.is_recorded:
             return self.function(func, args, kwargs)
+        if func in DRAWING:
+            self.streams.note()
         result = func(*args, **kwargs)
         if self.ledger.watched is not None and self.leaf_path:
             self.ledger.watched.update({id(t): (t, self.leaf_path) for t in functions.tensors(result)})
@@ -149,6 +153,7 @@ class Recorder(TorchFunctionMode):
             with self.inside_leaf(path, compiled), self.suspended() if compiled else contextlib.nullcontext():
                 return run(*args, **kwargs)
 
+        call.stream = self.streams.of_module(path, inside)
         result = self.perform(call, run_leaf, actual)
         call.mutated = self.changed(buffers, module, path)
         return result
@@ -172,14 +177,14 @@ class Recorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def inside_leaf(self, path: str, compiled: bool) -> Iterator[None]:
-        """A leaf runs as it will run later: no export flags, and outside of this mode unless watched."""
+        """A leaf runs as it will run later, without export flags; its draws are counted, or it is watched."""
         self.leaf_path = path
         flags = functions.ExportFlags.read()
         functions.ExportFlags(False, False).write()
         comes_by = self in overrides._get_current_function_mode_stack()
-        watches = self.ledger.watched is not None and not compiled
+        mode = self if self.ledger.watched is not None else self.streams
         try:
-            with self if watches and not comes_by else contextlib.nullcontext():
+            with contextlib.nullcontext() if compiled or comes_by else mode:
                 yield
         finally:
             flags.write()
@@ -220,7 +225,7 @@ class Recorder(TorchFunctionMode):
             encoded, actual = self.ledger.encode_call(args, kwargs)
         call = Call("call_function", function, *encoded, hint=function.__name__)
         call.path, call.source = self.at.path, self.at.source()
-        call.depends = self.ledger.depends(call)
+        call.depends, call.stream = self.ledger.depends(call), self.streams.here()
         return self.perform(call, run, actual)
 
     def kept_function(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -236,7 +241,7 @@ class Recorder(TorchFunctionMode):
 
     def perform_kept(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         """Perform a call of code that may draw outside torch and give what is no tensor."""
-        before = opaque.generators()
+        before, call.stream = opaque.generators(), self.streams.here()
         result = self.perform(call, run, actual)
         if opaque.generators() != before:
             call.is_random, call.depends = True, call.depends | Depends.RANDOM
@@ -375,11 +380,15 @@ class Recorder(TorchFunctionMode):
     def _perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         call.region = regions.difference(self.base, regions.ambient())
         before = functions.Versions.of(dict(enumerate(functions.tensors(actual))))
+        if run in DRAWING:
+            call.stream = self.streams.here()
+            self.streams.note()
         args, kwargs = functions.on_one_device(actual) if self.ledger.device.type == "meta" else actual
         result = run(*args, **kwargs)
         call.is_random = self.draws.drawn()
         if call.is_random:
             call.depends |= Depends.RANDOM
+            call.stream = call.stream or self.streams.here()
         written = before.written()
         call.reads = before.storages
         call.writes = frozenset().union(*(functions.storages(t) for t in written))
