@@ -15,7 +15,7 @@ from .schema import Bytes, Index, Line, Name, Positive, Rate, Seconds, build, di
 
 __all__ = ["Cluster", "Device", "Link"]
 
-VERSION = 1
+VERSION = 2
 MOST_RANKS = 2**20
 _LONGEST_S, _FASTEST = 1e9, 1e24
 
@@ -48,7 +48,7 @@ class Device:
     Attributes
     ----------
     name: as the driver reports it, such as ``"NVIDIA H200"``.
-    memory_bytes: usable memory; None when unknown (no limit).
+    memory_bytes: its memory; None when unknown (no limit).
     flops_s: peak FLOP/s by dtype.
     bandwidth_bytes_s: memory bandwidth.
     launch_s: the least time any op takes.
@@ -56,6 +56,8 @@ class Device:
     source: where the figures come from.
     attention: whose fused kernels ``scaled_dot_product_attention`` runs: ``"cuda"`` (flash and
         memory-efficient; ROCm's too), ``"cpu"``, or ``""`` for none: the matrix of all pairs is then made.
+    reserved_bytes: what of its memory no tensor gets: the driver's context, communicators' buffers,
+        libraries' workspaces, and what fragmentation leaves unused.
     """
 
     name: Name = "device"
@@ -66,15 +68,22 @@ class Device:
     speed: Positive = 1.0
     source: Line = ""
     attention: Literal["", "cpu", "cuda"] = ""
+    reserved_bytes: Bytes = 0
 
     def __post_init__(self) -> None:
         if self.memory_bytes is not None:
             whole("memory_bytes", self.memory_bytes, 0, 2**60, also="None for no limit")
+        whole("reserved_bytes", self.reserved_bytes, 0, 2**60)
         for dtype, rate in self.flops_s.items():
             number(f"flops_s[{dtype!r}]", rate, above=True, most=_FASTEST, unit="FLOP/s")
         number("bandwidth_bytes_s", self.bandwidth_bytes_s, most=_FASTEST, unit="bytes per second")
         number("launch_s", self.launch_s, unit="seconds", most=_LONGEST_S)
         number("speed", self.speed, above=True, most=_FASTEST)
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What tensors may take; None when unknown (no limit)."""
+        return None if self.memory_bytes is None else max(0, self.memory_bytes - self.reserved_bytes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,8 +164,8 @@ def asked_limits(plan: Plan) -> tuple[int | None, ...]:
 
 
 def memory_limits(plan: Plan) -> tuple[int | None, ...]:
-    """Per rank, the bytes it may use: the lesser of the limit asked for and its device's memory, if known."""
-    known = zip(asked_limits(plan), (d.memory_bytes for d in plan.cluster.devices), strict=True)
+    """Per rank, the bytes it may use: the lesser of the limit asked for and what its device can use."""
+    known = zip(asked_limits(plan), (d.usable_bytes for d in plan.cluster.devices), strict=True)
     return tuple(min((b for b in pair if b is not None), default=None) for pair in known)
 
 

@@ -370,6 +370,9 @@ class _Settings(TypedDict, total=False):
     opened: list[Name]
     opened_from: Line
     uncounted: Line
+    precision: Line
+    optimizer: Line
+    offload: Line
 
 
 def _from_dict(data: dict[str, Any], what: str) -> Plan:

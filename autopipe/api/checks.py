@@ -19,6 +19,7 @@ from ..errors import InputError
 from ..hardware import Cluster, Device
 from ..measure import Store
 from ..plans import Plan
+from ..presets import OFFLOADS, OPTIMIZERS, PRECISIONS
 from ..schedule import NAMES
 from ..tracing import Capture
 from ..units import parse_bytes
@@ -142,6 +143,12 @@ def _device(name: str, value: Any) -> None:
         raise InputError(f"{name} is {str(value)!r}, which is not on this machine: {error}") from error
 
 
+def _optimizer(name: str, value: Any) -> None:
+    """A preset's name where memory is planned, a class where its step is measured."""
+    if not isinstance(value, type):
+        one_of(name, value, OPTIMIZERS)
+
+
 _CHECKS: Mapping[str, Check] = {
     "n_stages": _count(MOST_STAGES),
     "n_ranks": _optional(_at_least(1, MOST_STAGES)),
@@ -172,7 +179,9 @@ _CHECKS: Mapping[str, Check] = {
     "autocast": _optional(_a("a torch dtype", torch.dtype)),
     "compiled": flag,
     "training": flag,
-    "optimizer": _a("an optimizer's class", type),
+    "optimizer": _optimizer,
+    "precision": _optional(_word(*PRECISIONS)),
+    "offload": _word(*OFFLOADS),
     "n_peers": _at_least(0, 4096),
     "min_passes": _at_least(1, 10**6),
     "max_passes": _at_least(1, 10**6),

@@ -38,6 +38,7 @@ from .agree import decide_once, in_group, make_alike
 from .checks import MOST_MICROBATCHES, check_model, check_options, check_plan
 from .pipe import Pipe
 from .refine import Planned, refine
+from .training import Training
 
 __all__ = ["capture", "plan", "profile", "simulate", "split"]
 
@@ -144,6 +145,13 @@ def split(
     ties: tied parameters: ``"sync"`` (a copy per stage, gradients summed), ``"colocate"``, or ``"auto"``.
     pin: module path → stage, such as ``{"lm_head": 3}``.
     store: a folder that keeps measurements between runs and models; by default nothing is kept.
+    precision: how its parameters are kept: ``"fp32"``, ``"bf16-mixed"`` (fp32 master and gradients: 18 bytes
+        a parameter with Adam), ``"bf16"`` (nothing else) or ``"fp8"``; by default as the model's own are.
+    optimizer: whose state is counted: ``"adam"``, ``"sgd"``, ``"sgd-momentum"``, ``"muon"`` or
+        ``"adam-8bit"``.
+    offload: ``"optimizer"`` plans its state and master weights in the host's memory, priced by what crosses
+        the device's link each step; moving them is left to the optimizer that the user takes.
+    optimizer_bytes_per_parameter_byte: what there is beside weights and gradients, in place of these three.
     time_limit_s: how long each solve may look for a proof; past it the plan says how far from optimal the
         cut can be at most.
     dynamic: input dims that may change between calls; ``"auto"`` finds them.
@@ -238,8 +246,12 @@ def _plan(
     dynamic: Any = "auto",
     store: str | pathlib.Path | None = None,
     time_limit_s: float = 2.0,
+    precision: str | None = None,
+    optimizer: str = "adam",
+    offload: str = "never",
     **solver: Any,
 ) -> Planned:
+    training = Training(precision, optimizer, offload, solver.pop("optimizer_bytes_per_parameter_byte", None))
     wanted = None if n_stages in (None, "auto") else operator.index(n_stages)  # type: ignore[arg-type]
     captured = make_alike(
         "the captured graph",
@@ -253,7 +265,11 @@ def _plan(
         pieces = _n_microbatches(captured, n_microbatches, most if wanted is None else wanted)
         planned = refine(
             captured,
-            lambda c: _costs(c, costs, device, _microbatch_dims(c, pieces), store),
+            lambda c: training.priced(
+                _costs(c, costs, device, _microbatch_dims(c, pieces), store, training.autocast(c)),
+                ranks,
+                c.ops,
+            ),
             lambda c, table: solve(
                 c.ops,
                 table,
@@ -267,11 +283,13 @@ def _plan(
                 ties=ties,
                 pin=pin,
                 time_limit_s=time_limit_s,
+                optimizer_bytes_per_parameter_byte=training.ratio(c.ops),
                 **solver,
             ),
             may_open=balance == "cost" and costs in ("measured", "estimated"),
         )
         opening: dict[str, Any] = {"opened": list(planned.opened), "opened_from": captured.ops.digest}
+        opening |= training.written
         uncounted = [note for note in planned.costs.notes if measure.UNCOUNTED in note]
         if uncounted and planned.costs.source == "estimated":
             opening["uncounted"] = uncounted[0]
@@ -367,6 +385,7 @@ def _costs(
     device: str | torch.device | Device | None,
     dims: Mapping[str, int],
     store: str | pathlib.Path | None,
+    autocast: torch.dtype | None = None,
 ) -> CostTable:
     if isinstance(costs, CostTable):
         return costs
@@ -375,7 +394,7 @@ def _costs(
             raise InputError(
                 "the model is on the meta device; name the device to estimate for, such as device='H200'"
             )
-        return measure.estimate(captured, _hardware(captured, device)[0], dims=dims)
+        return measure.estimate(captured, _hardware(captured, device)[0], dims=dims, dtype=autocast)
     if costs != "measured":
         return CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}")
     if any(p.is_meta for p in captured.model.parameters()):
@@ -389,7 +408,12 @@ def _costs(
             "costs='estimated', or a torch device"
         )
     return measure.profile(
-        captured, device=device, dims=dims, n_peers=_busy_peers(captured, device), store=store
+        captured,
+        device=device,
+        dims=dims,
+        autocast=autocast,
+        n_peers=_busy_peers(captured, device),
+        store=store,
     )
 
 

@@ -181,6 +181,33 @@ class Planning:
             autocompletion=lambda: ["given", "auto"],
         ),
     ] = None
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="How parameters are kept: fp32, bf16-mixed (fp32 master and gradients), bf16 or fp8.",
+            show_default="as the model's are",
+            rich_help_panel=RUN,
+            autocompletion=lambda: ["fp32", "bf16-mixed", "bf16", "fp8"],
+        ),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose state is counted: adam, sgd, sgd-momentum, muon or adam-8bit.",
+            show_default="adam",
+            rich_help_panel=RUN,
+            autocompletion=lambda: ["adam", "sgd", "sgd-momentum", "muon", "adam-8bit"],
+        ),
+    ] = None
+    offload: Annotated[
+        str | None,
+        typer.Option(
+            help="What is kept in the host's memory: never (nothing) or optimizer.",
+            show_default="never",
+            rich_help_panel=RUN,
+            autocompletion=lambda: ["never", "optimizer"],
+        ),
+    ] = None
     ties: Annotated[
         str | None,
         typer.Option(

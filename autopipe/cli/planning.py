@@ -112,6 +112,9 @@ class Request:
             "overlap": how.overlap,
             "device_order": how.device_order,
             "ties": how.ties,
+            "precision": how.precision,
+            "optimizer": how.optimizer,
+            "offload": how.offload,
         }
         known: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         return autopipe.split(loaded.model, how.stages, loaded.args, loaded.kwargs, **known)
@@ -179,6 +182,9 @@ def planned(target: str, making: Making, how: Planning, model: str | None = None
         "--recompute": how.recompute,
         "--overlap": how.overlap,
         "--device-order": how.device_order,
+        "--precision": how.precision,
+        "--optimizer": how.optimizer,
+        "--offload": how.offload,
     }
     refused = [option for option, value in made.items() if value is not None]
     if refused:

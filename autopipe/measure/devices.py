@@ -20,6 +20,21 @@ _LAUNCH_S = 5e-6
 """Host time to launch one small kernel from eager PyTorch: assumed, fitted where there are measurements."""
 
 
+_CONTEXT_BYTES = 512 << 20
+"""The driver's context and PyTorch's kernels: assumed."""
+_COMMUNICATOR_BYTES = 2 * 32 * (4 << 20)
+"""NCCL user guide: NCCL_BUFFSIZE 4 MiB a channel, at most 32 channels, to and from a neighbour each."""
+_WORKSPACE_BYTES = 2 * (32 << 20)
+"""PyTorch's default of CUBLAS_WORKSPACE_CONFIG on Hopper, for cuBLAS and cuBLASLt."""
+_FRAGMENTATION = 0.03
+"""Share of memory reserved by PyTorch's allocator but unusable: assumed."""
+
+
+def reserved(memory_bytes: int) -> int:
+    """Bytes of an NVIDIA or AMD GPU's memory that no tensor of a pipeline's rank gets."""
+    return _CONTEXT_BYTES + _COMMUNICATOR_BYTES + _WORKSPACE_BYTES + round(_FRAGMENTATION * memory_bytes)
+
+
 def _gpu(name: str, gb: int, flops_s: Mapping[str, float], bandwidth_bytes_s: float, source: str) -> Device:
     return Device(
         name=name,
@@ -27,8 +42,9 @@ def _gpu(name: str, gb: int, flops_s: Mapping[str, float], bandwidth_bytes_s: fl
         flops_s={dtype: rate * _T for dtype, rate in flops_s.items()},
         bandwidth_bytes_s=bandwidth_bytes_s,
         launch_s=_LAUNCH_S,
-        source=f"{source}; launch time assumed",
+        source=f"{source}; launch time, context and fragmentation assumed",
         attention="cuda",
+        reserved_bytes=reserved(gb * 10**9),
     )
 
 

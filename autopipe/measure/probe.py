@@ -26,7 +26,7 @@ from ..errors import CostError
 from ..hardware import Cluster, Device, Link
 from ..schema import load
 from .clock import device_name
-from .devices import described
+from .devices import described, reserved
 
 __all__ = ["probe"]
 
@@ -174,7 +174,8 @@ def _memory(device: torch.device) -> int | None:
 
 def _described(name: str, memory: int | None) -> Device:
     """What is known of a device by name; the name and memory as the rank reported them."""
-    return dataclasses.replace(described(name), name=name, memory_bytes=memory)
+    kept = 0 if memory is None else reserved(memory)
+    return dataclasses.replace(described(name), name=name, memory_bytes=memory, reserved_bytes=kept)
 
 
 def _main(init_method: str, n_ranks: str, out: str, rank: str) -> None:

@@ -177,7 +177,7 @@ def _orders(classes: Sequence[Sequence[int]], n_ranks: int) -> Iterator[tuple[in
 
 def _alike(cluster: Cluster, limits: Sequence[int], a: int, b: int) -> bool:
     one, other = cluster.devices[a], cluster.devices[b]
-    if (one.speed, one.memory_bytes) != (other.speed, other.memory_bytes):
+    if (one.speed, one.usable_bytes) != (other.speed, other.usable_bytes):
         return False
     if limits and limits[a] != limits[b]:
         return False

@@ -179,7 +179,7 @@ class _Maker:
         out = []
         for rank, alive in zip(schedule.placement, schedule.in_flight, strict=True):
             device = self.cluster.devices[rank]
-            limits = [device.memory_bytes]
+            limits = [device.usable_bytes]
             if self.settings.memory_limit:
                 limits.append(self.settings.memory_limit[rank])
             known = [b for b in limits if b is not None]
