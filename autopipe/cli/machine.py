@@ -131,10 +131,13 @@ def _torch() -> tuple[bool, str]:
 def _devices() -> tuple[bool, str]:
     import torch
 
-    if not torch.cuda.is_available():
+    from .. import accelerator
+
+    if not torch.accelerator.is_available():
         n = torch.get_num_threads()
         return True, f"CPU, {os.cpu_count()} cores, {n} thread{'s' if n > 1 else ''}; no GPU"
-    return True, ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    kind, n = accelerator.current().type, torch.accelerator.device_count()
+    return True, ", ".join(accelerator.name(torch.device(kind, i)) for i in range(n))
 
 
 def _distributed() -> tuple[bool, str]:

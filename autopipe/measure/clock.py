@@ -1,4 +1,4 @@
-"""Times pieces of code on a device: host clock on CPU, events in the stream on CUDA.
+"""Times pieces of code on a device: host clock on CPU, events in the stream on an accelerator.
 
 What to time, and how often, is left to ``profiler``.
 """
@@ -13,19 +13,21 @@ from typing import Any
 
 import torch
 
+from .. import accelerator
+
 __all__ = ["Stopwatch", "device_name", "spread"]
 
 
 class Stopwatch:
     """Seconds by key: ``with watch("key"): ...``, then :meth:`read`.
 
-    On CUDA the code is bracketed by events in the current stream, so launches overlap with work as they do
-    in training; nothing waits until :meth:`read`. Elsewhere the host's clock is read, after waiting for the
-    device where it runs asynchronously.
+    On an accelerator the code is bracketed by events in the current stream, so launches overlap with work as
+    they do in training; nothing waits until :meth:`read`. Elsewhere the host's clock is read.
     """
 
     def __init__(self, device: torch.device | str):
         self.device = torch.device(device)
+        self._is_async = accelerator.is_async(self.device)
         self._marks: list[tuple[Hashable, Any, Any]] = []
         self._key: Hashable = None
         self._start: Any = None
@@ -44,21 +46,14 @@ class Stopwatch:
         self._marks.append((self._key, self._start, self._now()))
 
     def _now(self) -> Any:
-        if self.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(self.device))
-            return event
-        if self.device.type == "mps":
-            torch.mps.synchronize()
-        return time.perf_counter()
+        return accelerator.mark(self.device) if self._is_async else time.perf_counter()
 
     def read(self) -> dict[Hashable, float]:
         """Seconds of each key since the last read; a key timed twice gives the sum."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        accelerator.synchronize(self.device)
         out: dict[Hashable, float] = {}
         for key, start, end in self._marks:
-            seconds = start.elapsed_time(end) / 1e3 if self.device.type == "cuda" else end - start
+            seconds = accelerator.seconds(start, end) if self._is_async else end - start
             out[key] = out.get(key, 0.0) + seconds
         self._marks.clear()
         return out
@@ -79,12 +74,10 @@ def spread(samples: Sequence[float]) -> float:
 def device_name(device: torch.device | str) -> str:
     """What costs are kept under: the accelerator's own name, or the processor's and the threads used."""
     device = torch.device(device)
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
     if device.type == "cpu":
         n = torch.get_num_threads()
         return f"{_processor()}, {n} thread{'s' * (n > 1)}"
-    return device.type
+    return accelerator.name(device)
 
 
 def _processor() -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
+from .. import accelerator
 from ..costs import CostTable, OpCost
 from ..graph import Op, OpGraph
 from ..hardware import Device
@@ -102,7 +103,7 @@ def estimate(
 
 
 def _here() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return accelerator.current().type
 
 
 def accounts(

@@ -17,6 +17,8 @@ from typing import NoReturn
 
 import torch
 
+from .. import accelerator
+
 __all__ = ["busy"]
 
 
@@ -30,7 +32,7 @@ def busy(work: Callable[[], object], n_peers: int, device: torch.device) -> Iter
     """
     peers: list[int] = []
     try:
-        if device.type == "cpu" and sys.platform == "linux" and not torch.cuda.is_initialized():
+        if device.type == "cpu" and sys.platform == "linux" and not accelerator.has_begun():
             for _ in range(n_peers):
                 peers.append(_fork(work))
         yield

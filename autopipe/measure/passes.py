@@ -25,8 +25,10 @@ from .survey import Account, Survey, saved_values
 
 __all__ = ["Passes", "optimizer_cost", "settle_allocator"]
 
-_HEAVY_S = {"cpu": 1e-4, "cuda": 2e-5}
-_GUESS = {"cpu": (5e10, 1e10), "cuda": (3e14, 2e12)}
+_HEAVY_S = {"cpu": 1e-4}
+_HEAVY_THERE_S = 2e-5
+_GUESS = {"cpu": (5e10, 1e10)}
+_GUESS_THERE = 3e14, 2e12
 """FLOP/s and bytes/s by which ops are told light from heavy before any is timed; only that hangs on them."""
 
 
@@ -59,12 +61,12 @@ class Passes:
         settle_allocator(replay.device)
 
     def _guess_s(self, kernels: Kernels) -> float:
-        flops_s, bytes_s = _GUESS.get(self.replay.device.type, _GUESS["cpu"])
+        flops_s, bytes_s = _GUESS.get(self.replay.device.type, _GUESS_THERE)
         return kernels.flops / flops_s + kernels.bytes / bytes_s
 
     def _is_heavy(self, name: str) -> bool:
         account = self.surveyed.accounts.get(name, Account())
-        limit = _HEAVY_S.get(self.replay.device.type, _HEAVY_S["cpu"])
+        limit = _HEAVY_S.get(self.replay.device.type, _HEAVY_THERE_S)
         return self._guess_s(account.forward) > limit
 
     def round(self, keep: bool = True) -> None:

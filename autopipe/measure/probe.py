@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import accelerator
 from ..errors import CostError
 from ..hardware import Cluster, Device, Link
 from ..schema import load
@@ -85,10 +86,10 @@ def _local(n_ranks: int) -> Cluster:
 @contextlib.contextmanager
 def _group(init_method: str, rank: int, n_ranks: int) -> Iterator[None]:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", n_ranks))
-    on_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= local
-    if on_gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
-    backend = "nccl" if on_gpu else "gloo"
+    has_own = torch.accelerator.is_available() and torch.accelerator.device_count() >= local
+    if has_own:
+        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", rank)))
+    backend = accelerator.backend(accelerator.current()) if has_own else "gloo"
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=n_ranks)
     try:
         yield
@@ -97,7 +98,9 @@ def _group(init_method: str, rank: int, n_ranks: int) -> Iterator[None]:
 
 
 def _device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else _CPU
+    """Where the default process group carries messages."""
+    here = accelerator.current()
+    return here if accelerator.is_carried(here) else _CPU
 
 
 _CPU = torch.device("cpu")
@@ -150,8 +153,7 @@ def _round_trip_s(n_bytes: int, leads: bool, peer: int, device: torch.device) ->
         else:
             dist.recv(buffer, peer)
             dist.send(buffer, peer)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        accelerator.synchronize(device)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[2:])
 
@@ -169,7 +171,7 @@ def _typical(links: Mapping[tuple[int, int], Link], hosts: tuple[int, ...], same
 
 
 def _memory(device: torch.device) -> int | None:
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    return accelerator.total_bytes(device)
 
 
 def _described(name: str, memory: int | None) -> Device:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from .. import accelerator
 from ..errors import CostError, InputError
 from ..graph import Op, TensorSpec
 from ..tracing.calls.regions import recomputed
@@ -279,7 +280,7 @@ class Replay:
             self.failures.update(dict.fromkeys(sorted(names), reason))
             self.nodes = tuple(n for n in self.nodes if n.name not in names)
             if isinstance(error, torch.OutOfMemoryError):
-                torch.cuda.empty_cache()
+                accelerator.empty_cache(self.device)
             for node in piece.nodes:
                 if node.name not in env:
                     self._make_up(node, env)

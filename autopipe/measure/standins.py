@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from .. import accelerator
 from ..errors import CostError
 from .replay import Replay
 
@@ -47,7 +48,7 @@ def stand_ins(
                 setattr(module, name, made[id(tensor)])
         for module, _ in flags:
             module.training = training
-        with torch.random.fork_rng(devices=_rng_devices(device)):
+        with _fork_rng(torch.device(device)):
             yield
     finally:
         for module, name, tensor in swapped:
@@ -69,6 +70,7 @@ def _stand_in(tensor: Tensor, device: torch.device | str, dtype: torch.dtype | N
     return fresh.clone()
 
 
-def _rng_devices(device: torch.device | str) -> list[torch.device]:
-    device = torch.device(device)
-    return [device] if device.type == "cuda" else []
+def _fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    if not accelerator.is_async(device):
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device], device_type=device.type)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .. import accelerator
 from .account import NOTHING, Counter, Kernels, Saved, storage_bytes, tensors
 from .replay import Piece, Replay, Tape
 
@@ -166,15 +167,15 @@ class _Allocated:
 
 @contextlib.contextmanager
 def _allocator(device: torch.device) -> Any:
-    """The peak above the start as CUDA's allocator knows it; None on other devices."""
-    if device.type != "cuda":
+    """The peak above the start as the device's allocator knows it; None where it does not count."""
+    if accelerator.peak_bytes(device) is None:
         yield None
         return
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    accelerator.reset_peak(device)
+    before = accelerator.held_bytes(device)
     figures = _Allocated()
     yield figures
-    figures.peak = torch.cuda.max_memory_allocated(device) - before
+    figures.peak = (accelerator.peak_bytes(device) or 0) - before
 
 
 def describe(replay: Replay, name: str) -> str:

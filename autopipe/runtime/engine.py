@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from .. import accelerator
 from ..errors import InputError, StepError
 from ..plans import Plan
 from ..schedule import Message
 from ..simulator import stage_times
 from ..stages import Stage, rng
 from .data.feed import Feed
-from .data.microbatch import Batch, Splitter, move
+from .data.microbatch import Batch, Splitter
 from .data.outputs import Outputs, share, weighted
 from .data.weights import Weigher
 from .execute.executor import Call, Clock, Executor
 from .execute.program import compile_program, forward_part, pick_schedule
 from .options import Options, StepResult, Where, is_due
-from .reduce.precision import autocast_context, spread_overflow
+from .reduce.precision import autocast_context, placeholder, spread_overflow
 from .reduce.ties import TieSum, find_ties
 from .stage.loss import Loss
 from .stage.setup import Generators, card, check_filled, check_same, pick_device, place, written_buffers
@@ -80,7 +80,7 @@ class Engine:
         self.device = pick_device(options.device, stages, bool(ranks))
         self.peers: Peers | None = None
         if ranks:
-            mine = card(capture, plan, stages, str(options.schedule))
+            mine = card(capture, plan, stages, str(options.schedule), self.device)
             self.peers = Peers(ranks, self.device, mine, self._patience)
             weakref.finalize(self, self.peers.close)
         self.rank = self.peers.rank if self.peers else 0
@@ -91,12 +91,13 @@ class Engine:
         ties = find_ties(stages) if self.peers else ()
         self._ties = TieSum(ties, self.rank, self.peers.new_group) if self.peers else None
         self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
+        self.placeholder = placeholder(self.device)
         self._flags = tuple(capture.model.parameters())
         self._is_random = any(op.is_random for op in capture.ops.compute)
         self._splitter = Splitter(capture, options.batch_dims)
         self._weigher = Weigher(capture, options.loss_reduction, options.loss_weight, options.loss_fn)
         self._outputs = Outputs(capture)
-        self._loss = Loss(capture, options, self._outputs, self._weigher.is_sum)
+        self._loss = Loss(capture, options, self._outputs, self._weigher.is_sum, self.device)
         self._edges = edges_between(stages)
         self.workers = self._make_workers()
         self._channel = None if self.peers is None else Channel(self.peers, self.device)
@@ -107,6 +108,11 @@ class Engine:
                 raise InputError(f"feed is {options.feed}; the pipeline's ranks are 0 to {plan.n_ranks - 1}")
             self._feed = Feed(options.feed, stages, self.peers, self.device, self._splitter.read)
         self._executor = Executor(self.workers, self._edges, plan, self._channel, position)
+        if self.peers is not None:
+            ends = [(plan.placement[e.source], plan.placement[e.destination]) for e in self._edges]
+            if options.feed is not None:
+                ends += [(options.feed, rank) for rank in range(plan.n_ranks)]
+            self.peers.connect([(min(pair), max(pair)) for pair in ends if pair[0] != pair[1]])
 
     def _make_workers(self) -> dict[int, Worker]:
         by_name = self.capture.ops.by_name
@@ -164,6 +170,19 @@ class Engine:
         loss: bool = True,
     ) -> StepResult:
         """One batch through the pipeline: forward, and backward when ``grad``."""
+        with accelerator.using(self.device):
+            return self._run(args, kwargs, target, n_microbatches, grad, outputs, loss)
+
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        n_microbatches: int | None,
+        grad: bool,
+        outputs: bool | Where,
+        loss: bool,
+    ) -> StepResult:
         start_s = time.perf_counter()
         try:
             check_filled(self._unfilled)
@@ -182,6 +201,7 @@ class Engine:
             if grad and self.syncs:
                 self._synchronise()
             result = self._result(step, weights, outputs)
+            clock.stop()
         except BaseException as error:
             self._fail(error)
         finally:
@@ -211,13 +231,14 @@ class Engine:
             return self._splitter.split(leaves, target, n), weights
         kwargs, target = self._route(kwargs, target)
         bound = self.capture.bind(args, kwargs)
-        leaves, target = move(bound, self.device), _to(target, self.device)
         n = n_asked or self.options.n_microbatches
-        batch = self._splitter.split(leaves, target, n)
+        batch = self._splitter.split(bound, target, n)
+        # counted where the batch is: on the device every count would wait
         weights = self._weigher.weigh(batch, args, kwargs, bound) if loss else [1.0] * batch.n_microbatches
         if self._feed is not None:
             self._feed.give(batch, target, n, weights)
-        return batch, weights
+        used = {name for stage in self.stages for name in stage.inputs}
+        return batch.on(self.device, used, self.stages[-1].is_last), weights
 
     def _route(self, kwargs: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
         """The target's way: to ``loss_fn``, or without one to the model's own argument of that name."""
@@ -265,7 +286,9 @@ class Engine:
         )
         flags = tuple(p.requires_grad for p in self._flags)
         looks = is_due(position.step - 1)
-        checksum = batch.checksum() if looks and self._feed is None else 0
+        # what is on the device is looked at while that still warms up
+        looks_at_batch = looks and self._feed is None and (position.step <= 2 or batch.is_on_host)
+        checksum = batch.checksum() if looks_at_batch else 0
         self._waited_s = self.peers.agree(position.step, words, f"{words} {flags}", checksum)
         self._sign(batch, (step.grad, training, flags))
         if step.grad and self._ties is not None:
@@ -293,8 +316,9 @@ class Engine:
         self.peers.position.words = "the sum of tied gradients"
         self._ties.after_step()
         if self.options.scaler is not None:
-            parameters = (p for stage in self.stages for p in stage.parameters())
-            spread_overflow(parameters, self.peers.group, self.device)
+            self.placeholder.grad = torch.zeros_like(self.placeholder)
+            parameters = [p for stage in self.stages for p in stage.parameters()]
+            spread_overflow([*parameters, self.placeholder], self.peers.group, self.device)
 
     def _end(self) -> None:
         for worker in self.workers.values():
@@ -398,9 +422,3 @@ def _shapes(batch: Batch) -> str:
         for name, v in ((name, column[0]) for name, column in batch.leaves.items())
     )
     return ", ".join(shapes)
-
-
-def _to(tree: Any, device: torch.device) -> Any:
-    if device.type == "cpu":
-        return tree
-    return tree_map(lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, tree)

@@ -9,13 +9,11 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from ..plans import Plan
 from ..schedule import Action, Message
 from ..simulator import Report, Sent, StageReport, simulate, stage_times
 
-__all__ = ["make_report", "peak_bytes", "reset_peak"]
+__all__ = ["make_report"]
 
 
 def make_report(plan: Plan, ranks: Sequence[dict[str, Any]]) -> Report:
@@ -87,14 +85,3 @@ def _messages(
         ends = message.source, message.destination
         found.append(Sent(*ends, message.kind == "B", message.microbatch, left_s, arrived_s, sizes[message]))
     return tuple(sorted(found, key=lambda sent: sent.start_s))
-
-
-def reset_peak(device: torch.device) -> None:
-    """Count the most that is held from here on."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_bytes(device: torch.device) -> int | None:
-    """The most that CUDA's allocator held on the device since ``reset_peak``; None elsewhere."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import accelerator
 from ..errors import InputError
 from ..plans import Plan
 from ..schedule import Schedule
@@ -26,7 +27,7 @@ from .keep.keeper import Keeper, Saving
 from .keep.whole import gather_weights
 from .options import Options, StepResult, Where
 from .reduce.precision import Autocast, clip_grad_norm
-from .report import make_report, peak_bytes, reset_peak
+from .report import make_report
 
 if TYPE_CHECKING:
     from ..tracing import Capture
@@ -44,7 +45,8 @@ class Runtime:
     capture, plan, stages: from ``tracing``, ``solve`` and ``stages.build``.
     loss_fn: ``loss_fn(output, target)``, a scalar; without it the model's output holds its loss.
     n_microbatches, schedule: another count or schedule than the plan's; the placement must fit.
-    device: by default the model's, or ``cuda:LOCAL_RANK`` under NCCL. Only this rank's stages move there.
+    device: by default the accelerator of ``LOCAL_RANK`` where the process group carries such tensors, which
+        becomes the current one; else the model's. Only this rank's stages move there.
     mesh: a DeviceMesh with a ``pp`` dim; its other dims are the user's, for :meth:`wrap`.
     autocast: a dtype, or a factory of a context, each stage's forward runs in.
     scaler: the user's ``GradScaler``: scales the loss; an overflow on any rank shows on all.
@@ -55,7 +57,7 @@ class Runtime:
     batch_dims: input name → batch axis, or None for an input every microbatch gets whole; ``target`` too.
     stall_limit_s: how long a rank may make no progress before all stop; by default from the plan's times.
     check_finite: raise when the loss is not finite, naming the first stage that made it so (not under a
-        scaler, and not on CUDA, where looking would wait for the device).
+        scaler, and not on an accelerator, where looking would wait for the device).
     feed: the pipeline rank that alone has the batch: the others call ``step()`` without inputs, and get
         what their stages use. By default every rank passes the same batch, and nothing is sent.
 
@@ -102,7 +104,7 @@ class Runtime:
         )
         self._engine = Engine(capture, plan, tuple(stages), options)
         self._keeper = Keeper(self._engine, self.named_parameters)
-        reset_peak(self._engine.device)
+        accelerator.reset_peak(self._engine.device)
 
     @property
     def rank(self) -> int:
@@ -193,11 +195,14 @@ class Runtime:
     def parameters(self) -> Iterator[nn.Parameter]:
         """This rank's parameters once each, for an optimizer.
 
-        A rank whose stages hold none (only a loss, say) gives one empty parameter that never gets a
-        gradient: torch's optimizers refuse an empty list, and every rank runs the same script.
+        A rank whose stages hold none (only a loss, say) gives one number that stays zero: torch's optimizers
+        refuse an empty list, and every rank runs the same script. With a scaler every rank gives it, since
+        scalers refuse an optimizer of which no parameter has a gradient.
         """
         own = [parameter for _, parameter in self.named_parameters()]
-        return iter(own or [nn.Parameter(torch.empty(0, device=self.device))])
+        if not own or self._engine.options.scaler is not None:
+            own.append(self._engine.placeholder)
+        return iter(own)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -316,13 +321,15 @@ class Runtime:
     def report(self) -> Report:
         """Predicted beside measured, and every action of the last step; every rank calls it.
 
-        On CUDA with the most memory each rank held since the runtime was made.
+        On an accelerator with the most memory each rank held since the runtime was made.
         """
         engine = self._engine
         mine = {
-            "steps": [(origin, length, clock.read()) for origin, length, clock in engine.records],
+            "steps": [
+                (origin, clock.length_s(host_s), clock.read()) for origin, host_s, clock in engine.records
+            ],
             "message_bytes": engine.message_bytes(),
-            "peak_bytes": peak_bytes(engine.device),
+            "peak_bytes": accelerator.peak_bytes(engine.device),
         }
         with self._together("gathering a report", waits=False):
             everyone = engine.peers.gather(mine) if engine.peers else [mine]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .. import accelerator
 from ..errors import VerificationError
 from ..tracing.inputs.caches import switched_off
 from ..tracing.inputs.structure import flatten
@@ -229,8 +230,9 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Put gradients, buffers and the random state back."""
     gradients = [(p, p.grad) for p in model.parameters()]
     buffers = [(b, b.detach().clone()) for b in model.buffers() if not b.is_meta]
-    devices = sorted({p.device.index for p, _ in gradients if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
+    devices = {p.device for p, _ in gradients if accelerator.is_async(p.device)}
+    kind = next(iter(devices)).type if devices else "cuda"
+    with torch.random.fork_rng(sorted(d.index for d in devices), device_type=kind):
         try:
             yield
         finally:

@@ -15,7 +15,7 @@ def run(environment, script, n_ranks, *arguments, timeout_s=100):
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
     common = {**environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(n_ranks)}
-    common |= {"GLOO_SOCKET_IFNAME": "lo", "SIM_DEVICES": str(n_ranks)}
+    common |= {"GLOO_SOCKET_IFNAME": "lo", "SIM_DEVICES": str(n_ranks + 1)}
     command = [sys.executable, "-X", "faulthandler", str(HERE / script), *map(str, arguments)]
     processes = [
         subprocess.Popen(

@@ -558,7 +558,7 @@ class Rendezvous:
     """
 
     def __init__(self, group):
-        self.group, self.is_nccl = group, group.is_nccl
+        self.group, self.wait, self.is_done = group, group.wait, group.is_done
         self.n_messages = 0
 
     def send(self, tensor, peer):

@@ -29,6 +29,8 @@ __all__ = ["native", "settings", "take_races", "waits"]
 
 HERE = pathlib.Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "simulated"
+CARD = os.environ.get("SIM_CARD", str(os.getpid()))
+"""Devices of one number are one device to processes that say they have the same card."""
 SOURCES = tuple(str(HERE / name) for name in ("device.cpp", "ops.cpp"))
 
 
@@ -133,6 +135,7 @@ vars(module).update(
     set_rng_state=lambda state, device=None: _generator(device).set_state(state) and None,
     manual_seed=lambda seed: _generator().manual_seed(seed) and None,
     manual_seed_all=_seed_all,
+    get_device_properties=lambda device=None: types.SimpleNamespace(uuid=f"{CARD}/{_index(device)}"),
     get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
     memory_allocated=lambda d=None: torch.accelerator.memory_allocated(_index(d)),
     max_memory_allocated=lambda d=None: torch.accelerator.max_memory_allocated(_index(d)),

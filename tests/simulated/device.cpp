@@ -678,8 +678,12 @@ struct DeviceGuard final : c10::impl::DeviceGuardImplInterface {
     if (!event) return true;
     auto& m = moment(event);
     m->stream->demand(m->index);  // who asks again and again is to get an answer
-    Guard hold(m->lock);
-    return m->passed;
+    {
+      Guard hold(m->lock);
+      if (!m->passed) return false;
+    }
+    host_learns(m->clock);
+    return true;
   }
   void synchronizeEvent(void* event) const override {
     if (!event) return;

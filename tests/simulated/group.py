@@ -24,6 +24,9 @@ __all__ = ["Group", "bytes_sent"]
 
 REFUSED = {torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.complex32}
 POLL_S = 2e-4
+MEET = datetime.timedelta(seconds=60)
+"""How long the ranks of a new communicator wait for one another."""
+FOREVER = datetime.timedelta(days=7)
 bytes_sent = [0]
 """By this process, in messages between two ranks."""
 
@@ -82,7 +85,7 @@ class Lane:
         self, store: Any, rank: int, size: int, device: torch.device, limit: Any, priority: int
     ) -> None:
         self.rank, self.size, self.device = rank, size, device
-        self.gloo = dist.ProcessGroupGloo(store, rank, size, limit)
+        self.gloo = dist.ProcessGroupGloo(store, rank, size, min(limit, MEET))
         number = native.new_stream(device.index, priority)
         kind = int(torch._C._autograd.DeviceType.PrivateUse1)
         self.stream = torch.Stream(stream_id=number, device_index=device.index, device_type=kind)
@@ -157,8 +160,8 @@ class Group(dist.ProcessGroup):
         bytes_sent[0] += tensors[0].nbytes
 
         def call(seen: list[Tensor]) -> None:
-            lane.gloo.send([_bytes(seen[0])], 1 - lane.rank, 0).wait()
-            lane.gloo.recv([torch.empty(1)], 1 - lane.rank, 1).wait()
+            lane.gloo.send([_bytes(seen[0])], 1 - lane.rank, 0).wait(FOREVER)
+            lane.gloo.recv([torch.empty(1)], 1 - lane.rank, 1).wait(FOREVER)
 
         return lane.run(self, f"send to rank {peer}", tensors, [], call)
 
@@ -166,8 +169,8 @@ class Group(dist.ProcessGroup):
         lane = self._lane(tensors, peer)
 
         def call(seen: list[Tensor]) -> None:
-            lane.gloo.recv([_bytes(seen[0])], 1 - lane.rank, 0).wait()
-            lane.gloo.send([torch.empty(1)], 1 - lane.rank, 1).wait()
+            lane.gloo.recv([_bytes(seen[0])], 1 - lane.rank, 0).wait(FOREVER)
+            lane.gloo.send([torch.empty(1)], 1 - lane.rank, 1).wait(FOREVER)
 
         return lane.run(self, f"receive from rank {peer}", [], tensors, call)
 
@@ -181,7 +184,7 @@ class Group(dist.ProcessGroup):
             given.reduceOp = dist.ReduceOp.SUM
 
         def call(seen: list[Tensor]) -> None:
-            lane.gloo.allreduce(seen, given).wait()
+            lane.gloo.allreduce(seen, given).wait(FOREVER)
             if is_mean:
                 torch._foreach_div_(seen, self._size)
 
@@ -194,12 +197,18 @@ class Group(dist.ProcessGroup):
     def broadcast(self, tensors: list[Tensor], options: Any = None) -> Work:
         lane, given = self._lane(tensors), dist.BroadcastOptions()
         given.rootRank = 0 if options is None else options.rootRank
-        return lane.run(self, "broadcast", [], tensors, lambda seen: lane.gloo.broadcast(seen, given).wait())
+        return lane.run(
+            self, "broadcast", [], tensors, lambda seen: lane.gloo.broadcast(seen, given).wait(FOREVER)
+        )
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> Work:
         lane = self._lane([*inputs, *outputs[0]])
         return lane.run(
-            self, "all-gather", inputs, outputs[0], lambda s: lane.gloo.allgather([s[1:]], s[:1]).wait()
+            self,
+            "all-gather",
+            inputs,
+            outputs[0],
+            lambda s: lane.gloo.allgather([s[1:]], s[:1]).wait(FOREVER),
         )
 
     def _allgather_base(self, output: Tensor, own: Tensor, options: Any = None) -> Work:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ...stages import Stage
 from ..wire.boundary import flatten
-from ..wire.group import FOREVER
 from ..wire.peers import Peers
 from .microbatch import Batch
 
@@ -41,6 +40,7 @@ class Feed:
         for stage in stages:
             self._uses[stage.rank].update(stage.inputs)
         self._last = stages[-1].rank
+        self._others = [rank for rank in range(peers.n_ranks) if rank != source]
 
     def give(self, batch: Batch, target: Any, n_microbatches: int, weights: Sequence[float]) -> None:
         """Send a batch from the source."""
@@ -49,18 +49,21 @@ class Feed:
         owners = self._owners(names, batch.whole, len(tensors))
         specs = [(t.shape, t.dtype) for t in tensors]
         header = names, specs, owners, frame, n_microbatches, list(weights)
+        is_sent = [any(self._is_used(o, r) for r in self._others) for o in owners]
+        tensors = [
+            t.to(self._device, non_blocking=True).contiguous() if sent else t
+            for t, sent in zip(tensors, is_sent, strict=True)
+        ]
         leaving = []
-        for rank in range(self._peers.n_ranks):
-            if rank == self.source:
-                continue
+        for rank in self._others:
             self._peers.tell(header, rank)
             leaving += [
-                self._peers.group.send(t.contiguous(), rank)
+                self._peers.group.send(t, rank)
                 for t, owner in zip(tensors, owners, strict=True)
                 if self._is_used(owner, rank)
             ]
         for work in leaving:
-            work.wait(FOREVER)
+            self._peers.group.wait(work)
         self._peers.finish_telling()
 
     def take(self) -> Given:
@@ -73,7 +76,7 @@ class Feed:
             is_used = self._is_used(owner, peers.rank)
             tensors.append(torch.empty(shape, dtype=dtype, device=self._device if is_used else "meta"))
             if is_used:
-                peers.group.recv(tensors[-1], self.source).wait(FOREVER)
+                peers.group.wait(peers.group.recv(tensors[-1], self.source))
         peers.position.waits_for = -1
         *values, target = tensors if frame is None else frame.fill(tensors)
         return dict(zip(names, values, strict=True)), target, n_microbatches, weights

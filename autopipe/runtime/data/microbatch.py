@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,7 @@ class Batch:
     targets: the target of each microbatch; None throughout when there is none.
     axes: the batch axis of every input that has one and was split.
     whole: input name → its value in the whole batch.
+    given: ``whole`` as it was given, where it was given.
     packed: rows in each microbatch of every input that leads with several for each of the batch.
     """
 
@@ -48,6 +49,7 @@ class Batch:
     axes: Mapping[str, int]
     whole: Mapping[str, Any]
     packed: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def n_microbatches(self) -> int:
@@ -57,10 +59,38 @@ class Batch:
         """What tells the shapes of microbatch ``m`` from those of the others."""
         return (self.rows[m], *(rows[m] for rows in self.packed.values()))
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the batch was given in the host's memory."""
+        return all(v.device.type == "cpu" for v in self.given.values() if isinstance(v, Tensor))
+
+    def on(self, device: torch.device, names: Collection[str], takes_target: bool) -> Batch:
+        """The same batch with the inputs ``names``, and the target where it is taken, on ``device``."""
+
+        def to(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.device != device:
+                return value.to(device, non_blocking=True)
+            return value
+
+        leaves, whole = dict(self.leaves), dict(self.whole)
+        for name in names & whole.keys():
+            there = to(whole[name])
+            if there is not whole[name]:
+                whole[name] = there
+                sizes = self.packed.get(name, self.rows)
+                is_cut = name in self.axes or name in self.packed
+                leaves[name] = (
+                    there.split(list(sizes), self.axes.get(name, 0)) if is_cut else (there,) * len(self.rows)
+                )
+        targets = self.targets
+        if takes_target and device.type != "cpu":
+            targets = [pytree.tree_map(to, target) for target in targets]
+        return dataclasses.replace(self, leaves=leaves, targets=targets, whole=whole)
+
     def checksum(self) -> int:
         """Of some of the values of every input: it tells batches apart, and costs little."""
         found = 0
-        for value in self.whole.values():
+        for value in self.given.values():
             if isinstance(value, Tensor) and value.layout is torch.strided and not hasattr(value, "to_local"):
                 flat = value.detach().reshape(-1)
                 some = flat[:: max(1, flat.numel() // LOOKED_AT)].contiguous().cpu()
@@ -124,7 +154,7 @@ class Splitter:
             else (value,) * len(sizes)
             for name, value in leaves.items()
         }
-        return Batch(sizes, columns, self._split_target(target, n_rows, sizes), axes, leaves, packed)
+        return Batch(sizes, columns, self._split_target(target, n_rows, sizes), axes, leaves, packed, leaves)
 
     def _packed(self, leaves: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, list[int]]:
         """How many rows of each packed input belong to each microbatch."""
@@ -195,8 +225,3 @@ def _batch_dim(capture: Capture) -> Dim | None:
     dims = capture.ops.dims
     named = [d for d in dims if d.name == "batch"] or [d for d in dims if any(a == 0 for _, a in d.where)]
     return named[0] if named else None
-
-
-def move(leaves: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """The same leaves with every tensor on ``device``."""
-    return {n: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for n, v in leaves.items()}

@@ -112,9 +112,10 @@ def _are_equal(a: Any, b: Any) -> bool:
 
 def weighted(losses: Sequence[Tensor | None], weights: Sequence[float]) -> Tensor:
     """Σ weight × loss in fp64; a microbatch of weight 0 adds nothing, though its mean of nothing is NaN."""
-    terms = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
-    stacked = torch.stack([loss for loss, _ in terms]).double()
-    return stacked @ torch.tensor([w for _, w in terms], dtype=torch.float64, device=stacked.device)
+    terms = [(loss.double(), w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
+    # the weights go along as plain numbers: as a tensor the host would wait for their copy
+    products = torch._foreach_mul([loss for loss, _ in terms], [w for _, w in terms])
+    return torch.stack(products).sum()
 
 
 def share(leaves: list[Any] | None, peers: Peers, source: int, device: torch.device) -> list[Any]:

@@ -75,7 +75,7 @@ class Weigher:
         by_rows = _normalised(batch.rows)
         found = [loss.weights(batch) for loss in self._counted]
         if self._labels is not None:
-            counts = [_weight_of_labels(target, **self._labels) for target in batch.targets]
+            counts = _read([_weight_of_labels(target, **self._labels) for target in batch.targets])
             found = [_normalised(counts)] if sum(counts) else []
         found = [weights for weights in found if sum(weights)]
         if not found:
@@ -136,17 +136,18 @@ class _LabelLoss:
         n = batch.n_microbatches
         if self.is_sum:
             return [1.0] * n
-        counts = [self._count(batch, m) for m in range(n)]
+        counts = _read([self._count(batch, m) for m in range(n)])
         return _normalised(counts) if sum(counts) else [0.0] * n
 
-    def _count(self, batch: Batch, m: int) -> int:
+    def _count(self, batch: Batch, m: int) -> int | Tensor:
         values: dict[fx.Node, Any] = {}
+        here = next(v.device for v in batch.whole.values() if isinstance(v, Tensor))
         for node in self.nodes:
             if node.op == "placeholder":
                 values[node] = batch.leaves[node.name][m]
                 continue
             if node.op == "get_attr":
-                values[node] = self.fixed[str(node.target)]
+                values[node] = _at(self.fixed[str(node.target)], here)
                 continue
             args = fx.map_arg(node.args, values.__getitem__)
             kwargs = fx.map_arg(node.kwargs, values.__getitem__)
@@ -157,7 +158,7 @@ class _LabelLoss:
         labels: Tensor = values[self.labels]
         if labels.is_floating_point():
             return labels.shape[0] if labels.ndim else 1
-        return int((labels != self.ignore_index).sum())
+        return (labels != self.ignore_index).sum()
 
 
 def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
@@ -223,12 +224,28 @@ def _said_by(loss_fn: Callable[..., Any] | None) -> dict[str, Any]:
     return {name: said.get(name, _DEFAULTS[name]) for name in ("reduction", "ignore_index", "weight")}
 
 
-def _weight_of_labels(target: Any, ignore_index: int, weight: Tensor | None, **_: Any) -> float:
+def _weight_of_labels(target: Any, ignore_index: int, weight: Tensor | None, **_: Any) -> float | Tensor:
     """What a mean over labels divides by; 0 where the target is not labels."""
     if not isinstance(target, Tensor) or target.is_floating_point():
         return 0.0
-    counted = target[target != ignore_index]
-    return float(counted.numel() if weight is None else weight.to(target.device)[counted].sum())
+    counts = target != ignore_index
+    if weight is None:
+        return counts.sum()
+    return (weight.detach().to(target.device)[torch.where(counts, target, 0)] * counts).sum()
+
+
+def _read(counts: Sequence[float | Tensor]) -> list[float]:
+    """Counts as plain numbers, all at once: on an accelerator each reading waits."""
+    tensors = [count for count in counts if isinstance(count, Tensor)]
+    found = iter(torch.stack(tensors).tolist() if tensors else ())
+    return [next(found) if isinstance(count, Tensor) else count for count in counts]
+
+
+def _at(value: Any, device: torch.device) -> Any:
+    """What the graph holds for the model's device, for one that is elsewhere."""
+    if isinstance(value, torch.device):
+        return device
+    return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
 
 
 def _argument(node: fx.Node, name: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ... import accelerator
 from ...errors import AutopipeError, StepError
 from ...memory import memory_limits
 from ...plans import Plan
@@ -30,7 +31,7 @@ Timed = Action | ProgramStep
 
 
 class Clock:
-    """Start and end of each action of one step; on CUDA taken on the device's stream.
+    """Start and end of each action of one step; on an accelerator taken on the device's stream.
 
     ``origin_s`` is the host's clock (seconds since the epoch) at the step's start. ``now`` is a mark in
     time; ``marks`` are (what, mark before, mark after): actions, sends, and waits for what is received.
@@ -38,25 +39,35 @@ class Clock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.now: Callable[[], Any] = _event if device.type == "cuda" else time.perf_counter
+        self._device, self.is_async = device, accelerator.is_async(device)
+        self.now: Callable[[], Any] = (
+            functools.partial(accelerator.mark, device) if self.is_async else time.perf_counter
+        )
         self.marks: list[tuple[Timed, Any, Any]] = []
         self.signatures: Sequence[int] = ()
         self.origin_s = time.time()
-        self._start = self.now()
+        self._start = self._end = self.now()
 
     def read(self) -> list[tuple[Timed, float, float]]:
-        """(what, start, end) in seconds since the step began; on CUDA waits for the device."""
+        """(what, start, end) in seconds since the step began; on an accelerator waits for the device."""
+        since = self._since
+        accelerator.synchronize(self._device)
+        return [(a, since(b), since(e)) for a, b, e in self.marks]
+
+    def stop(self) -> None:
+        """Mark the step's end."""
+        self._end = self.now()
+
+    def length_s(self, host_s: float) -> float:
+        """The step's length: the host's, or on an accelerator the device's, which is waited for."""
+        if isinstance(self._end, float):
+            return host_s
+        accelerator.synchronize(self._device)
+        return self._since(self._end)
+
+    def _since(self, mark: Any) -> float:
         start = self._start
-        if not isinstance(start, float):
-            torch.cuda.synchronize()
-            return [(a, start.elapsed_time(b) * 1e-3, start.elapsed_time(e) * 1e-3) for a, b, e in self.marks]
-        return [(a, b - start, e - start) for a, b, e in self.marks]
-
-
-def _event() -> Any:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+        return mark - start if isinstance(start, float) else accelerator.seconds(start, mark)
 
 
 Call = tuple[object, int, Timed | None, Callable[[], object]]
@@ -130,6 +141,7 @@ class Executor:
     def run(self, calls: Sequence[Call], clock: Clock) -> None:
         """Make the calls of a program. Raises :class:`StepError` naming stage, microbatch and action."""
         position, now, marks = self._position, clock.now, clock.marks
+        position.follow(marks if clock.is_async else [])
         timed = None
         try:
             for words, peer, timed, call in calls:

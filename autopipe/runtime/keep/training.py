@@ -68,10 +68,10 @@ def _of_optimizer(
 
 
 def _names(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]) -> dict[int, str]:
-    """The name of each parameter by its id; an empty one, which a rank without any has, has none."""
+    """The name of each parameter by its id; a placeholder has none."""
     name_of = {id(p): name for name, p in named}
     own = [p for group in optimizer.param_groups for p in group["params"]]
-    foreign = [tuple(p.shape) for p in own if id(p) not in name_of and p.numel()]
+    foreign = [tuple(p.shape) for p in own if id(p) not in name_of and not hasattr(p, "is_placeholder")]
     if foreign:
         raise InputError(
             f"the optimizer has parameters that are not this rank's, of shapes {foreign[:3]}; make it of "

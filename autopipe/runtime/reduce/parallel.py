@@ -63,7 +63,8 @@ def sum_gradients(
     for parameter in parameters:
         by_dtype.setdefault(parameter.dtype, []).append(parameter)
     for dtype, same in by_dtype.items():
-        has = torch.tensor([p.grad is not None for p in same], dtype=dtype, device=same[0].device)
+        has = torch.tensor([p.grad is not None for p in same], dtype=dtype)
+        has = has.to(same[0].device, non_blocking=True)
         parts = [local(p.grad if p.grad is not None else torch.zeros_like(p)) for p in same]
         flat = torch.cat([has, *(part.reshape(-1) for part in parts)])
         all_reduce(flat)

@@ -17,7 +17,7 @@ from torch.distributed import ReduceOp
 from ...errors import StepError
 from ..wire.group import Group
 
-__all__ = ["autocast_context", "clip_grad_norm", "spread_overflow"]
+__all__ = ["autocast_context", "clip_grad_norm", "placeholder", "spread_overflow"]
 
 Autocast = torch.dtype | Callable[[], contextlib.AbstractContextManager[Any]] | None
 
@@ -34,24 +34,32 @@ def autocast_context(
     return autocast
 
 
-def spread_overflow(parameters: Iterable[nn.Parameter], group: Group | None, device: torch.device) -> None:
+def spread_overflow(parameters: Iterable[nn.Parameter], group: Group, device: torch.device) -> None:
     """Where a gradient of any rank overflowed, make one of every rank's infinite.
 
     A ``GradScaler`` looks at its own rank only; this way all of them skip the same step and shrink their
     scales alike. Nothing waits for the device.
     """
-    grads = [_local(p.grad) for p in parameters if p.grad is not None]
-    grads = [g.coalesce().values() if g.layout is torch.sparse_coo else g for g in grads]
+    grads = [local_values(p.grad) for p in parameters if p.grad is not None]
     flag = torch.zeros((), device=device)
-    for grad in grads:
-        flag = torch.maximum(flag, (~torch.isfinite(grad).all()).to(flag))
-    if group is None:
-        return
+    for norm in foreach_norms(grads, math.inf):
+        flag = torch.maximum(flag, (~torch.isfinite(norm)).to(flag))
     group.all_reduce(flag, ReduceOp.MAX)
     first = next((g for g in grads if g.numel()), None)
     if first is not None:
         view = first.view(-1)[:1] if first.is_contiguous() else first[(slice(0, 1),) * first.ndim]
         view.copy_(torch.where(flag > 0, torch.full_like(view, math.inf), view))
+
+
+def placeholder(device: torch.device) -> nn.Parameter:
+    """One number that never changes: for an optimizer of a rank without parameters, and for a scaler.
+
+    torch's optimizers refuse an empty list, and a ``GradScaler`` an optimizer without any gradient. It says
+    what it is by an attribute: of another class, optimizers would leave their fast path for all.
+    """
+    made = nn.Parameter(torch.zeros(1, device=device))
+    made.is_placeholder = True  # type: ignore[attr-defined]
+    return made
 
 
 def clip_grad_norm(
@@ -69,7 +77,7 @@ def clip_grad_norm(
     ``counted`` are those of ``parameters`` whose norm this rank contributes: a tied one counts on one rank
     only. Sums are in fp32 or wider.
     """
-    norms = [_norm(p.grad, norm_type).to(device) for p in counted if p.grad is not None]
+    norms = [n.to(device) for n in foreach_norms([p.grad for p in counted if p.grad is not None], norm_type)]
     wide = torch.float64 if any(n.dtype is torch.float64 for n in norms) else torch.float32
     own = torch.stack([n.to(wide) for n in norms]) if norms else torch.zeros(1, device=device, dtype=wide)
     infinite = norm_type == math.inf
@@ -85,19 +93,50 @@ def clip_grad_norm(
             "clipped; pass error_if_nonfinite=False to scale them anyway"
         )
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-    for p in parameters:
-        if p.grad is not None:
-            p.grad.mul_(scale.to(p.grad.dtype).to(p.grad.device))
+    for grads in _alike([p.grad for p in parameters if p.grad is not None]):
+        factor = scale.to(grads[0].dtype).to(grads[0].device)
+        if _is_plain(grads[0]):
+            torch._foreach_mul_(grads, factor)
+        else:
+            for grad in grads:
+                grad.mul_(factor)
     return total.to(wide)
 
 
-def _norm(grad: Tensor, norm_type: float) -> Tensor:
+def foreach_norms(grads: Sequence[Tensor], order: float) -> list[Tensor]:
+    """Each gradient's norm in fp32 or wider, all of a kind at once."""
+    norms: list[Tensor] = []
+    for same in _alike(grads):
+        wide = torch.promote_types(same[0].dtype, torch.float32)
+        if _is_plain(same[0]) and not same[0].is_complex():
+            norms += torch._foreach_norm(same, order, dtype=wide)
+        else:
+            norms += [_norm(grad, order, wide) for grad in same]
+    return norms
+
+
+def _alike(grads: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Gradients that one call can take, together."""
+    kinds: dict[tuple[Any, ...], list[Tensor]] = {}
+    for grad in grads:
+        if grad.numel():
+            kinds.setdefault((grad.dtype, grad.device, type(grad), grad.layout), []).append(grad)
+    return list(kinds.values())
+
+
+def _is_plain(grad: Tensor) -> bool:
+    return grad.layout is torch.strided and not hasattr(grad, "to_local")
+
+
+def _norm(grad: Tensor, order: float, dtype: torch.dtype) -> Tensor:
     if grad.layout is torch.sparse_coo:
         grad = grad.coalesce().values()
-    norm = torch.linalg.vector_norm(grad, norm_type, dtype=torch.promote_types(grad.dtype, torch.float32))
+    norm = torch.linalg.vector_norm(grad, order, dtype=dtype)
     # of a DTensor: over all its shards
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def local_values(grad: Tensor) -> Tensor:
+    """The numbers of a gradient that are on this rank."""
+    grad = grad.to_local() if hasattr(grad, "to_local") else grad
+    return grad.coalesce().values() if grad.layout is torch.sparse_coo else grad

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed import ReduceOp
 
+from ...accelerator import Later
 from ...errors import StepError
 from ...stages import Stage
 from ..wire.group import Group
@@ -58,6 +59,7 @@ class TieSum:
             self._groups[ranks] = (new_group("ties", ranks), [t.parameter for t in members])
             self._names[ranks] = [t.name for t in members]
         self._is_summed = False
+        self._looked: list[tuple[tuple[int, ...], Later]] = []
 
     def replace(self, replaced: Mapping[int, nn.Parameter]) -> None:
         """Sum the gradients of other parameters from now on: id of the old → the new."""
@@ -75,8 +77,15 @@ class TieSum:
             ends = torch.cat([sums, -sums])
             group.all_reduce(ends, ReduceOp.MAX)
             apart = (ends[: len(sums)] + ends[len(sums) :]) > SAME * torch.stack(norms)
-            if apart.any():
-                names = [n for n, differs in zip(self._names[ranks], apart.tolist(), strict=True) if differs]
+            self._looked.append((ranks, Later(apart)))
+        self._judge()
+
+    def _judge(self) -> None:
+        """Judge what has been compared and has arrived: on an accelerator that is a step or so later."""
+        while self._looked and self._looked[0][1].has_come():
+            ranks, apart = self._looked.pop(0)
+            names = [n for n, differs in zip(self._names[ranks], apart.read(), strict=True) if differs]
+            if names:
                 raise StepError(
                     f"tied parameter {', '.join(names)} has other values on each of ranks "
                     f"{', '.join(map(str, ranks))}; make the model with the same seed or checkpoint on every "
@@ -85,6 +94,7 @@ class TieSum:
 
     def before_step(self) -> None:
         """Make the gradients of the last sum count once in the next."""
+        self._judge()
         if not self._is_summed:
             return
         for ranks, (_, parameters) in self._groups.items():

@@ -41,7 +41,10 @@ class Loss:
     says when that is not what their own losses weigh up to, for then neither is the full batch's.
     """
 
-    def __init__(self, capture: Capture, options: Options, outputs: Outputs, is_sum: bool) -> None:
+    def __init__(
+        self, capture: Capture, options: Options, outputs: Outputs, is_sum: bool, device: torch.device
+    ) -> None:
+        self._device = device
         self._capture, self._loss_fn, self._outputs = capture, options.loss_fn, outputs
         self._target_axis = (options.batch_dims or {}).get("target", 0) or 0
         self._is_sum = is_sum
@@ -53,7 +56,9 @@ class Loss:
     def begin(self, step: StepInputs) -> None:
         """Take up a step."""
         can_ask = self._asks and step.grad and step.batch.n_microbatches > 1
-        self._step = step if can_ask and is_due(self._n_steps) else None
+        # each look waits for the device, so there it ends with the warm-up
+        is_due_now = is_due(self._n_steps) and (self._n_steps < 2 or self._device.type == "cpu")
+        self._step = step if can_ask and is_due_now else None
         self._n_steps += step.grad
         self._seen = {}
 

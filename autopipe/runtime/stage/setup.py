@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from ... import accelerator
 from ...errors import InputError
 from ...graph import Op
 from ...plans import Plan
@@ -35,7 +35,9 @@ __all__ = [
 ]
 
 
-def card(capture: Capture, plan: Plan, stages: Sequence[Stage], schedule: str) -> dict[str, Any]:
+def card(
+    capture: Capture, plan: Plan, stages: Sequence[Stage], schedule: str, device: torch.device
+) -> dict[str, Any]:
     """What every rank must have alike, and (``own``) what only it knows."""
     return {
         "the model": capture.ops.digest,
@@ -43,6 +45,7 @@ def card(capture: Capture, plan: Plan, stages: Sequence[Stage], schedule: str) -
         "the stages' code": _digest("".join(stage.code for stage in stages)),
         "the schedule": schedule,
         "own seed": torch.initial_seed(),
+        "own device": accelerator.identity(device),
     }
 
 
@@ -53,12 +56,22 @@ def _digest(text: str) -> str:
 def pick_device(
     wanted: torch.device | str | None, stages: Sequence[Stage], is_distributed: bool
 ) -> torch.device:
-    """The device asked for; else this process's GPU under NCCL; else the model's own."""
+    """The device asked for; else the rank's, where the process group carries its tensors; else the model's.
+
+    The rank's accelerator is that of ``LOCAL_RANK``, which becomes the current one, else the current one.
+    """
     if wanted is not None:
-        return torch.device(wanted)
-    if is_distributed and "nccl" in dist.get_backend():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
+        given = torch.device(wanted)
+        needs_index = accelerator.is_async(given) and given.index is None
+        return torch.device(given.type, accelerator.current().index) if needs_index else given
     first = next((p for stage in stages for p in stage.parameters()), None)
+    here = accelerator.current()
+    if is_distributed and here.type != "cpu" and accelerator.is_carried(here):
+        if "LOCAL_RANK" in os.environ:
+            index = int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count()
+            torch.accelerator.set_device_index(index)
+            return torch.device(here.type, index)
+        return here
     return torch.device("cpu") if first is None or first.device.type == "meta" else first.device
 
 
@@ -153,12 +166,11 @@ class Generators:
     """The user's random generators, to be left as they were found."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        own = accelerator.default_generator(device)
+        kept = {torch.default_generator} | ({own} if own is not None else set())
+        self._states = [(generator, generator.get_state()) for generator in kept]
 
     def restore(self) -> None:
         """Put them back."""
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
+        for generator, state in self._states:
+            generator.set_state(state)

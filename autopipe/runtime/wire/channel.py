@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import accelerator
 from ...errors import StepError
 from .announcement import Announcement
 from .boundary import Book, Edge
-from .group import FOREVER
 from .peers import Peers
 
 __all__ = ["Channel"]
 
 LAG = 2
-"""Messages to one peer under way before the oldest is waited for; what is sent stays till then."""
+"""Messages to one peer under way before the host waits for the oldest, which stays till it has left."""
 
 Arriving = tuple[Announcement, list[Tensor], list[Any]]
 
@@ -38,6 +38,7 @@ class Channel:
 
     def __init__(self, peers: Peers, device: torch.device) -> None:
         self._peers, self._group, self._device = peers, peers.group, device
+        self._is_async = accelerator.is_async(device)
         self._arriving: dict[tuple[str, Edge, int], Arriving] = {}
         self._leaving: list[collections.deque[list[tuple[Any, Tensor]]]] = [
             collections.deque() for _ in range(peers.n_ranks)
@@ -154,22 +155,25 @@ class Channel:
     def _wait(self, kind: str, edge: Edge, m: int) -> tuple[Announcement, list[Tensor]]:
         announced, buffers, works = self._arriving.pop((kind, edge, m))
         for work in works:
-            work.wait(FOREVER)
+            self._group.wait(work)
+        # an accelerator's wait returns even when the message never came
+        self._peers.watch.raise_if_failed()
         return announced, announced.from_wire(buffers)
 
     def _send(self, tensors: Sequence[Tensor], peer: int) -> None:
         leaving = self._leaving[peer]
         leaving.append([(self._group.send(tensor, peer), tensor) for tensor in tensors])
-        while len(leaving) > LAG:
-            _finish(leaving.popleft())
+        while leaving and all(self._group.is_done(work) for work, _ in leaving[0]):
+            leaving.popleft()
+        while not self._is_async and len(leaving) > LAG:
+            self._finish(leaving.popleft())
 
     def flush(self) -> None:
-        """Wait until everything sent has left; at the end of a step."""
+        """Wait until everything sent has left, at the end of a step; on an accelerator, its stream waits."""
         for leaving in self._leaving:
             while leaving:
-                _finish(leaving.popleft())
+                self._finish(leaving.popleft())
 
-
-def _finish(message: list[tuple[Any, Tensor]]) -> None:
-    for work, _ in message:
-        work.wait(FOREVER)
+    def _finish(self, message: list[tuple[Any, Tensor]]) -> None:
+        for work, _ in message:
+            self._group.wait(work)

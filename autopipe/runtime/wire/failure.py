@@ -70,6 +70,24 @@ class Position:
     words: object = "the user's own code before its first step"
     waits_for: int = -1
     is_idle: bool = False
+    _marks: Sequence[tuple[Any, Any, Any]] = ()
+    _n_passed: int = 0
+
+    def follow(self, marks: Sequence[tuple[Any, Any, Any]]) -> None:
+        """Take a step's progress from the events of ``marks``, (what, before, after), as they come about."""
+        self._n_passed, self._marks = 0, marks
+
+    def seen(self) -> Position:
+        """Where the device is, while it is behind the host; else where the host is."""
+        marks = self._marks
+        while self._n_passed < len(marks) and marks[self._n_passed][2].query():
+            self._n_passed += 1
+        if self._n_passed >= len(marks):
+            return self
+        words = marks[self._n_passed][0]
+        peer = getattr(words, "peer", -1)
+        index = -4 - self._n_passed  # the host's own are above
+        return dataclasses.replace(self, index=index, words=words, waits_for=peer, is_idle=False)
 
 
 class Watch:

@@ -1,98 +1,264 @@
-"""A communicator of some ranks that is the pipeline's own: breaking it harms nobody else's.
+"""Messages among some ranks of a pipeline: one small interface, and the three ways that carry it.
 
-Made straight from a store, so that only its members need to ask for it. Who they are is left to ``peers``.
+A group is made straight from a store, so that only its members need to ask for it, and breaking it harms
+nobody else's. Who they are is left to ``peers``, what a message holds to ``announcement``.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from ... import accelerator
+from ...errors import InputError
 from .link import LINK_BYTES, Link
 
-__all__ = ["Group"]
+__all__ = ["FOREVER", "DeviceGroup", "Group", "HostGroup", "StagedGroup", "make_group"]
 
 FOREVER = datetime.timedelta(days=7)
 """Time limit of every wait: stalls are judged by the watch, which knows what is expected."""
 
 
-class Group:
-    """Messages among ``ranks`` (numbers within the pipeline), of tensors on ``device``.
+class Group(Protocol):
+    """Messages among ``ranks`` (numbers within the pipeline), of contiguous tensors.
 
-    Small ones on the CPU go over ``links`` where there are any.
+    What ``send`` and ``recv`` return is under way; ``wait`` lets what follows use it: the host waits, or on
+    an accelerator its stream. ``is_done`` says without waiting that it is over.
     """
 
+    ranks: tuple[int, ...]
+
+    def send(self, tensor: Tensor, peer: int) -> Any: ...
+    def recv(self, tensor: Tensor, peer: int) -> Any: ...
+    def wait(self, work: Any) -> None: ...
+    def is_done(self, work: Any) -> bool: ...
+    def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None: ...
+    def broadcast(self, tensor: Tensor, source: int) -> None: ...
+    def connect(self, pairs: Iterable[tuple[int, int]], limit_s: float) -> None: ...
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def make_group(
+    store: Any,
+    name: str,
+    ranks: Sequence[int],
+    rank: int,
+    device: torch.device,
+    connect_s: float,
+    links: Mapping[int, Link],
+    *,
+    shares_device: bool = False,
+) -> Group:
+    """The group that carries tensors of ``device``; ``shares_device`` where two ranks are on one."""
+    place = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+    if accelerator.is_async(device) and not shares_device:
+        return DeviceGroup(place, ranks, rank, device)
+    kind = StagedGroup if shares_device else HostGroup
+    return kind(place, ranks, rank, connect_s, links)
+
+
+class HostGroup:
+    """Tensors on the CPU over gloo; small ones over ``links`` where there are any. Waits are the host's."""
+
     def __init__(
-        self,
-        store: Any,
-        name: str,
-        ranks: Sequence[int],
-        rank: int,
-        device: torch.device,
-        connect_s: float,
-        links: Mapping[int, Link] | None = None,
+        self, store: Any, ranks: Sequence[int], rank: int, connect_s: float, links: Mapping[int, Link]
     ) -> None:
         self.ranks, self._me = tuple(ranks), tuple(ranks).index(rank)
-        place = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
-        self.is_nccl = device.type == "cuda"
-        self._links = {} if self.is_nccl or links is None else links
-        if self.is_nccl:
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = FOREVER
-            self._backend: Any = dist.ProcessGroupNCCL(place, self._me, len(self.ranks), options)
-        else:
-            limit = datetime.timedelta(seconds=connect_s)
-            self._backend = dist.ProcessGroupGloo(place, self._me, len(self.ranks), limit)
-        self.send_to, self.recv_from = self._backend.send, self._backend.recv
+        self._links = links
+        limit = datetime.timedelta(seconds=connect_s)
+        self._backend: Any = dist.ProcessGroupGloo(store, self._me, len(self.ranks), limit)
 
     def send(self, tensor: Tensor, peer: int) -> Any:
-        """Start sending a contiguous tensor to rank ``peer``; ``wait()`` on what is returned."""
+        """Start sending to rank ``peer``."""
         if tensor.nbytes < LINK_BYTES and peer in self._links:
             return self._links[peer].send(tensor)
-        return self.send_to([tensor], self.ranks.index(peer), 0)
+        return self._backend.send([tensor], self.ranks.index(peer), 0)
 
     def recv(self, tensor: Tensor, peer: int) -> Any:
-        """Start receiving into a contiguous tensor from rank ``peer``."""
+        """Start receiving from rank ``peer``."""
         if tensor.nbytes < LINK_BYTES and peer in self._links:
             return self._links[peer].recv(tensor)
-        return self.recv_from([tensor], self.ranks.index(peer), 0)
+        return self._backend.recv([tensor], self.ranks.index(peer), 0)
+
+    def wait(self, work: Any) -> None:
+        """Block until it is over."""
+        work.wait(FOREVER)
+
+    def is_done(self, work: Any) -> bool:
+        """Never known before a wait: gloo finishes a message in it."""
+        return False
 
     def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:
-        """Reduce a contiguous tensor over all members, in place."""
+        """Reduce over all members, in place."""
         options = dist.AllreduceOptions()
         options.reduceOp, options.timeout = op, FOREVER
         self._backend.allreduce([tensor], options).wait(FOREVER)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Give every member rank ``source``'s value of a contiguous tensor, in place."""
-        if self.is_nccl:
-            options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = self.ranks.index(source), 0
-            self._backend.broadcast([tensor], options).wait()
-        elif self.ranks[self._me] != source:
-            self.recv(tensor, source).wait(FOREVER)
-        else:
-            # a message each beats gloo's broadcast many times over for what is small
-            for work in [self.send(tensor, r) for r in self.ranks if r != source]:
-                work.wait(FOREVER)
+        """Give every member rank ``source``'s value, in place."""
+        if self.ranks[self._me] != source:
+            self.wait(self.recv(tensor, source))
+            return
+        # a message each beats gloo's broadcast many times over for what is small
+        for work in [self.send(tensor, r) for r in self.ranks if r != source]:
+            self.wait(work)
+
+    def connect(self, pairs: Iterable[tuple[int, int]], limit_s: float) -> None:
+        """Nothing is left to connect: gloo did when the group was made."""
 
     def abort(self) -> None:
         """Break every connection: calls that wait, here and at the other members, raise at once."""
-        if self.is_nccl:
-            self._backend.abort()
-            return
         try:
             # gloo has no abort, but a wait that times out closes all connections of its communicator
             other = (self._me + 1) % len(self.ranks)
-            self.recv_from([torch.empty(1)], other, _NOBODY_SENDS).wait(datetime.timedelta(milliseconds=1))
+            nobody = self._backend.recv([torch.empty(1)], other, _NOBODY_SENDS)
+            nobody.wait(datetime.timedelta(milliseconds=1))
         except RuntimeError:
             return
+
+    def close(self) -> None:
+        """Nothing to do: gloo's connections go with the group."""
+
+
+class StagedGroup(HostGroup):
+    """Tensors of accelerators by way of the host: for ranks that share one, which NCCL refuses.
+
+    Slow, since every message waits for the device; it is there so that one card can run many ranks.
+    """
+
+    def send(self, tensor: Tensor, peer: int) -> Any:
+        return super().send(tensor.cpu(), peer)
+
+    def recv(self, tensor: Tensor, peer: int) -> Any:
+        there = torch.empty_like(tensor, device="cpu")
+        return _Staged(super().recv(there, peer), there, tensor)
+
+    def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:
+        there = tensor.cpu()
+        super().all_reduce(there, op)
+        tensor.copy_(there)
+
+
+class _Staged:
+    """A message that is on the host when it has come, and is then copied to its place."""
+
+    def __init__(self, work: Any, there: Tensor, tensor: Tensor) -> None:
+        self._work, self._there, self._tensor = work, there, tensor
+
+    def wait(self, limit: datetime.timedelta) -> None:
+        self._work.wait(limit)
+        self._tensor.copy_(self._there)
+
+
+class DeviceGroup:
+    """Tensors of an accelerator over its own backend: NCCL, or what its maker has for it.
+
+    Each direction has communicators of its own, so that a pair's messages pass one another and overlap with
+    compute, on streams of high priority where the backend has them. Only streams wait. What the backend may
+    not know how to send goes as bytes.
+    """
+
+    def __init__(self, store: Any, ranks: Sequence[int], rank: int, device: torch.device) -> None:
+        self.ranks, self._me, self._device = tuple(ranks), tuple(ranks).index(rank), device
+        self._up, self._down = (
+            _backend(accelerator.backend(device), dist.PrefixStore(way, store), self._me, len(self.ranks))  # type: ignore[attr-defined]
+            for way in ("up", "down")
+        )
+
+    def send(self, tensor: Tensor, peer: int) -> Any:
+        """Start sending to rank ``peer``, after what the current stream holds."""
+        to = self.ranks.index(peer)
+        return (self._up if self._me < to else self._down).send([_sendable(tensor)], to, 0)
+
+    def recv(self, tensor: Tensor, peer: int) -> Any:
+        """Start receiving from rank ``peer``, after what the current stream holds."""
+        source = self.ranks.index(peer)
+        return (self._up if source < self._me else self._down).recv([_sendable(tensor)], source, 0)
+
+    def wait(self, work: Any) -> None:
+        """Let the current stream wait. Given a time limit, the host would."""
+        work.wait()
+
+    def is_done(self, work: Any) -> bool:
+        """Whether the device is through with it."""
+        return bool(work.is_completed())
+
+    def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:
+        """Reduce over all members, in place."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        self._up.allreduce([tensor], options).wait()
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Give every member rank ``source``'s value, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = self.ranks.index(source), 0
+        self._up.broadcast([_sendable(tensor)], options).wait()
+
+    def connect(self, pairs: Iterable[tuple[int, int]], limit_s: float) -> None:
+        """Open all connections now, in one order on every rank, and wait until they carry something.
+
+        Made in the midst of a step they would stop it, and nothing could end a wait for them. ``pairs`` are
+        the ranks that send to one another, lower one first.
+        """
+        limit, me = datetime.timedelta(seconds=limit_s), self.ranks[self._me]
+        token = torch.zeros(1, device=self._device)
+        for pair in sorted(set(pairs)):
+            if me in pair:
+                peer = pair[0] if me == pair[1] else pair[1]
+                for source in pair:
+                    (self.send if me == source else self.recv)(token, peer).wait(limit)
+        self._up.allreduce([token], dist.AllreduceOptions()).wait(limit)
+
+    def abort(self) -> None:
+        """Break every connection: streams go on, with whatever their memory holds."""
+        for backend in (self._up, self._down):
+            backend.abort()
+
+    def close(self) -> None:
+        """Shut the communicators down, once everything sent has arrived."""
+        for backend in (self._up, self._down):
+            backend.shutdown()
+
+
+def _backend(name: str, store: Any, rank: int, size: int) -> Any:
+    """A backend of torch's own, or one that a device's package registered."""
+    own = getattr(dist, f"ProcessGroup{name.upper()}", None)
+    if own is not None:
+        options = own.Options()
+        options._timeout = FOREVER
+        if hasattr(options, "is_high_priority_stream"):
+            options.is_high_priority_stream = True
+        return own(store, rank, size, options)
+    plugin = dist.Backend._plugins.get(name.upper())
+    if plugin is None:
+        raise InputError(
+            f"no process-group backend {name!r} is at hand; import the package that registers it, or pass "
+            "device='cpu' to runtime()"
+        )
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, size, FOREVER)
+    options = dist.distributed_c10d._DistributedBackendOptions()  # type: ignore[attr-defined]
+    options.store, options.group_rank, options.group_size = store, rank, size
+    options.timeout, options.group_id = FOREVER, "autopipe"
+    options.global_ranks_in_group = list(range(size))
+    return plugin.creator_fn(options, None)
+
+
+_AS_THEY_ARE = frozenset(
+    (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8)
+)
+
+
+def _sendable(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype in _AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
 
 
 _NOBODY_SENDS = 1 << 16

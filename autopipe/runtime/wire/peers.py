@@ -14,7 +14,7 @@ import os
 import pickle
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import AutopipeError, InputError, PlanError, StepError
 from .failure import POLL_S, Patience, Position, Watch, first_difference, roll_call
-from .group import FOREVER, Group
+from .group import FOREVER, Group, HostGroup, make_group
 from .link import connect
 
 __all__ = ["Peers", "pipeline_ranks"]
@@ -90,16 +90,17 @@ class Peers:
         self._connect_s = patience.limit_s
         self._links = connect(self.store, self.rank, self.n_ranks)
         everyone = tuple(range(self.n_ranks))
+        self._groups: list[Group] = []
         self.group = self.new_group("tensors", everyone)
-        cpu = torch.device("cpu")
-        self.control = Group(self.store, "control", everyone, self.rank, cpu, self._connect_s, self._links)
+        aside = dist.PrefixStore("control", self.store)  # type: ignore[attr-defined]
+        self.control = HostGroup(aside, everyone, self.rank, self._connect_s, self._links)
         self._telling: collections.deque[tuple[Any, Tensor]] = collections.deque()
         self.position, self._shared = Position(), 0
         self.watch = Watch(
             self.store,
             self.rank,
             self.n_ranks,
-            position=lambda: self.position,
+            position=lambda: self.position.seen(),
             abort=self._abort,
             patience=patience,
             host=ranks.index(0) if is_hosted_here and 0 in ranks else -1,
@@ -120,7 +121,26 @@ class Peers:
     def new_group(self, purpose: str, ranks: tuple[int, ...]) -> Group:
         """A communicator of some of the pipeline's ranks; only they ask for it, once for each purpose."""
         name = f"{purpose}/{'-'.join(map(str, ranks))}"
-        return Group(self.store, name, ranks, self.rank, self._device, self._connect_s, self._links)
+        devices = [c["own device"] for c in self.cards if c["own device"]]
+        made = make_group(
+            self.store,
+            name,
+            ranks,
+            self.rank,
+            self._device,
+            self._connect_s,
+            self._links,
+            shares_device=len(set(devices)) < len(devices),
+        )
+        self._groups.append(made)
+        return made
+
+    def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Open what carries tensors between ``pairs`` of ranks, which would else open in the first step."""
+        with self.together("connecting", waits=True):
+            for group in self._groups:
+                ranks = group.ranks
+                group.connect([p for p in pairs if {*p} <= {*ranks}], self._connect_s)
 
     def agree(self, step: int, words: str, all_words: str, checksum: int) -> float:
         """Check that the rank before this one begins the same step with the same batch.
@@ -264,7 +284,7 @@ class Peers:
         elif not isinstance(error, Exception):
             watch.publish(f"rank {self.rank} was stopped by {type(error).__name__} in {position.words}")
             raise error
-        elif isinstance(error, (RuntimeError, ConnectionError)) and position.waits_for >= 0:
+        elif _tells_of_a_loss(error) and position.waits_for >= 0:
             watch.note_lost(position.waits_for)
             found = watch.cause()
             cause = found if found is not None else watch.publish(self._lost())
@@ -284,11 +304,18 @@ class Peers:
     def close(self) -> None:
         """Stop watching and drop the links; nothing may be sent after."""
         self.watch.close()
+        for group in self._groups:
+            group.abort() if self.watch.failure else group.close()
         for link in self._links.values():
             link.close()
 
     def _abort(self) -> None:
         for link in self._links.values():
             link.abort()
-        self.group.abort()
-        self.control.abort()
+        for group in (*self._groups, self.control):
+            group.abort()
+
+
+def _tells_of_a_loss(error: BaseException) -> bool:
+    """Whether a wait ended since its other end is gone: not where memory ran out, say."""
+    return type(error) is RuntimeError or isinstance(error, (ConnectionError, dist.DistError))

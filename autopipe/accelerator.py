@@ -1,0 +1,177 @@
+"""What the device a tensor is on can do, whichever it is: streams, times, random numbers, memory, messages.
+
+CUDA, ROCm, XPU, Ascend and the rest go one way, through ``torch.accelerator`` and the device's own module;
+figures that are one maker's are left to ``hardware`` and ``measure``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = [
+    "Later",
+    "backend",
+    "current",
+    "default_generator",
+    "empty_cache",
+    "has_begun",
+    "held_bytes",
+    "identity",
+    "is_async",
+    "is_carried",
+    "mark",
+    "name",
+    "peak_bytes",
+    "reset_peak",
+    "seconds",
+    "synchronize",
+    "total_bytes",
+    "using",
+]
+
+
+def is_async(device: torch.device) -> bool:
+    """Whether the device works on after the host has gone on."""
+    here = torch.accelerator.current_accelerator()
+    return here is not None and device.type == here.type
+
+
+def current() -> torch.device:
+    """The accelerator that is current in this thread; the CPU where there is none."""
+    here = torch.accelerator.current_accelerator(check_available=True)
+    if here is None:
+        return torch.device("cpu")
+    return torch.device(here.type, torch.accelerator.current_device_index())
+
+
+def has_begun() -> bool:
+    """Whether this process has opened an accelerator, after which it must not fork."""
+    here = torch.accelerator.current_accelerator()
+    asked = None if here is None else getattr(torch.get_device_module(here), "is_initialized", None)
+    return asked is not None and bool(asked())
+
+
+def using(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Within it the device is the current one of this thread."""
+    if not is_async(device):
+        return contextlib.nullcontext()
+    return torch.accelerator.device_index(_index(device))
+
+
+def default_generator(device: torch.device) -> torch.Generator | None:
+    """What random ops on the device draw from; None where its module does not show it."""
+    if not is_async(device):
+        return None if device.type != "cpu" else torch.default_generator
+    made = getattr(torch.get_device_module(device), "default_generators", ())
+    return made[_index(device)] if len(made) > _index(device) else None
+
+
+def mark(device: torch.device) -> torch.Event:
+    """A point in time on the device's current stream, for :func:`seconds`."""
+    event = torch.Event(device, enable_timing=True)
+    event.record(torch.accelerator.current_stream(device))
+    return event
+
+
+def seconds(start: torch.Event, end: torch.Event) -> float:
+    """Between two marks that the device has passed."""
+    return float(start.elapsed_time(end)) * 1e-3
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all it was given."""
+    if is_async(device):
+        torch.accelerator.synchronize(device)
+
+
+def backend(device: torch.device) -> str:
+    """The process-group backend that moves the device's tensors: nccl, xccl, hccl, gloo."""
+    return str(dist.get_default_backend_for_device(device)) if is_async(device) else "gloo"
+
+
+def is_carried(device: torch.device) -> bool:
+    """Whether the default process group carries tensors of this kind of device.
+
+    One that was made without naming a backend has one for each kind.
+    """
+    if not is_async(device):
+        return device.type == "cpu"
+    config = dist.distributed_c10d.BackendConfig(dist.Backend(dist.get_backend_config()))
+    return bool(config.get_device_backend_map().get(device.type) == backend(device))
+
+
+def name(device: torch.device) -> str:
+    """What the maker calls it; the device's type where its module does not say."""
+    asked = getattr(torch.get_device_module(device), "get_device_name", None) if is_async(device) else None
+    return str(asked(device)) if asked is not None else device.type
+
+
+def _is_counted(device: torch.device) -> bool:
+    return is_async(device) and device.type != "mps"  # whose allocator does not count
+
+
+def identity(device: torch.device) -> str:
+    """What tells it from every other accelerator of the job; empty for the host."""
+    if not is_async(device):
+        return ""
+    asked = getattr(torch.get_device_module(device), "get_device_properties", None)
+    known = getattr(asked(device), "uuid", None) if asked is not None else None
+    return f"{socket.gethostname()}/{device if known is None else known}"
+
+
+def reset_peak(device: torch.device) -> None:
+    """Count the most that is held from here on."""
+    if _is_counted(device):
+        torch.accelerator.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """The most that the allocator held since :func:`reset_peak`; None where nobody counts."""
+    return torch.accelerator.max_memory_allocated(device) if _is_counted(device) else None
+
+
+def held_bytes(device: torch.device) -> int:
+    """What the allocator holds now."""
+    return torch.accelerator.memory_allocated(device) if _is_counted(device) else 0
+
+
+def total_bytes(device: torch.device) -> int | None:
+    """The device's memory; None where nobody says."""
+    return torch.accelerator.get_memory_info(device)[1] if _is_counted(device) else None
+
+
+class Later:
+    """A tensor's values, read when they have come without a wait for the device."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._is_async = is_async(tensor.device)
+        if self._is_async:
+            there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._values = there.copy_(tensor, non_blocking=True)
+            self._there = torch.Event(tensor.device)
+            self._there.record(torch.accelerator.current_stream(tensor.device))
+        else:
+            self._values = tensor
+
+    def has_come(self) -> bool:
+        """Whether they can be read."""
+        return not self._is_async or bool(self._there.query())
+
+    def read(self) -> Any:
+        """The values as plain numbers."""
+        return self._values.tolist()
+
+
+def empty_cache(device: torch.device) -> None:
+    """Give back what the allocator keeps for later."""
+    if is_async(device):
+        torch.accelerator.empty_cache()
+
+
+def _index(device: torch.device) -> int:
+    return torch.accelerator.current_device_index() if device.index is None else device.index
