@@ -119,7 +119,7 @@ def without_idle_limits(problem: Problem) -> Problem:
     peak = max(p.workspace_bytes for p in parts)
     received = sum(n.n_bytes * min(several, len(n.consumers)) for n in problem.nets)
     sent = sum(n.sent_bytes for n in problem.nets)
-    most = [max(memory_bytes(s, static, saved, peak, received, sent)) for s in problem.stages]
+    most = [max(memory_bytes(s.in_flight, static, saved, peak, received, sent)) for s in problem.stages]
     limits = [s.limit_bytes for s in problem.stages]
     if problem.recompute == "always" or any(m > b for m, b in zip(most, limits, strict=True)):
         return problem

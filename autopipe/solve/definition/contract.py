@@ -324,6 +324,9 @@ def _merged(nets: Iterable[Net]) -> list[Net]:
                 old,
                 send_ns=old.send_ns + net.send_ns,
                 receive_ns=old.receive_ns + net.receive_ns,
+                link_ns=tuple(
+                    (a[0] + b[0], a[1] + b[1]) for a, b in zip(old.link_ns, net.link_ns, strict=True)
+                ),
                 n_bytes=old.n_bytes + net.n_bytes,
                 sent_bytes=old.sent_bytes + net.sent_bytes,
             )

@@ -62,7 +62,8 @@ class Net:
 
     ``n_bytes`` is what a stage that recomputes keeps of it, and what each of a receiver's two buffers for it
     takes; ``sent_bytes`` is its sender's buffer, for the gradient that comes back. A stage may compute it
-    again instead of receiving it where ``again_ns`` is not negative, which then is that work.
+    again instead of receiving it where ``again_ns`` is not negative, which then is that work. ``link_ns`` are
+    its prices by kind of link, where stages have unlike ones; its own are then the least.
     """
 
     producer: int
@@ -73,6 +74,13 @@ class Net:
     n_bytes: int = 0
     sent_bytes: int = 0
     again_ns: int = -1
+    link_ns: tuple[tuple[int, int], ...] = ()
+
+    def prices_ns(self, links: tuple[int, int]) -> tuple[int, int]:
+        """What a stage pays to send it, and to receive it, over the links it has for either."""
+        if not self.link_ns:
+            return self.send_ns, self.receive_ns
+        return self.link_ns[links[0]][0], self.link_ns[links[1]][1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,12 +111,16 @@ class Share:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stage:
-    """Where one stage runs: its rank, that rank's speed and memory, and its microbatches in flight."""
+    """Where one stage runs: its rank, that rank's speed and memory, and its microbatches in flight.
+
+    ``links`` are the kinds of the link it sends over and of the one it receives over (``Net.link_ns``).
+    """
 
     rank: int
     speed: float = 1.0
     limit_bytes: int = HUGE
     in_flight: int = 1
+    links: tuple[int, int] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -189,11 +201,11 @@ def most_work(limit: int, speed: float) -> int:
 
 
 def memory_bytes(
-    stage: Stage, static: Any, saved: Any, workspace: Any, received: Any, sent: Any
+    in_flight: Any, static: Any, saved: Any, workspace: Any, received: Any, sent: Any
 ) -> tuple[Any, Any]:
     """Bytes of a stage that keeps what it saved, and of one that recomputes it from what it received.
 
     Both hold buffers beside: the next microbatch's values, the last one's gradients, and gradients arriving.
     """
     still = static + workspace + 2 * received + sent
-    return still + stage.in_flight * saved, still + stage.in_flight * received + saved
+    return still + in_flight * saved, still + in_flight * received + saved

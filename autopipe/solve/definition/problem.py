@@ -274,7 +274,7 @@ class Problem:
             t.saved_bytes,
             t.workspace_bytes,
             t.received_bytes,
-            memory_bytes(stage, *bytes_of)[recompute],
+            memory_bytes(stage.in_flight, *bytes_of)[recompute],
             recompute,
             t.extra_bytes,
             stage_ns(forward + backward, t.send_ns + t.receive_ns, t.sync_ns, self.overlap),
@@ -377,13 +377,50 @@ def _by_worth(stages: Sequence[Stage], tallies: Sequence[_Tally]) -> Iterator[li
 
 
 def cheapest(problem: Problem) -> Problem:
-    """The problem where every stage pays the least that its transfers can cost, whatever the others hold."""
+    """The problem where every stage pays the least that its transfers can cost, whatever the others hold.
+
+    Over unlike links, a stage pays at least what its cheapest to a later stage asks for what it sends, and
+    from an earlier one for what it receives.
+    """
     shares = tuple(
         dataclasses.replace(s, sync_ns=min(s.sync_ns, *s.more_ns), more_ns=()) if s.more_ns else s
         for s in problem.shares
     )
-    nets = tuple(_least(net, problem) for net in problem.nets)
-    return dataclasses.replace(problem, pair_ns=None, sender_pays="once", shares=shares, nets=nets)
+    nets, stages = problem.nets, problem.stages
+    if problem.pair_ns:
+        kinds, tables = _links(problem)
+        stages = tuple(dataclasses.replace(s, links=k) for s, k in zip(stages, kinds, strict=True))
+        nets = tuple(dataclasses.replace(n, link_ns=row) for n, row in zip(nets, tables, strict=True))
+    nets = tuple(_least(net, problem) for net in nets)
+    return dataclasses.replace(
+        problem, pair_ns=None, sender_pays="once", shares=shares, nets=nets, stages=stages
+    )
+
+
+def _links(problem: Problem) -> tuple[list[tuple[int, int]], list[tuple[tuple[int, int], ...]]]:
+    """Each stage's kinds of link to later stages and from earlier ones, and each net's prices by kind.
+
+    A kind is a set of tables of prices; its price is their least.
+    """
+    pairs = problem.pair_ns or {}
+    tables = {id(rows): rows for rows in pairs.values()}
+    ranks = [s.rank for s in problem.stages]
+    onward = all(d > 0 for d in problem.directions)
+    kinds: dict[frozenset[int], int] = {}
+
+    def kind(those: Iterable[tuple[int, int]]) -> int:
+        used = frozenset(id(pairs[pair]) for pair in those if pair[0] != pair[1])
+        return kinds.setdefault(used or frozenset(tables), len(kinds))
+
+    out = []
+    for s, rank in enumerate(ranks):
+        later, earlier = (ranks[s + 1 :], ranks[:s]) if onward else (ranks, ranks)
+        out.append((kind((rank, there) for there in later), kind((there, rank) for there in earlier)))
+    rows = []
+    for n in range(len(problem.nets)):
+        each = {x: table[n] for x, table in tables.items()}
+        rows.append(tuple(tuple(map(min, zip(*(each[x] for x in used), strict=True))) for used in kinds))
+    return out, rows  # type: ignore[return-value]
 
 
 def _least(net: Net, problem: Problem) -> Net:
@@ -391,8 +428,12 @@ def _least(net: Net, problem: Problem) -> Net:
     if net.again_ns < 0:
         return net
     again = scaled(net.again_ns, max(s.speed for s in problem.stages))
-    receive = 0 if problem.overlap else min(net.receive_ns, again)
-    return dataclasses.replace(net, send_ns=0, receive_ns=receive, again_ns=-1)
+
+    def least(receive_ns: int) -> int:
+        return 0 if problem.overlap else min(receive_ns, again)
+
+    links = tuple((0, least(receive)) for _, receive in net.link_ns)
+    return dataclasses.replace(net, send_ns=0, receive_ns=least(net.receive_ns), again_ns=-1, link_ns=links)
 
 
 def peak_bytes(problem: Problem, v: int) -> int:

@@ -46,7 +46,7 @@ class Contained:
             loads = b.work[y] - a.work[x]
             near = np.flatnonzero(loads <= bound)
             x, y = x[near], y[near]
-            loads = loads[near] + a.sums["receive_ns"][x] + b.sums["send_ns"][y] - common.prices(x, y)
+            loads = loads[near] + a.sums["1 0"][x] + b.sums["0 0"][y] - common.prices(x, y)
             for each, before, after in early:
                 more = after[y] - before[x]
                 loads += np.where(more > 0, more * each.send_ns, -more * each.receive_ns)

@@ -7,6 +7,7 @@ An upper bound for the whole problem, usually equal to its optimum. Which orders
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,6 @@ from ..definition.problem import (
     memory_bytes,
     most_work,
     peak_bytes,
-    scaled,
     stage_ns,
 )
 
@@ -42,7 +42,15 @@ class Rows:
 
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
         self.problem, self.order, self.n = problem, order, len(order)
-        self.speeds = sorted({s.speed for s in problem.stages})
+        self.kinds = list(dict.fromkeys(map(_kind, problem.stages)))
+        self.kind_of = [self.kinds.index(_kind(s)) for s in problem.stages]
+        self.speed, self.limit, self.alive = (
+            np.array([getattr(kind, name) for kind in self.kinds])[:, None]
+            for name in ("speed", "limit_bytes", "in_flight")
+        )
+        self.fastest, self.even = float(self.speed.max()), bool((self.speed == 1.0).all())
+        self.links = list(dict.fromkeys(kind.links for kind in self.kinds))
+        self.link_of = [self.links.index(kind.links) for kind in self.kinds]
         self.has_memory = problem.recompute != "never" or any(s.limit_bytes < HUGE for s in problem.stages)
         items = [problem.items[v] for v in order]
         self.forward = _prefix([i.forward_ns for i in items])
@@ -54,8 +62,8 @@ class Rows:
         self.has_blocks = problem.recompute == "auto" and bool(blocks)
         self.redone = np.array([redone_bytes(i.blocks) for i in items], dtype=np.int64)
         kinds = collections.Counter((b.forward_ns, b.freed_bytes) for _, b in blocks)
-        self.kinds = sorted((k for k, _ in kinds.most_common(_KINDS)), key=lambda kind: kind[0] / kind[1])
-        where = [[x for x, b in blocks if (b.forward_ns, b.freed_bytes) == kind] for kind in self.kinds]
+        self.sorts = sorted((k for k, _ in kinds.most_common(_KINDS)), key=lambda kind: kind[0] / kind[1])
+        where = [[x for x, b in blocks if (b.forward_ns, b.freed_bytes) == kind] for kind in self.sorts]
         self.counts = [_prefix(np.bincount(places, minlength=self.n).tolist()) for places in where]
         self.workspace = np.array([peak_bytes(problem, v) for v in order], dtype=np.int64)
         self.first = np.array([i.first for i in items], dtype=np.int64)
@@ -70,8 +78,9 @@ class Rows:
             for r, places in enumerate(rows):
                 for k, x in enumerate(places):
                     self.at[x].append((is_net, r, k))
-        names = ("forward", "backward", "moving", "sync", "received", "sent", "static", "saved")
+        names = ("forward", "backward", "sync", "received", "sent", "static", "saved")
         self.d = {name: np.zeros(self.n + 1, dtype=np.int64) for name in names}
+        self.moving = np.zeros((len(self.links), self.n + 1), dtype=np.int64)
         self.share_work = any(s.forward_ns or s.backward_ns for s in problem.shares)
         self.plain = self.forward + self.backward
 
@@ -84,7 +93,7 @@ class Rows:
         for i in range(self.n - 1, -1, -1):
             for is_net, r, k in self.at[i]:
                 (self._enter_net if is_net else self._enter_share)(r, k)
-            reach = int(self.plain[i]) + most_work(limit, self.speeds[-1])
+            reach = int(self.plain[i]) + most_work(limit, self.fastest)
             end = self.n
             if reach < self.plain[-1]:
                 end = int(np.searchsorted(self.plain, reach, side="right")) - 1
@@ -93,7 +102,8 @@ class Rows:
     def _enter_net(self, r: int, k: int) -> None:
         """Intervals now start at a value's k-th place: its maker sends unless all are in, takers receive."""
         net = self.problem.nets[r]
-        self._enter(self.d["moving"], r, k, net.send_ns, net.receive_ns)
+        for moving, links in zip(self.moving, self.links, strict=True):
+            self._enter(moving, r, k, *net.prices_ns(links))
         if self.has_memory:
             self._enter(self.d["received"], r, k, 0, net.n_bytes)
             self._enter(self.d["sent"], r, k, net.sent_bytes, 0)
@@ -124,28 +134,24 @@ class Rows:
 
     def _loads(self, i: int, end: int) -> Array:
         p = self.problem
-        moving, sync = np.cumsum(self.d["moving"][i:end]), np.cumsum(self.d["sync"][i:end])
+        sync = np.cumsum(self.d["sync"][i:end])
+        moving = np.cumsum(self.moving[:, i:end], axis=1)[self.link_of]
         forward, backward = self._work("forward", i, end), self._work("backward", i, end)
-        work = {f: (scaled(forward, f), scaled(forward, f) + scaled(backward, f)) for f in self.speeds}
-        out = np.empty((p.n_stages, end - i), dtype=np.int64)
-        memory = self._memory(i, end) if self.has_memory else None
-        for s, stage in enumerate(p.stages):
-            forward, total = work[stage.speed]
-            fits: Any = True
-            if memory is not None:
-                kept, again = memory_bytes(stage, *memory)
-                fits, fits_again = kept <= stage.limit_bytes, again <= stage.limit_bytes
-                if p.recompute == "always":
-                    total, fits = total + forward, fits_again
-                elif self.has_blocks:
-                    redone, fits = self._again(stage, i, end, np.maximum(kept - stage.limit_bytes, 0))
-                    total, fits = (
-                        total + np.where(fits, scaled(redone, stage.speed), forward),
-                        fits | fits_again,
-                    )
-                elif p.recompute == "auto":
-                    total, fits = np.where(fits, total, total + forward), fits | fits_again
-            out[s] = np.where(fits, stage_ns(total, moving, sync, p.overlap), HUGE)
+        work, fits = forward + backward, np.ones(1, dtype=bool)
+        if self.has_memory:
+            memory = self._memory(i, end)
+            kept, again = memory_bytes(self.alive, *memory)
+            fits, fits_again = kept <= self.limit, again <= self.limit
+            if p.recompute == "always":
+                work, fits = work + forward, fits_again
+            elif self.has_blocks:
+                redone, by_block = self._again(i, end, np.maximum(kept - self.limit, 0))
+                work = work + np.where(by_block, self._scaled(redone), forward)
+                fits = by_block | fits_again
+            elif p.recompute == "auto":
+                work, fits = np.where(fits, work, work + forward), fits | fits_again
+        each = np.where(fits, stage_ns(work, moving, sync, p.overlap), HUGE)
+        out = each[self.kind_of]
         if not p.allow_empty:
             out[:, self.real[i + 1 : end + 1] == self.real[i]] = HUGE
         if self.pinned:
@@ -155,15 +161,19 @@ class Rows:
             out[(stages < first) | (stages > last)] = HUGE
         return out
 
-    def _again(self, stage: Stage, i: int, end: int, over: Array) -> tuple[Array, Any]:
-        """Blocks that bring a stage down by what it is ``over``: their forward, and whether they do.
+    def _scaled(self, ns: Array) -> Array:
+        """Work on each kind of stage."""
+        return np.atleast_2d(ns) if self.even else np.rint(ns / self.speed).astype(np.int64)
+
+    def _again(self, i: int, end: int, over: Array) -> tuple[Array, Any]:
+        """Blocks that bring stages down by what they are ``over``: their forward, and whether they do.
 
         Kinds of blocks by rising time per byte, as many as it takes: near the cheapest, and never less.
         """
         largest = np.maximum.accumulate(self.redone[i:end])
-        need = np.where(over > 0, -(-(over + largest) // stage.in_flight), 0)
+        need = np.where(over > 0, -(-(over + largest) // self.alive), 0)
         forward = np.zeros_like(need)
-        for (ns, freed), count in zip(self.kinds, self.counts, strict=True):
+        for (ns, freed), count in zip(self.sorts, self.counts, strict=True):
             taken = np.minimum(count[i + 1 : end + 1] - count[i], np.maximum(0, -(-need // freed)))
             need, forward = need - taken * freed, forward + taken * ns
         return forward, need <= 0
@@ -171,7 +181,7 @@ class Rows:
     def _work(self, what: str, i: int, end: int) -> Array:
         prefix: Array = getattr(self, what)
         own: Array = prefix[i + 1 : end + 1] - prefix[i]
-        return own + np.cumsum(self.d[what][i:end]) if self.share_work else own
+        return self._scaled(own + np.cumsum(self.d[what][i:end]) if self.share_work else own)
 
     def _memory(self, i: int, end: int) -> tuple[Array, Array, Array, Array, Array]:
         static = self.static[i + 1 : end + 1] - self.static[i] + np.cumsum(self.d["static"][i:end])
@@ -183,6 +193,11 @@ class Rows:
             np.cumsum(self.d["received"][i:end]),
             np.cumsum(self.d["sent"][i:end]),
         )
+
+
+def _kind(stage: Stage) -> Stage:
+    """What stages of equal loads have in common."""
+    return dataclasses.replace(stage, rank=0)
 
 
 def best_chain(

@@ -8,7 +8,7 @@ common. Which downsets to pair is left to ``exact``, the definition of the costs
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,6 @@ from .windows import Downsets
 __all__ = ["Floats", "Layer", "Loads", "Priced"]
 
 Floats = npt.NDArray[np.float64]
-
-_BACK = {"send_ns": "receive_ns", "receive_ns": "send_ns"}
-"""What a stage pays at its start and at its end for a value made after it is taken."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +62,7 @@ class Loads:
         }
         self.has_memory = p.recompute != "never" or any(s.limit_bytes < HUGE for s in p.stages)
         self.plain = not self.has_memory and not p.overlap and all(s.speed == 1.0 for s in p.stages)
+        self.plain = self.plain and not any(n.link_ns for n in p.nets)
         names = ["forward_ns", "backward_ns"] + ["static_bytes", "saved_bytes"] * self.has_memory
         blocks = [block for i in p.items for block in i.blocks]
         self.has_blocks = p.recompute == "auto" and bool(blocks)
@@ -98,22 +96,27 @@ class Loads:
                 taken[n] = np.where(is_open, count, -1)
         touched = {r: _count(downsets, column, share.items) for r, share in enumerate(p.shares)}
         out = Layer(downsets, work, sums, taken, touched)
-        for name in ("send_ns", "receive_ns", "sent_bytes", "n_bytes"):
-            sums[name] = self._open(out, name)
+        nets, ways = p.nets, p.directions
+        for links in {stage.links for stage in p.stages}:
+            for side, kind in enumerate(links):
+                each = {n: nets[n].prices_ns(links)[side if ways[n] > 0 else 1 - side] for n in taken}
+                sums[f"{side} {kind}"] = self._open(out, each)
+        for name in ("sent_bytes", "n_bytes") if self.has_memory else ():
+            sums[name] = self._open(out, {n: getattr(nets[n], name) for n in taken})
         return out
 
-    def _open(self, layer: Layer, name: str) -> Array:
+    def _open(self, layer: Layer, price: Mapping[int, int]) -> Array:
         """The price of all values open at each row."""
         out = np.zeros(len(layer.work), dtype=np.int64)
         for n in layer.taken.keys() - self.turned:
-            way = name if self.problem.directions[n] > 0 else _BACK.get(name, name)
-            out += (layer.taken[n] >= 0) * getattr(self.problem.nets[n], way)
+            if price[n]:
+                out += (layer.taken[n] >= 0) * price[n]
         return out
 
     def of(self, s: int, a: Layer, b: Layer) -> Priced:
         """The load of stage ``s`` from each row of ``a`` to each of ``b``; infinite where it may not be."""
         p, stage = self.problem, self.problem.stages[s]
-        common = _Common(p, a, b, self.turned)
+        common = _Common(p, stage, a, b, self.turned)
         moving, sync = common.moving(a, b), common.synced()
         forward, backward = common.shared("forward_ns", a, b), common.shared("backward_ns", a, b)
         forward, backward = _scaled(forward, stage.speed), _scaled(backward, stage.speed)
@@ -124,7 +127,7 @@ class Loads:
             for level in self.levels:
                 peak[_between(a, b, f"peak {level}") > 0] = level
             received, sent = common.received(a, b), common.sent(a, b)
-            kept, whole = memory_bytes(stage, static, saved, peak, received, sent)
+            kept, whole = memory_bytes(stage.in_flight, static, saved, peak, received, sent)
             recompute = (kept > stage.limit_bytes) if p.recompute == "auto" else p.recompute == "always"
             least = np.where(recompute, forward, 0.0)
             short = np.where(recompute, whole, kept) > stage.limit_bytes
@@ -210,8 +213,9 @@ class _Again:
 class _Common:
     """Columns of what rows of two layers have in common, and the prices they take away."""
 
-    def __init__(self, problem: Problem, a: Layer, b: Layer, turned: Set[int]) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, stage: Stage, a: Layer, b: Layer, turned: Set[int]) -> None:
+        self.problem, self.links = problem, stage.links
+        self.prices = [net.prices_ns(stage.links) for net in problem.nets]
         self.extra = np.zeros((len(a.work), len(b.work)))
         self.extra_bytes = np.zeros((2, *self.extra.shape) if turned else (2, 1, 1))
         for n in turned:
@@ -255,7 +259,7 @@ class _Common:
         takes = (there // 2) > (here // 2)
         whole = (here // 2 == 0) & (there // 2 == len(net.consumers))
         received, sent = takes & ~makes, makes & ~whole
-        self.extra += received * net.receive_ns + sent * net.send_ns
+        self.extra += received * self.prices[n][1] + sent * self.prices[n][0]
         self.extra_bytes[0] += received * net.n_bytes
         self.extra_bytes[1] += sent * net.sent_bytes
 
@@ -269,9 +273,10 @@ class _Common:
         """What each stage sends and receives."""
         price = np.zeros(len(self.there))
         for n, columns in self.alike.items():
-            price[columns] += self.problem.nets[n].receive_ns
-            price[self.open[n]] += self.problem.nets[n].send_ns
-        sums: Array = a.sums["receive_ns"][:, None] + b.sums["send_ns"]
+            price[columns] += self.prices[n][1]
+            price[self.open[n]] += self.prices[n][0]
+        send, receive = self.links
+        sums: Array = a.sums[f"1 {receive}"][:, None] + b.sums[f"0 {send}"]
         return sums + self.extra - self.product(price)
 
     def synced(self) -> Floats:

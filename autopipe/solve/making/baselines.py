@@ -5,15 +5,20 @@ They order nothing and prove nothing; ``search`` simulates them beside its own a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from ...errors import InputError
 from ...graph import Op, OpGraph
-from ..definition.problem import Problem
+from ..definition.problem import Problem, Stage
+from ..lines.intervals import best_chain
 
 __all__ = ["by_weight", "weights_of"]
 
 Weigh = Callable[[Op], float]
+
+_FINE = 1 << 40
+"""Weights are told apart to this part of their sum."""
 
 
 def weights_of(graph: OpGraph, problem: Problem, balance: str | Weigh) -> tuple[float, ...]:
@@ -50,42 +55,12 @@ def _fresh_parameters(graph: OpGraph, op: str, seen: set[str]) -> float:
 
 
 def by_weight(problem: Problem, weights: Sequence[float]) -> tuple[int, ...] | None:
-    """The assignment of items, in order, whose largest stage weight is least; None where pins forbid all.
-
-    Ties go to the earliest cuts that keep later stages at their least. O(items² · stages) at worst.
-    """
-    n, k = len(problem.items), problem.n_stages
-    prefix = [0.0]
-    for w in weights:
-        prefix.append(prefix[-1] + w)
-    best = [[float("inf")] * (n + 1) for _ in range(k + 1)]
-    choice = [[0] * (n + 1) for _ in range(k)]
-    best[k][n] = 0.0
-    for s in range(k - 1, -1, -1):
-        for i in range(n - 1, -1, -1):
-            best[s][i], choice[s][i] = _best_end(problem, prefix, best[s + 1], s, i)
-    if best[0][0] == float("inf"):
-        return None
-    stage_of, at = [0] * n, 0
-    for s in range(k):
-        stop = choice[s][at]
-        stage_of[at:stop] = [s] * (stop - at)
-        at = stop
-    return tuple(stage_of)
-
-
-def _best_end(
-    problem: Problem, prefix: Sequence[float], rest: Sequence[float], s: int, i: int
-) -> tuple[float, int]:
-    least, end, has_op = float("inf"), i, False
-    for j in range(i, len(problem.items)):
-        item = problem.items[j]
-        if not item.first <= s <= problem.last_of(j):
-            break
-        has_op = has_op or bool(item.ops)
-        weight = prefix[j + 1] - prefix[i]
-        if weight >= least:
-            break
-        if has_op and max(weight, rest[j + 1]) < least:
-            least, end = max(weight, rest[j + 1]), j + 1
-    return least, end
+    """The assignment of items, in order, whose largest stage weight is least; None where pins forbid all."""
+    total = sum(weights) or 1.0
+    items = (
+        dataclasses.replace(i, forward_ns=round(w / total * _FINE), backward_ns=0, blocks=())
+        for i, w in zip(problem.items, weights, strict=True)
+    )
+    stages = tuple(Stage(s) for s in range(problem.n_stages))
+    found = best_chain(Problem(tuple(items), (), (), (), stages), range(len(problem.items)))
+    return found and found[1]

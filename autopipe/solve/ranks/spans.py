@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..definition.blocks import freed_bytes
-from ..definition.problem import HUGE, Array, Net, Problem, Share, Stage, memory_bytes, scaled, stage_ns
+from ..definition.problem import HUGE, Array, Problem, Stage, memory_bytes, scaled, stage_ns
 
 __all__ = ["Spans", "downsets", "prefixes"]
 
@@ -70,14 +70,15 @@ class Spans:
         self.takes = self._counts([n.consumers for n in self.nets])
         self.touches = self._counts([s.items for s in problem.shares])
         self.within = self._within()
-        self.moving, self.sync = self._moving(), self._synced()
+        self.sync = self._synced()
+        self.moving = {links: self._moving(links) for links in {s.links for s in problem.stages}}
         for name in _PARTS:
             setattr(self, name, self._part(name))
         freed = [freed_bytes(i.blocks) for i in problem.items]
         self.has_blocks = problem.recompute == "auto" and any(freed)
         sums = self._sums(freed)
         self.freed = np.asarray(sums[None, :] - sums[:, None])
-        self.workspace = self._workspace() if self.has_memory else np.zeros_like(self.moving)
+        self.workspace = self._workspace() if self.has_memory else np.zeros_like(self.sync)
 
     forward: Array
     backward: Array
@@ -132,9 +133,11 @@ class Spans:
         always = np.ones_like(self.touches, dtype=bool)
         return self._touched(self.touches, [len(s.items) for s in shares], weights, always)
 
-    def _moving(self) -> Array:
-        received = self._received([n.receive_ns for n in self.nets])
-        return received + self._sent([n.send_ns for n in self.nets])
+    def _moving(self, links: tuple[int, int]) -> Array:
+        sends, receives = (
+            zip(*(n.prices_ns(links) for n in self.nets), strict=True) if self.nets else ((), ())
+        )
+        return self._received(receives) + self._sent(sends)
 
     def _synced(self) -> Array:
         shares = self.problem.shares
@@ -167,7 +170,9 @@ class Spans:
             out[count != count.T] = peak
         return out
 
-    def together(self, a: tuple[int, Array], b: tuple[Array, Array]) -> tuple[Array, ...]:
+    def together(
+        self, links: Sequence[tuple[int, int]], a: tuple[int, Array], b: tuple[Array, Array]
+    ) -> tuple[Array, ...]:
         """What an earlier and a later span on one rank save (ends of a × b): what each moves, what each
         synchronises, bytes held once.
 
@@ -183,17 +188,19 @@ class Spans:
         if len(both):
             made, taken = made[:, both], taken[:, both]
             nets = [self.nets[n] for n in both]
-            net_b += _product(made, taken > 0, [n.receive_ns for n in nets])
+            net_b += _product(made, taken > 0, [n.prices_ns(links[-1])[1] for n in nets])
             inside = self.takes[np.ix_(ends, both)] - self.takes[start, both]
-            net_a += _whole(inside, taken, made, nets)
+            sizes, sends = [len(n.consumers) for n in nets], [n.prices_ns(links[0])[0] for n in nets]
+            net_a += _whole(inside, taken, made, sizes, sends)
         held_a = self.touches[ends] - self.touches[start]
         held_b = self.touches[b[1]] - self.touches[b[0]]
         both = np.flatnonzero((held_a > 0).any(axis=0) & (held_b > 0).any(axis=0))
         if len(both):
             held_a, held_b = held_a[:, both], held_b[:, both]
             shares = [self.problem.shares[x] for x in both]
-            sync_a = _whole(held_a, held_b, held_a > 0, shares)
-            sync_b = _product(held_a > 0, held_b > 0, [s.sync_ns for s in shares])
+            sizes, prices = [len(s.items) for s in shares], [s.sync_ns for s in shares]
+            sync_a = _whole(held_a, held_b, held_a > 0, sizes, prices)
+            sync_b = _product(held_a > 0, held_b > 0, prices)
             bytes_once += _product(held_a > 0, held_b > 0, [s.static_bytes * s.tied for s in shares])
         return net_a, net_b, sync_a, sync_b, bytes_once
 
@@ -205,9 +212,13 @@ class Spans:
         Second, where that is a bound only: blocks that must be computed again are taken to cost nothing.
         """
         p, stage = self.problem, self.problem.stages[stages[0]]
-        saved_a, saved_b, sync_a, sync_b, bytes_once = self.together(a, b)
+        links = [p.stages[s].links for s in stages]
+        saved_a, saved_b, sync_a, sync_b, bytes_once = self.together(links, a, b)
         work = [self._work(stage, *span) for span in (a, b)]
-        moving = self.moving[a][:, None] - saved_a, self.moving[b][None, :] - saved_b
+        moving = (
+            self.moving[links[0]][a][:, None] - saved_a,
+            self.moving[links[-1]][b][None, :] - saved_b,
+        )
         sync = self.sync[a][:, None] - sync_a, self.sync[b][None, :] - sync_b
         best = np.full(saved_a.shape, HUGE, dtype=np.int64)
         bound_only: Bits = np.full(saved_a.shape, self.has_blocks)
@@ -246,7 +257,7 @@ class Spans:
             static, saved, workspace, received, sent = (part[span][row] for part in parts)
             kept.append(received if more else saved - self.freed[span][row] if more is None else saved)
             acting.append(workspace + saved * (more is True))
-            total = total + memory_bytes(stage, static, 0, 0, received, sent)[0]
+            total = total + memory_bytes(stage.in_flight, static, 0, 0, received, sent)[0]
         peak = np.zeros_like(total)
         for alive, x in self.problem.moments_of(stage.rank):
             # a rank of one stage has no second; its span is empty
@@ -260,10 +271,11 @@ def _product(a: Bits, b: Bits, weights: Sequence[int]) -> Array:
     return np.asarray(np.rint(out), dtype=np.int64)
 
 
-def _whole(held_a: Array, held_b: Array, counts: Bits, parts: Sequence[Net] | Sequence[Share]) -> Array:
-    """Σ price of the parts that both spans touch and no other stage does."""
-    sizes = np.array([len(p.consumers if isinstance(p, Net) else p.items) for p in parts])
-    prices = np.array([p.send_ns if isinstance(p, Net) else p.sync_ns for p in parts], dtype=np.float64)
+def _whole(
+    held_a: Array, held_b: Array, counts: Bits, of_each: Sequence[int], price_ns: Sequence[int]
+) -> Array:
+    """Σ price of the values or shares that both spans touch and no other stage does."""
+    sizes, prices = np.array(of_each), np.array(price_ns, dtype=np.float64)
     out = np.zeros((len(held_a), len(held_b)))
     for held in range(int(sizes.max())):
         of = np.flatnonzero((sizes > held) & (prices > 0))
