@@ -57,7 +57,7 @@ def _planted(draw: random.Random) -> str | None:
     """A problem with limits and pins that one assignment meets: it must not be beaten by the bound."""
     problem, stage_of = _large(draw)
     known = problem.bottleneck(problem.loads(stage_of))
-    answer = chain(problem, time_limit_s=2.0)
+    answer = chain(problem, time_limit_s=0.5)
     if answer.lower_ns > known:
         return f"{answer} has a bound over {known}, which is met by {stage_of}"
     if answer.stage_of is None:

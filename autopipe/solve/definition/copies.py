@@ -7,12 +7,11 @@ pays where some stage receives it.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 
 __all__ = ["Crossing", "Moving", "Taker", "settle"]
 
-_STEPS = 5_000
+_STEPS = 2_000
 """Choices looked at for one assignment; past them a choice comes with a bound."""
 
 
@@ -47,22 +46,39 @@ class Moving:
     def nothing(cls, n_stages: int) -> Moving:
         return cls(*[(0,) * n_stages] * 3)
 
-    def given(self, crossing: Crossing, again: Sequence[bool], once: bool) -> Moving:
-        """After the choice of one value's takers that compute it again."""
-        redone, sent, received = list(self.again_ns), list(self.send_ns), list(self.receive_ns)
-        sends = [0]
-        for taker, redo in zip(crossing.takers, again, strict=True):
-            if redo:
-                redone[taker.stage] += taker.again_ns
-            else:
-                received[taker.stage] += taker.receive_ns
-                sends.append(taker.send_ns)
-        sent[crossing.source] += max(sends) if once else sum(sends)
-        return Moving(tuple(redone), tuple(sent), tuple(received))
+    def redone(self, taker: Taker) -> Moving:
+        """With a value computed again by one that takes it."""
+        return dataclasses.replace(self, again_ns=_plus(self.again_ns, taker.stage, taker.again_ns))
+
+    def received(self, taker: Taker, source: int, send_ns: int) -> Moving:
+        """With a value received by one that takes it, which its sender pays so much more for."""
+        receive_ns = _plus(self.receive_ns, taker.stage, taker.receive_ns)
+        return Moving(self.again_ns, _plus(self.send_ns, source, send_ns), receive_ns)
 
 
-Choice = tuple[tuple[bool, ...], ...]
-"""For each crossing, which takers compute it again."""
+def _plus(row: tuple[int, ...], s: int, ns: int) -> tuple[int, ...]:
+    return (*row[:s], row[s] + ns, *row[s + 1 :])
+
+
+Choice = tuple[bool, ...]
+"""For each taker of each crossing in turn, whether it computes the value again."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _State:
+    """The choices made so far, what they cost, and what the sender of the value at hand pays already."""
+
+    paid: Moving
+    chosen: Choice = ()
+    sent_ns: int = 0
+
+    def then(self, crossing: Crossing, taker: Taker, is_first: bool, again: bool, once: bool) -> _State:
+        """After the choice for one more taker."""
+        chosen, sent = (*self.chosen, again), 0 if is_first else self.sent_ns
+        if again:
+            return _State(self.paid.redone(taker), chosen, sent)
+        more = max(0, taker.send_ns - sent) if once else taker.send_ns
+        return _State(self.paid.received(taker, crossing.source, more), chosen, sent + more)
 
 
 def settle(
@@ -72,28 +88,28 @@ def settle(
     ``worst`` that any choice has: its own, unless the search was cut off.
 
     What costs least in all is tried first, and kept where nothing is better. ``once``: a sender pays once for
-    all who receive.
+    all who receive. Branch and bound, a taker at a time.
     """
-    best: Choice = tuple(_cheapest(c, once) for c in crossings)
-    paid = Moving.nothing(n_stages)
-    for crossing, again in zip(crossings, best, strict=True):
-        paid = paid.given(crossing, again, once)
-    value = worst(paid)
-    stack: list[tuple[Moving, Choice]] = [(Moving.nothing(n_stages), ())]
+    turns = [(c, taker, x == 0) for c in crossings for x, taker in enumerate(c.takers)]
+    best = _State(Moving.nothing(n_stages))
+    cheapest = [again for c in crossings for again in _cheapest(c, once)]
+    for (crossing, taker, is_first), again in zip(turns, cheapest, strict=True):
+        best = best.then(crossing, taker, is_first, again, once)
+    value = worst(best.paid)
+    stack = [_State(Moving.nothing(n_stages))]
     for _ in range(_STEPS):
         if not stack:
             break
-        now, chosen = stack.pop()
-        least = worst(now)
+        now = stack.pop()
+        least = worst(now.paid)
         if least >= value:
             continue
-        if len(chosen) == len(crossings):
-            best, paid, value = chosen, now, least
+        if len(now.chosen) == len(turns):
+            best, value = now, least
             continue
-        crossing = crossings[len(chosen)]
-        for again in itertools.product((True, False), repeat=len(crossing.takers)):
-            stack.append((now.given(crossing, again, once), (*chosen, again)))
-    return best, paid, min([value, *(worst(now) for now, _ in stack)])
+        turn = turns[len(now.chosen)]
+        stack += [now.then(*turn, again, once) for again in (True, False)]
+    return best.chosen, best.paid, min([value, *(worst(now.paid) for now in stack)])
 
 
 def _cheapest(crossing: Crossing, once: bool) -> tuple[bool, ...]:

@@ -152,16 +152,20 @@ class StageLoad:
 
     def moved(self, again_ns: int, send_ns: int, receive_ns: int, overlap: bool) -> StageLoad:
         """With values computed again, sent and received beside; a stage that recomputes does so twice."""
-        forward, backward = self.forward_ns + again_ns, self.backward_ns + again_ns * self.recompute
-        moving = self.send_ns + send_ns + self.receive_ns + receive_ns
         return dataclasses.replace(
             self,
-            forward_ns=forward,
-            backward_ns=backward,
+            forward_ns=self.forward_ns + again_ns,
+            backward_ns=self.backward_ns + again_ns * self.recompute,
             send_ns=self.send_ns + send_ns,
             receive_ns=self.receive_ns + receive_ns,
-            load_ns=stage_ns(forward + backward, moving, self.sync_ns, overlap),
+            load_ns=self.moved_ns(again_ns, send_ns, receive_ns, overlap),
         )
+
+    def moved_ns(self, again_ns: int, send_ns: int, receive_ns: int, overlap: bool) -> int:
+        """The load with these beside."""
+        work = self.forward_ns + self.backward_ns + again_ns * (1 + self.recompute)
+        moving = self.send_ns + send_ns + self.receive_ns + receive_ns
+        return int(stage_ns(work, moving, self.sync_ns, overlap))
 
     @property
     def kept_bytes(self) -> int:

@@ -186,15 +186,16 @@ class Problem:
             return tuple(load.moved(a, s, r, self.overlap) for load, a, s, r in rows)
 
         def worst(paid: Moving) -> int:
-            there = moved(paid)
-            return max(sum(there[s].load_ns for s in own) for own in self.stages_of.values())
+            rows = zip(loads, paid.again_ns, paid.send_ns, paid.receive_ns, strict=True)
+            there = [load.moved_ns(a, s, r, self.overlap) for load, a, s, r in rows]
+            return max(sum(there[s] for s in own) for own in self.stages_of.values())
 
         chosen, paid, least = settle(crossings, worst, self.n_stages, self.sender_pays == "once")
         open_ns = worst(paid) - least
         copies: list[tuple[str, ...]] = [()] * self.n_stages
-        for crossing, again in zip(crossings, chosen, strict=True):
-            for taker, redo in zip(crossing.takers, again, strict=True):
-                copies[taker.stage] += (self.nets[crossing.net].value,) * redo
+        takers = ((c.net, taker.stage) for c in crossings for taker in c.takers)
+        for (net, s), redo in zip(takers, chosen, strict=True):
+            copies[s] += (self.nets[net].value,) * redo
         return tuple(
             dataclasses.replace(m, copies=c, open_ns=m.open_ns + open_ns)
             for m, c in zip(moved(paid), copies, strict=True)
@@ -420,7 +421,7 @@ def _links(problem: Problem) -> tuple[list[tuple[int, int]], list[tuple[tuple[in
     for n in range(len(problem.nets)):
         each = {x: table[n] for x, table in tables.items()}
         rows.append(tuple(tuple(map(min, zip(*(each[x] for x in used), strict=True))) for used in kinds))
-    return out, rows  # type: ignore[return-value]
+    return out, rows
 
 
 def _least(net: Net, problem: Problem) -> Net:
