@@ -1,4 +1,4 @@
-"""Opens the one leaf that stands in the way of balance, plans again, and stops when that no longer helps.
+"""Opens the leaves that stand in the way of balance, plans again, and stops when that no longer helps.
 
 Recording the opened graph is left to ``tracing``, solving to ``solve``.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
 from ..costs import CostTable
-from ..errors import CaptureError, InfeasibleError
+from ..errors import CaptureError, InfeasibleError, UndecidedError
 from ..plans import Plan
 from ..tracing import Capture
 
@@ -24,9 +25,10 @@ MIN_GAIN = 0.02
 """Opening leaves must shorten the bottleneck by this much to be kept: whole blocks are easier to read."""
 
 PATIENCE = 2
-"""How many leaves may be opened in a row without such a gain."""
+"""How many times leaves may be opened in a row without such a gain."""
 
-MAX_OPENED = 16
+MAX_OPENINGS = 16
+"""How many times at most: each records the model again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,17 +48,19 @@ def refine(
     *,
     may_open: bool = True,
 ) -> Planned:
-    """Plan ``capture``; while one leaf keeps the bottleneck high, open it and plan again.
+    """Plan ``capture``; while one leaf keeps the bottleneck high, open it and all that are like it.
 
     A graph with too few ops for the stages asked for is opened until it can be cut. With ``may_open``
     false (costs that a caller gave hold for this graph alone) it is planned as it is.
 
-    Raises :class:`InfeasibleError` when no leaf is left to open and there is still no plan.
+    Raises :class:`InfeasibleError` where no finer graph can help, or no leaf is left to open and there is
+    still no plan; :class:`UndecidedError` where the solver found none and ruled none out, which opening
+    leaves would only make harder.
     """
     best: Planned | None = None
     opened: tuple[str, ...] = ()
     closed: set[str] = set()
-    idle = 0
+    idle = n_openings = 0
     while True:
         costs = cost(capture)
         failure: InfeasibleError | None = None
@@ -64,6 +68,8 @@ def refine(
         try:
             heavy_in = plan = solve(capture, costs)
         except InfeasibleError as error:
+            if best is None and (isinstance(error, UndecidedError) or not error.finer_may_help):
+                raise
             failure = error
         else:
             if best is None or _bottleneck_s(plan) < _bottleneck_s(best.plan) * (1 - MIN_GAIN):
@@ -73,15 +79,15 @@ def refine(
             if not may_open or _is_balanced(plan) or idle >= PATIENCE:
                 return best
         following = None
-        if may_open and len(opened) < MAX_OPENED:
+        if may_open and n_openings < MAX_OPENINGS:
             following = _open_heaviest(capture, costs, heavy_in, closed)
         if following is None:
             if best is None:
                 assert failure is not None
                 raise failure
             return best
-        capture, path = following
-        opened = (*opened, path)
+        capture, paths = following
+        opened, n_openings = (*opened, *paths), n_openings + 1
 
 
 def _loads_s(plan: Plan) -> list[float]:
@@ -103,23 +109,35 @@ def _is_balanced(plan: Plan) -> bool:
 
 def _open_heaviest(
     capture: Capture, costs: CostTable, plan: Plan | None, closed: set[str]
-) -> tuple[Capture, str] | None:
-    """The capture with its costliest leaf (of the fullest rank, once there is a plan) opened."""
+) -> tuple[Capture, tuple[str, ...]] | None:
+    """The capture with its costliest leaf (of the fullest rank, once there is a plan) and its like opened."""
     names = {op.name for op in capture.ops.compute}
     if plan is not None:
         loads = _loads_s(plan)
         fullest = loads.index(max(loads))
         names = {op for stage in plan.stages if stage.rank == fullest for op in stage.ops}
-    leaves = [op for op in capture.ops.compute if op.kind == "module" and op.name in names]
-    for op in sorted(leaves, key=lambda op: -costs[op.name].seconds):
-        if op.module_path in closed or _is_single(capture.model.get_submodule(op.module_path)):
+    modules = [op for op in capture.ops.compute if op.kind == "module"]
+    made = {op.module_path: capture.model.get_submodule(op.module_path) for op in modules}
+    likeness = {path: _likeness(module) for path, module in made.items()}
+    for op in sorted((op for op in modules if op.name in names), key=lambda op: -costs[op.name].seconds):
+        if op.module_path in closed or _is_single(made[op.module_path]):
             continue
-        try:
-            return capture.open(op.module_path), op.module_path
-        except CaptureError:
-            # a single op, or pinned closed by the caller
-            closed.add(op.module_path)
+        paths = tuple(p for p in made if p not in closed and likeness[p] == likeness[op.module_path])
+        for some in (paths, (op.module_path,)):
+            try:
+                return capture.open(*some), some
+            except CaptureError:
+                # one of them is a single op, or pinned closed by the caller
+                continue
+        closed.add(op.module_path)
     return None
+
+
+def _likeness(module: nn.Module) -> tuple[Any, ...]:
+    """What leaves that cost and open alike have in common: their classes, inside too, and their tensors."""
+    classes = tuple((name, type(m)) for name, m in module.named_modules())
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return classes, tuple((name, t.shape, t.dtype) for name, t in tensors)
 
 
 def _is_single(module: nn.Module) -> bool:

@@ -153,7 +153,7 @@ def split(
         the device's link each step; moving them is left to the optimizer that the user takes.
     optimizer_bytes_per_parameter_byte: what there is beside weights and gradients, in place of these three.
     time_limit_s: how long each solve may look for a proof; past it the plan says how far from optimal the
-        cut can be at most.
+        cut can be at most. By default 2 s, more for large graphs, up to 20 s.
     dynamic: input dims that may change between calls; ``"auto"`` finds them.
     plan: build the stages of this plan instead of solving.
 
@@ -245,7 +245,7 @@ def _plan(
     pin: Mapping[str, int] | None = None,
     dynamic: Any = "auto",
     store: str | pathlib.Path | None = None,
-    time_limit_s: float = 2.0,
+    time_limit_s: float | None = None,
     precision: str | None = None,
     optimizer: str = "adam",
     offload: str = "never",

@@ -37,6 +37,9 @@ _FEW_ORDERS = 120
 _SWAPS = 60
 """At most so many orders are solved where they are more."""
 
+_PER_S = 6_000
+"""Ops times ranks per second that a solve is given by default."""
+
 _KEPT_ORDERS = 3
 """So many orders with the least bottlenecks are simulated."""
 
@@ -68,7 +71,7 @@ def solve(
     device_order: str = "given",
     min_ranks: int = 1,
     optimizer_bytes_per_parameter_byte: float = ADAM,
-    time_limit_s: float = 10.0,
+    time_limit_s: float | None = None,
 ) -> Plan:
     """The plan that simulates fastest among chains near the least bottleneck, with a certificate.
 
@@ -98,7 +101,8 @@ def solve(
     sender_pays: a value sent to several stages costs its sender ``"once"`` or per ``"receiver"``.
     device_order: ``"given"`` lays the stages on the ranks in their order; ``"auto"`` looks for the best one,
         which is then in the stages' ranks (all that differ, or swaps where they are many).
-    time_limit_s: after it, or on Ctrl-C, the best plan so far is returned with its certified gap.
+    time_limit_s: after it, or on Ctrl-C, the best plan so far is returned with its certified gap; by default
+        2 s, and for large graphs up to 20 s.
 
     Raises :class:`InfeasibleError` when no plan fits, :class:`InputError` for unknown settings.
     """
@@ -115,6 +119,8 @@ def solve(
         clone=_one_of("clone", clone, ("auto", "never", "always")),
         training=schedule != "forward-only",
     )
+    if time_limit_s is None:
+        time_limit_s = min(20.0, max(2.0, len(graph.ops) * cluster.n_ranks / _PER_S))
     if not time_limit_s >= 0:
         raise InputError(f"time_limit_s is {time_limit_s}; give seconds, at least 0")
     deadline = time.perf_counter() + time_limit_s

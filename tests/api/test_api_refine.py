@@ -6,7 +6,7 @@ from torch import nn
 
 import autopipe
 from autopipe.api.refine import TOLERANCE
-from autopipe.errors import CaptureError
+from autopipe.errors import CaptureError, InfeasibleError
 
 
 class Block(nn.Module):
@@ -79,3 +79,32 @@ def test_a_model_of_one_leaf_is_opened_until_it_can_be_cut(n_stages):
     pipe = autopipe.split(nn.Sequential(Block(6)), n_stages, (torch.randn(64, 64),), costs="estimated")
     assert len(pipe.plan.stages) == n_stages
     assert len([op for op in leaves(pipe) if op.startswith("0.inner")]) == 6
+
+
+def test_leaves_that_are_alike_are_opened_together_and_recorded_once(monkeypatch):
+    class Even(nn.Module):
+        """Four equal blocks for three stages, after a small one."""
+
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(1), *(Block(8) for _ in range(4))])
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    opened = []
+    once = autopipe.tracing.Capture.open
+    monkeypatch.setattr(
+        autopipe.tracing.Capture, "open", lambda self, *paths: opened.append(paths) or once(self, *paths)
+    )
+    plan = autopipe.plan(Even(), 3, (torch.randn(64, 64),), costs="estimated")
+    assert opened[0] == tuple(f"blocks.{i}" for i in range(1, 5))
+    assert imbalance(plan) < 0.15
+
+
+def test_what_no_finer_graph_can_fit_is_told_without_opening(monkeypatch):
+    monkeypatch.setattr(autopipe.tracing.Capture, "open", lambda self, *paths: pytest.fail("opened"))
+    with pytest.raises(InfeasibleError, match="hold 2.0 KiB together"):
+        split(Uneven(), memory_limit="1KiB")
