@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .definition.answer import Answer
+from .definition.answer import Answer, OutOfTime
 from .definition.contract import Contraction, contract, merge
 from .definition.problem import HUGE, Item, Problem, Share, cheapest, memory_bytes
 from .lines.exact import prove
@@ -22,6 +22,9 @@ from .proof.branch import close
 from .ranks.virtual import several
 
 __all__ = ["chain"]
+
+_OVER = (1.1, 1.5, 3.0)
+"""Over the bound by so much, first answers are looked for before any are taken."""
 
 
 def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
@@ -39,6 +42,8 @@ def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
     try:
         for best in first_answers(whole.problem, deadline):  # noqa: B007
             pass
+    except OutOfTime:
+        pass
     except KeyboardInterrupt:
         if best.stage_of is None:
             raise
@@ -82,7 +87,7 @@ def first_answers(problem: Problem, deadline: float) -> Iterator[Answer]:
     while best.bottleneck_ns < previous:
         previous = best.bottleneck_ns
         for order in orders(under.problem):
-            found = best_chain(under.problem, order, best.bottleneck_ns - 1)
+            found = _first_chain(under.problem, order, best, deadline)
             if found is not None:
                 stage_of = under.expand(found[1])
                 value = problem.bottleneck(problem.loads(stage_of))
@@ -103,6 +108,25 @@ def first_answers(problem: Problem, deadline: float) -> Iterator[Answer]:
             lower = max(best.lower_ns, min(lower_bound(under.problem), best.bottleneck_ns))
             best = Answer(best.stage_of, best.bottleneck_ns, lower)
             yield best
+
+
+def _first_chain(
+    problem: Problem, order: Sequence[int], best: Answer, deadline: float
+) -> tuple[int, tuple[int, ...]] | None:
+    """The best chain of an order that is better than the best known.
+
+    Without one, near the bound first: the fewer items a stage may hold, the quicker. Any answer is then worth
+    more than the time.
+    """
+    if best.stage_of is not None:
+        return best_chain(problem, order, best.bottleneck_ns - 1, deadline)
+    for part in _OVER:
+        found = best_chain(problem, order, round(best.lower_ns * part))
+        if found is not None:
+            return found
+        if time.perf_counter() > deadline:
+            return None
+    return best_chain(problem, order, HUGE - 1)
 
 
 def contracted(problem: Problem) -> Contraction:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..plans import Bounds, Candidate, Plan
 from ..simulator import simulate
-from .definition.answer import Answer
+from .definition.answer import Answer, OutOfTime
 from .definition.problem import HUGE, Problem
 from .lines.intervals import lightest_chain
 from .lines.moves import neighbours
@@ -44,7 +44,7 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
     started = time.perf_counter()
     rated: list[tuple[Plan, tuple[int, ...]]] = []
     rows: list[Candidate] = []
-    for label, stage_of in _splits(case, problem, answer, deadline):
+    for label, stage_of in _in_time(_splits(case, problem, answer, deadline)):
         if rated and _is_late(started, len(rows), deadline):
             break
         plan = _plan(case, problem, answer, stage_of)
@@ -65,6 +65,12 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
                 rows.append(_row(f"{case.label}: moved", better, problem, moved))
                 best = min(best, better, key=lambda p: p.step_s)
     return dataclasses.replace(best, candidates=tuple(rows))
+
+
+def _in_time(splits: Iterator[Split]) -> Iterator[Split]:
+    """The splits until looking for one takes too long."""
+    with contextlib.suppress(OutOfTime):
+        yield from splits
 
 
 def _is_late(started: float, n_done: int, deadline: float) -> bool:
@@ -100,10 +106,8 @@ def _near(problem: Problem, answer: Answer, deadline: float) -> Iterator[Split]:
     seen = {answer.stage_of}
     worst = max(load.load_ns for load in problem.loads(answer.stage_of or ()))
     for slack in _SLACK:
-        if time.perf_counter() > deadline:
-            return
         limit = min(round(worst * (1 + slack)), HUGE - 1)
-        found = lightest_chain(problem, range(len(problem.items)), limit)
+        found = lightest_chain(problem, range(len(problem.items)), limit, deadline)
         if found is not None and found not in seen:
             seen.add(found)
             yield f"within {slack:.0%}", found

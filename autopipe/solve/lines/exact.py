@@ -27,8 +27,8 @@ from .windows import Downsets, TooMany, Window
 
 __all__ = ["prove"]
 
-_CELLS = 1 << 21
-"""Pairs priced in one go: 16 MiB a matrix."""
+_CELLS = 1 << 18
+"""Pairs priced in one go: 2 MiB a matrix, and so long between looks at the clock."""
 _SHORT = 1 << 17
 """Pairs under one bound after which the next is taken with care."""
 _DOWNSETS = 1 << 20

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..definition.answer import OutOfTime
 from ..definition.blocks import redone_bytes
 from ..definition.problem import (
     HUGE,
@@ -27,6 +30,9 @@ from ..definition.problem import (
 
 __all__ = ["Rows", "best_chain", "lightest_chain"]
 
+
+_LOOKS = 256
+"""So many starts between looks at the clock."""
 
 _KINDS = 32
 """The most kinds of blocks that are looked at: those that most blocks are of."""
@@ -201,26 +207,28 @@ def _kind(stage: Stage) -> Stage:
 
 
 def best_chain(
-    problem: Problem, order: Sequence[int], limit: int = HUGE
+    problem: Problem, order: Sequence[int], limit: int = HUGE, deadline: float = math.inf
 ) -> tuple[int, tuple[int, ...]] | None:
     """The least bottleneck over intervals of ``order``, and the stage of each item; None if over ``limit``.
 
     Where blocks are computed again, a bottleneck that is near the least.
 
     Only chains whose every load is at most ``limit`` are looked at. O(n · w · stages) for w the longest
-    interval whose work is within the limit.
+    interval whose work is within the limit. Raises :class:`OutOfTime` past ``deadline``.
     """
-    return _chain(problem, order, limit, additive=False)
+    return _chain(problem, order, limit, deadline, additive=False)
 
 
-def lightest_chain(problem: Problem, order: Sequence[int], limit: int) -> tuple[int, ...] | None:
+def lightest_chain(
+    problem: Problem, order: Sequence[int], limit: int, deadline: float = math.inf
+) -> tuple[int, ...] | None:
     """Among chains with every load at most ``limit``, the one with the least sum of loads."""
-    found = _chain(problem, order, limit, additive=True)
+    found = _chain(problem, order, limit, deadline, additive=True)
     return found[1] if found else None
 
 
 def _chain(
-    problem: Problem, order: Sequence[int], limit: int, additive: bool
+    problem: Problem, order: Sequence[int], limit: int, deadline: float, *, additive: bool
 ) -> tuple[int, tuple[int, ...]] | None:
     n, k = len(order), problem.n_stages
     rest = np.full((k + 1, n + 1), HUGE, dtype=np.int64)
@@ -230,6 +238,8 @@ def _chain(
     choice = np.zeros((k, n + 1), dtype=np.int64)
     span = np.arange(k)
     for i, end, loads in Rows(problem, order).descend(limit):
+        if i % _LOOKS == 0 and time.perf_counter() > deadline:
+            raise OutOfTime
         after = rest[1:, i + 1 : end + 1]
         if additive:
             totals = np.where(loads <= limit, np.minimum(loads + after, HUGE), HUGE)

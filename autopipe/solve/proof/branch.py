@@ -21,29 +21,31 @@ __all__ = ["close"]
 _CHAINS = 20_000
 """Up to so many cuts of a line of as many items, problems are small."""
 
-_STEPS = 40_000
-"""Assignments of some items looked at."""
+_ITEMS = 100
+"""Up to so many items are placed one by one in larger problems."""
 
 
 def close(problem: Problem, known: Answer, deadline: float) -> Answer:
     """The best assignment, proved, where the problem is small and time suffices; else the best known.
+
+    Larger problems are searched where nothing is known, and where ranks hold several stages.
 
     Items are placed in order. Loads never fall as items are added, so what is placed bounds what follows.
     Only ranks of several stages that choose blocks to compute again may come to choose better ones: until
     all items are placed, theirs are free.
     """
     n, k = len(problem.items), problem.n_stages
-    if known.proved or math.comb(n + k - 1, k - 1) > _CHAINS:
+    is_small = math.comb(n + k - 1, k - 1) <= _CHAINS
+    is_open = known.stage_of is None or not problem.one_stage_per_rank
+    if known.proved or not (is_small or (n <= _ITEMS and is_open)):
         return known
     bound = problem if problem.one_stage_per_rank else _without_blocks(problem)
     parts = [*(_first(bound, m) for m in range(1, n)), problem]
     best, floor = known, HUGE
     stack: list[tuple[int, ...]] = [()]
-    for _ in range(_STEPS):
+    while time.perf_counter() < deadline:
         if not stack:
             return dataclasses.replace(best, lower_ns=min(best.bottleneck_ns, floor))
-        if time.perf_counter() > deadline:
-            break
         stage_of = stack.pop()
         found = []
         for there in _choices(problem, stage_of):

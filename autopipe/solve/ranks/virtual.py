@@ -29,6 +29,9 @@ _MOST_DOWNSETS = 700
 """Tables have the square of this many entries."""
 
 
+_FITTING = 0.3
+"""Share of the time spent on moving items until a first answer fits."""
+
 _POLISHING = 0.1
 """Share of the time spent on a better first answer before the proof."""
 
@@ -48,9 +51,10 @@ def several(problem: Problem, deadline: float) -> Answer:
             known = _better(problem, known, _start(cheap, order))
             if time.perf_counter() > deadline and known.stage_of is not None:
                 return known
+        until = time.perf_counter() + (deadline - time.perf_counter()) * _FITTING
         for order in orders(problem) if known.stage_of is None else ():
-            known = _better(problem, known, fitting(problem, order, deadline))
-            if known.stage_of is not None or time.perf_counter() > deadline:
+            known = _better(problem, known, fitting(problem, order, until))
+            if known.stage_of is not None or time.perf_counter() > until:
                 break
         return _paired(problem, cheap, known, deadline)
     except (OutOfTime, KeyboardInterrupt):
