@@ -169,7 +169,7 @@ _CHECKS: Mapping[str, Check] = {
     "sender_pays": _word("once", "receiver"),
     "device_order": _word("given", "auto"),
     "optimizer_bytes_per_parameter_byte": _number(0, most=1e3),
-    "time_limit_s": _number(0, most=1e9, unit="seconds"),
+    "time_limit_s": _optional(_number(0, most=1e9, unit="seconds")),
     "dynamic": _dynamic,
     "open": _names,
     "closed": _names,

@@ -106,5 +106,5 @@ def test_leaves_that_are_alike_are_opened_together_and_recorded_once(monkeypatch
 
 def test_what_no_finer_graph_can_fit_is_told_without_opening(monkeypatch):
     monkeypatch.setattr(autopipe.tracing.Capture, "open", lambda self, *paths: pytest.fail("opened"))
-    with pytest.raises(InfeasibleError, match="hold 2.0 KiB together"):
+    with pytest.raises(InfeasibleError, match=r"hold 2\.0 KiB together"):
         split(Uneven(), memory_limit="1KiB")
