@@ -31,6 +31,7 @@ from .data.weights import Weigher
 from .execute.executor import Call, Clock, Executor
 from .execute.program import compile_program, forward_part, pick_schedule
 from .options import Options, StepResult, Where, is_due
+from .reduce.parallel import ReplicaDims
 from .reduce.precision import autocast_context, placeholder, spread_overflow
 from .reduce.ties import TieSum, find_ties
 from .stage.loss import Loss
@@ -93,6 +94,7 @@ class Engine:
         self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
         self.placeholder = placeholder(self.device)
         self._flags = tuple(capture.model.parameters())
+        self._replicas = ReplicaDims(options.mesh)
         self._is_random = any(op.is_random for op in capture.ops.compute)
         self._splitter = Splitter(capture, options.batch_dims)
         self._weigher = Weigher(capture, options.loss_reduction, options.loss_weight, options.loss_fn)
@@ -186,10 +188,10 @@ class Engine:
         start_s = time.perf_counter()
         try:
             check_filled(self._unfilled)
-            batch, weights = self._batch(args, kwargs, target, n_microbatches, loss)
+            batch, (weights, counted) = self._batch(args, kwargs, target, n_microbatches, loss)
             if outputs:
                 self._outputs.check(batch)
-            step = self._inputs(batch, weights, grad=grad, loss=loss, outputs=bool(outputs))
+            step = self._inputs(batch, weights, counted, grad=grad, loss=loss, outputs=bool(outputs))
             program = self._program(batch.n_microbatches, grad)
             generators = None if step.seed is None else Generators(self.device)
         except Exception as error:
@@ -219,8 +221,8 @@ class Engine:
 
     def _batch(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, n_asked: int | None, loss: bool
-    ) -> tuple[Batch, Sequence[float]]:
-        """The batch in microbatches and what each weighs: of this rank's arguments, or as it is fed."""
+    ) -> tuple[Batch, tuple[list[float], float]]:
+        """The batch in microbatches, what each weighs, and counted: of this rank's arguments, or as fed."""
         if self._feed is not None and self._feed.source != self.rank:
             if args or kwargs or target is not None:
                 raise InputError(
@@ -234,7 +236,8 @@ class Engine:
         n = n_asked or self.options.n_microbatches
         batch = self._splitter.split(bound, target, n)
         # counted where the batch is: on the device every count would wait
-        weights = self._weigher.weigh(batch, args, kwargs, bound) if loss else [1.0] * batch.n_microbatches
+        weigh = self._weigher.weigh
+        weights = weigh(batch, args, kwargs, bound) if loss else ([1.0] * batch.n_microbatches, 0.0)
         if self._feed is not None:
             self._feed.give(batch, target, n, weights)
         used = {name for stage in self.stages for name in stage.inputs}
@@ -252,18 +255,30 @@ class Engine:
         )
 
     def _inputs(
-        self, batch: Batch, weights: Sequence[float], *, grad: bool, loss: bool, outputs: bool
+        self,
+        batch: Batch,
+        weights: Sequence[float],
+        counted: float,
+        *,
+        grad: bool,
+        loss: bool,
+        outputs: bool,
     ) -> StepInputs:
         scaler = self.options.scaler if grad else None
         # every rank's scaler must know its scale before it can unscale
         scale = None if scaler is None else scaler.scale(torch.ones((), device=self.device))
+        last = self.workers.get(len(self.all_stages) - 1)
+        if grad and counted and last is not None and last.is_replicated:
+            share = self._replicas.share(counted, self.device)
+            scale = share if scale is None else scale * share
 
         def seeds(m: int, loss_of_m: Tensor) -> Tensor:
             seed = torch.full_like(loss_of_m, weights[m])
             return seed if scale is None else seed * scale.to(seed.dtype)
 
         count = self.n_steps if grad else -1 - self.n_forwards
-        seed = rng.mix(self.seed, count) if self._is_random else None
+        own_seed = rng.mix(self.seed, self._replicas.index) if self._replicas.index else self.seed
+        seed = rng.mix(own_seed, count) if self._is_random else None
         return StepInputs(batch, weights, seeds, seed, grad, loss, outputs, self.syncs)
 
     def _begin(self, step: StepInputs) -> None:

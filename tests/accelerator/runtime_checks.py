@@ -8,14 +8,18 @@ import copy
 import datetime
 import os
 import sys
+import time
 
+import pytest
 import simulated
 import simulated.group
 import torch
 import torch.distributed as dist
 from runtime_models import Adversary, adversary_batch, adversary_loss, make, worst
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from autopipe.errors import StepError
 from autopipe.runtime import Runtime
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -89,13 +93,161 @@ def schedules(*names):
     assert not simulated.take_races()
 
 
+class Wide(nn.Module):
+    """What crosses has every kind of dtype; one stage may have no parameter that trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = self.first(x)
+        small, mask, many = h.detach().mul(9).to(torch.int16), h > 0, torch.complex(h, h)
+        h = torch.tanh(h)
+        h = torch.where(mask, h + small.to(h.dtype) * 1e-3, many.real)
+        return self.last(h)
+
+
+class Dropping(nn.Module):
+    """Dropout, in blocks that a checkpoint of the model's own runs again in backward, or not."""
+
+    def __init__(self, is_checkpointed):
+        super().__init__()
+        self.lins = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.is_checkpointed = is_checkpointed
+
+    def block(self, lin, x):
+        return x + nn.functional.dropout(torch.tanh(lin(x)), 0.4)
+
+    def forward(self, x):
+        for lin in self.lins:
+            x = (
+                checkpoint(self.block, lin, x, use_reentrant=False)
+                if self.is_checkpointed
+                else self.block(lin, x)
+            )
+        return x
+
+
+def mse_step(model, n_stages, *, n_ranks=WORLD, dtype=torch.float64, **options):
+    """One step of a model of rows of eight numbers: the runtime, its loss and this rank's gradients."""
+    plan_options = {k: options.pop(k) for k in ("recompute", "block_size") if k in options}
+    x = torch.randn(4, 8, dtype=dtype, generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(5)
+    made = make(model.to(dtype), (x,), {}, n_stages=n_stages, n_ranks=n_ranks, **plan_options)
+    torch.manual_seed(6)
+    runtime = Runtime(*made, loss_fn=nn.functional.mse_loss, **{"device": DEVICE, **options})
+    feeds = "feed" not in options or runtime.rank == options["feed"]
+    loss = runtime.step(x, target=x, n_microbatches=2).loss if feeds else runtime.step().loss
+    named = {n: p.grad.detach().cpu() for n, p in runtime.named_parameters() if p.grad is not None}
+    return runtime, loss.item(), named
+
+
+def every_dtype_crosses():
+    torch.manual_seed(0)
+    plain = Wide()
+    _, loss, found = mse_step(copy.deepcopy(plain), WORLD, feed=0)
+    x = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    wanted = nn.functional.mse_loss(plain.double()(x), x)
+    wanted.backward()
+    assert abs(loss - wanted.item()) < EXACT
+    assert worst(found, {n: p.grad for n, p in plain.named_parameters()}) < EXACT
+
+
+def dropout_hangs_on_nothing():
+    """Not on the current device, the number of stages, nor on what runs again in backward."""
+    found = []
+    for current in (0, DEVICE.index):
+        torch.accelerator.set_device_index(current)
+        for is_checkpointed in (False, True):
+            for again in ({}, {"recompute": (0,)}, {"block_size": 2}):
+                torch.manual_seed(0)
+                model = Dropping(is_checkpointed)
+                found.append(mse_step(model, WORLD, **again)[1:])
+    torch.accelerator.set_device_index(0)
+    for loss, gradients in found[1:]:
+        assert abs(loss - found[0][0]) < EXACT
+        assert worst(gradients, found[0][1]) < EXACT
+
+
+def a_scaler_steps_where_nothing_trains():
+    torch.manual_seed(0)
+    model = Wide()
+    model.first.requires_grad_(False)
+    scaler = torch.amp.GradScaler("sim", init_scale=4.0)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
+    made = make(model, (x,), {}, n_stages=WORLD, n_ranks=WORLD)
+    runtime = Runtime(*made, loss_fn=nn.functional.mse_loss, device=DEVICE, scaler=scaler)
+    optimizer = torch.optim.AdamW(runtime.parameters(), 0.1)
+    for i in range(2):
+        optimizer.zero_grad()
+        runtime.step(x * (1e30 if i else 1.0), target=x, n_microbatches=2)
+        scaler.unscale_(optimizer)
+        runtime.clip_grad_norm_(1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 2.0  # the second step overflowed, on every rank
+
+
+def the_rank_picks_its_device():
+    """Of a group that was made without naming a backend; the model was built on the CPU."""
+    torch.manual_seed(0)
+    runtime, *_ = mse_step(Wide(), WORLD, device=None)
+    assert runtime.device == torch.device("sim", int(os.environ["LOCAL_RANK"]))
+    assert torch.accelerator.current_device_index() == runtime.device.index
+    assert all(p.device == runtime.device for p in runtime.parameters())
+
+
+def times_are_the_devices():
+    torch.manual_seed(0)
+    with simulated.settings(delay_us=2000):
+        runtime, *_ = mse_step(Wide(), WORLD)
+    report = runtime.report()
+    assert report.measured_step_s > 5e-3
+    assert all(seconds > 5e-4 for stage in report.stages for seconds in stage.measured.values())
+
+
+def out_of_memory_is_told_as_such():
+    torch.manual_seed(0)
+    runtime, *_ = mse_step(Wide(), WORLD)
+    x = torch.randn(1 << 12, 8, dtype=torch.float64)
+    room = torch.accelerator.memory_reserved(DEVICE) + ((1 << 16) if RANK else (1 << 30))
+    with simulated.settings(capacity=room), pytest.raises(StepError, match="OutOfMemoryError") as caught:
+        runtime.step(x, target=x, n_microbatches=2)
+    assert "is gone" not in str(caught.value)
+
+
+def one_card_runs_many_ranks():
+    """Processes that share a device: messages go by way of the host, results are the same."""
+    torch.manual_seed(0)
+    plain = Wide()
+    runtime, loss, _ = mse_step(copy.deepcopy(plain), WORLD, device="sim:0")
+    assert type(runtime._engine.peers.group).__name__ == "StagedGroup"
+    x = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    assert abs(loss - nn.functional.mse_loss(plain.double()(x), x).item()) < EXACT
+
+
+def each_class_of_fault():
+    every_dtype_crosses()
+    dropout_hangs_on_nothing()
+    a_scaler_steps_where_nothing_trains()
+    times_are_the_devices()
+    out_of_memory_is_told_as_such()
+    assert not simulated.take_races()
+
+
 def main(check, *arguments):
     if WORLD > 1:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+        named = () if check == "the_rank_picks_its_device" else ("gloo",)
+        dist.init_process_group(*named, timeout=datetime.timedelta(seconds=60))
     globals()[check](*arguments)
     print("done", flush=True)
     if WORLD > 1:
-        dist.barrier()
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"done {RANK}", "")
+        if RANK == 0:  # it hosts the store
+            store.wait([f"done {rank}" for rank in range(WORLD)])
+            time.sleep(0.2)
     os._exit(0)
 
 

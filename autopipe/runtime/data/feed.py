@@ -18,9 +18,9 @@ from .microbatch import Batch
 
 __all__ = ["Feed", "Given"]
 
-Given = tuple[dict[str, Any], Any, int, list[float]]
-"""(inputs by name, target, asked number of microbatches, weight of each): a tensor that is of no use to this
-rank is on the meta device."""
+Given = tuple[dict[str, Any], Any, int, tuple[list[float], float]]
+"""(inputs by name, target, asked number of microbatches, weight of each and what they counted): a tensor that
+is of no use to this rank is on the meta device."""
 
 
 class Feed:
@@ -42,13 +42,15 @@ class Feed:
         self._last = stages[-1].rank
         self._others = [rank for rank in range(peers.n_ranks) if rank != source]
 
-    def give(self, batch: Batch, target: Any, n_microbatches: int, weights: Sequence[float]) -> None:
+    def give(
+        self, batch: Batch, target: Any, n_microbatches: int, weights: tuple[list[float], float]
+    ) -> None:
         """Send a batch from the source."""
         names = list(batch.whole)
         tensors, frame = flatten([*batch.whole.values(), target])
         owners = self._owners(names, batch.whole, len(tensors))
         specs = [(t.shape, t.dtype) for t in tensors]
-        header = names, specs, owners, frame, n_microbatches, list(weights)
+        header = names, specs, owners, frame, n_microbatches, weights
         is_sent = [any(self._is_used(o, r) for r in self._others) for o in owners]
         tensors = [
             t.to(self._device, non_blocking=True).contiguous() if sent else t

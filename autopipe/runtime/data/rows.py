@@ -48,7 +48,7 @@ def mixing(
             outputs.check(batch)
         except InputError as refusal:
             return str(refusal)
-        weights = Weigher(capture, None, None, None).weigh(batch, args, kwargs, values)
+        weights, _ = Weigher(capture, None, None, None).weigh(batch, args, kwargs, values)
         parts = [
             run_values(stages, {name: column[m] for name, column in batch.leaves.items()})
             for m in range(batch.n_microbatches)

@@ -62,25 +62,26 @@ class Weigher:
 
     def weigh(
         self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any]
-    ) -> list[float]:
-        """The weight of each microbatch; for means they sum to 1.
+    ) -> tuple[list[float], float]:
+        """The weight of each microbatch, and what all of them counted; for means they sum to 1.
 
-        ``bound`` are the arguments' own tensors by input: those in ``batch`` may be on another device.
+        What was counted says how much the batch weighs beside those of data-parallel replicas; a sum counts
+        nothing. ``bound`` are the arguments' own tensors by input: those in ``batch`` may be elsewhere.
         Raises :class:`InputError` when a given weight is negative, or all are zero.
         """
         if self._given is not None:
             return _normalised(self._ask(batch, args, kwargs, bound))
         if self.is_sum:
-            return [1.0] * batch.n_microbatches
+            return [1.0] * batch.n_microbatches, 0.0
         by_rows = _normalised(batch.rows)
-        found = [loss.weights(batch) for loss in self._counted]
+        sums = [([1.0] * batch.n_microbatches, 0.0) for loss in self._counted if loss.is_sum]
+        counts = [loss.counts(batch) for loss in self._counted if not loss.is_sum]
         if self._labels is not None:
-            counts = _read([_weight_of_labels(target, **self._labels) for target in batch.targets])
-            found = [_normalised(counts)] if sum(counts) else []
-        found = [weights for weights in found if sum(weights)]
+            counts = [_read([_weight_of_labels(target, **self._labels) for target in batch.targets])]
+        found = sums + [_normalised(count) for count in counts if sum(count)]
         if not found:
             return by_rows
-        if all(_are_close(found[0], other) for other in found[1:]):
+        if all(_are_close(found[0][0], other) for other, _ in found[1:]):
             return found[0]
         if not self._has_warned:
             _logger.warning(_WARNING, "it averages several times, over labels that are counted differently")
@@ -101,11 +102,12 @@ class Weigher:
         return weights
 
 
-def _normalised(weights: Sequence[float]) -> list[float]:
+def _normalised(weights: Sequence[float]) -> tuple[list[float], float]:
+    """Shares of a whole, and the whole."""
     total = sum(weights)
     if total <= 0 or min(weights) < 0:
         raise InputError(f"microbatch weights are {list(weights)}; they must be ≥ 0 and not all zero")
-    return [w / total for w in weights]
+    return [w / total for w in weights], total
 
 
 _WARNING = (
@@ -131,13 +133,9 @@ class _LabelLoss:
     is_sum: bool
     fixed: Mapping[str, Any]
 
-    def weights(self, batch: Batch) -> list[float]:
-        """1 for each microbatch of a sum; for a mean their shares, or zeros where no label counts."""
-        n = batch.n_microbatches
-        if self.is_sum:
-            return [1.0] * n
-        counts = _read([self._count(batch, m) for m in range(n)])
-        return _normalised(counts) if sum(counts) else [0.0] * n
+    def counts(self, batch: Batch) -> list[float]:
+        """How many labels of each microbatch count."""
+        return _read([self._count(batch, m) for m in range(batch.n_microbatches)])
 
     def _count(self, batch: Batch, m: int) -> int | Tensor:
         values: dict[fx.Node, Any] = {}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Replicas", "sum_gradients"]
+__all__ = ["ReplicaDims", "Replicas", "sum_gradients"]
 
 
 class Replicas:
@@ -50,6 +51,39 @@ class Replicas:
         sum_gradients(
             parameters, lambda flat: dist.all_reduce(flat, group=group), 1 / dist.get_world_size(group)
         )
+
+
+class ReplicaDims:
+    """The dims of a mesh whose ranks have batches of their own: all but ``pp`` and what is in ``ONE_BATCH``.
+
+    ``index`` tells this process's batch from theirs; 0 for the first.
+    """
+
+    def __init__(self, mesh: DeviceMesh | None) -> None:
+        self._mesh = cast(Any, mesh)
+        names: tuple[str, ...] = getattr(mesh, "mesh_dim_names", None) or ()
+        self._names = [name for name in names if name != "pp" and name not in ONE_BATCH]
+        self.index = 0
+        for name in self._names:
+            size = self._mesh.size(names.index(name))
+            self.index = self.index * size + self._mesh.get_local_rank(name)
+
+    def share(self, counted: float, device: torch.device) -> Tensor:
+        """What an even average over the replicas has to be multiplied by to weigh each by what it counted.
+
+        Every replica's process of one rank calls it. On an accelerator only its stream waits.
+        """
+        at = device if self._mesh is not None and self._mesh.device_type == device.type else None
+        total, n = torch.full((), counted, dtype=torch.float64, device=at), 1
+        for name in self._names:
+            group = self._mesh.get_group(name)
+            dist.all_reduce(total, group=group)
+            n *= dist.get_world_size(group)
+        return (counted * n / total).to(device)
+
+
+ONE_BATCH = frozenset(("tp", "sp", "ep", "etp", "tensor", "expert", "model"))
+"""Names of dims whose ranks work on one batch together, and so draw the same random numbers."""
 
 
 def sum_gradients(

@@ -110,6 +110,11 @@ class Worker:
         """Call ``module``, a data-parallel wrapper, instead of the stage."""
         self.module, self._replicas = module, Replicas(module)
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether other processes hold the same stage and average gradients with it."""
+        return not self._replicas.is_plain
+
     def reduce(self) -> None:
         """Reduce gradients over data-parallel replicas, once all microbatches are through."""
         self._replicas.after_step()
