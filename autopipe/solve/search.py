@@ -133,7 +133,7 @@ def solve(
             "multiple of the ranks"
         )
     with interrupts() as stopped:
-        found = _best_of(tried, free, deadline, stopped)
+        found = _best_of(tried, free, schedule == "auto", deadline, stopped)
     if found.best is None:
         raise found.fault or why_none(tried[-1], None, deadline)
     ranked = sorted(found.table, key=lambda c: (not c.feasible, c.step_s / c.n_microbatches))
@@ -167,8 +167,10 @@ class _Found:
     fault: InfeasibleError | None = None
 
 
-def _best_of(tried: Sequence[Case], free: bool, deadline: float, stopped: threading.Event) -> _Found:
-    """Cases by rising bound on their pace; those that time is too short for can only be named."""
+def _best_of(
+    tried: Sequence[Case], free: bool, any_schedule: bool, deadline: float, stopped: threading.Event
+) -> _Found:
+    """Cases by rising bound on their pace, as far as time suffices; schedules that cannot be are left out."""
     found = _Found()
     ahead = sorted(tried, key=lambda c: c.least_step_s / c.n_microbatches)
     for x, case in enumerate(ahead):
@@ -176,6 +178,8 @@ def _best_of(tried: Sequence[Case], free: bool, deadline: float, stopped: thread
         plan = None
         if found.best is not None and (stopped.is_set() or now > deadline):
             break
+        if any_schedule and not case.is_possible:
+            continue
         until = now + max(0.0, deadline - now) * max(_LEAST_SHARE, 1 / (len(ahead) - x))
         try:
             plan = _solve_case(case, free, until, stopped)

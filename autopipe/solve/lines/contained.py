@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from ..definition.problem import Array, Problem
+from ..definition.problem import Array, Problem, stage_ns
 from .alike import Alike
 from .pairs import Floats, Layer
 from .reach import Bits
@@ -46,11 +46,11 @@ class Contained:
             loads = b.work[y] - a.work[x]
             near = np.flatnonzero(loads <= bound)
             x, y = x[near], y[near]
-            loads = loads[near] + a.sums["1 0"][x] + b.sums["0 0"][y] - common.prices(x, y)
+            moving = a.sums["1 0"][x] + b.sums["0 0"][y] - common.prices(x, y)
             for each, before, after in early:
                 more = after[y] - before[x]
-                loads += np.where(more > 0, more * each.send_ns, -more * each.receive_ns)
-            totals = np.maximum(loads, value[x])
+                moving += np.where(more > 0, more * each.send_ns, -more * each.receive_ns)
+            totals = np.maximum(stage_ns(loads[near], moving, 0, self.problem.overlap), value[x])
             if not self.problem.allow_empty:
                 totals[b.sums["real"][y] == a.sums["real"][x]] = np.inf
             better = np.flatnonzero((totals <= bound) & (totals < best[y]))

@@ -39,6 +39,10 @@ _MOVES = 64
 """The most binary variables of an integer program that HiGHS is asked to solve."""
 _PRECISE = 10**11
 """Larger loads are too large for a proof in floating point."""
+_NEAR = 200
+"""A bound under the best known by one part of so many is tried first."""
+_PROBED = 1 << 11
+"""The most downsets of a window that are looked through for it."""
 _FIRST_STEP = 64
 """The first bound tried is the lower one and this part of the way to the best known."""
 
@@ -78,6 +82,7 @@ class _Search:
         if self.best.stage_of is not None and not self.answer.proved:
             under = at_bound(self.problem, self.best.bottleneck_ns - 1).problem
             self.lower = max(self.lower, dearest_item(under, self.best.bottleneck_ns, self.deadline))
+        self._probe()
         step = max(1, (min(self.best.bottleneck_ns, self.top) - self.lower) // _FIRST_STEP)
         ceiling = HUGE
         while not self.answer.proved and ceiling - self.lower > 1:
@@ -103,6 +108,15 @@ class _Search:
             self._sample()
         if not self.answer.proved:
             self._close()
+
+    def _probe(self) -> None:
+        """What is just under the best known, where that is little to look through: most often nothing."""
+        bound = self.best.bottleneck_ns - self.best.bottleneck_ns // _NEAR
+        if self.best.stage_of is None or bound <= self.lower:
+            return
+        chains = Chains(self.problem, bound, self.deadline, most=_PROBED)
+        with contextlib.suppress(TooMany):
+            self._learn(chains, chains.best())
 
     def _learn(self, chains: Chains, found: tuple[int, tuple[int, ...]] | None) -> None:
         """What a pass over all chains under a bound says."""
@@ -149,11 +163,11 @@ def _dearest(problem: Problem) -> int:
 class Chains:
     """All chains of downsets whose every load is at most ``bound``, layer by layer."""
 
-    def __init__(self, problem: Problem, bound: int, deadline: float, sample: int = 0) -> None:
+    def __init__(self, problem: Problem, bound: int, deadline: float, sample: int = 0, most: int = 0) -> None:
         self.contraction = at_bound(problem, bound)
         self.problem = self.ordered = p = self.contraction.problem
         self.bound, self.deadline, self.k = bound, deadline, p.n_stages
-        self.sample = sample
+        self.sample, self.most = sample, sample or most or _DOWNSETS
         self.room = Room.of(p)
         self.loads = Loads(p)
         self.alike: tuple[Alike, ...] = ()
@@ -192,8 +206,7 @@ class Chains:
         return Program(p, *reached)
 
     def _layer(self, window: Window) -> Layer:
-        most = self.sample or _DOWNSETS
-        return self.loads.layer(window.downsets(self._tick, most, some=self.sample > 0))
+        return self.loads.layer(window.downsets(self._tick, self.most, some=self.sample > 0))
 
     def _windows(self) -> list[Window] | None:
         """What may lie before each cut; None where the bound leaves an item no stage."""

@@ -6,6 +6,7 @@ First answers are left to ``intervals``, new cuts of several stages at once to `
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 
@@ -25,13 +26,27 @@ def neighbours(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[in
                     yield moved
 
 
+def swaps(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Every valid assignment where two items of different stages have changed places."""
+    for v, w in itertools.combinations(range(len(stage_of)), 2):
+        if stage_of[v] != stage_of[w]:
+            moved = list(stage_of)
+            moved[v], moved[w] = moved[w], moved[v]
+            if problem.is_valid(moved):
+                yield tuple(moved)
+
+
 def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple[int, ...]:
-    """Moves one item at a time over a cut while that lowers bytes over limits, then the fullest loads."""
+    """Moves one item at a time over a cut while that lowers bytes over limits, then the fullest loads.
+
+    While bytes are over limits, two items may change places too.
+    """
     best, value = tuple(stage_of), _score(problem, stage_of)
     improved = True
     while improved:
         improved = False
-        for moved in neighbours(problem, best):
+        ways = neighbours(problem, best)
+        for moved in itertools.chain(ways, swaps(problem, best)) if value[0] else ways:
             if time.perf_counter() > deadline:
                 return best
             after = _score(problem, moved)

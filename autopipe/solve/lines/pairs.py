@@ -61,7 +61,7 @@ class Loads:
             if p.directions[n] == 0 or (p.directions[n] < 0 and (net.n_bytes or net.sent_bytes))
         }
         self.has_memory = p.recompute != "never" or any(s.limit_bytes < HUGE for s in p.stages)
-        self.plain = not self.has_memory and not p.overlap and all(s.speed == 1.0 for s in p.stages)
+        self.plain = not self.has_memory and all(s.speed == 1.0 for s in p.stages)
         self.plain = self.plain and not any(n.link_ns for n in p.nets)
         names = ["forward_ns", "backward_ns"] + ["static_bytes", "saved_bytes"] * self.has_memory
         blocks = [block for i in p.items for block in i.blocks]

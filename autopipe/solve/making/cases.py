@@ -57,6 +57,16 @@ class Case:
         return f"{self.schedule}, {self.n_stages} stages{moved}, {self.n_microbatches} microbatches"
 
     @property
+    def is_possible(self) -> bool:
+        """Whether the schedule can be built for its counts."""
+        n_ranks = self.source.cluster.n_ranks
+        try:
+            build(self.schedule, n_ranks, self.n_stages, self.n_microbatches)
+        except InputError:
+            return False
+        return True
+
+    @property
     def least_step_s(self) -> float:
         """What no plan of this case can beat."""
         devices = self.source.cluster.devices
@@ -110,8 +120,6 @@ def cases(
             if free and stages < needed:
                 continue
             for n in _microbatch_counts(n_microbatches, stages):
-                if schedule == "auto" and not _is_possible(name, n_ranks, stages, n):
-                    continue
                 out.append(Case(there, name, stages, n, balance, tuple(range(n_ranks)), ranks))
     return out
 
@@ -135,14 +143,6 @@ def _microbatch_counts(asked: int | str, n_stages: int) -> list[int]:
     if isinstance(asked, int):
         return [asked]
     raise InputError(f"n_microbatches is {asked!r}; use a number of at least 1 or 'auto'")
-
-
-def _is_possible(name: str, n_ranks: int, n_stages: int, n_microbatches: int) -> bool:
-    try:
-        build(name, n_ranks, n_stages, n_microbatches)
-    except InputError:
-        return False
-    return True
 
 
 def rank_orders(cluster: Cluster, limits: Sequence[int] = ()) -> tuple[int, Iterator[tuple[int, ...]]]:

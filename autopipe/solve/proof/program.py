@@ -23,7 +23,7 @@ Form = tuple[dict[int, float], float]
 
 
 class Program:
-    """A problem whose loads are plain sums: one device speed, no limits, no shares, nothing hidden."""
+    """A problem whose loads are plain sums, or the larger of two: one device speed, no limits, no shares."""
 
     def __init__(self, problem: Problem, first: Array, last: Array) -> None:
         self.problem, self.first, self.last = problem, first, last
@@ -71,14 +71,16 @@ class Program:
             for s in range(p.n_stages):
                 self._at_most(_sum((1, self._by(b, s)), (-1, self._by(a, s))))
         for s in range(p.n_stages):
-            load = [(-1.0, ({0: 1.0}, 0.0))]
-            load += [(i.work_ns, self._inside(v, s)) for v, i in enumerate(p.items)]
+            most: list[tuple[float, Form]] = [(-1.0, ({0: 1.0}, 0.0))]
+            work = [(float(i.work_ns), self._inside(v, s)) for v, i in enumerate(p.items)]
+            moving: list[tuple[float, Form]] = []
             for net in p.nets:
                 made = self._inside(net.producer, s)
                 later = [_sum((1, made), (-1, self._by(v, s))) for v in net.consumers]
                 here = [_sum((1, self._inside(v, s)), (-1, made)) for v in net.consumers]
-                load += [(net.send_ns, self._any(later)), (net.receive_ns, self._any(here))]
-            self._at_most(_sum(*load))
+                moving += [(net.send_ns, self._any(later)), (net.receive_ns, self._any(here))]
+            for load in (work, moving) if p.overlap else ([*work, *moving],):
+                self._at_most(_sum(*most, *load))
 
     def _by(self, v: int, s: int) -> Form:
         """[stage(v) ≤ s]."""

@@ -40,9 +40,9 @@ def least_step_s(
     """
     m, fastest = n_microbatches, max(speeds)
     share = m * work.total_s / sum(speeds)
-    least = max(share, m * work.dearest_s / fastest, max(work.forward_path_s, work.path_s) / fastest)
+    paths = (work.forward_path_s,) if split else (work.forward_path_s, work.path_s)
+    least = max(share, m * work.dearest_s / fastest, max(paths) / fastest)
     if in_line and len(set(speeds)) == 1:
-        paths = (work.forward_path_s,) if split else (work.forward_path_s, work.path_s)
         least = max(least, *(_filled_s(work.total_s, path, len(speeds), m) / fastest for path in paths))
     return least * (1 - _PRECISE)
 

@@ -80,8 +80,9 @@ def attention(n_layers: int, n_stages: int) -> Problem:
     return Problem(tuple(items), edges, tuple(nets), (), tuple(Stage(s) for s in range(n_stages)))
 
 
-def test_keys_of_a_cross_attention_are_alike_and_equal_the_integer_program():
-    problem = attention(6, 3)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_keys_of_a_cross_attention_are_alike_and_equal_the_integer_program(overlap):
+    problem = dataclasses.replace(attention(6, 3), overlap=overlap)
     (found,) = likes(problem)[2]
     assert [problem.items[v].ops[0] for v in found.items] == [f"k{v}" for v in range(6)]
     answer = chain(problem)

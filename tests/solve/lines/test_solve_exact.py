@@ -68,6 +68,7 @@ def test_wide_towers_are_proved():
 @pytest.mark.parametrize("moves", [0, 64])
 def test_too_many_downsets_leave_a_valid_answer_and_bound(monkeypatch, moves):
     monkeypatch.setattr(exact, "_DOWNSETS", 4)
+    monkeypatch.setattr(exact, "_PROBED", 4)
     monkeypatch.setattr(exact, "_SAMPLE", 8)
     monkeypatch.setattr(exact, "_MOVES", moves)
     problem = towers(3, 4, 3)
