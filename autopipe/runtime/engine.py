@@ -27,6 +27,7 @@ from ..stages import Stage, rng
 from .data.feed import Feed
 from .data.microbatch import Batch, Splitter
 from .data.outputs import Outputs, share, weighted
+from .data.rows import MixedRows
 from .data.weights import Weigher
 from .execute.executor import Call, Clock, Executor
 from .execute.program import compile_program, forward_part, pick_schedule
@@ -96,6 +97,7 @@ class Engine:
         self._flags = tuple(capture.model.parameters())
         self._replicas = ReplicaDims(options.mesh)
         self._is_random = any(op.is_random for op in capture.ops.compute)
+        self._mixed = MixedRows(capture)
         self._splitter = Splitter(capture, options.batch_dims)
         self._weigher = Weigher(capture, options.loss_reduction, options.loss_weight, options.loss_fn)
         self._outputs = Outputs(capture)
@@ -191,6 +193,8 @@ class Engine:
             batch, (weights, counted) = self._batch(args, kwargs, target, n_microbatches, loss)
             if outputs:
                 self._outputs.check(batch)
+            if batch.n_microbatches > 1 and not self.options.batch_dims:
+                self._mixed.check(self.options.mixed_rows == "allow")
             step = self._inputs(batch, weights, counted, grad=grad, loss=loss, outputs=bool(outputs))
             program = self._program(batch.n_microbatches, grad)
             generators = None if step.seed is None else Generators(self.device)

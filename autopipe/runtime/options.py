@@ -61,11 +61,13 @@ class Options:
     stall_limit_s: float | None
     check_finite: bool
     feed: int | None
+    mixed_rows: Literal["refuse", "allow"] = "refuse"
 
     def __post_init__(self) -> None:
         whole("n_microbatches", self.n_microbatches, most=MOST_MICROBATCHES)
         flag("release", self.release)
         flag("check_finite", self.check_finite)
+        one_of("mixed_rows", self.mixed_rows, ("refuse", "allow"))
         if isinstance(self.schedule, str) or not isinstance(self.schedule, (Schedule, type(None))):
             one_of("schedule", self.schedule, NAMES)
         if self.loss_fn is not None:

@@ -61,6 +61,10 @@ class Runtime:
     feed: the pipeline rank that alone has the batch: the others call ``step()`` without inputs, and get
         what their stages use. By default every rank passes the same batch, and nothing is sent.
 
+    mixed_rows: what to do with a batch in several microbatches where capture found that rows depend on one
+        another (contrastive losses, in-batch negatives): refuse it, or allow each microbatch to be a batch
+        of its own.
+
     Raises :class:`InputError` when the plan does not fit the ranks that run, :class:`PlanError` when ranks
     hold different plans, :class:`StepError` when a rank never comes.
     """
@@ -85,6 +89,7 @@ class Runtime:
         stall_limit_s: float | None = None,
         check_finite: bool = True,
         feed: int | None = None,
+        mixed_rows: Literal["refuse", "allow"] = "refuse",
     ) -> None:
         options = Options(
             loss_fn,
@@ -101,6 +106,7 @@ class Runtime:
             stall_limit_s,
             check_finite,
             feed,
+            mixed_rows,
         )
         self._engine = Engine(capture, plan, tuple(stages), options)
         self._keeper = Keeper(self._engine, self.named_parameters)

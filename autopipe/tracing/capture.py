@@ -29,6 +29,7 @@ from .sizes import dims
 from .sizes.explore import confirm, explore
 from .sizes.guards import with_checks
 from .sizes.lengths import read_from_inputs
+from .sizes.rows import mixing
 from .sizes.trials import Explorer
 from .sizes.variation import Variation
 
@@ -206,6 +207,11 @@ def _captured(
         if dynamic:
             distinct = list({id(f): f for f in merged.values()}.values())
             variation = _vary(session, distinct, inputs, tensors, kind, known)
+            found = known.mixing if known else None
+            found = found or mixing(
+                model, merged, tensors, variation.dims, variation.shapes, session.device, session.start
+            )
+            variation = dataclasses.replace(variation, mixing=found)
         for form in {id(f): f for f in merged.values()}.values():
             read_from_inputs(model, form, variation.dims, variation.shapes)
         merged = _with_checks(merged, variation.unsure)

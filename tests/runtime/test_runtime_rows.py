@@ -1,5 +1,6 @@
 """Models whose rows depend on one another are found out; those whose rows do not are not."""
 
+import pytest
 import torch
 from runtime_models import Adversary, adversary_batch, make
 from torch import nn
@@ -7,6 +8,7 @@ from torch.nn import functional as F
 
 import autopipe
 from autopipe.runtime import mixing
+from autopipe.tracing.sizes.rows import Mixing
 
 
 class Contrast(nn.Module):
@@ -59,3 +61,107 @@ def test_verify_warns(caplog):
     pipe.verify()
     assert "microbatches do not give what the whole batch does" in caplog.text
     assert "n_microbatches=1" in caplog.text
+
+
+class Views(nn.Module):
+    """Two views of each row, cat in one batch and told apart by a loss over all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        z = F.normalize(torch.cat([self.a(x), self.b(x)]), dim=-1)
+        scores = (z @ z.T).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
+        return F.cross_entropy(scores, (torch.arange(len(z)) + len(z) // 2) % len(z))
+
+
+class Redundant(nn.Module):
+    """A loss on the correlation of features over the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        c = self.a(x).T @ self.b(x) / len(x)
+        return (c - torch.eye(4)).square().sum()
+
+
+class Variational(nn.Module):
+    """Draws noise inside, row by row."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(4, 6), nn.Linear(3, 4)
+
+    def forward(self, x):
+        mean, spread = self.encode(x).chunk(2, -1)
+        out = self.decode(mean + torch.randn_like(mean) * (spread / 2).exp())
+        return F.mse_loss(out, x) + (mean.square() + spread.exp() - spread - 1).mean()
+
+
+class Tokens(nn.Module):
+    """A mean over the tokens that count, of which rows have unlike many."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
+
+    def forward(self, ids, labels):
+        return F.cross_entropy(self.head(self.embed(ids)).flatten(0, 1), labels.flatten())
+
+
+def captured_mixing(model, *args):
+    torch.manual_seed(0)
+    return autopipe.capture(model, args).variation.mixing
+
+
+@pytest.mark.parametrize(
+    ("make_model", "n_inputs", "where"),
+    [(Contrast, 2, " @ "), (Views, 1, "cross_entropy"), (Redundant, 1, "sum"), (TimeFirst, 1, "body")],
+)
+def test_a_step_that_would_be_wrong_is_refused(make_model, n_inputs, where):
+    torch.manual_seed(0)
+    shape = (6, 4) if make_model is not TimeFirst else (6, 3, 4)
+    args = tuple(torch.randn(shape) for _ in range(n_inputs))
+    pipe = autopipe.split(make_model(), 2, args, costs="estimated", n_microbatches=3)
+    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean() if y.ndim else y)
+    with pytest.raises(autopipe.InputError, match="depend on one another") as refusal:
+        runtime.step(*args)
+    assert where in str(refusal.value)
+    assert "n_microbatches=1" in str(refusal.value)
+    assert torch.isfinite(runtime.step(*args, n_microbatches=1).loss)
+
+
+def test_mixed_rows_can_be_allowed(caplog):
+    args = torch.randn(6, 4), torch.randn(6, 4)
+    pipe = autopipe.split(Contrast(), 2, args, costs="estimated", n_microbatches=3)
+    runtime = pipe.runtime(mixed_rows="allow")
+    assert torch.isfinite(runtime.step(*args).loss)
+    assert "depend on one another" in caplog.text
+
+
+def test_noise_and_unlike_weights_are_no_mixing(caplog):
+    x, ids = torch.randn(6, 4), torch.randint(8, (6, 5))
+    assert captured_mixing(Variational(), x) == Mixing()
+    labels = torch.where(torch.arange(5) < torch.randint(2, 6, (6, 1)), ids, -100)
+    assert captured_mixing(Tokens(), ids, labels) == Mixing()
+    autopipe.split(Variational(), 2, (x,), costs="estimated", n_microbatches=3).verify()
+    assert "microbatches" not in caplog.text
+
+
+def test_batch_norm_is_warned_of_once(caplog):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    x = torch.randn(6, 4)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+    runtime.evaluate(x)
+    runtime.step(x)
+    runtime.step(x)
+    assert caplog.text.count("each microbatch is a batch of its own") == 1
+
+
+def test_rows_that_are_all_alike_hide_nothing():
+    x = torch.ones(6, 4)
+    assert " @ " in captured_mixing(Contrast(), x, x).always

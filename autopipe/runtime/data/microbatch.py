@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...errors import InputError
-from ...graph import Dim
 from ...tracing.inputs.packing import sample_rows
+from ...tracing.sizes.rows import batch_dim
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -116,7 +116,7 @@ class Splitter:
 
     def __init__(self, capture: Capture, batch_dims: Mapping[str, int | None] | None = None) -> None:
         self._given = dict(batch_dims or {})
-        self._batch = _batch_dim(capture)
+        self._batch = batch_dim(capture.ops.dims)
         self._known = dict(self._batch.where) if self._batch else {}
         self._fixed = capture.variation.fixed
         names = {op.name for op in capture.ops.inputs}
@@ -218,10 +218,3 @@ def _sizes(n_rows: int, n_microbatches: int) -> tuple[int, ...]:
     n = min(n_rows, n_microbatches)
     small, extra = divmod(n_rows, n)
     return (small + 1,) * extra + (small,) * (n - extra)
-
-
-def _batch_dim(capture: Capture) -> Dim | None:
-    """The dim called ``batch``, else the first that some input leads with."""
-    dims = capture.ops.dims
-    named = [d for d in dims if d.name == "batch"] or [d for d in dims if any(a == 0 for _, a in d.where)]
-    return named[0] if named else None

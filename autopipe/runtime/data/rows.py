@@ -6,7 +6,8 @@ Comparing the pipeline with the model on a whole batch is left to ``stages.verif
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,11 +22,45 @@ from .weights import Weigher
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["mixing"]
+__all__ = ["MixedRows", "mixing"]
+
+_logger = logging.getLogger("autopipe")
 
 ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Relative; products of other sizes round otherwise."""
 ALLOWED_BELOW = 0.1
+
+
+class MixedRows:
+    """What the capture found that makes rows depend on one another, told when it comes to matter."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._model, self._found = type(capture.model), capture.variation.mixing
+        self._mode = capture.model
+        self._warned = False
+
+    def check(self, allowed: bool) -> None:
+        """Raise :class:`InputError` where microbatches would not be what the batch is; warn once of less.
+
+        Less is what is ``allowed``, and what mixes rows in training only, as batch norm does.
+        """
+        always, training = self._found.always, self._found.training if self._mode.training else ""
+        name = self._model.__name__
+        if always and not allowed:
+            raise InputError(
+                f"rows of a batch of {name} depend on one another ({always}), so its microbatches do not "
+                f"give what the batch gives; pass n_microbatches=1, or move the loss that compares rows into "
+                f"loss_fn and gather there; runtime(batch_dims={{'name': axis}}) where the batch lies along "
+                f"another axis; mixed_rows='allow' to take each microbatch for a batch"
+            )
+        if (always or training) and not self._warned:
+            self._warned = True
+            _logger.warning(
+                "rows of a batch of %s depend on one another (%s): each microbatch is a batch of its own "
+                "there, as with gradient accumulation; n_microbatches=1 takes the batch whole",
+                name,
+                always or f"in training: {training}",
+            )
 
 
 @torch.no_grad()
@@ -38,7 +73,8 @@ def mixing(
 ) -> str:
     """In words, which output of the whole batch the microbatches do not give; empty where they give all.
 
-    In evaluation mode, where batch norm and dropout leave rows alone.
+    In evaluation mode, where batch norm and dropout leave rows alone. Of a model that draws noise there what
+    the capture found is told: microbatches draw other noise than the batch.
     """
     with _evaluating(capture.model):
         values = capture.bind(*capture.arguments(args, dict(kwargs)))
@@ -54,6 +90,8 @@ def mixing(
             for m in range(batch.n_microbatches)
         ]
         joined = outputs.join(parts, batch, weights)
+        if _is_noisy(lambda: run_values(stages, values)):
+            return capture.variation.mixing.always
         for i, (whole, found) in enumerate(zip(run_values(stages, values), joined, strict=True)):
             if not isinstance(whole, Tensor):
                 continue
@@ -61,6 +99,14 @@ def mixing(
             if whole.is_floating_point() and error > ALLOWED.get(whole.dtype, ALLOWED_BELOW):
                 return f"output {i} differs by {error:.1e} of its largest value"
     return ""
+
+
+def _is_noisy(run: Callable[[], Sequence[Any]]) -> bool:
+    """Whether running twice gives other tensors."""
+    return any(
+        isinstance(a, Tensor) and not torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in zip(run(), run(), strict=True)
+    )
 
 
 @contextlib.contextmanager

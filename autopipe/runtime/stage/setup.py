@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,11 +43,16 @@ def card(
     return {
         "the model": capture.ops.digest,
         "the plan": _digest(plan.to_json()),
-        "the stages' code": _digest("".join(stage.code for stage in stages)),
+        "the stages' code": _digest("".join(_words(stage.code) for stage in stages)),
         "the schedule": schedule,
         "own seed": torch.initial_seed(),
         "own device": accelerator.identity(device),
     }
+
+
+def _words(code: str) -> str:
+    """Code line by line without the order in a line: that of a dict may be the process's own."""
+    return "\n".join(" ".join(sorted(re.findall(r"[^\s,;{}()\[\]]+", line))) for line in code.splitlines())
 
 
 def _digest(text: str) -> str:

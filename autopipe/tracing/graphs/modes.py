@@ -10,10 +10,11 @@ import dataclasses
 import difflib
 import keyword
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from ..calls.call import Call, Recording
-from ..calls.functions import qualified_name
+from ..calls.call import Call, Recording, calls_in
+from ..calls.functions import qualified_name, tensors
 
 __all__ = ["merge", "prune", "select"]
 
@@ -32,10 +33,51 @@ def prune(recording: Recording) -> Recording:
             continue
         kept.append(call)
         used.update(id(c) for c in call.inputs)
-    calls = _hoist(kept[::-1])
+    calls = _hoist(_in_demand_order(kept[::-1]))
     targets = {c.target for c in calls if c.op == "get_attr"}
     constants = {k: v for k, v in recording.constants.items() if k in targets}
-    return dataclasses.replace(recording, calls=calls, constants=constants)
+    guards = sorted(recording.guards, key=lambda g: g.source)
+    return dataclasses.replace(recording, calls=calls, constants=constants, guards=guards)
+
+
+def _in_demand_order(calls: list[Call]) -> list[Call]:
+    """What moves no gradient and has no effect right before the first call that takes it, the rest in order.
+
+    Masks and tables that code makes in a loop over a ``set`` then come alike in every process.
+    """
+    written = frozenset().union(*(c.writes for c in calls))
+    waiting = {id(c): c for c in calls if _waits(c, written)}
+    moved = frozenset(waiting)
+    out: list[Call] = []
+
+    def bring(call: Call) -> None:
+        for given in _inputs_by_key((call.args, call.kwargs)):
+            if id(given) in waiting:
+                bring(waiting.pop(id(given)))
+        out.append(call)
+
+    for call in calls:
+        if id(call) not in moved:
+            bring(call)
+    return out
+
+
+def _waits(call: Call, written: frozenset[int]) -> bool:
+    has_effect = call.is_random or call.is_check or call.has_effect or call.mutated
+    if call.op in ("placeholder", "output") or has_effect or written & (call.storages | call.reads):
+        return False
+    return not any(t.requires_grad for t in tensors(call.value))
+
+
+def _inputs_by_key(value: Any) -> Iterator[Call]:
+    """The calls nested in an argument; those in a dict by its keys, whatever their order."""
+    if isinstance(value, dict):
+        value = [value[k] for k in sorted(value, key=str)]
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _inputs_by_key(item)
+    else:
+        yield from calls_in(value)
 
 
 def _hoist(calls: list[Call]) -> list[Call]:

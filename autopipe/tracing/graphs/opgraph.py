@@ -207,7 +207,7 @@ def _describe(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_describe(v) for v in value]
     if isinstance(value, dict):
-        return {k: _describe(v) for k, v in value.items()}
+        return {k: _describe(value[k]) for k in sorted(value, key=str)}
     return value if type(value) in _PLAIN else type(value).__qualname__
 
 

@@ -84,8 +84,12 @@ def replay(
     given: Mapping[str, torch.Tensor],
     device: torch.device,
     sharing: Sharing | None = None,
+    look: Callable[[Call, Any], None] | None = None,
 ) -> Observation:
-    """Run the recording on the model's own modules; values are dropped after their last use."""
+    """Run the recording on the model's own modules; values are dropped after their last use.
+
+    ``look`` is shown each call with its value.
+    """
     calls = with_guards(recording)
     last = {id(c): i for i, call in enumerate(calls) for c in call.inputs}
     values: dict[int, Any] = {}
@@ -102,6 +106,8 @@ def replay(
         if isinstance(value, (int, float)):
             numbers[id(call)] = value
         values[id(call)] = value
+        if look is not None:
+            look(call, value)
         for used in call.inputs:
             if last[id(used)] == i:
                 del values[id(used)]

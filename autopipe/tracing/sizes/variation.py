@@ -18,6 +18,7 @@ from ...units import Size
 from ..inputs.arguments import Inputs
 from ..inputs.packing import packed_fault
 from .guards import SIGNS
+from .rows import Mixing
 
 __all__ = ["Check", "Fixed", "Variation"]
 
@@ -67,7 +68,7 @@ class Variation:
     """The dims that may vary, the (placeholder, axis) places that may not, checks, and every shape.
 
     ``shapes`` holds, by id of a call, formulas of its tensors' shapes; ``unsure`` ids of guards on numbers
-    whose formulas may be off, which the graph itself must check.
+    whose formulas may be off, which the graph itself must check; ``mixing`` what makes rows depend on others.
     """
 
     dims: tuple[Dim, ...] = ()
@@ -75,6 +76,7 @@ class Variation:
     checks: tuple[Check, ...] = ()
     shapes: Mapping[int, tuple[tuple[Size, ...], ...]] = dataclasses.field(default_factory=dict)
     unsure: frozenset[int] = frozenset()
+    mixing: Mixing = dataclasses.field(default_factory=Mixing)
 
     def check(self, inputs: Inputs, values: Mapping[str, Any]) -> None:
         """Raise :class:`InputError` where a size that is fixed has changed, or alters what the model does."""

@@ -1,0 +1,68 @@
+"""One rank, with a hash seed of its own, of a model that builds its masks in a loop over a set."""
+
+# ruff: noqa: E402
+import os
+import sys
+
+SEED = str(11 + 7 * int(os.environ["RANK"]) + int(sys.argv[1]))
+if os.environ.get("PYTHONHASHSEED") != SEED:
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": SEED})
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import autopipe
+
+KINDS = ("full", "sliding", "chunked", "global")
+
+
+class Rotary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for i, kind in enumerate(KINDS):
+            self.register_buffer(kind, torch.arange(1.0, 9.0) / (i + 1))
+
+    def forward(self, x, kind):
+        return (torch.arange(x.shape[1])[:, None] * getattr(self, kind)).cos()
+
+
+class Block(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.mix, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x, masks, tables):
+        return x + masks[self.kind] @ self.norm(self.mix(x) * tables[self.kind])
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.rotary = nn.Linear(4, 8), Rotary()
+        self.blocks = nn.ModuleList(Block(kind) for kind in KINDS)
+
+    def forward(self, x):
+        h, ones, masks, tables = self.embed(x), x.new_ones(x.shape[1], x.shape[1]), {}, {}
+        for kind in set(KINDS):
+            masks[kind] = ones.tril(KINDS.index(kind)) / x.shape[1]
+            tables[kind] = self.rotary(h, kind)
+        for block in self.blocks:
+            h = block(h, masks, tables)
+        return h.square().mean()
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(4, 6, 4)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
+    loss = float(pipe.runtime().step(x).loss)
+    assert abs(loss - float(model(x))) < 1e-5 or dist.get_rank() == 1
+    print(pipe.graph.ops.digest, f"{loss:.6f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""Ranks whose hash seeds differ record the same graph, though code of the model loops over a set."""
+
+import pathlib
+
+from processes import run_ranks
+
+SCRIPT = pathlib.Path(__file__).parent / "hash_seeds.py"
+
+
+def test_ranks_with_other_hash_seeds_hold_the_same_graph():
+    lines = {line for seed in "05" for line in run_ranks(SCRIPT, 2, seed, timeout_s=120)}
+    assert len(lines) == 1
