@@ -58,6 +58,8 @@ class Device:
         memory-efficient; ROCm's too), ``"cpu"``, or ``""`` for none: the matrix of all pairs is then made.
     reserved_bytes: what of its memory no tensor gets: the driver's context, communicators' buffers,
         libraries' workspaces, and what fragmentation leaves unused.
+    launches_ahead: kernels are queued while earlier ones run, so that the longer of launching and working
+        counts; False where the host does both in turn.
     """
 
     name: Name = "device"
@@ -69,6 +71,7 @@ class Device:
     source: Line = ""
     attention: Literal["", "cpu", "cuda"] = ""
     reserved_bytes: Bytes = 0
+    launches_ahead: bool = False
 
     def __post_init__(self) -> None:
         if self.memory_bytes is not None:

@@ -5,7 +5,9 @@ What to time, and how often, is left to ``profiler``.
 
 from __future__ import annotations
 
+import functools
 import statistics
+import subprocess
 import time
 from collections.abc import Hashable, Sequence
 from types import TracebackType
@@ -15,7 +17,7 @@ import torch
 
 from .. import accelerator
 
-__all__ = ["Stopwatch", "device_name", "spread"]
+__all__ = ["Stopwatch", "device_name", "device_settings", "spread"]
 
 
 class Stopwatch:
@@ -78,6 +80,38 @@ def device_name(device: torch.device | str) -> str:
         n = torch.get_num_threads()
         return f"{_processor()}, {n} thread{'s' * (n > 1)}"
     return accelerator.name(device)
+
+
+def device_settings(device: torch.device | str) -> dict[str, Any]:
+    """What seconds hang on beside the device itself: precision of products, libraries' flags, driver, power.
+
+    Part of the key that a measurement is kept under, so that one taken otherwise is taken anew.
+    """
+    device = torch.device(device)
+    out: dict[str, Any] = {
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    if device.type == "cpu":
+        out["mkldnn"] = torch.backends.mkldnn.enabled
+    if device.type == "cuda":
+        cudnn = torch.backends.cudnn
+        flags = ("enabled", "benchmark", "deterministic", "allow_tf32")
+        out |= {f"cudnn.{flag}": getattr(cudnn, flag) for flag in flags}
+        out |= {"cudnn": cudnn.version(), "allow_tf32": torch.backends.cuda.matmul.allow_tf32}
+        out["driver"] = _driver(str(torch.cuda.get_device_properties(device).uuid))
+    return out
+
+
+@functools.cache
+def _driver(uuid: str) -> str:
+    """A GPU's driver version and power limit as nvidia-smi tells them; "" where it does not."""
+    command = ["nvidia-smi", "--query-gpu=uuid,driver_version,power.limit", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return next((line.partition(", ")[2] for line in done.stdout.splitlines() if uuid in line), "")
 
 
 def _processor() -> str:

@@ -45,6 +45,7 @@ def _gpu(name: str, gb: int, flops_s: Mapping[str, float], bandwidth_bytes_s: fl
         source=f"{source}; launch time, context and fragmentation assumed",
         attention="cuda",
         reserved_bytes=reserved(gb * 10**9),
+        launches_ahead=True,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import scipy.optimize
@@ -50,11 +51,12 @@ class Efficiency:
 
 
 def seconds(kernels: Kernels, device: Device, efficiency: Efficiency) -> float:
-    """Time of some kernels: ``n·launch + matrix work + other_bytes/B``.
+    """Time of some kernels: ``n·launch + work``, or where the device queues kernels the larger of the two.
 
-    Matrix work is the longer of its arithmetic and its traffic (a roofline) or, where the efficiency knows
-    what traffic costs beside arithmetic, their sum. The sum, rather than the maximum, of launch and work
-    gives the saturating efficiency ``work / (work + half)`` that kernels show at small sizes.
+    Work is ``matrix work + other_bytes/B``. Matrix work is the longer of its arithmetic and its traffic (a
+    roofline) or, where the efficiency knows what traffic costs beside arithmetic, their sum. Where the host
+    launches and works in turn, the sum of launch and work gives the saturating efficiency ``work / (work +
+    half)`` that kernels show at small sizes; where it launches ahead, an op is bound by one or the other.
     """
     launch = device.launch_s if efficiency.launch_s is None else efficiency.launch_s
     peak, convolved = _rate(device, kernels.dtype), kernels.convolution_flops
@@ -66,7 +68,8 @@ def seconds(kernels: Kernels, device: Device, efficiency: Efficiency) -> float:
     else:
         matrix = arithmetic + moved / efficiency.matrix_memory
     other = (kernels.bytes - kernels.matrix_bytes) / _bandwidth(device)
-    return kernels.n * launch + matrix + other / efficiency.memory
+    launching, working = kernels.n * launch, matrix + other / efficiency.memory
+    return max(launching, working) if device.launches_ahead else launching + working
 
 
 def fit(measured: Sequence[tuple[Kernels, float]], device: Device, source: str = "") -> Efficiency:
@@ -84,7 +87,7 @@ def fit(measured: Sequence[tuple[Kernels, float]], device: Device, source: str =
         return Efficiency()
     table = np.array([_work(k, device) for k, _ in rows])
     weights = 1 / np.sqrt([s for _, s in rows])
-    costs = scipy.optimize.nnls(table * weights[:, None], 1 / weights)[0].tolist()
+    costs = _solved(table, weights, device.launches_ahead).tolist()
     matrix, convolution, _, memory = (1 / c if c else None for c in costs[1:])
     traffic = 1 / costs[3] if costs[3] else math.inf
     found = Efficiency(
@@ -100,6 +103,26 @@ def fit(measured: Sequence[tuple[Kernels, float]], device: Device, source: str =
     return dataclasses.replace(found, spread=known if len(rows) >= _ENOUGH else max(known, found.spread))
 
 
+def _solved(table: Any, weights: Any, launches_ahead: bool) -> Any:
+    """Non-negative seconds per unit of each column; the first is launches, the others work.
+
+    Where kernels are queued, a row is bound by its launches or by its work: which one is settled by turns
+    with the fit, until it stays.
+    """
+    bound = np.ones_like(table)
+    costs = scipy.optimize.nnls(table * weights[:, None], 1 / weights)[0]
+    for _ in range(_ROUNDS if launches_ahead else 0):
+        by_launch = table[:, 0] * costs[0] > table[:, 1:] @ costs[1:]
+        now = np.ones_like(table)
+        now[by_launch, 1:], now[~by_launch, 0] = 0.0, 0.0
+        if (now == bound).all():
+            break
+        bound = now
+        costs = scipy.optimize.nnls(table * bound * weights[:, None], 1 / weights)[0]
+    return costs
+
+
+_ROUNDS = 20
 _ENOUGH = 10
 """Measured ops, two for each of the five figures, from which the errors of a fit tell something."""
 

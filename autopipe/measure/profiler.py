@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ..costs import CostTable, OpCost
 from ..tracing import Capture, device_of
-from .clock import device_name
+from .clock import device_name, device_settings
 from .devices import described
 from .efficiency import fit
 from .estimate import estimate
@@ -85,6 +85,7 @@ def profile(
         "n_peers": n_peers,
         "optimizer": optimizer.__qualname__,
         "torch": torch.__version__,
+        "settings": device_settings(device),
     }
     samples = Samples(context, capture.ops.digest, _store(store))
     with stand_ins(replay, training=training):

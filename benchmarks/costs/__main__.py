@@ -6,6 +6,7 @@ What is checked is left to ``whole`` and ``pipelines``, what the figures say in 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import os
@@ -20,12 +21,15 @@ import torch
 
 from autopipe.measure import device_name
 
+from .elsewhere import SHAPES
 from .load import DISTURBED, OtherLoad
 from .models import MODELS
 from .pipelines import pipeline
 from .table import table
 from .whole import deep, estimates, sums, symbolic
 
+ELSEWHERE = "elsewhere"
+"""A part that is run when named: it needs the packages that ``elsewhere`` lists."""
 PARTS = ("sums", "pipelines", "symbolic", "deep", "estimates")
 
 
@@ -34,7 +38,7 @@ def main() -> None:
     parser.add_argument(
         "--json", type=pathlib.Path, required=True, help="a run of a part adds to it if it exists"
     )
-    parser.add_argument("--only", choices=PARTS, nargs="*", default=PARTS)
+    parser.add_argument("--only", choices=(*PARTS, ELSEWHERE), nargs="*", default=PARTS)
     parser.add_argument("--models", choices=list(MODELS), nargs="*", default=list(MODELS))
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -66,14 +70,24 @@ def _runs(part: str, models: list[str]) -> list[tuple[str, Any]]:
     if part in ("sums", "pipelines"):
         run = {"sums": sums, "pipelines": pipeline}[part]
         return [(name, run) for name in models]
+    if part == ELSEWHERE:
+        return [(name, functools.partial(_elsewhere, name)) for name in SHAPES]
     if part == "estimates":
         return [("six models", lambda name: estimates())]
     return [("gpt2", {"symbolic": symbolic, "deep": deep}[part])]
 
 
+def _elsewhere(name: str, _: str) -> dict[str, Any]:
+    """A pipeline of another package's model, held against one profile taken before anything ran."""
+    n_ranks, n_microbatches = SHAPES[name]
+    figures = pipeline(name, n_ranks, n_microbatches, rounds=1, steps=15)
+    return {**figures, "n_ranks": n_ranks, "n_microbatches": n_microbatches}
+
+
 def _summary(out: dict[str, Any]) -> dict[str, Any]:
     """Mean and largest error of each check over all its runs, disturbed ones too."""
     pipelines = list(out.get("pipelines", {}).values())
+    others = list(out.get(ELSEWHERE, {}).values())
     estimated = [row for found in out.get("estimates", {}).values() for row in found["rows"].values()]
     errors = {
         "sums": [r["error"] for r in out.get("sums", {}).values()],
@@ -82,6 +96,8 @@ def _summary(out: dict[str, Any]) -> dict[str, Any]:
         "step": [p["step"]["error"] for p in pipelines],
         "step, first profile": [p["step"]["first_error"] for p in pipelines],
         "memory": [m["error"] for p in pipelines for m in p["memory"]],
+        "elsewhere, stage": [s["first_error"] for p in others for s in p["stages"]],
+        "elsewhere, step": [p["step"]["first_error"] for p in others],
         "symbolic": [r["error"] for s in out.get("symbolic", {}).values() for r in s["rows"]],
         "estimates, fitted": [row["fitted_error"] for row in estimated],
         "estimates, assumed": [row["assumed_error"] for row in estimated],

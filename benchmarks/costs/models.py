@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .elsewhere import ELSEWHERE, SHAPES, prepare
+
 __all__ = ["MODELS", "build"]
 
 Built = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -139,5 +141,8 @@ MODELS: Mapping[str, Callable[..., Built]] = {
 def build(name: str, **sizes: int) -> Built:
     """A model by name, in training mode, with its example inputs."""
     torch.manual_seed(0)
-    model, args, kwargs = MODELS[name](**sizes)
+    if name in ELSEWHERE:
+        prepare()
+        sizes.setdefault("batch", max(8, SHAPES[name][1]))
+    model, args, kwargs = {**MODELS, **ELSEWHERE}[name](**sizes)
     return model.train(), args, kwargs

@@ -19,7 +19,9 @@ __all__ = ["pipeline"]
 _LIMIT_S = 300
 
 
-def pipeline(name: str) -> dict[str, Any]:
+def pipeline(
+    name: str, n_ranks: int = 2, n_microbatches: int = 4, *, rounds: int = 5, steps: int = 5
+) -> dict[str, Any]:
     """Figures of one model's pipeline over gloo on this machine, one thread per process."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as s:
         out = pathlib.Path(folder) / "figures.json"
@@ -30,13 +32,15 @@ def pipeline(name: str) -> dict[str, Any]:
             **os.environ,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
-            "WORLD_SIZE": "2",
+            "WORLD_SIZE": str(n_ranks),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }
         command = [sys.executable, "-m", "benchmarks.costs.rank", name, str(out)]
+        command += map(str, (n_microbatches, rounds, steps))
         ranks = [
-            subprocess.Popen(command, env={**common, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(2)
+            subprocess.Popen(command, env={**common, "RANK": str(r), "LOCAL_RANK": str(r)})
+            for r in range(n_ranks)
         ]
         try:
             codes = [p.wait(timeout=_LIMIT_S) for p in ranks]

@@ -24,32 +24,32 @@ from autopipe.memory import plan_memory
 
 from .models import build
 
-N_MICROBATCHES = 4
-ROUNDS, STEPS = 5, 5
 
-
-def main(name: str, out: str) -> None:
+def main(name: str, out: str, n_microbatches: int, n_rounds: int, n_steps: int) -> None:
     """Plans, trains and reports one model; rank 0 writes the figures."""
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     model, args, kwargs = build(name)
     cluster = probe()
-    table = _table(model, args, kwargs)
-    pipe = autopipe.split(model, 2, args, kwargs, n_microbatches=N_MICROBATCHES, costs=table, cluster=cluster)
+    n_ranks = dist.get_world_size()
+    table = _table(model, args, kwargs, n_microbatches)
+    pipe = autopipe.split(
+        model, n_ranks, args, kwargs, n_microbatches=n_microbatches, costs=table, cluster=cluster
+    )
     runtime = pipe.runtime()
     optimizer = torch.optim.AdamW(runtime.parameters())
     for _ in range(2):
         _step(runtime, optimizer, args, kwargs)
     runtime.report()
     steps, rounds = [], []
-    for _ in range(ROUNDS):
-        mine = [_step(runtime, optimizer, args, kwargs) for _ in range(STEPS)]
+    for _ in range(n_rounds):
+        mine = [_step(runtime, optimizer, args, kwargs) for _ in range(n_steps)]
         report = runtime.report()
         steps.append(_of_slowest(mine))
-        again = _table(model, args, kwargs)
+        again = _table(model, args, kwargs, n_microbatches)
         rounds.append({"report": report.to_dict(), "again": again.to_dict()})
     peak = _peak(runtime, optimizer, args, kwargs)
-    peaks: list[Any] = [None, None]
+    peaks: list[Any] = [None] * n_ranks
     dist.all_gather_object(peaks, peak)
     if dist.get_rank() == 0:
         result = {
@@ -66,20 +66,20 @@ def main(name: str, out: str) -> None:
                 for s, m, p in zip(pipe.plan.stages, plan_memory(pipe.plan, table), peaks, strict=True)
             ],
             "cut": [len(s.ops) for s in pipe.plan.stages],
-            "link": cluster.to_dict()["links"][0][2],
+            "link": dataclasses.asdict(cluster.link(0, n_ranks - 1)),
         }
         pathlib.Path(out).write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _table(model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-    """Costs as rank 0 measured them, with its peer's core as busy as in the pipeline."""
+def _table(model: torch.nn.Module, args: Any, kwargs: Any, n_microbatches: int) -> Any:
+    """Costs as rank 0 measured them, with its peers' cores as busy as in the pipeline."""
     shared: list[Any] = [None]
     if dist.get_rank() == 0:
         captured = autopipe.capture(model, args, kwargs)
-        batch = captured.ops.example_dims["batch"] // N_MICROBATCHES
-        table = profile(captured, dims={"batch": batch}, n_peers=1, progress=False)
+        batch = captured.ops.example_dims["batch"] // n_microbatches
+        table = profile(captured, dims={"batch": batch}, n_peers=dist.get_world_size() - 1, progress=False)
         shared = [table.to_dict()]
     dist.broadcast_object_list(shared)
     return autopipe.CostTable.from_dict(shared[0])
@@ -144,4 +144,4 @@ def _stages(plan: autopipe.Plan, table: autopipe.CostTable, rounds: list[Any]) -
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

@@ -21,6 +21,8 @@ CHECKS = (
     ("step", "step time, optimizer included", "≤ 5% mean, ≤ 10% max"),
     ("step, first profile", "the same, by the profile taken before anything ran", ""),
     ("memory", "peak memory per stage", "within 5%, at most 2% under"),
+    ("elsewhere, stage", "stage time of other packages' models, one profile before anything ran", ""),
+    ("elsewhere, step", "their step time, likewise", "≤ 4% mean, ≤ 8% max"),
     ("symbolic", "formulas fitted at 3 sizes, at others", "≤ 7% mean"),
     ("estimates, fitted", "estimate only, efficiency fitted to other models", "aim ≤ 15% mean (GPU)"),
     ("estimates, assumed", "estimate only, assumed efficiency", "none"),
@@ -41,6 +43,9 @@ def table(out: dict[str, Any]) -> str:
     if "pipelines" in out:
         lines += ["", "| pipeline | stages | step | memory | CPU used by others |", "|---|---|--:|---|--:|"]
         lines += [_pipeline(name, row) for name, row in out["pipelines"].items()]
+    if "elsewhere" in out:
+        lines += ["", "| elsewhere | ranks | microbatches | stages | step | CPU used by others |"]
+        lines += ["|---|--:|--:|---|--:|--:|", *(_elsewhere(n, row) for n, row in out["elsewhere"].items())]
     if "environment" in out:
         e = out["environment"]
         lines.append(f"\n{e['device']}, {e['cores']} cores; torch {e['torch']}, Python {e['python']}.")
@@ -58,6 +63,12 @@ def table(out: dict[str, Any]) -> str:
 def _pipeline(name: str, row: dict[str, Any]) -> str:
     stages, memory = (", ".join(f"{s['error']:+.1%}" for s in row[key]) for key in ("stages", "memory"))
     return f"| {name} | {stages} | {row['step']['error']:+.1%} | {memory} | {row['run']['other_load']:.1%} |"
+
+
+def _elsewhere(name: str, row: dict[str, Any]) -> str:
+    stages = ", ".join(f"{s['first_error']:+.1%}" for s in row["stages"])
+    shape, step = f"{row['n_ranks']} | {row['n_microbatches']}", row["step"]["first_error"]
+    return f"| {name} | {shape} | {stages} | {step:+.1%} | {row['run']['other_load']:.1%} |"
 
 
 def main() -> None:

@@ -84,6 +84,29 @@ def test_a_fit_finds_the_efficiency_that_made_the_times(
     assert found.spread < 1e-3
 
 
+def test_where_kernels_are_queued_the_longer_of_launch_and_work_counts() -> None:
+    queued = dataclasses.replace(PLAIN, launches_ahead=True)
+    light, heavy = Kernels(10, 0, 100), Kernels(10, 10**6, 100, 100, "float32")
+    exact = Efficiency(matrix=1.0, memory=1.0)
+    assert seconds(light, queued, exact) == 10 * PLAIN.launch_s
+    assert seconds(heavy, queued, exact) == pytest.approx(1e-3)
+    assert seconds(heavy, PLAIN, exact) == pytest.approx(1e-3 + 1e-5)
+
+
+def test_a_fit_tells_ops_bound_by_launches_from_those_bound_by_work() -> None:
+    queued = dataclasses.replace(PLAIN, launches_ahead=True)
+    truth = Efficiency(matrix=0.5, memory=0.25, launch_s=4e-6)
+    made = [Kernels(n, 0, 50 * n) for n in range(2, 12)]
+    made += [Kernels(3, 10**5 * n, 10**4, 10**4, "float32") for n in range(5, 15)]
+    made += [Kernels(3, 0, 10**5 * n) for n in range(5, 15)]
+    found = fit([(k, seconds(k, queued, truth)) for k in made], queued)
+    assert found.launch_s == pytest.approx(4e-6, rel=0.02)
+    assert found.memory == pytest.approx(0.25, rel=0.02)
+    assert [seconds(k, queued, found) for k in made] == pytest.approx(
+        [seconds(k, queued, truth) for k in made], rel=0.02
+    )
+
+
 def test_a_fit_tells_convolutions_from_products_and_traffic_from_arithmetic() -> None:
     truth = Efficiency(0.5, 0.8, 1e-6, convolution=2.0, matrix_memory=0.25)
     works = [(1 + i % 3, 10**7 * (1 + i % 4), 10**6 * (1 + i % 5)) for i in range(24)]

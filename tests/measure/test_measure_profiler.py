@@ -327,3 +327,16 @@ def test_what_the_model_checkpoints_keeps_its_input_alone() -> None:
     table = profile(capture, **QUICK)
     again, kept = (table[op.name] for op in capture.ops.compute)
     assert again.saved_bytes <= 4 * 16 * 4 < kept.saved_bytes
+
+
+def test_a_measurement_taken_under_other_settings_is_not_used() -> None:
+    from autopipe.measure.clock import device_settings
+
+    before = torch.get_float32_matmul_precision()
+    plain = device_settings("cpu")
+    try:
+        torch.set_float32_matmul_precision("medium" if before != "medium" else "highest")
+        assert device_settings("cpu") != plain
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert device_settings("cpu") == plain
