@@ -227,12 +227,47 @@ def one_card_runs_many_ranks():
     assert abs(loss - nn.functional.mse_loss(plain.double()(x), x).item()) < EXACT
 
 
+def a_failure_elsewhere_ends_the_step():
+    """A rank fails while the others' streams wait for it: they raise its cause, and give out no numbers."""
+    torch.manual_seed(0)
+    runtime, *_ = mse_step(Wide(), WORLD)
+    if RANK:
+        runtime.stages[0].register_forward_pre_hook(_fails)
+    with pytest.raises(StepError, match=r"rank 1, stage 1.*on purpose"):
+        three_losses(runtime)
+
+
+def a_rank_that_hangs_is_found():
+    """The host is through with the step long since; its stream waits for a rank that never sends."""
+    torch.manual_seed(0)
+    runtime, *_ = mse_step(Wide(), WORLD, stall_limit_s=2.0)
+    if RANK:
+        runtime.stages[0].register_forward_pre_hook(lambda *_: time.sleep(8))
+    began = time.monotonic()
+    with pytest.raises(StepError, match=r"rank 1 is stuck in|ranks wait for one another|no sign of life"):
+        three_losses(runtime)
+    assert time.monotonic() - began < 40
+
+
+def three_losses(runtime):
+    """A host runs ahead of its stream: it may hear only in the next step that one failed."""
+    x = torch.randn(4, 8, dtype=torch.float64)
+    for _ in range(3):
+        float(runtime.step(x, target=x, n_microbatches=2).loss)
+
+
+def _fails(*_):
+    raise ValueError("on purpose")
+
+
 def each_class_of_fault():
     every_dtype_crosses()
     dropout_hangs_on_nothing()
     a_scaler_steps_where_nothing_trains()
     times_are_the_devices()
     out_of_memory_is_told_as_such()
+    a_failure_elsewhere_ends_the_step()
+    a_rank_that_hangs_is_found()
     assert not simulated.take_races()
 
 

@@ -174,6 +174,24 @@ class Group(dist.ProcessGroup):
 
         return lane.run(self, f"receive from rank {peer}", [], tensors, call)
 
+    def batch(self, ops: Sequence[Any]) -> Work:
+        """Sends and receives at once, as one operation of the communicator of all: ``ncclGroupEnd``."""
+        sends = [op for op in ops if op.op is dist.isend]
+        receives = [op for op in ops if op.op is not dist.isend]
+        reads, writes = [op.tensor for op in sends], [op.tensor for op in receives]
+        lane = self._lane([*reads, *writes])
+        bytes_sent[0] += sum(t.nbytes for t in reads)
+
+        def call(seen: list[Tensor]) -> None:
+            works = [
+                (lane.gloo.send if op.op is dist.isend else lane.gloo.recv)([_bytes(t)], op.group_peer, 0)
+                for op, t in zip([*sends, *receives], seen, strict=True)
+            ]
+            for work in works:
+                work.wait(FOREVER)
+
+        return lane.run(self, "batch of messages", reads, writes, call)
+
     # -- among all --------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> Work:
@@ -246,6 +264,15 @@ class Group(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Drop the communicators, as whoever made them has to."""
         self._lanes.clear()
+
+
+def _batch_isend_irecv(ops: list[Any]) -> list[Any]:
+    """torch's, which puts messages in one operation for its own class of group alone."""
+    group = ops[0].group or dist.group.WORLD
+    return [group.batch(ops)] if isinstance(group, Group) else _torchs_batch(ops)
+
+
+_torchs_batch, dist.batch_isend_irecv = dist.batch_isend_irecv, _batch_isend_irecv
 
 
 def _bytes(tensor: Tensor) -> Tensor:

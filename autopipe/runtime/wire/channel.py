@@ -163,9 +163,11 @@ class Channel:
     def _send(self, tensors: Sequence[Tensor], peer: int) -> None:
         leaving = self._leaving[peer]
         leaving.append([(self._group.send(tensor, peer), tensor) for tensor in tensors])
-        while leaving and all(self._group.is_done(work) for work, _ in leaving[0]):
-            leaving.popleft()
-        while not self._is_async and len(leaving) > LAG:
+        if self._is_async:
+            while leaving and all(self._group.is_done(work) for work, _ in leaving[0]):
+                leaving.popleft()
+            return
+        while len(leaving) > LAG:
             self._finish(leaving.popleft())
 
     def flush(self) -> None:
