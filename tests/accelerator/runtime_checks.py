@@ -4,6 +4,7 @@ Every rank works on the device after its own number while device 0 is current. E
 the order check, and lazily, and its results equal the CPU's.
 """
 
+import contextlib
 import copy
 import datetime
 import os
@@ -215,6 +216,7 @@ def out_of_memory_is_told_as_such():
     with simulated.settings(capacity=room), pytest.raises(StepError, match="OutOfMemoryError") as caught:
         runtime.step(x, target=x, n_microbatches=2)
     assert "is gone" not in str(caught.value)
+    settle(runtime)
 
 
 def one_card_runs_many_ranks():
@@ -235,6 +237,7 @@ def a_failure_elsewhere_ends_the_step():
         runtime.stages[0].register_forward_pre_hook(_fails)
     with pytest.raises(StepError, match=r"rank 1, stage 1.*on purpose"):
         three_losses(runtime)
+    settle(runtime)
 
 
 def a_rank_that_hangs_is_found():
@@ -247,6 +250,7 @@ def a_rank_that_hangs_is_found():
     with pytest.raises(StepError, match=r"rank 1 is stuck in|ranks wait for one another|no sign of life"):
         three_losses(runtime)
     assert time.monotonic() - began < 40
+    settle(runtime)
 
 
 def three_losses(runtime):
@@ -254,6 +258,13 @@ def three_losses(runtime):
     x = torch.randn(4, 8, dtype=torch.float64)
     for _ in range(3):
         float(runtime.step(x, target=x, n_microbatches=2).loss)
+
+
+def settle(runtime):
+    """What a failed step left under way comes to its end, before its memory is free."""
+    runtime._engine.peers.close()
+    with contextlib.suppress(RuntimeError):
+        torch.accelerator.synchronize(DEVICE)
 
 
 def _fails(*_):
