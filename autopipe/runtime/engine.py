@@ -42,6 +42,7 @@ from .wire.boundary import edges_between
 from .wire.channel import Channel
 from .wire.failure import Patience, Position
 from .wire.peers import Peers, pipeline_ranks
+from .wire.values import dtype_of, name_of
 
 if TYPE_CHECKING:
     from ..tracing import Capture
@@ -389,7 +390,8 @@ class Engine:
                 total = torch.zeros((), device=self.device, dtype=torch.float64)
             total = peers.broadcast(total, source)
             if not self._is_dtype_shared:
-                self._loss_dtype, self._is_dtype_shared = peers.share(self._loss_dtype, source), True
+                mine = None if self._loss_dtype is None else name_of(self._loss_dtype)
+                self._loss_dtype, self._is_dtype_shared = dtype_of(peers.share(mine or "", source)), True
         if outputs in (True, "all"):
             leaves = share(leaves, peers, source, self.device)
         return leaves, total
@@ -405,7 +407,7 @@ class Engine:
                 stack.enter_context(worker.probing(found))
             self._begin(probe)
             self._executor.run(self._program(step.batch.n_microbatches, False), Clock(self.device))
-        everyone = [found] if self.peers is None else self.peers.gather(found)
+        everyone = [found] if self.peers is None else self.peers.gather(found, list[tuple[int, int, str]])
         first = min((f for part in everyone for f in part), default=None)
         where = "no stage gave a value that is not finite, so only the backward's sum of losses did"
         if first is not None:

@@ -9,25 +9,50 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from ..plans import Plan
 from ..schedule import Action, Message
 from ..simulator import Report, Sent, StageReport, simulate, stage_times
 
-__all__ = ["make_report"]
+__all__ = ["Ran", "Recorded", "make_report"]
 
 
-def make_report(plan: Plan, ranks: Sequence[dict[str, Any]]) -> Report:
-    """A report from what each process recorded.
+class Ran(msgspec.Struct, frozen=True):
+    """One step of one process: (what, start, end) of its actions, and of each message sent and awaited."""
 
-    ``steps`` of (origin, duration, marks) with equal lengths, ``message_bytes`` of what it sent in the last,
-    and ``peak_bytes``, None where not counted.
-    """
+    origin_s: float
+    length_s: float
+    actions: list[tuple[Action, float, float]]
+    sent: list[tuple[Message, float, float]]
+    awaited: list[tuple[Message, float, float]]
+
+    @classmethod
+    def of(cls, origin_s: float, length_s: float, marks: Sequence[tuple[Any, float, float]]) -> Ran:
+        """Of what a clock marked."""
+        actions = [mark for mark in marks if isinstance(mark[0], Action)]
+        others = [mark for mark in marks if not isinstance(mark[0], Action) and mark[0].message is not None]
+        kinds = {
+            kind: [(w.message, s, e) for w, s, e in others if w.kind == kind] for kind in ("send", "recv")
+        }
+        return cls(origin_s, length_s, actions, kinds["send"], kinds["recv"])
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """What one process recorded: its last steps, how large what it sent in the last was, and its peak."""
+
+    steps: list[Ran]
+    message_bytes: list[tuple[Message, int]]
+    peak_bytes: int | None
+
+
+def make_report(plan: Plan, ranks: Sequence[Recorded]) -> Report:
+    """A report from what each process recorded, in equally many steps."""
     measured: dict[tuple[int, str], list[float]] = {}
     for record in ranks:
-        for _, _, marks in record["steps"]:
-            for timed, start_s, end_s in marks:
-                if isinstance(timed, Action):
-                    measured.setdefault((timed.stage, timed.kind), []).append(end_s - start_s)
+        for ran in record.steps:
+            for action, start_s, end_s in ran.actions:
+                measured.setdefault((action.stage, action.kind), []).append(end_s - start_s)
     stages = tuple(
         StageReport(
             s.index,
@@ -37,16 +62,16 @@ def make_report(plan: Plan, ranks: Sequence[dict[str, Any]]) -> Report:
         )
         for s, times in zip(plan.stages, stage_times(plan), strict=True)
     )
-    n_steps = len(ranks[0]["steps"])
-    lengths = [max(record["steps"][i][1] for record in ranks) for i in range(n_steps)]
+    n_steps = len(ranks[0].steps)
+    lengths = [max(record.steps[i].length_s for record in ranks) for i in range(n_steps)]
     events: list[tuple[int, Action, float, float]] = []
-    hops: dict[str, dict[Message, tuple[float, float]]] = {"send": {}, "recv": {}}
-    for timed, start_s, end_s in _last_steps(ranks) if n_steps else ():
-        if isinstance(timed, Action):
-            events.append((plan.stages[timed.stage].rank, timed, start_s, end_s))
-        elif timed.message is not None:
-            hops[timed.kind][timed.message] = start_s, end_s
-    in_turn, peaks = len(ranks) < plan.n_ranks, [record["peak_bytes"] for record in ranks]
+    sent: dict[Message, tuple[float, float]] = {}
+    awaited: dict[Message, tuple[float, float]] = {}
+    for ran, late_s in _last_steps(ranks) if n_steps else ():
+        events += [(plan.stages[a.stage].rank, a, late_s + s, late_s + e) for a, s, e in ran.actions]
+        sent |= {m: (late_s + s, late_s + e) for m, s, e in ran.sent}
+        awaited |= {m: (late_s + s, late_s + e) for m, s, e in ran.awaited}
+    in_turn, peaks = len(ranks) < plan.n_ranks, [record.peak_bytes for record in ranks]
     return Report(
         stages,
         simulate(plan).work_s if in_turn else simulate(plan).before_optimizer_s,
@@ -55,21 +80,23 @@ def make_report(plan: Plan, ranks: Sequence[dict[str, Any]]) -> Report:
         tuple(sorted(events, key=lambda e: (e[2], e[0]))),
         plan,
         in_turn,
-        () if in_turn or None in peaks else tuple(peaks),
-        _messages(plan, hops, {m: n for record in ranks for m, n in record["message_bytes"].items()}),
+        () if in_turn or None in peaks else tuple(p for p in peaks if p is not None),
+        _messages(plan, sent, awaited, {m: n for record in ranks for m, n in record.message_bytes}),
     )
 
 
-def _last_steps(ranks: Sequence[dict[str, Any]]) -> Iterator[tuple[Any, float, float]]:
-    """The marks of every rank's last step, in seconds since the first rank began it."""
-    first = min(record["steps"][-1][0] for record in ranks)
+def _last_steps(ranks: Sequence[Recorded]) -> Iterator[tuple[Ran, float]]:
+    """Every rank's last step, and how many seconds after the first rank it began it."""
+    first = min(record.steps[-1].origin_s for record in ranks)
     for record in ranks:
-        origin, _, marks = record["steps"][-1]
-        yield from ((what, origin - first + start, origin - first + end) for what, start, end in marks)
+        yield record.steps[-1], record.steps[-1].origin_s - first
 
 
 def _messages(
-    plan: Plan, hops: Mapping[str, Mapping[Message, tuple[float, float]]], sizes: Mapping[Message, int]
+    plan: Plan,
+    sent: Mapping[Message, tuple[float, float]],
+    awaited: Mapping[Message, tuple[float, float]],
+    sizes: Mapping[Message, int],
 ) -> tuple[Sent, ...]:
     """Each message from when it was sent to when it had arrived.
 
@@ -77,8 +104,8 @@ def _messages(
     as the plan's link says.
     """
     found = []
-    for message, (left_s, _) in hops["send"].items():
-        began_s, got_s = hops["recv"][message]
+    for message, (left_s, _) in sent.items():
+        began_s, got_s = awaited[message]
         link = plan.cluster.link(plan.placement[message.source], plan.placement[message.destination])
         expected_s = left_s + link.seconds(sizes[message])
         arrived_s = max(left_s, got_s) if began_s < expected_s else expected_s

@@ -27,7 +27,7 @@ from .keep.keeper import Keeper, Saving
 from .keep.whole import gather_weights
 from .options import Options, StepResult, Where
 from .reduce.precision import Autocast, clip_grad_norm
-from .report import make_report
+from .report import Ran, Recorded, make_report
 
 if TYPE_CHECKING:
     from ..tracing import Capture
@@ -330,13 +330,14 @@ class Runtime:
         On an accelerator with the most memory each rank held since the runtime was made.
         """
         engine = self._engine
-        mine = {
-            "steps": [
-                (origin, clock.length_s(host_s), clock.read()) for origin, host_s, clock in engine.records
+        mine = Recorded(
+            [
+                Ran.of(origin, clock.length_s(host_s), clock.read())
+                for origin, host_s, clock in engine.records
             ],
-            "message_bytes": engine.message_bytes(),
-            "peak_bytes": accelerator.peak_bytes(engine.device),
-        }
+            list(engine.message_bytes().items()),
+            accelerator.peak_bytes(engine.device),
+        )
         with self._together("gathering a report", waits=False):
             everyone = engine.peers.gather(mine) if engine.peers else [mine]
         return make_report(engine.plan, everyone)

@@ -447,9 +447,9 @@ def checkpoints(directory):
     runtime.save(path / "one.pt")
     train(runtime, optimizer, batches[2:])
     wanted = {n: p.detach().clone() for n, p in runtime.named_parameters()}
-    whole = {}
-    for part in runtime._engine.peers.gather(wanted):
-        whole |= part
+    parts = [None] * world
+    dist.all_gather_object(parts, wanted)
+    whole = {name: tensor for part in parts for name, tensor in part.items()}
     _, captured, plan, stages = adversary("interleaved", world, 2)
     other = Runtime(captured, plan, stages, loss_fn=adversary_loss)
     for p in other.parameters():

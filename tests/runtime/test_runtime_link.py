@@ -2,30 +2,25 @@
 
 import socket
 import threading
+import time
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from autopipe.errors import StepError
+from autopipe.runtime.wire import link as links_module
 from autopipe.runtime.wire.announcement import Announcement
+from autopipe.runtime.wire.board import Board, StoreGone
 from autopipe.runtime.wire.link import LINK_BYTES, Link, connect
 
 
-class Store(dict):
-    """A store of one process; ``get`` waits as torch's does."""
+def board_of(store):
+    return Board(store, "links", lambda: 10.0)
 
-    def __init__(self):
-        super().__init__()
-        self.changed = threading.Condition()
 
-    def set(self, key, value):
-        with self.changed:
-            self[key] = value.encode()
-            self.changed.notify_all()
-
-    def get(self, key):
-        with self.changed:
-            assert self.changed.wait_for(lambda: key in self, timeout=10)
-            return self[key]
+def never_mind(rank):
+    """Waiting may go on."""
 
 
 @pytest.fixture
@@ -125,10 +120,10 @@ def test_abort_ends_a_wait_of_its_own_side(ends):
 
 @pytest.mark.timeout(30)
 def test_every_pair_is_connected():
-    store, links = Store(), {}
+    store, links = dist.HashStore(), {}
 
     def join(rank):
-        links[rank] = connect(store, rank, 3)
+        links[rank] = connect(board_of(store), rank, 3, never_mind)
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
     for thread in threads:
@@ -145,10 +140,72 @@ def test_every_pair_is_connected():
 
 
 def test_ranks_that_do_not_find_each_other_have_no_link():
-    store = Store()
-    store.set("door/0", "/nowhere/door")
-    assert connect(store, 1, 2) == {}
-    assert store.get("knock/1/0") == b""
+    board = board_of(dist.HashStore())
+    board.post("door/0", "/nowhere/door")
+    assert connect(board, 1, 2, never_mind) == {}
+    assert board.look("knock/1/0") == ""
+
+
+def test_waiting_for_a_rank_ends_when_there_is_no_use():
+    def give_up(rank):
+        raise StepError(f"rank {rank} is gone")
+
+    with pytest.raises(StepError, match="rank 1 is gone"):
+        connect(board_of(dist.HashStore()), 0, 2, give_up)
+
+
+@pytest.mark.timeout(30)
+def test_who_knocks_without_the_key_is_turned_away(monkeypatch):
+    """Somebody knocks first with bytes of their own; the rank that belongs there still gets its link."""
+    store, links, doors = dist.HashStore(), {}, []
+    knock = links_module._knock
+
+    def knock_before(path):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(path)
+            stranger.sendall((1).to_bytes(4, "little") + b"0" * 32)
+            doors.append(path)
+            return knock(path)
+
+    monkeypatch.setattr(links_module, "_knock", knock_before)
+    thread = threading.Thread(target=lambda: links.update(connect(board_of(store), 0, 2, never_mind)))
+    thread.start()
+    mine = connect(board_of(store), 1, 2, never_mind)
+    thread.join(10)
+    mine[0].send(torch.tensor([7]))
+    found = links[1].recv(torch.zeros(1, dtype=torch.int64))
+    found.wait()
+    assert found.tensor.item() == 7
+    assert doors
+    assert not mine[0].is_broken
+    links[1].close()
+    assert mine[0].is_broken
+    mine[0].close()
+
+
+def test_what_others_write_in_the_store_is_not_there():
+    store = dist.HashStore()
+    board = board_of(store)
+    theirs = dist.PrefixStore(board.name, store)
+    for key, value in (("error", "boo"), ("card/1", "{}"), ("left/1", b"\xff" * 40)):
+        theirs.set(key, value)
+        assert board.look(key) is None
+    assert board.post_first("error", "ours") == "ours"
+    assert board.post_first("error", "second") == "ours"
+    theirs.set("moved", store.get(f"{board.name}/error"))
+    assert board.look("moved") is None  # sealed for another place
+    assert Board(store, "other", lambda: 10.0).look("error") is None
+
+
+def test_a_store_that_does_not_answer_stops_nobody():
+    board = board_of(dist.HashStore())
+    board._answer_s = lambda: 0.2
+    began = time.monotonic()
+    with pytest.raises(StoreGone):
+        board._ask(lambda store: time.sleep(3))
+    with pytest.raises(StoreGone):
+        board.look("error")
+    assert time.monotonic() - began < 2
 
 
 @pytest.mark.parametrize("size", [3, 5000])

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from ...stages import Stage
+from ..wire.announcement import Announced, Announcement
 from ..wire.boundary import flatten
 from ..wire.peers import Peers
 from .microbatch import Batch
@@ -21,6 +23,16 @@ __all__ = ["Feed", "Given"]
 Given = tuple[dict[str, Any], Any, int, tuple[list[float], float]]
 """(inputs by name, target, asked number of microbatches, weight of each and what they counted): a tensor that
 is of no use to this rank is on the meta device."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What the source says of a batch ahead of its tensors; ``owners`` has None for the target's."""
+
+    names: list[str]
+    told: Announced
+    owners: list[str | None]
+    n_microbatches: int
+    weights: tuple[list[float], float]
 
 
 class Feed:
@@ -49,8 +61,8 @@ class Feed:
         names = list(batch.whole)
         tensors, frame = flatten([*batch.whole.values(), target])
         owners = self._owners(names, batch.whole, len(tensors))
-        specs = [(t.shape, t.dtype) for t in tensors]
-        header = names, specs, owners, frame, n_microbatches, weights
+        told = Announcement(tuple((tuple(t.shape), t.dtype, False) for t in tensors), frame).told()
+        header = Header(names, told, owners, n_microbatches, weights)
         is_sent = [any(self._is_used(o, r) for r in self._others) for o in owners]
         tensors = [
             t.to(self._device, non_blocking=True).contiguous() if sent else t
@@ -72,16 +84,17 @@ class Feed:
         """Receive a batch; waits for the source as long as it takes."""
         peers = self._peers
         peers.position.words, peers.position.waits_for = "waiting for the batch", self.source
-        names, specs, owners, frame, n_microbatches, weights = peers.hear(self.source)
+        header = peers.hear(self.source, Header)
+        told = Announcement.heard(header.told)
         tensors = []
-        for (shape, dtype), owner in zip(specs, owners, strict=True):
+        for (shape, dtype, _), owner in zip(told.tensors, header.owners, strict=True):
             is_used = self._is_used(owner, peers.rank)
             tensors.append(torch.empty(shape, dtype=dtype, device=self._device if is_used else "meta"))
             if is_used:
                 peers.group.wait(peers.group.recv(tensors[-1], self.source))
         peers.position.waits_for = -1
-        *values, target = tensors if frame is None else frame.fill(tensors)
-        return dict(zip(names, values, strict=True)), target, n_microbatches, weights
+        *values, target = tensors if told.frame is None else told.frame.fill(tensors)
+        return dict(zip(header.names, values, strict=True)), target, header.n_microbatches, header.weights
 
     def _owners(self, names: Sequence[str], whole: Mapping[str, Any], n_tensors: int) -> list[str | None]:
         """Of each tensor the input it is; None for the target's."""

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from ...errors import InputError
 from ...units import symbol
+from ..wire.announcement import Announcement
 from ..wire.boundary import flatten
 from ..wire.peers import Peers
 from .microbatch import Batch
@@ -121,9 +122,10 @@ def weighted(losses: Sequence[Tensor | None], weights: Sequence[float]) -> Tenso
 def share(leaves: list[Any] | None, peers: Peers, source: int, device: torch.device) -> list[Any]:
     """Flat output leaves of pipeline rank ``source``, on every rank."""
     tensors, frame = flatten(leaves or [])
-    specs = [(t.shape, t.dtype) for t in tensors]
-    specs, frame = peers.share((specs, frame), source)
+    mine = Announcement(tuple((tuple(t.shape), t.dtype, False) for t in tensors), frame).told()
+    told = Announcement.heard(peers.share(mine, source))
     if peers.rank != source:
-        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs]
+        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in told.tensors]
+        frame = told.frame
     tensors = [peers.broadcast(t.contiguous(), source) for t in tensors]
     return tensors if frame is None else frame.fill(tensors)

@@ -15,6 +15,7 @@ from ...graph import ParameterSpec
 from ...stages import Stage
 from ..stage.setup import exchange
 from ..wire.peers import Peers
+from ..wire.values import dtype_of, name_of
 from .saving import whole
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ def gather_weights(capture: Capture, stages: Sequence[Stage], peers: Peers, devi
         owners.append((spec, stage.rank))
         if stage.rank == peers.rank:
             own[spec.name] = whole(tensor)
-    shapes = [dict[str, tuple[torch.Size, torch.dtype]]()] * peers.n_ranks
-    shapes = peers.gather({name: (t.shape, t.dtype) for name, t in own.items()})
+    mine = {name: (tuple(t.shape), name_of(t.dtype)) for name, t in own.items()}
+    shapes = peers.gather(mine, dict[str, tuple[tuple[int, ...], str]])
     for spec, rank in owners:
         shape, dtype = shapes[rank][spec.name]
         here = own.get(spec.name)
-        value = torch.empty(shape, dtype=dtype, device=device) if here is None else here.to(device)
+        value = torch.empty(shape, dtype=dtype_of(dtype), device=device) if here is None else here.to(device)
         held = [_at(capture.model, name) for name in spec.names]
         _put(held, peers.broadcast(value, rank), (capture.model, *stages))
 

@@ -8,16 +8,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import msgspec
 import torch
 from torch import Tensor
 
 from .boundary import Frame
+from .values import dtype_of, name_of
 
-__all__ = ["Announcement"]
+__all__ = ["Announced", "Announcement"]
 
 PACK_BYTES = 1 << 14
 """Tensors below this size share one message: a copy is then cheaper than another message."""
 ALIGN_BYTES = 16
+
+
+class Announced(msgspec.Struct, frozen=True):
+    """An announcement as a message."""
+
+    tensors: list[tuple[tuple[int, ...], str, bool]]
+    frame: str | None
+    present: tuple[bool, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +48,17 @@ class Announcement:
 
     packed: tuple[int, ...] = dataclasses.field(default=(), init=False, compare=False)
     flags: tuple[bool, ...] = dataclasses.field(default=(), init=False, compare=False)
+
+    def told(self) -> Announced:
+        """As a message."""
+        tensors = [(shape, name_of(dtype), flag) for shape, dtype, flag in self.tensors]
+        return Announced(tensors, None if self.frame is None else self.frame.to_text(), self.present)
+
+    @classmethod
+    def heard(cls, found: Announced) -> Announcement:
+        """Of a message."""
+        tensors = tuple((shape, dtype_of(name), flag) for shape, name, flag in found.tensors)
+        return cls(tensors, None if found.frame is None else Frame.from_text(found.frame), found.present)
 
     def _bytes(self) -> list[int]:
         return [torch.Size(shape).numel() * dtype.itemsize for shape, dtype, _ in self.tensors]

@@ -12,7 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ...errors import StepError
 from ...stages import Stage
+from .values import Unfit, dumps, loads
 
 __all__ = ["Edge", "Frame", "edges_between", "flatten"]
 
@@ -28,6 +30,9 @@ class _Slot:
 
     def __hash__(self) -> int:
         return 0
+
+
+SLOT = _Slot()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,9 +55,24 @@ class Frame:
             [next(rest) if isinstance(leaf, _Slot) else leaf for leaf in self.leaves], self.structure
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # as the values themselves: torch deprecates the way its structures are pickled
-        return Frame.of, (pytree.tree_unflatten(list(self.leaves), self.structure),)
+    def to_text(self) -> str:
+        """As JSON. Raises :class:`StepError` for objects that only this process can make."""
+        places = [isinstance(leaf, _Slot) for leaf in self.leaves]
+        rest = [None if is_slot else leaf for leaf, is_slot in zip(self.leaves, places, strict=True)]
+        try:
+            return dumps([pytree.treespec_dumps(self.structure), places, rest])
+        except (Unfit, NotImplementedError) as error:
+            raise StepError(
+                f"a value that crosses between ranks is made of more than tensors and plain values: {error}; "
+                "keep what makes it and what takes it in one stage"
+            ) from error
+
+    @classmethod
+    def from_text(cls, text: str) -> Frame:
+        """Of :meth:`to_text`."""
+        structure, places, rest = loads(text)
+        leaves = tuple(SLOT if is_slot else leaf for is_slot, leaf in zip(places, rest, strict=True))
+        return cls(pytree.treespec_loads(structure), leaves)
 
 
 def flatten(values: Sequence[Any]) -> tuple[list[Tensor], Frame | None]:
@@ -64,7 +84,7 @@ def flatten(values: Sequence[Any]) -> tuple[list[Tensor], Frame | None]:
         return list(values), None
     leaves, structure = pytree.tree_flatten(list(values))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    return tensors, Frame(structure, tuple(_Slot() if isinstance(x, Tensor) else x for x in leaves))
+    return tensors, Frame(structure, tuple(SLOT if isinstance(x, Tensor) else x for x in leaves))
 
 
 SETTLED_AFTER = 8

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ... import accelerator
 from ...errors import StepError
-from .announcement import Announcement
+from .announcement import Announced, Announcement
 from .boundary import Book, Edge
 from .peers import Peers
 
@@ -128,11 +128,11 @@ class Channel:
 
     def _announce(self, kind: str, edge: Edge, m: int, peer: int, found: Announcement) -> None:
         self._note(kind, edge, m, found)
-        self._peers.tell(found, peer)
+        self._peers.tell(found.told(), peer)
 
     def _learn(self, kind: str, edge: Edge, m: int, peer: int) -> Announcement:
         """Wait for the other side's announcement of the next message."""
-        found: Announcement = self._peers.hear(peer)
+        found = Announcement.heard(self._peers.hear(peer, Announced))
         self._note(kind, edge, m, found)
         return found
 

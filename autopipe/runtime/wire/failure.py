@@ -9,16 +9,19 @@ breaks the pipeline's own communicator, and the waiting call raises at once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
-import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from ...errors import StepError
+from .board import Board, StoreGone
+from .key import KEY_VARIABLE
 
 __all__ = ["Patience", "Position", "Watch", "first_difference", "roll_call"]
 
@@ -33,7 +36,9 @@ STALL_STEPS = 20.0
 FIRST_STEP_FACTOR = 5.0
 LEAVE_S = 3 * POLL_S
 """How long the store's host waits at most for the others to know that it leaves."""
-HOST_GONE = "the process that hosts the store is gone (rank 0 of the job, or its launcher)"
+BUSY_FACTOR = 5.0
+"""How much longer a rank that shows life may compute, where the user set no limit: kernels compile again."""
+HOST_GONE = "the process that hosts the store is gone or stopped (rank 0 of the job, or its launcher)"
 IDLE_FACTOR = 10.0
 """How much longer a rank may stay in the user's own code between steps: it may save, evaluate or log."""
 
@@ -48,6 +53,11 @@ class Patience:
     given_s: float | None
     step_s: float
     is_warm: bool = False
+
+    @property
+    def busy_factor(self) -> float:
+        """How much longer than the limit a rank that computes may take."""
+        return 1.0 if self.given_s is not None else BUSY_FACTOR
 
     @property
     def limit_s(self) -> float:
@@ -90,16 +100,27 @@ class Position:
         return dataclasses.replace(self, index=index, words=words, waits_for=peer, is_idle=False)
 
 
+class Sign(msgspec.Struct, frozen=True):
+    """A rank's ``n``-th sign of life: where it is, whom it waits for, and how long it made no progress."""
+
+    n: int
+    words: str
+    waits_for: int
+    is_idle: bool
+    quiet_s: float
+
+
 class Watch:
     """Publishes this rank's failure, learns of others', and judges stalls.
 
     ``position`` says where this rank is; ``abort`` breaks the communicator so that a blocked call returns.
-    ``host`` is the rank whose process hosts the store, -1 where none of these does.
+    ``host`` is the rank whose process hosts the store, -1 where none of these does. ``broken`` gives the
+    ranks whose direct connections are closed.
     """
 
     def __init__(
         self,
-        store: Any,
+        board: Board,
         rank: int,
         n_ranks: int,
         *,
@@ -107,14 +128,16 @@ class Watch:
         abort: Callable[[], None],
         patience: Patience,
         host: int = -1,
+        broken: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         self._host, self._host_left = host, ""
-        self._main, self._store = store, store.clone()
+        self._board, self._broken = board, broken
+        self._heard: dict[int, tuple[int, float]] = {}
+        self._n_told = 0
         self._rank, self._n_ranks = rank, n_ranks
         self._position, self._abort, self._patience = position, abort, patience
         self.failure: str | None = None
         self._stop = threading.Event()
-        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="autopipe-watch", daemon=True)
         self._thread.start()
 
@@ -130,11 +153,11 @@ class Watch:
             return
         deadline = time.monotonic() + LEAVE_S
         try:
-            self._main.set(f"left/{self._rank}", self._why())
-            n_done = self._main.add("done with the store", 1)
+            self._board.post(f"left/{self._rank}", self._why())
+            n_done = self._board.count("done with the store", 1)
             while self._rank == self._host and n_done < self._n_ranks and time.monotonic() < deadline:
                 time.sleep(0.01)
-                n_done = self._main.add("done with the store", 0)
+                n_done = self._board.count("done with the store", 0)
         except RuntimeError:
             return  # the store is gone, and whom it could tell knows
 
@@ -146,43 +169,48 @@ class Watch:
 
     def note_lost(self, peer: int) -> None:
         """Say that this rank lost its connection to ``peer``."""
-        self._ask(lambda store: store.set(f"lost/{self._rank}", str(peer)))
+        with contextlib.suppress(StoreGone):
+            self._board.post(f"lost/{self._rank}", str(peer))
 
     def first_lost(self, peer: int) -> int:
         """Where a loss began: a rank that lost another's connection itself only passes that on."""
         rank, seen = peer, {self._rank}
         while rank not in seen:
             seen.add(rank)
-            found = self._ask(functools.partial(_get, f"lost/{rank}"))
+            found = self._look_for(f"lost/{rank}")
             if found is None:
                 return rank
             rank = int(found)
         return peer
 
-    def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """What the store answers; None where it is gone."""
+    def lost(self, peer: int) -> str:
+        """In words, that this rank's connection to ``peer`` broke: where that began, as far as is known."""
+        self.note_lost(peer)
+        gone = self.first_lost(peer)
+        return self.left(gone) or (
+            f"rank {gone} is gone without a word (killed, or it left early): rank {self._rank} lost its "
+            f"connection at {self._position().words}"
+        )
+
+    def _look_for(self, key: str) -> str | None:
+        """What the board has; None where the store is gone."""
         try:
-            with self._lock:
-                return None if self._host_left else question(self._main)
-        except RuntimeError:
+            return None if self._host_left else self._board.look(key)
+        except StoreGone:
             return None
 
     def left(self, rank: int) -> str:
         """In words, that another rank has left of its own accord; empty where it has not."""
         if self._host_left:
             return self._host_left if rank == self._host else ""
-        return self._ask(functools.partial(self._find_left, rank)) or ""
-
-    def _find_left(self, rank: int, store: Any) -> str:
-        found = _get(f"left/{rank}", store)
+        found = self._look_for(f"left/{rank}")
         return "" if found is None else f"rank {rank} {found}"
 
     def publish(self, message: str) -> str:
         """Make ``message`` the cause every rank reports unless there is one; the cause that stands."""
         try:
-            with self._lock:
-                stands = self._host_left or self._main.compare_set("error", "", message).decode()
-        except RuntimeError:
+            stands = self._host_left or self._board.post_first("error", message)
+        except StoreGone:
             stands = message  # the store's host is gone: peers learn from broken connections
         self.failure = self.failure or stands
         return self.failure
@@ -191,8 +219,7 @@ class Watch:
         """The published cause, waiting a moment for it to arrive."""
         deadline = time.monotonic() + wait_s
         while self.failure is None:
-            with self._lock:
-                found = self._look(self._main)
+            found = self._look()
             if found or time.monotonic() > deadline:
                 return found
             time.sleep(0.02)
@@ -212,7 +239,7 @@ class Watch:
             if (position.step, position.index) != seen:
                 seen, since = (position.step, position.index), now
             if self.failure is None:
-                self.failure = self._look(self._store)
+                self.failure = self._look() or self._find_broken()
             if self.failure is None and self._host >= 0 and self._has_host_left():
                 return
             if self.failure is not None:
@@ -225,56 +252,64 @@ class Watch:
             if position.waits_for >= 0 and quiet_s > self._patience.limit_s:
                 try:
                     self.failure = self._judge(position, quiet_s)
-                except RuntimeError:
+                except StoreGone:
                     self.failure = HOST_GONE
+
+    def _find_broken(self) -> str | None:
+        """The cause where a rank is gone without having left."""
+        for rank in self._broken():
+            if not self.left(rank):
+                return self.publish(self.lost(rank))
+        return None
 
     def _has_host_left(self) -> bool:
         try:
-            self._host_left = self._find_left(self._host, self._store)
-            if self._host_left:
-                self._store.add("done with the store", 1)
-        except RuntimeError:
+            found = self._board.look(f"left/{self._host}")
+            if found is not None:
+                self._board.count("done with the store", 1)
+                self._host_left = f"rank {self._host} {found}"
+        except StoreGone:
             self.failure = HOST_GONE
         return bool(self._host_left)
 
-    def _look(self, store: Any) -> str | None:
+    def _look(self) -> str | None:
         if self._host_left:
             return self._host_left
         try:
-            return _get("error", store)
-        except RuntimeError:
+            return self._board.look("error")
+        except StoreGone:
             return HOST_GONE
 
     def _tell(self, position: Position, quiet_s: float) -> None:
-        report = {"step": position.step, "words": str(position.words), "waits_for": position.waits_for}
-        report["is_idle"] = position.is_idle
-        report |= {"quiet_s": quiet_s, "at": time.time()}
+        self._n_told += 1
+        report = Sign(self._n_told, str(position.words), position.waits_for, position.is_idle, quiet_s)
         try:
-            self._store.set(f"position/{self._rank}", json.dumps(report))
-        except RuntimeError:
+            self._board.post(f"position/{self._rank}", msgspec.json.encode(report).decode())
+        except StoreGone:
             self.failure = HOST_GONE
 
     def _judge(self, position: Position, quiet_s: float) -> str | None:
         """Follow who waits for whom to the rank that holds everybody up, and publish it; None to wait on."""
-        rank, report = position.waits_for, dict[str, Any]()
+        rank, sign, silent_s = position.waits_for, None, 0.0
         seen = {self._rank: str(position.words)}
         while rank not in seen:
-            report = self._read(rank)
-            seen[rank] = report.get("words", "")
-            if not report or report["waits_for"] < 0:
+            sign, silent_s = self._hear(rank)
+            seen[rank] = sign.words if sign else ""
+            if sign is None or sign.waits_for < 0:
                 break
-            rank = report["waits_for"]
-        stuck_s = report["quiet_s"] + time.time() - report["at"] if report else 0.0
-        is_dead = not report or time.time() - report["at"] > SIGN_OF_LIFE_S
+            rank = sign.waits_for
         limit_s = self._patience.limit_s
-        if is_dead and quiet_s < limit_s + SIGN_OF_LIFE_S:
+        is_alive = sign is not None and silent_s <= SIGN_OF_LIFE_S
+        if not is_alive and quiet_s < limit_s + SIGN_OF_LIFE_S:
             return None  # it may be about to give one
-        if not is_dead and report["is_idle"] and quiet_s < IDLE_FACTOR * limit_s:
-            return None
-        if is_dead:
-            what = f"rank {rank} shows no sign of life"
-        elif report["waits_for"] < 0:
-            what = f"rank {rank} is stuck in {report['words']} for {stuck_s:.1f} s"
+        if is_alive and sign is not None and sign.waits_for < 0:
+            longer = IDLE_FACTOR if sign.is_idle else self._patience.busy_factor
+            if quiet_s < longer * limit_s:
+                return None
+        if not is_alive or sign is None:
+            what = f"rank {rank} shows no sign of life (killed or stopped, or its host is)"
+        elif sign.waits_for < 0:
+            what = f"rank {rank} is stuck in {sign.words} for {sign.quiet_s + silent_s:.1f} s"
         else:
             places = ", ".join(f"rank {r} at {seen[r]}" for r in sorted(seen))
             what = f"ranks wait for one another: {places}; do the same on every rank, in the same order"
@@ -282,38 +317,43 @@ class Watch:
             f"{what}; rank {self._rank} waited {quiet_s:.1f} s at {position.words}, the limit is "
             f"{limit_s:.1f} s (stall_limit_s)"
         )
-        stands: str = self._store.compare_set("error", "", message).decode()
-        return stands
+        return self._board.post_first("error", message)
 
-    def _read(self, rank: int) -> dict[str, Any]:
-        found = _get(f"position/{rank}", self._store)
-        return {} if found is None else json.loads(found)
+    def _hear(self, rank: int) -> tuple[Sign | None, float]:
+        """A rank's last sign of life, and for how long it has been the last: by this rank's own clock."""
+        found = self._board.look(f"position/{rank}")
+        if found is None:
+            return None, 0.0
+        sign = msgspec.json.decode(found, type=Sign)
+        n_seen, since = self._heard.get(rank, (-1, 0.0))
+        if n_seen != sign.n:
+            since = time.monotonic()
+            self._heard[rank] = sign.n, since
+        return sign, time.monotonic() - since
 
 
-def _get(key: str, store: Any) -> str | None:
-    """What the store holds under a key; None where nobody has set it."""
-    return store.get(key).decode() if store.check([key]) else None
-
-
-def roll_call(store: Any, rank: int, n_ranks: int, card: str, limit_s: float) -> tuple[str, ...]:
+def roll_call(board: Board, rank: int, n_ranks: int, card: str, limit_s: float) -> tuple[str, ...]:
     """Every rank's ``card``, once all have shown theirs.
 
     Raises :class:`StepError` naming the ranks that did not come within ``limit_s``.
     """
-    store.set(f"card/{rank}", card)
+    board.post(f"card/{rank}", card)
     deadline = time.monotonic() + limit_s
+    cards: dict[int, str] = {}
     missing = list(range(n_ranks))
     while missing:
-        missing = [r for r in missing if not store.check([f"card/{r}"])]
+        cards |= {r: found for r in missing if (found := board.look(f"card/{r}")) is not None}
+        missing = [r for r in missing if r not in cards]
         if missing and time.monotonic() > deadline:
             names = ", ".join(map(str, missing))
             raise StepError(
                 f"rank {names} never started: no sign of it within {limit_s:.0f} s of rank {rank} making its "
-                f"runtime; look at its log, and make the runtime on every rank"
+                f"runtime; look at its log, and make the runtime on every rank (with the same "
+                f"{KEY_VARIABLE}, where one is set)"
             )
         if missing:
             time.sleep(0.01)
-    return tuple(store.get(f"card/{r}").decode() for r in range(n_ranks))
+    return tuple(cards[r] for r in range(n_ranks))
 
 
 def first_difference(cards: Sequence[str]) -> int | None:

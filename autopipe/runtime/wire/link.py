@@ -12,17 +12,26 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import hmac
 import pathlib
+import select
 import socket
 import tempfile
+import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import Tensor
+
+from .board import Board
 
 __all__ = ["LINK_BYTES", "Arrival", "Link", "connect"]
 
 LINK_BYTES = 1 << 15
 """Messages below this size go over the socket."""
+POLL_S = 0.1
+CARD_S = 2.0
+"""How long who knocks may take to say who it is."""
 BUFFER_BYTES = 1 << 20
 """The socket buffer asked for; Linux grants 416 KiB by default."""
 
@@ -83,6 +92,16 @@ class Link:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the other end has closed it, or is gone."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLRDHUP if hasattr(select, "POLLRDHUP") else select.POLLHUP)
+        except ValueError:
+            return False  # closed here
+        return bool(poll.poll(0))
+
     def close(self) -> None:
         """Give the socket back."""
         self._socket.close()
@@ -112,11 +131,12 @@ class Sent:
 SENT = Sent()
 
 
-def connect(store: Any, rank: int, n_ranks: int) -> dict[int, Link]:
+def connect(board: Board, rank: int, n_ranks: int, check: Callable[[int], None]) -> dict[int, Link]:
     """Links from ``rank`` to the ranks of a pipeline it shares a host with; each rank calls it once.
 
     Every rank opens a socket in a folder only its user can enter, and knocks at those of lower ranks: who
-    finds the folder is on the same host.
+    finds the folder is on the same host. Who knocks says which rank it is, sealed with the job's key. While
+    it waits for a rank it calls ``check`` with that rank again and again, which raises when there is no use.
     """
     if not hasattr(socket, "AF_UNIX"):
         return {}
@@ -126,18 +146,55 @@ def connect(store: Any, rank: int, n_ranks: int) -> dict[int, Link]:
         with contextlib.suppress(OSError):  # a folder whose name is too long for a socket: nobody finds it
             door.bind(path)
             door.listen(n_ranks)
-        store.set(f"door/{rank}", path)
+            door.settimeout(POLL_S)
+        board.post(f"door/{rank}", path)
         for lower in range(rank):
-            connection = _knock(store.get(f"door/{lower}").decode())
-            store.set(f"knock/{rank}/{lower}", "" if connection is None else "here")
+            connection = _knock(_await(board, f"door/{lower}", lower, check))
+            board.post(f"knock/{rank}/{lower}", "" if connection is None else "here")
             if connection is not None:
-                connection.sendall(rank.to_bytes(4, "little"))
+                connection.sendall(_card(board, rank, lower))
                 links[lower] = Link(connection)
-        for _ in [h for h in range(rank + 1, n_ranks) if store.get(f"knock/{h}/{rank}")]:
-            connection, _ = door.accept()
-            higher = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "little")
-            links[higher] = Link(connection)
+        coming = {h for h in range(rank + 1, n_ranks) if _await(board, f"knock/{h}/{rank}", h, check)}
+        while coming:
+            found = _answer(board, door, rank, coming)
+            if found is None:
+                check(min(coming))
+            else:
+                links[found[0]] = Link(found[1])
+                coming.discard(found[0])
     return links
+
+
+def _await(board: Board, key: str, source: int, check: Callable[[int], None]) -> str:
+    while (found := board.look(key)) is None:
+        check(source)
+        time.sleep(0.002)
+    return found
+
+
+def _card(board: Board, rank: int, lower: int) -> bytes:
+    return rank.to_bytes(4, "little") + board.seal.code(f"link/{rank}/{lower}", "").encode()
+
+
+def _answer(
+    board: Board, door: socket.socket, rank: int, coming: Collection[int]
+) -> tuple[int, socket.socket] | None:
+    """Who knocked, and its connection; None where nobody did who belongs here."""
+    try:
+        connection, _ = door.accept()
+    except TimeoutError:
+        return None
+    connection.settimeout(CARD_S)
+    try:
+        card = connection.recv(len(_card(board, 0, 0)), socket.MSG_WAITALL)
+    except OSError:
+        card = b""
+    higher = int.from_bytes(card[:4], "little")
+    if higher in coming and hmac.compare_digest(card, _card(board, higher, rank)):
+        connection.settimeout(None)
+        return higher, connection
+    connection.close()
+    return None
 
 
 def _socket() -> socket.socket:

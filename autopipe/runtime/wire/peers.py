@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import json
 import os
-import pickle
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -24,14 +23,17 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import AutopipeError, InputError, PlanError, StepError
-from .failure import POLL_S, Patience, Position, Watch, first_difference, roll_call
+from .board import Board
+from .failure import Patience, Position, Watch, first_difference, roll_call
 from .group import FOREVER, Group, HostGroup, make_group
-from .link import connect
+from .link import Link, connect
 
 __all__ = ["Peers", "pipeline_ranks"]
 
 _made: dict[str, int] = {}
 T = TypeVar("T")
+MAX_MESSAGE_BYTES = 64 << 20
+FOREIGN = "(somebody else reaches its ports: keep them within the job's own network)"
 TOLD_AHEAD = 32
 """How many messages may be on their way to be heard; they are small."""
 
@@ -85,29 +87,48 @@ class Peers:
         self._host = default  # lives as long as the others may ask it
         is_hosted_here = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         prefix = f"autopipe/{name}/{_made[name]}"
-        self.store: Any = dist.PrefixStore(prefix, default.clone())  # type: ignore[attr-defined]
+        self.board = Board(default, prefix, lambda: patience.limit_s)
+        self.store: Any = dist.PrefixStore(self.board.name, default.clone())  # type: ignore[attr-defined]
         self.cards = self._compare(card, patience.limit_s)
         self._connect_s = patience.limit_s
-        self._links = connect(self.store, self.rank, self.n_ranks)
-        everyone = tuple(range(self.n_ranks))
+        self._links: dict[int, Link] = {}
         self._groups: list[Group] = []
-        self.group = self.new_group("tensors", everyone)
-        aside = dist.PrefixStore("control", self.store)  # type: ignore[attr-defined]
-        self.control = HostGroup(aside, everyone, self.rank, self._connect_s, self._links)
+        self._breakable: list[Group | HostGroup] = []
         self._telling: collections.deque[tuple[Any, Tensor]] = collections.deque()
-        self.position, self._shared = Position(), 0
+        self._n_told, self._n_heard = [0] * self.n_ranks, [0] * self.n_ranks
+        self.position = Position()
         self.watch = Watch(
-            self.store,
+            self.board,
             self.rank,
             self.n_ranks,
             position=lambda: self.position.seen(),
             abort=self._abort,
             patience=patience,
             host=ranks.index(0) if is_hosted_here and 0 in ranks else -1,
+            broken=lambda: [rank for rank, link in list(self._links.items()) if link.is_broken],
         )
+        try:
+            with self.together("connecting", waits=True):
+                self._meet()
+        except BaseException:
+            self.watch.close()
+            raise
+
+    def _meet(self) -> None:
+        self._links |= connect(self.board, self.rank, self.n_ranks, self._check)
+        everyone = tuple(range(self.n_ranks))
+        self.group = self.new_group("tensors", everyone)
+        aside = dist.PrefixStore("control", self.store)  # type: ignore[attr-defined]
+        self.control = HostGroup(aside, everyone, self.rank, self._connect_s, self._links)
+        self._breakable.append(self.control)
+
+    def _check(self, waits_for: int) -> None:
+        """Raise where there is no use in waiting on for a rank."""
+        self.position.waits_for = waits_for
+        self.watch.raise_if_failed()
 
     def _compare(self, card: dict[str, Any], limit_s: float) -> list[dict[str, Any]]:
-        cards = roll_call(self.store, self.rank, self.n_ranks, json.dumps(card), limit_s)
+        cards = roll_call(self.board, self.rank, self.n_ranks, json.dumps(card), limit_s)
         read = [json.loads(c) for c in cards]
         for key in (k for k in card if not k.startswith("own ")):
             odd = first_difference([json.dumps(c[key]) for c in read])
@@ -133,6 +154,7 @@ class Peers:
             shares_device=len(set(devices)) < len(devices),
         )
         self._groups.append(made)
+        self._breakable.append(made)
         return made
 
     def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
@@ -178,66 +200,78 @@ class Peers:
         return tensor
 
     def tell(self, thing: Any, peer: int) -> None:
-        """Send one rank a small picklable object; it arrives where that rank calls :meth:`hear`."""
-        data = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+        """Send one rank a small struct; it arrives where that rank calls :meth:`hear` with its type."""
+        place = f"{self.rank}>{peer}/{self._n_told[peer]}"
+        self._n_told[peer] += 1
+        sealed = self.board.seal.close(place, msgspec.json.encode(thing).decode())
+        data = torch.frombuffer(bytearray(sealed.encode()), dtype=torch.uint8)
         for message in (torch.tensor([data.numel()]), data):
             self._telling.append((self.control.send(message, peer), message))
         if len(self._telling) > TOLD_AHEAD:
             self._telling.popleft()[0].wait(FOREVER)
 
-    def hear(self, peer: int) -> Any:
-        """What ``peer`` told, in the order it did."""
+    def hear(self, peer: int, kind: type[T]) -> T:
+        """What ``peer`` told, in its order. Raises :class:`StepError` for what no rank of ours sent."""
+        place = f"{peer}>{self.rank}/{self._n_heard[peer]}"
+        self._n_heard[peer] += 1
         length = torch.zeros(1, dtype=torch.int64)
         self.control.recv(length, peer).wait(FOREVER)
+        if not 0 < int(length) <= MAX_MESSAGE_BYTES:
+            raise StepError(
+                self.watch.publish(f"rank {self.rank} was sent a message of {int(length)} bytes {FOREIGN}")
+            )
         data = torch.empty(int(length), dtype=torch.uint8)
         self.control.recv(data, peer).wait(FOREVER)
-        return pickle.loads(data.numpy().tobytes())
+        text = self.board.seal.open(place, data.numpy().tobytes())
+        if text is None:
+            raise StepError(
+                self.watch.publish(f"rank {self.rank} was sent a message without the job's key {FOREIGN}")
+            )
+        return msgspec.json.decode(text, type=kind)
 
     def finish_telling(self) -> None:
         """Wait until all that was told has left."""
         while self._telling:
             self._telling.popleft()[0].wait(FOREVER)
 
-    def share(self, thing: Any, source: int) -> Any:
-        """A picklable object of pipeline rank ``source``, on every rank; through the store, so slow."""
-        self._shared += 1
-        key = f"shared/{self._shared}"
+    def share(self, thing: T, source: int, kind: Any = None) -> T:
+        """A small struct of pipeline rank ``source``, on every rank; ``kind`` is its type, by default that of
+        what every rank passes."""
         if self.rank == source:
-            self.store.set(key, pickle.dumps(thing))
+            for peer in range(self.n_ranks):
+                if peer != source:
+                    self.tell(thing, peer)
+            self.finish_telling()
             return thing
-        self.position.waits_for = source
-        found = pickle.loads(self.fetch(key, source))
-        self.position.waits_for = -1
-        if self.store.add(f"{key}/read", 1) == self.n_ranks - 1:
-            self.store.delete_key(key)
-            self.store.delete_key(f"{key}/read")
+        waited, self.position.waits_for = self.position.waits_for, source
+        found: T = self.hear(source, kind or type(thing))
+        self.position.waits_for = waited
         return found
 
-    def gather(self, thing: Any) -> list[Any]:
-        """Every rank's picklable object, on every rank; through the store."""
-        return [self.share(thing, source) for source in range(self.n_ranks)]
+    def gather(self, mine: T, kind: Any = None) -> list[T]:
+        """Every rank's small struct, on every rank."""
+        return [self.share(mine, source, kind) for source in range(self.n_ranks)]
 
     def exchange_aside(self, kind: type[T], name: str) -> Callable[[T], list[T]]:
         """A way for a thread of its own to bring a small struct of every rank to every rank.
 
-        Through the store; what every rank calls it with comes together in turn.
+        By way of the board; what every rank calls it with comes together in turn.
         """
-        store, rounds = self.store.clone(), itertools.count()
+        rounds = itertools.count()
 
         def exchange(mine: T) -> list[T]:
             turn = f"{name}/{next(rounds)}"
-            store.set(f"{turn}/{self.rank}", msgspec.json.encode(mine))
-            return [
-                msgspec.json.decode(self._await(store, f"{turn}/{r}"), type=kind) for r in range(self.n_ranks)
-            ]
+            self.board.post(f"{turn}/{self.rank}", msgspec.json.encode(mine).decode())
+            found = [self._await(f"{turn}/{r}") for r in range(self.n_ranks)]
+            return [msgspec.json.decode(text, type=kind) for text in found]
 
         return exchange
 
-    def _await(self, store: Any, key: str) -> bytes:
-        while not store.check([key]):
+    def _await(self, key: str) -> str:
+        while (found := self.board.look(key)) is None:
             self.watch.raise_if_failed()
             time.sleep(0.01)
-        return store.get(key)
+        return found
 
     @contextlib.contextmanager
     def together(self, words: str, *, waits: bool) -> Iterator[None]:
@@ -258,22 +292,6 @@ class Peers:
             position.words, position.index, position.is_idle = before.words, before.index, before.is_idle
             position.waits_for = -1
 
-    def fetch(self, key: str, source: int) -> bytes:
-        """The value of a key that rank ``source`` will set.
-
-        Raises :class:`StepError` when a rank fails, or that one leaves, first.
-        """
-        pause_s, waited_s = 1e-4, 0.0
-        while not self.store.check([key]):
-            self.watch.raise_if_failed()
-            if waited_s > POLL_S:
-                waited_s, left = 0.0, self.watch.left(source)
-                if left and not self.store.check([key]):
-                    raise StepError(self.watch.publish(left))
-            time.sleep(pause_s)
-            pause_s, waited_s = min(2 * pause_s, 5e-3), waited_s + pause_s
-        return self.store.get(key)
-
     def fail(self, error: BaseException) -> NoReturn:
         """Raise ``error``, or the one cause all ranks report: this one's, or whatever came first."""
         watch, position = self.watch, self.position
@@ -287,19 +305,11 @@ class Peers:
         elif _tells_of_a_loss(error) and position.waits_for >= 0:
             watch.note_lost(position.waits_for)
             found = watch.cause()
-            cause = found if found is not None else watch.publish(self._lost())
+            cause = found if found is not None else watch.publish(watch.lost(position.waits_for))
         else:
             where = f"rank {self.rank}, {position.words}"
             cause = watch.publish(f"{where}: {type(error).__name__}: {error}")
         raise StepError(cause) from error
-
-    def _lost(self) -> str:
-        position = self.position
-        gone = self.watch.first_lost(position.waits_for)
-        return self.watch.left(gone) or (
-            f"rank {gone} is gone without a word (killed, or it left early): rank {self.rank} lost its "
-            f"connection at {position.words}"
-        )
 
     def close(self) -> None:
         """Stop watching and drop the links; nothing may be sent after."""
@@ -312,7 +322,7 @@ class Peers:
     def _abort(self) -> None:
         for link in self._links.values():
             link.abort()
-        for group in (*self._groups, self.control):
+        for group in self._breakable:
             group.abort()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Unfit", "dumps", "loads"]
+__all__ = ["Unfit", "dtype_of", "dumps", "loads", "name_of"]
 
 MAX_DEPTH = 64
 TAG = "~"
@@ -117,7 +117,13 @@ def _decode(found: Any, take: Callable[[str], Tensor] | None) -> Any:
     raise Unfit(f"{kind!r} is no kind of value")
 
 
-def _dtype(text: str) -> torch.dtype:
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype as it is written."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(text: str) -> torch.dtype:
+    """The dtype of a name. Raises :class:`Unfit`."""
     found = getattr(torch, text, None)
     if not isinstance(found, torch.dtype):
         raise Unfit(f"{text!r} is no dtype")
@@ -141,7 +147,7 @@ _KINDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "range": (range, lambda r: [r.start, r.stop, r.step], lambda v: range(*v)),
     "complex": (complex, lambda c: [c.real, c.imag], lambda v: complex(*v)),
     "bytes": (bytes, lambda b: base64.b64encode(b).decode(), lambda v: base64.b64decode(v, validate=True)),
-    "dtype": (torch.dtype, lambda d: str(d).removeprefix("torch."), _dtype),
+    "dtype": (torch.dtype, name_of, dtype_of),
     "device": (torch.device, str, torch.device),
 }
 _MAPPINGS: dict[type, str] = {
