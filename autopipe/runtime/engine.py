@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import pathlib
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -35,8 +36,9 @@ from .options import Options, StepResult, Where, is_due
 from .reduce.parallel import ReplicaDims
 from .reduce.precision import autocast_context, placeholder, spread_overflow
 from .reduce.ties import TieSum, find_ties
+from .stage.initialise import initialise
 from .stage.loss import Loss
-from .stage.setup import Generators, card, check_filled, check_same, pick_device, place, written_buffers
+from .stage.setup import Generators, card, check_same, pick_device, place, written_buffers
 from .stage.worker import StepInputs, Worker
 from .wire.boundary import edges_between
 from .wire.channel import Channel
@@ -90,7 +92,16 @@ class Engine:
         self.seed: int = self.peers.cards[0]["own seed"] if self.peers else torch.initial_seed()
         self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
         releases = options.release and self.peers is not None
-        self._unfilled = place(capture.model, self.stages, stages, self.device, releases)
+        self._unfilled = place(capture, self.stages, stages, self.device, releases)
+        is_read = isinstance(options.weights, (str, pathlib.Path))
+        initialise(
+            capture.model,
+            self._unfilled,
+            self.seed,
+            self.device,
+            init=None if is_read else options.weights,  # type: ignore[arg-type]
+            tables_only=is_read,
+        )
         ties = find_ties(stages) if self.peers else ()
         self._ties = TieSum(ties, self.rank, self.peers.new_group) if self.peers else None
         self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
@@ -190,7 +201,7 @@ class Engine:
     ) -> StepResult:
         start_s = time.perf_counter()
         try:
-            check_filled(self._unfilled)
+            self._unfilled.check()
             batch, (weights, counted) = self._batch(args, kwargs, target, n_microbatches, loss)
             if outputs:
                 self._outputs.check(batch)

@@ -6,6 +6,7 @@ Both are documented where users meet them, in ``runtime``.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from ..errors import InputError
 from ..schedule import NAMES, Schedule
 from .data.weights import LossWeight
 from .reduce.precision import Autocast
+from .stage.initialise import Init
 
 __all__ = ["Options", "StepResult", "Where", "is_due"]
 
@@ -62,6 +64,7 @@ class Options:
     check_finite: bool
     feed: int | None
     mixed_rows: Literal["refuse", "allow"] = "refuse"
+    weights: str | pathlib.Path | Init | None = None
 
     def __post_init__(self) -> None:
         whole("n_microbatches", self.n_microbatches, most=MOST_MICROBATCHES)
@@ -78,6 +81,8 @@ class Options:
             one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
         if self.stall_limit_s is not None:
             number("stall_limit_s", self.stall_limit_s, above=True, most=1e9, unit="seconds")
+        if not isinstance(self.weights, (str, pathlib.Path, type(None))):
+            called("weights", self.weights, "a checkpoint, or a function of (module, path)")
         if self.feed is not None:
             whole("feed", self.feed, 0, also="None")
         if self.autocast is not None and not isinstance(self.autocast, torch.dtype):

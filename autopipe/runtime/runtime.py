@@ -28,6 +28,7 @@ from .keep.whole import gather_weights
 from .options import Options, StepResult, Where
 from .reduce.precision import Autocast, clip_grad_norm
 from .report import Ran, Recorded, make_report
+from .stage.initialise import Init
 
 if TYPE_CHECKING:
     from ..tracing import Capture
@@ -58,6 +59,9 @@ class Runtime:
     stall_limit_s: how long a rank may make no progress before all stop; by default from the plan's times.
     check_finite: raise when the loss is not finite, naming the first stage that made it so (not under a
         scaler, and not on an accelerator, where looking would wait for the device).
+    weights: of a model made on the meta device, where each rank makes only its own stages: a checkpoint to
+        read them from, or ``weights(module, path)`` to fill what a module holds; by default the model's own
+        init (``_init_weights``, ``reset_parameters``), alike for the same seed whatever the cut.
     feed: the pipeline rank that alone has the batch: the others call ``step()`` without inputs, and get
         what their stages use. By default every rank passes the same batch, and nothing is sent.
 
@@ -90,6 +94,7 @@ class Runtime:
         check_finite: bool = True,
         feed: int | None = None,
         mixed_rows: Literal["refuse", "allow"] = "refuse",
+        weights: str | pathlib.Path | Init | None = None,
     ) -> None:
         options = Options(
             loss_fn,
@@ -107,9 +112,12 @@ class Runtime:
             check_finite,
             feed,
             mixed_rows,
+            weights,
         )
         self._engine = Engine(capture, plan, tuple(stages), options)
         self._keeper = Keeper(self._engine, self.named_parameters)
+        if isinstance(weights, (str, pathlib.Path)):
+            self._keeper.load(pathlib.Path(weights), {}, strict=True)
         accelerator.reset_peak(self._engine.device)
 
     @property

@@ -256,34 +256,6 @@ def test_nothing_of_a_step_stays_alive():
     assert tensors() == before
 
 
-class Rotary(nn.Module):
-    """Holds a table that no checkpoint has."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(4, 4)
-        self.register_buffer("table", torch.arange(4.0), persistent=False)
-
-    def forward(self, x):
-        return self.lin(x) * self.table
-
-
-def test_what_was_on_the_meta_device_must_get_its_values(tmp_path):
-    with torch.device("meta"):
-        empty = Rotary()
-    made = make(empty, (torch.empty(4, 4, device="meta"),), {}, n_stages=2)
-    runtime, plain, x = Runtime(*made, loss_fn=nn.functional.mse_loss), Rotary(), torch.randn(4, 4)
-    with pytest.raises(InputError, match="buffers table have no values"):
-        runtime.step(x, target=x)
-    empty.table.copy_(plain.table)
-    with pytest.raises(StepError, match=r"parameter lin\.\w+"):
-        runtime.step(x, target=x)
-    torch.save(plain.state_dict(), tmp_path / "pytorch_model.bin")
-    runtime.load(tmp_path)
-    found = runtime.step(x, target=x).loss
-    assert found.item() == pytest.approx(nn.functional.mse_loss(plain(x), x).item())
-
-
 def test_a_model_without_parameters_still_makes_an_optimizer():
     pipe = autopipe.split(nn.Sequential(nn.Tanh(), nn.Sigmoid()), 1, (torch.randn(4, 3),), costs="estimated")
     runtime = pipe.runtime(loss_fn=nn.functional.mse_loss)

@@ -162,7 +162,8 @@ class _LabelLoss:
 def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
     """The calls a model's loss is made of; none, with a warning, where one cannot be weighed."""
     graph = capture.graphs[True]
-    fixed = {**capture.constants, "_device": capture.device}
+    is_meta = capture.device.type == "meta"  # labels never are
+    fixed = {**capture.constants, "_device": torch.device("cpu") if is_meta else capture.device}
     found = []
     for node in _ancestors(next(iter(reversed(graph.nodes)))):
         options = _options(capture.model, node)

@@ -6,7 +6,6 @@ Connecting to them is left to ``peers``.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from ...errors import InputError
 from ...graph import Op
 from ...plans import Plan
 from ...stages import Stage
+from .initialise import Unfilled
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Generators",
     "card",
-    "check_filled",
     "check_same",
     "exchange",
     "pick_device",
@@ -99,23 +98,21 @@ def check_same(capture: Capture, stages: Sequence[Stage]) -> None:
 
 
 def place(
-    model: nn.Module, own: Sequence[Stage], stages: Sequence[Stage], device: torch.device, release: bool
-) -> dict[str, tuple[Tensor, int]]:
+    capture: Capture, own: Sequence[Stage], stages: Sequence[Stage], device: torch.device, release: bool
+) -> Unfilled:
     """Put the stages in ``own`` on ``device``; with ``release`` free the weights only others use.
 
-    Parameters and buffers on the meta device get memory there, full of NaN so that one which nothing fills
-    later shows. Returns those that no checkpoint holds (non-persistent buffers) with their present version.
+    Parameters and buffers on the meta device get memory there; returned are those, without values as yet.
     """
     filled: dict[int, Tensor] = {}
-    unknown: dict[str, tuple[Tensor, int]] = {}
+    unfilled, first = Unfilled(), capture.ops.parameter
     for stage in own:
-        saved = stage.state_dict(keep_vars=True)
         for name, tensor in [*stage.named_parameters(), *stage.named_buffers()]:
             if tensor.is_meta and id(tensor) not in filled:
-                filled[id(tensor)] = new = _filled(tensor, device)
-                if name not in saved and tensor.numel():
-                    unknown[name] = new, new._version
-    exchange((model, *stages), filled)
+                filled[id(tensor)] = unfilled.make(
+                    first[name].name if name in first else name, tensor, device
+                )
+    exchange((capture.model, *stages), filled)
     for stage in own:
         stage.to(device)
     if release:
@@ -124,7 +121,7 @@ def place(
             for tensor in (*stage.parameters(), *stage.buffers()):
                 if id(tensor) not in kept:
                     tensor.data = tensor.data.new_empty(0)
-    return unknown
+    return unfilled
 
 
 def exchange(roots: Iterable[nn.Module], new: Mapping[int, Tensor]) -> None:
@@ -137,24 +134,6 @@ def exchange(roots: Iterable[nn.Module], new: Mapping[int, Tensor]) -> None:
         for name, tensor in tensors.items():
             if id(tensor) in new:
                 tensors[name] = new[id(tensor)]  # type: ignore[assignment]
-
-
-def _filled(meta: Tensor, device: torch.device) -> Tensor:
-    is_whole = not meta.dtype.is_floating_point and not meta.dtype.is_complex
-    new = torch.full_like(meta, 0 if is_whole else math.nan, device=device, requires_grad=False)
-    return nn.Parameter(new, meta.requires_grad) if isinstance(meta, nn.Parameter) else new
-
-
-def check_filled(unknown: dict[str, tuple[Tensor, int]]) -> None:
-    """Raise :class:`InputError` for buffers of :func:`place` that nobody has written since; forget others."""
-    empty = [name for name, (tensor, version) in unknown.items() if tensor._version == version]
-    if empty:
-        raise InputError(
-            f"buffers {', '.join(empty)} have no values: they were on the meta device, and no checkpoint "
-            "holds what is not persistent; make them on a real device, or write them in place on this "
-            "rank's stages"
-        )
-    unknown.clear()
 
 
 def written_buffers(stage: Stage, ops: Sequence[Op]) -> list[tuple[nn.Module, str]]:
