@@ -1,12 +1,12 @@
 # make demo: split, plan and train a real model on this machine.  make test: everything CI checks.
-# Both set themselves up in .venv with whichever Python 3.11+ is named by PYTHON.
+# make gpu: the tests that need a GPU.  All set themselves up in .venv with whichever Python 3.11+ is named by PYTHON.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test clean
+.PHONY: demo test gpu clean
 
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 -m autopipe.demo
@@ -16,6 +16,9 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+
+gpu: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m gpu
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
