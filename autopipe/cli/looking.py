@@ -194,8 +194,10 @@ def diff(
     ] = 0.02,
 ) -> Told:
     """What changed between two plans; exit code 1 when the second is worse by more than the threshold."""
+    from ..arguments import number
     from ..plans import Plan
 
+    number("--threshold", threshold)
     result = Plan.from_json(before).diff(Plan.from_json(after))
     worse = result.worse(threshold)
     no = f"worse by more than {threshold:.1%}: {', '.join(worse)}" if worse else ""

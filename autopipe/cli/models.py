@@ -105,7 +105,10 @@ def _tensor(text: str) -> torch.Tensor:
             f"cannot read input {text!r}; write its sizes and dtype like 8x3x224x224 or 8x128:int64"
         )
     shape = tuple(int(n) for n in re.split("[x,]", match.group(1)))
-    return torch.randn(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+    try:
+        return torch.randn(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+    except RuntimeError as error:
+        raise InputError(f"cannot make input {text!r}: {error}") from error
 
 
 def _factory(name: str, sizes: Sizes) -> Loaded:

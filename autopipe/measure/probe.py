@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from .. import accelerator
+from ..arguments import whole
 from ..errors import CostError
 from ..hardware import Cluster, Device, Link
 from ..schema import load
@@ -34,6 +35,8 @@ __all__ = ["probe"]
 _SMALL, _LARGE = 1 << 16, 1 << 24
 _ROUNDS = 7
 _LIMIT_S = 120.0
+_MOST_RANKS = 256
+"""Processes that are started on one machine to measure between them."""
 
 
 def probe(n_ranks: int = 2) -> Cluster:
@@ -48,6 +51,7 @@ def probe(n_ranks: int = 2) -> Cluster:
 
     Raises :class:`CostError` when the processes it starts fail.
     """
+    whole("n_ranks", n_ranks, most=_MOST_RANKS)
     if dist.is_initialized():
         return _measure(_device())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:

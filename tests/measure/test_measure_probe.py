@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from autopipe.errors import CostError
+from autopipe.errors import CostError, InputError
 from autopipe.hardware import Cluster
 from autopipe.measure import probe
 from autopipe.measure import probe as probe_function
@@ -29,3 +29,9 @@ def test_failing_ranks_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
     with pytest.raises(CostError, match="probing rank 0 of 1 failed"):
         probe_function(1)
+
+
+@pytest.mark.parametrize("n_ranks", [0, -1, 10**11, 2.5, True, "two"])
+def test_ranks_to_probe_are_a_few(n_ranks) -> None:
+    with pytest.raises(InputError, match="n_ranks"):
+        probe(n_ranks)
