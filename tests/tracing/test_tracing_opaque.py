@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pathlib
 import random
+import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -142,3 +145,31 @@ def test_a_method_stays_whole_alone_where_it_needs_submodules_only(how: str) -> 
         pieces = captured.ops.by_name["pieces"]
         assert pieces.parameters == ("1.gate.weight", "1.gate.bias")
     assert not any(name in vars(m) for m in model.modules() for name in ("pieces", "_compiled_call_impl"))
+
+
+def test_code_of_packages_whose_names_begin_with_torch_is_the_models_own():
+    place = f"{pathlib.Path(torch.__file__).parent}_elsewhere/nets.py"
+    source = """
+def longest(mask):
+    return torch.tensor(max(mask.sum(-1).tolist()))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x, mask):
+        return self.layers[2](self.layers[1](self.layers[0](x) / longest(mask)))
+"""
+    package = types.ModuleType("torch_elsewhere")
+    vars(package).update(torch=torch, nn=nn)
+    exec(compile(source, place, "exec"), vars(package))
+    sys.modules["torch_elsewhere"] = package
+    try:
+        model, x = package.Net(), torch.randn(2, 5, 4)
+        captured = capture(model, (x, torch.ones(2, 5)))
+        mask = torch.ones(2, 5).tril()
+        torch.testing.assert_close(captured(x, mask), model(x, mask))
+        assert any(op.source.startswith(place) for op in captured.ops.ops)
+    finally:
+        del sys.modules["torch_elsewhere"]

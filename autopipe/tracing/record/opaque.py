@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import pathlib
 import random
 import sys
@@ -27,8 +28,8 @@ from .restart import Function, Method
 __all__ = ["KeptMethod", "drawing", "generators", "innermost", "replaced"]
 
 _OTHERS = (
-    str(pathlib.Path(__file__).parents[1]),
-    *(str(pathlib.Path(str(m.__file__)).parent) for m in (torch, np)),
+    f"{pathlib.Path(__file__).parents[1]}{os.sep}",
+    *(f"{pathlib.Path(str(m.__file__)).parent}{os.sep}" for m in (torch, np)),
 )
 """Where functions are not the model's own."""
 

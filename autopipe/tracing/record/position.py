@@ -6,6 +6,7 @@ What the values there are is left to ``ledger``.
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import sys
 import threading
@@ -23,8 +24,10 @@ from .restart import CloseModule, KeepFunction
 __all__ = ["Depth", "Position"]
 
 _SKIPPED = (
-    str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(torch.__file__).parent), contextlib.__file__
-)  # fmt: skip
+    f"{pathlib.Path(__file__).parents[1]}{os.sep}",
+    f"{pathlib.Path(torch.__file__).parent}{os.sep}",
+    contextlib.__file__,
+)
 
 
 class Depth:
