@@ -21,6 +21,9 @@ __all__ = ["Planned", "refine"]
 TOLERANCE = 0.05
 """A bottleneck this far above the mean rank is balanced enough to leave blocks whole."""
 
+AGAIN = 0.15
+"""So far above it must be for more to be opened, once something was: each time the model is recorded anew."""
+
 MIN_GAIN = 0.02
 """Opening leaves must shorten the bottleneck by this much to be kept: whole blocks are easier to read."""
 
@@ -76,7 +79,7 @@ def refine(
                 best, idle = Planned(capture, costs, plan, opened), 0
             else:
                 idle += 1
-            if not may_open or _is_balanced(plan) or idle >= PATIENCE:
+            if not may_open or _imbalance(plan) <= (AGAIN if opened else TOLERANCE) or idle >= PATIENCE:
                 return best
         following = None
         if may_open and n_openings < MAX_OPENINGS:
@@ -102,9 +105,10 @@ def _bottleneck_s(plan: Plan) -> float:
     return max(_loads_s(plan))
 
 
-def _is_balanced(plan: Plan) -> bool:
+def _imbalance(plan: Plan) -> float:
+    """How far the fullest rank is above the mean."""
     loads = _loads_s(plan)
-    return max(loads) <= sum(loads) / len(loads) * (1 + TOLERANCE)
+    return max(loads) * len(loads) / sum(loads) - 1 if sum(loads) else 0.0
 
 
 def _open_heaviest(

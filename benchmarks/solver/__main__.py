@@ -19,12 +19,13 @@ def main() -> None:
     parser.add_argument("files", nargs="*")
     parser.add_argument("--devices", type=int, help="instead of a file's own number; families have 8")
     parser.add_argument("--time-limit", type=float, help="seconds per problem: 30 for files, 10 for families")
+    parser.add_argument("--no-overlap", action="store_true", help="families: transfers add to work")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if given.files:
         rows = published(given.files, given.devices, given.time_limit or 30.0)
     else:
-        rows = sweep(given.devices or 8, given.time_limit or 10.0)
+        rows = sweep(given.devices or 8, given.time_limit or 10.0, not given.no_overlap)
     if given.json:
         print(json.dumps(rows))
         return

@@ -1,0 +1,93 @@
+"""Plans of language models of 70 to 671 billion parameters on 16 to 128 ranks, from a cold start.
+
+``python -m benchmarks.solver.scale [MODEL STAGES LIMIT]``: without arguments every row of :data:`ROWS`, each
+in a process of its own. The model is built on the meta device, captured, costed by estimate for an H200 and
+planned by ``autopipe.plan`` with its defaults; where memory is limited, blocks may be computed again. CPU
+seconds are of the whole process, imports and the building of the model included.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+ROWS = (
+    ("llama-70b", 16, ""),
+    ("llama-405b", 16, "300GB"),
+    ("llama-405b", 64, "140GB"),
+    ("llama-405b", 128, "140GB"),
+    ("deepseek-v3", 16, "500GB"),
+    ("deepseek-v3", 64, "140GB"),
+    ("deepseek-v3", 128, "140GB"),
+    ("transformer, 22,000 ops", 16, ""),
+)
+LLAMA = {
+    "llama-70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80},
+    "llama-405b": {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126},
+}
+N_ROWS, N_TOKENS = 32, 4096
+
+
+def planned(name: str, n_stages: int, limit: str) -> dict[str, Any]:
+    """One row: what was planned, its certificate, and the CPU seconds of this process so far."""
+    import torch
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    import autopipe
+
+    with torch.device("meta"):
+        if name in LLAMA:
+            heads = LLAMA[name]["hidden_size"] // 128
+            config = LlamaConfig(
+                **LLAMA[name], num_attention_heads=heads, num_key_value_heads=8, vocab_size=128256
+            )
+            model = LlamaForCausalLM(config)
+        else:
+            model = DeepseekV3ForCausalLM(DeepseekV3Config())
+    ids = torch.zeros(N_ROWS, N_TOKENS, dtype=torch.long, device="meta")
+    options: dict[str, Any] = {"memory_limit": limit, "recompute": "auto"} if limit else {}
+    plan = autopipe.plan(
+        model.bfloat16(),
+        n_stages,
+        (ids,),
+        {"labels": ids},
+        costs="estimated",
+        device="H200",
+        n_microbatches=N_ROWS,
+        **options,
+    )
+    return {"ops": sum(len(s.ops) for s in plan.stages), "gap": plan.bounds.gap, "proved": plan.bounds.proved}
+
+
+def solved(n_stages: int) -> dict[str, Any]:
+    """The same of a transformer opened into 22,000 ops, transfers hidden as by default; the solver alone."""
+    import dataclasses
+
+    from autopipe.solve import chain
+
+    from .families import Sketch, transformer
+
+    sketch = Sketch(0)
+    transformer(sketch, 1571)
+    problem = dataclasses.replace(sketch.problem(n_stages), overlap=True)
+    answer = chain(problem, time_limit_s=20.0)
+    gap = answer.bottleneck_ns / answer.lower_ns - 1
+    return {"ops": len(problem.items), "gap": gap, "proved": answer.proved}
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        name, n_stages, limit = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+        row = solved(n_stages) if "ops" in name else planned(name, n_stages, limit)
+        print(json.dumps({"model": name, "stages": n_stages, **row, "cpu_s": time.process_time()}))
+        return
+    for row_ in ROWS:
+        command = [sys.executable, "-m", "benchmarks.solver.scale", *map(str, row_)]
+        subprocess.run(command, check=True, timeout=600)
+
+
+if __name__ == "__main__":
+    main()
