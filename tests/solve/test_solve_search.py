@@ -162,7 +162,7 @@ def test_ctrl_c_returns_the_best_so_far(options, monkeypatch):
 
 def test_many_different_devices_are_ordered_within_the_time():
     devices = tuple(Device(speed=1 + r / 10) for r in range(6))
-    given = {"cluster": Cluster(devices, local=LINK), "n_stages": 6}
+    given = {"cluster": Cluster(devices, local=LINK), "n_stages": 6, "time_limit_s": 60.0}
     plan = made(**given, device_order="auto")
     assert plan.step_s <= made(**given).step_s
     assert plan.bounds.bottleneck_lower_s <= plan.bounds.bottleneck_s
