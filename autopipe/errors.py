@@ -16,6 +16,7 @@ that find the fault.
     │       └── UndecidedError  no plan was found in the time, and none was ruled out
     ├── ScheduleError       a schedule is malformed: an action missing, out of order or deadlocked
     ├── VerificationError   the pipeline and the model disagree
+    ├── StaleError          weights that another rank trains were asked for here
     └── StepError           a rank failed, died or stalled during a step
 """
 
@@ -30,6 +31,7 @@ __all__ = [
     "ModelError",
     "PlanError",
     "ScheduleError",
+    "StaleError",
     "StepError",
     "StoreError",
     "UndecidedError",
@@ -86,6 +88,10 @@ class ScheduleError(AutopipeError):
 
 class VerificationError(AutopipeError):
     """The pipeline and the model disagree; names the first op that differs and by how much."""
+
+
+class StaleError(AutopipeError, RuntimeError):
+    """Weights or gradients that another rank has were asked for here; says which, and how to get them."""
 
 
 class StepError(AutopipeError):

@@ -1,20 +1,69 @@
 """One rank decides, all ranks hold the same answer: no two ranks ever run different plans.
 
+A process that a launcher started as one of several, and that is in no process group yet, joins theirs here.
+
 What is decided is left to the caller.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
-from ..errors import AutopipeError, PlanError
+from ..errors import AutopipeError, InputError, PlanError
 
-__all__ = ["decide_once", "in_group", "make_alike"]
+__all__ = ["decide_once", "in_group", "join_group", "make_alike"]
+
+_logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+def join_group() -> None:
+    """Be in the process group of all ranks where a launcher (``torchrun``) started several and none is up.
+
+    Takes this process's accelerator, numbered by ``LOCAL_RANK``, where the machine has some, and leaves the
+    group when the process ends. Does nothing in a single process, or when the script made the group itself.
+    Raises :class:`InputError` when the launcher's environment is not complete.
+    """
+    n_ranks = os.environ.get("WORLD_SIZE", "1")
+    if not dist.is_available() or dist.is_initialized() or n_ranks == "1" or "RANK" not in os.environ:
+        return
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"WORLD_SIZE is {n_ranks} and this process is in no process group, but {' and '.join(missing)} "
+            "are not set, so it cannot find the others; start the script with torchrun, or write "
+            "torch.distributed.init_process_group(...) with your cluster's addresses before split()"
+        )
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None:
+        backend = "gloo"
+    else:
+        number, n_here = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
+        if number >= n_here:
+            raise InputError(
+                f"LOCAL_RANK is {number}, but this machine has {n_here} {device.type} devices; start at most "
+                f"{n_here} processes here (torchrun --nproc-per-node {n_here})"
+            )
+        torch.accelerator.set_device_index(number)
+        backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device.type)}"
+        device = torch.device(device.type, number)
+    dist.init_process_group(backend)
+    atexit.register(_leave_group)
+    rank, where = dist.get_rank(), device or "cpu"
+    _logger.info("joined the launcher's %s ranks as rank %d, on %s with %s", n_ranks, rank, where, backend)
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def in_group() -> bool:

@@ -5,26 +5,48 @@ Making it is left to ``verbs``, training it on many ranks to ``runtime``.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ..costs import CostTable
+from ..errors import InputError
 from ..plans import Plan
 from ..runtime import Runtime, mixing
 from ..stages import Parity, Stage, build, verify
 from ..stages.verify import run_stages
 from ..tracing import Capture
+from .agree import in_group, join_group
 
 __all__ = ["Pipe"]
 
 _logger = logging.getLogger(__name__)
 
 
-class Pipe(nn.Module):
+# fmt: off
+METHODS = (
+    "forward", "train", "eval", "state_dict", "load_state_dict", "parameters", "named_parameters", "verify",
+    "merge", "runtime",
+)
+# fmt: on
+"""What one calls on a pipe; the rest of ``nn.Module`` works as on the model."""
+
+
+class _Short(type):
+    """Lists of a class what its users need: ``help(Pipe)`` is a page, not all of ``nn.Module``."""
+
+    def __dir__(cls) -> list[str]:
+        own = {name for name in vars(cls) if not name.startswith("_")}
+        return sorted({*own, *METHODS, "__init__", "__doc__", "__module__"})
+
+
+class Pipe(nn.Module, metaclass=_Short):
     """A model split into pipeline stages; made by :func:`autopipe.split`.
 
     Its parameters, buffers, mode and ``state_dict`` are the model's own, and calling it is calling the
@@ -50,6 +72,8 @@ class Pipe(nn.Module):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "stages", build(capture, plan))
         object.__setattr__(self, "_runtime", [])
+        object.__setattr__(self, "_has_warned", False)
+        object.__setattr__(self, "forward", self._signed(type(self).forward))
 
     _model: list[nn.Module]
     graph: Capture
@@ -57,6 +81,20 @@ class Pipe(nn.Module):
     costs: CostTable | None
     stages: tuple[Stage, ...]
     _runtime: list[Runtime]
+    _has_warned: bool
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(nn.Module), *super().__dir__()})  # type: ignore[no-untyped-call]
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        # DistributedDataParallel asks this of what it wraps, and lets errors beside AttributeError pass
+        raise InputError(
+            "a pipe is not to be wrapped in DistributedDataParallel (which Fabric.setup, Accelerator.prepare "
+            "and transformers' Trainer do): every rank would train all stages. Leave it out of setup and "
+            "prepare, and train rt = pipe.runtime() with rt.step(...); for replicas of a pipeline, give "
+            "pipe.runtime(mesh=...) and rt.wrap(DistributedDataParallel)"
+        )
 
     @property
     def model(self) -> nn.Module:
@@ -79,9 +117,32 @@ class Pipe(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output for these inputs, in the model's own structure.
 
-        Raises :class:`InputError` naming the argument when the inputs do not fit what was captured.
+        Raises :class:`InputError` naming the argument when the inputs do not fit what was captured, and
+        :class:`StaleError` once ranks train: ``rt.forward`` runs them, ``merge`` brings their weights.
         """
+        self._warn_of_whole()
         return self.graph.assemble(run_stages(self.graph, self.stages, args, kwargs))
+
+    def _signed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method with the signature of the model's forward: trainers choose a batch's columns by it."""
+
+        @functools.wraps(method)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return method(self, *args, **kwargs)
+
+        called.__signature__ = inspect.signature(self.model.forward)  # type: ignore[attr-defined]
+        return called
+
+    def _warn_of_whole(self) -> None:
+        """Say so where one might take a call for a step of the pipeline."""
+        is_whole = in_group() and self.plan.n_ranks > 1 and not self._runtime
+        if is_whole and self.training and torch.is_grad_enabled() and not self._has_warned:
+            object.__setattr__(self, "_has_warned", True)
+            _logger.warning(
+                "pipe(...) runs all stages in this process, and so does each of the %d ranks; to train each "
+                "rank's own part, make rt = pipe.runtime() and call rt.step(...)",
+                dist.get_world_size(),
+            )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """``model.state_dict()``."""
@@ -138,6 +199,7 @@ class Pipe(nn.Module):
         ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``release``, ``feed``; None means what
         the plan says.
         """
+        join_group()
         runtime = Runtime(self.graph, self.plan, self.stages, loss_fn=loss_fn, **options)
         self._runtime[:] = [runtime]
         return runtime

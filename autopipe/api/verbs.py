@@ -34,7 +34,7 @@ from ..simulator import simulate as _simulate
 from ..solve import SEVERAL_PER_RANK, solve
 from ..tracing import Capture, device_of
 from ..tracing import capture as _capture
-from .agree import decide_once, in_group, make_alike
+from .agree import decide_once, in_group, join_group, make_alike
 from .checks import MOST_MICROBATCHES, check_model, check_options, check_plan
 from .pipe import Pipe
 from .refine import Planned, refine
@@ -104,6 +104,7 @@ def plan(
     """Plan without building stages; works on the meta device. Options are those of :func:`split`."""
     check_model(model, args, kwargs)
     _check_options("plan", {**options, "n_stages": n_stages})
+    join_group()
     return _plan(model, n_stages, args, kwargs, **options).plan
 
 
@@ -157,8 +158,8 @@ def split(
     dynamic: input dims that may change between calls; ``"auto"`` finds them.
     plan: build the stages of this plan instead of solving.
 
-    Returns the :class:`Pipe`. In a process group every rank must call it: one rank measures and solves,
-    all hold the same plan.
+    Returns the :class:`Pipe`. On several ranks every one must call it: one measures and solves, all hold the
+    same plan. A process that ``torchrun`` started and that is in no process group yet joins the others.
 
     Raises
     ------
@@ -176,6 +177,7 @@ def split(
     (2, (3, 4))
     """
     check_model(model, args, kwargs)
+    join_group()
     if plan is not None:
         if not isinstance(plan, (Plan, str, pathlib.Path)):
             check_plan(plan)

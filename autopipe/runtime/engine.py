@@ -26,12 +26,16 @@ from ..schedule import Message
 from ..simulator import stage_times
 from ..stages import Stage, rng
 from .data.feed import Feed
+from .data.inputs import backpropagate, tracked
 from .data.microbatch import Batch, Splitter
 from .data.outputs import Outputs, share, weighted
 from .data.rows import MixedRows
 from .data.weights import Weigher
 from .execute.executor import Call, Clock, Executor
 from .execute.program import compile_program, forward_part, pick_schedule
+from .keep.alike import check_weights, fingerprints
+from .keep.away import absent, mark
+from .keep.whole import gather_weights
 from .options import Options, StepResult, Where, is_due
 from .reduce.parallel import ReplicaDims
 from .reduce.precision import autocast_context, placeholder, spread_overflow
@@ -61,13 +65,14 @@ class Engine:
     ----------
     rank: within the pipeline. stages, workers: those of this process. peers: None when it holds all stages.
     records: (start, duration, clock) of recent training steps.
-    syncs: whether a step ends with gradients summed over ranks.
+    syncs: whether a step ends with gradients summed over ranks. factor: what gradients are multiplied by.
     """
 
     def __init__(self, capture: Capture, plan: Plan, stages: tuple[Stage, ...], options: Options) -> None:
         self.capture, self.plan, self.all_stages, self.options = capture, plan, stages, options
         self.n_steps = self.n_forwards = 0
         self.syncs = True
+        self.factor = 1.0
         self.records: collections.deque[tuple[float, float, Clock]] = collections.deque(
             maxlen=REMEMBERED_STEPS
         )
@@ -86,8 +91,10 @@ class Engine:
         self.peers: Peers | None = None
         if ranks:
             mine = card(capture, plan, stages, str(options.schedule), self.device)
+            mine["own weights"] = fingerprints(capture, stages)
             self.peers = Peers(ranks, self.device, mine, self._patience)
             weakref.finalize(self, self.peers.close)
+            check_weights(self.peers.cards)
         self.rank = self.peers.rank if self.peers else 0
         self.seed: int = self.peers.cards[0]["own seed"] if self.peers else torch.initial_seed()
         self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
@@ -102,6 +109,9 @@ class Engine:
             init=None if is_read else options.weights,  # type: ignore[arg-type]
             tables_only=is_read,
         )
+        self._absent = absent(capture, self.stages, stages)
+        if releases:
+            mark(self._absent)
         ties = find_ties(stages) if self.peers else ()
         self._ties = TieSum(ties, self.rank, self.peers.new_group) if self.peers else None
         self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
@@ -172,6 +182,16 @@ class Engine:
         if self._ties is not None:
             self._ties.replace(replaced)
 
+    def part_with_weights(self) -> None:
+        """From now on the weights of other ranks' stages are theirs alone: reading them here raises."""
+        mark(self._absent)
+
+    def gather_weights(self) -> None:
+        """Bring every weight to every rank."""
+        if self.peers is not None:
+            gather_weights(self.capture, self.all_stages, self.peers, self.device)
+            self._absent = absent(self.capture, self.stages, self.all_stages)
+
     # -- a call -------------------------------------------------------------------------------------
 
     def run(
@@ -184,10 +204,11 @@ class Engine:
         grad: bool,
         outputs: bool | Where,
         loss: bool = True,
+        like_step: bool = False,
     ) -> StepResult:
         """One batch through the pipeline: forward, and backward when ``grad``."""
         with accelerator.using(self.device):
-            return self._run(args, kwargs, target, n_microbatches, grad, outputs, loss)
+            return self._run(args, kwargs, target, n_microbatches, grad, outputs, loss, like_step)
 
     def _run(
         self,
@@ -198,16 +219,21 @@ class Engine:
         grad: bool,
         outputs: bool | Where,
         loss: bool,
+        like_step: bool,
     ) -> StepResult:
         start_s = time.perf_counter()
         try:
             self._unfilled.check()
-            batch, (weights, counted) = self._batch(args, kwargs, target, n_microbatches, loss)
+            batch, (weights, counted), inputs = self._batch(args, kwargs, target, n_microbatches, loss)
+            inputs = inputs if grad else {}
             if outputs:
                 self._outputs.check(batch)
             if batch.n_microbatches > 1 and not self.options.batch_dims:
                 self._mixed.check(self.options.mixed_rows == "allow")
-            step = self._inputs(batch, weights, counted, grad=grad, loss=loss, outputs=bool(outputs))
+            step = self._inputs(
+                batch, weights, counted, grad=grad, loss=loss, outputs=bool(outputs), like_step=like_step
+            )
+            step = dataclasses.replace(step, tracked=frozenset(inputs))
             program = self._program(batch.n_microbatches, grad)
             generators = None if step.seed is None else Generators(self.device)
         except Exception as error:
@@ -218,6 +244,10 @@ class Engine:
             self._executor.run(program, clock)
             if grad and self.syncs:
                 self._synchronise()
+            if inputs:
+                group = None if self.peers is None else self.peers.group
+                leaves = [worker.leaves for worker in self.workers.values()]
+                backpropagate(inputs, leaves, batch, self.device, group.all_reduce if group else None)
             result = self._result(step, weights, outputs)
             clock.stop()
         except BaseException as error:
@@ -237,8 +267,11 @@ class Engine:
 
     def _batch(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, n_asked: int | None, loss: bool
-    ) -> tuple[Batch, tuple[list[float], float]]:
-        """The batch in microbatches, what each weighs, and counted: of this rank's arguments, or as fed."""
+    ) -> tuple[Batch, tuple[list[float], float], dict[str, Tensor]]:
+        """The batch in microbatches, what each weighs and counted, and inputs that require a gradient.
+
+        Of this rank's arguments, or as it is fed.
+        """
         if self._feed is not None and self._feed.source != self.rank:
             if args or kwargs or target is not None:
                 raise InputError(
@@ -246,18 +279,43 @@ class Engine:
                     "pipeline; call step() without any here, or make the runtime without feed"
                 )
             leaves, target, n, weights = self._feed.take()
-            return self._splitter.split(leaves, target, n), weights
+            return self._splitter.split(leaves, target, n), weights, {}
         kwargs, target = self._route(kwargs, target)
         bound = self.capture.bind(args, kwargs)
+        inputs = tracked(bound)
+        if inputs and self._feed is not None:
+            raise InputError(
+                f"{', '.join(inputs)} require a gradient, which what rank {self.rank} feeds the others "
+                "cannot get; make the runtime without feed and pass every rank the batch, or detach them"
+            )
         n = n_asked or self.options.n_microbatches
-        batch = self._splitter.split(bound, target, n)
+        free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
+        batch = self._splitter.split(free, target, n)
         # counted where the batch is: on the device every count would wait
         weigh = self._weigher.weigh
         weights = weigh(batch, args, kwargs, bound) if loss else ([1.0] * batch.n_microbatches, 0.0)
         if self._feed is not None:
             self._feed.give(batch, target, n, weights)
         used = {name for stage in self.stages for name in stage.inputs}
-        return batch.on(self.device, used, self.stages[-1].is_last), weights
+        return batch.on(self.device, used, self.stages[-1].is_last), weights, inputs
+
+    def shares(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[float]:
+        """What each batch's loss weighs in that of all together, alike on every rank."""
+        found: list[float | None] = []
+        if self._feed is None or self._feed.source == self.rank:
+            for args, given in calls:
+                own = {name: value for name, value in given.items() if name != "target"}
+                kwargs, target = self._route(own, given.get("target"))
+                bound = self.capture.bind(args, kwargs)
+                batch = self._splitter.split(bound, target, 1)
+                found.append(self._weigher.measure(batch, args, kwargs, bound))
+        if self._feed is not None and self.peers is not None:
+            found = self.peers.share(found, self._feed.source, list[float | None])
+        counts = [1.0 if n is None else n for n in found]
+        total = 1.0 if None in found else sum(counts)
+        if total == 0:
+            raise InputError("none of the batches has a label that counts; leave such batches out")
+        return [n / total for n in counts]
 
     def _route(self, kwargs: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
         """The target's way: to ``loss_fn``, or without one to the model's own argument of that name."""
@@ -279,6 +337,7 @@ class Engine:
         grad: bool,
         loss: bool,
         outputs: bool,
+        like_step: bool = False,
     ) -> StepInputs:
         scaler = self.options.scaler if grad else None
         # every rank's scaler must know its scale before it can unscale
@@ -289,10 +348,10 @@ class Engine:
             scale = share if scale is None else scale * share
 
         def seeds(m: int, loss_of_m: Tensor) -> Tensor:
-            seed = torch.full_like(loss_of_m, weights[m])
+            seed = torch.full_like(loss_of_m, weights[m] * self.factor)
             return seed if scale is None else seed * scale.to(seed.dtype)
 
-        count = self.n_steps if grad else -1 - self.n_forwards
+        count = self.n_steps if grad or like_step else -1 - self.n_forwards
         own_seed = rng.mix(self.seed, self._replicas.index) if self._replicas.index else self.seed
         seed = rng.mix(own_seed, count) if self._is_random else None
         return StepInputs(batch, weights, seeds, seed, grad, loss, outputs, self.syncs)
@@ -306,6 +365,8 @@ class Engine:
         self._loss.begin(step)
         if self.peers is None:
             return
+        if step.grad:
+            self.part_with_weights()
         training = self.capture.model.training
         position = self.peers.position
         position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
@@ -313,6 +374,7 @@ class Engine:
         words = (
             f"with {sum(batch.rows)} rows in {batch.n_microbatches} microbatches of "
             f"{_shapes(batch)}, training={training}, gradients={step.grad}, sync={step.syncs}, "
+            f"inputs' gradients={sorted(step.tracked)}, times={self.factor:.12g}, "
             f"loss={step.want_loss}, outputs={step.want_outputs}"
         )
         flags = tuple(p.requires_grad for p in self._flags)
@@ -321,7 +383,7 @@ class Engine:
         looks_at_batch = looks and self._feed is None and (position.step <= 2 or batch.is_on_host)
         checksum = batch.checksum() if looks_at_batch else 0
         self._waited_s = self.peers.agree(position.step, words, f"{words} {flags}", checksum)
-        self._sign(batch, (step.grad, training, flags))
+        self._sign(batch, (step.grad, training, flags, step.tracked))
         if step.grad and self._ties is not None:
             self._ties.before_step()
             if looks:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,7 +24,6 @@ from ..units import parse_bytes
 from .data.weights import LossWeight
 from .engine import Engine
 from .keep.keeper import Keeper, Saving
-from .keep.whole import gather_weights
 from .options import Options, StepResult, Where
 from .reduce.precision import Autocast, clip_grad_norm
 from .report import Ran, Recorded, make_report
@@ -155,6 +154,11 @@ class Runtime:
         random generators are left as they were found: random ops draw from streams fixed by the seed, the
         number of steps made, the microbatch and the op.
 
+        An input that requires a gradient gets it on every rank, as in plain PyTorch: in its ``grad``, or on
+        through whatever made it. So pipelines chain: forward one, step the other on its output, and step the
+        first with ``loss_fn=lambda output, grad: (output * grad).sum(), loss_reduction="sum"`` on that
+        output's ``grad`` as target.
+
         Raises :class:`InputError` for inputs that do not fit, :class:`StepError` when anything fails on any
         rank.
         """
@@ -179,11 +183,29 @@ class Runtime:
 
     @torch.no_grad()
     def forward(
-        self, *args: Any, n_microbatches: int | None = None, outputs_on: Where = "all", **kwargs: Any
+        self,
+        *args: Any,
+        n_microbatches: int | None = None,
+        outputs_on: Where = "all",
+        like_step: bool = False,
+        **kwargs: Any,
     ) -> Any:
-        """The model's output for one batch, without gradients; None on ranks that are not to have it."""
+        """The model's output for one batch, without gradients; None on ranks that are not to have it.
+
+        ``like_step`` draws the random numbers that the next step will, dropout's included: the outputs are
+        those which that step has on the same batch, for a loss made of them elsewhere.
+        """
         run = self._engine.run
-        return run(args, kwargs, None, n_microbatches, grad=False, outputs=outputs_on, loss=False).outputs
+        return run(
+            args,
+            kwargs,
+            None,
+            n_microbatches,
+            grad=False,
+            outputs=outputs_on,
+            loss=False,
+            like_step=like_step,
+        ).outputs
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -193,6 +215,39 @@ class Runtime:
             yield
         finally:
             self._engine.syncs = outer
+
+    @contextlib.contextmanager
+    def scaled(self, factor: float) -> Iterator[None]:
+        """Within it the gradients that steps make are multiplied by ``factor``; losses stay as they are."""
+        outer, self._engine.factor = self._engine.factor, self._engine.factor * factor
+        try:
+            yield
+        finally:
+            self._engine.factor = outer
+
+    def accumulate(
+        self, batches: Iterable[Mapping[str, Any] | tuple[Any, ...]], *, n_microbatches: int | None = None
+    ) -> StepResult:
+        """One step's gradients from several batches: exactly those of all of them in one batch.
+
+        Each batch is what :meth:`step` takes: a mapping of its keyword arguments (``target`` among them) or a
+        tuple of its positional ones. A batch weighs by what the loss averages over, rows or counted labels:
+        batches may be ragged. Ranks sum their gradients once, in the last.
+        Returns the loss of all batches together. Under ``feed`` the other ranks pass as many empty ones.
+        """
+        calls = [((), dict(b)) if isinstance(b, Mapping) else (tuple(b), {}) for b in batches]
+        if not calls:
+            raise InputError("accumulate() got no batches; give it at least one")
+        shares = self._engine.shares(calls)
+        # a batch without labels that count has no loss
+        counted = [(call, share) for call, share in zip(calls, shares, strict=True) if share]
+        total = torch.zeros((), dtype=torch.float64)
+        for i, ((args, kwargs), share) in enumerate(counted):
+            syncs = contextlib.nullcontext() if i + 1 == len(counted) else self.no_sync()
+            with syncs, self.scaled(share):
+                loss = self.step(*args, n_microbatches=n_microbatches, **kwargs).loss
+            total = total.to(loss.device) + share * loss.double()
+        return StepResult(total.to(loss.dtype))
 
     # -- parameters ---------------------------------------------------------------------------------
 
@@ -323,10 +378,8 @@ class Runtime:
         Every rank calls it. Released weights, and those of a model made on the meta device, come to the CPU.
         Stages that were sharded (``fully_shard``) lose their shards to the model and train no more.
         """
-        engine = self._engine
-        if engine.peers is not None:
-            with self._together("gathering weights", waits=False):
-                gather_weights(engine.capture, engine.all_stages, engine.peers, engine.device)
+        with self._together("gathering weights", waits=False):
+            self._engine.gather_weights()
 
     def _together(self, words: str, *, waits: bool) -> contextlib.AbstractContextManager[None]:
         peers = self._engine.peers

@@ -174,7 +174,7 @@ def accumulation_and_zero_grad():
         for i, sync in enumerate(pattern):
             both(sync, 4 + i)
         compare()
-        for p in model.parameters():
+        for p in runtime.parameters():
             if p.grad is not None:
                 p.grad.zero_()
         plain.zero_grad(set_to_none=False)

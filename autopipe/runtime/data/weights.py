@@ -88,6 +88,20 @@ class Weigher:
             self._has_warned = True
         return by_rows
 
+    def measure(
+        self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any]
+    ) -> float | None:
+        """What a batch's loss is averaged over: rows, counted labels or given weights; None for a sum."""
+        if self._given is not None:
+            return sum(self._ask(batch, args, kwargs, bound))
+        if self.is_sum:
+            return None
+        if self._labels is not None and all(_are_labels(target) for target in batch.targets):
+            return sum(_read([_weight_of_labels(target, **self._labels) for target in batch.targets]))
+        if self._counted:
+            return None if self._counted[0].is_sum else sum(self._counted[0].counts(batch))
+        return float(sum(batch.rows))
+
     def _ask(
         self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any]
     ) -> list[float]:
@@ -100,6 +114,10 @@ class Weigher:
             own_args, own_kwargs = part
             weights.append(float(self._given(own_args, own_kwargs, batch.targets[m])))
         return weights
+
+
+def _are_labels(target: Any) -> bool:
+    return isinstance(target, Tensor) and not target.is_floating_point()
 
 
 def _normalised(weights: Sequence[float]) -> tuple[list[float], float]:

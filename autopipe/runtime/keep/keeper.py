@@ -144,6 +144,7 @@ class Keeper:
         """See :meth:`Runtime.load`."""
         with self.together("loading a checkpoint"):
             self._load(path, objects, strict)
+            self._engine.part_with_weights()
 
     def resume(self, root: pathlib.Path, objects: Mapping[str, Any]) -> int:
         """See :meth:`Runtime.resume`."""

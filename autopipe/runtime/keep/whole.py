@@ -16,6 +16,7 @@ from ...stages import Stage
 from ..stage.setup import exchange
 from ..wire.peers import Peers
 from ..wire.values import dtype_of, name_of
+from .away import unmark
 from .saving import whole
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def gather_weights(capture: Capture, stages: Sequence[Stage], peers: Peers, devi
         here = own.get(spec.name)
         value = torch.empty(shape, dtype=dtype_of(dtype), device=device) if here is None else here.to(device)
         held = [_at(capture.model, name) for name in spec.names]
+        unmark(held)
         _put(held, peers.broadcast(value, rank), (capture.model, *stages))
 
 

@@ -28,7 +28,8 @@ class StepInputs:
 
     ``seeds`` are the gradients the loss of each microbatch starts backward with: its weight, times the
     gradient scale. ``syncs`` says that gradients are reduced over ranks at the end. ``seed`` fixes the
-    random numbers of the step; None leaves the generators alone.
+    random numbers of the step; None leaves the generators alone. ``tracked`` are the inputs whose gradients
+    are wanted.
     """
 
     batch: Batch
@@ -39,6 +40,7 @@ class StepInputs:
     want_loss: bool
     want_outputs: bool
     syncs: bool = True
+    tracked: frozenset[str] = frozenset()
 
 
 class Worker:
@@ -50,6 +52,7 @@ class Worker:
     loss: computes (loss, flat output leaves) of a microbatch from the last stage's outputs.
     losses, outputs: of the step under way, detached; on the last stage only.
     receivers: the workers of later stages in this process, by stage.
+    leaves: of the inputs whose gradients are wanted, those of each microbatch that gather them.
     """
 
     def __init__(
@@ -86,7 +89,12 @@ class Worker:
             not needs_seed and self._replicas.is_plain and self._forward_context is contextlib.nullcontext
         )
         self._scopes: dict[int, rng.Scope] = {}
-        self._columns = [(i, step.batch.leaves[name]) for i, name in self._own]
+        self.leaves: dict[str, list[Tensor]] = {
+            name: [t.detach().requires_grad_() for t in step.batch.leaves[name]]
+            for _, name in self._own
+            if name in step.tracked
+        }
+        self._columns = [(i, self.leaves.get(name, step.batch.leaves[name])) for i, name in self._own]
         self._values: list[list[Any]] = [[None] * len(self.stage.inputs) for _ in range(n)]
         self._roots: list[Tensor | None] = [None] * n
         self._weight_work: list[WeightWork | None] = [None] * n
@@ -96,7 +104,7 @@ class Worker:
     def end(self) -> None:
         """Drop everything that belongs to a step, so that nothing holds a graph."""
         self._step = None  # type: ignore[assignment]
-        self._columns = []
+        self._columns, self.leaves = [], {}
         self._values, self._roots, self._weight_work, self._scopes = [], [], [], {}
         self.losses, self.outputs = [], []
 
@@ -146,7 +154,7 @@ class Worker:
 
     def _forward_to_forget(self, values: list[Any], m: int) -> None:
         """Forward that keeps inputs only; the first of its kind learns which outputs require a gradient."""
-        key = self._step.batch.signature(m)
+        key = self._step.batch.signature(m), self._step.tracked
         known = self._flags.get(key)
         with contextlib.nullcontext() if known is None else torch.no_grad():
             outputs = self._call(values, m)
@@ -237,6 +245,7 @@ class Worker:
         """Only the gradients that earlier stages wait for; the rest stays for :meth:`backward_weight`."""
         roots, grads = self._collect(m)
         leaves = [leaf for edge in self.edges_in for leaf in edge.leaves[m] or ()]
+        leaves += [column[m] for column in self.leaves.values()]
         # blocks would run again for every part of a split backward
         if roots and self._replicas.is_plain and not self.stage.recomputes:
             with self._draws(m):

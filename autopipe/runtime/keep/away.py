@@ -1,0 +1,138 @@
+"""Weights that other ranks train: what this process still holds of them is old, and refuses to be read.
+
+Bringing them back is left to ``whole``.
+
+A rank's model has every parameter, but trains only its stages'. From the first step on the others are marked
+in place: the parameter stays the same object, and what needs no value of it (shapes, ``requires_grad``, an
+optimizer that passes over it since it has no gradient) goes on. What would read an old value raises
+:class:`StaleError`: calling the model or the pipe here, ``state_dict``, ``deepcopy``, ``verify``, a norm of
+gradients of which this rank has some.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import StaleError
+from ...stages import Stage
+
+if TYPE_CHECKING:
+    from ...tracing import Capture
+
+__all__ = ["Away", "Home", "absent", "mark", "unmark"]
+
+GRADIENT_READERS = ("torch.optim", "torch.amp", "torch.nn.modules", "autopipe")
+"""Modules that may ask for an absent gradient: they pass over parameters without one."""
+
+# fmt: off
+_PROPERTIES = (
+    "shape", "dtype", "device", "layout", "names", "ndim", "requires_grad", "is_leaf", "is_meta", "is_cpu",
+    "is_cuda", "is_sparse", "is_mps", "is_xpu", "is_quantized", "grad_fn", "grad_dtype", "retains_grad",
+    "output_nr", "itemsize", "nbytes", "_backward_hooks", "_version",
+)
+_METHODS = (
+    "size", "dim", "numel", "nelement", "stride", "storage_offset", "element_size", "is_floating_point",
+    "is_complex", "is_contiguous", "requires_grad_", "register_hook", "register_post_accumulate_grad_hook",
+    "__hash__",
+)
+# fmt: on
+_HARMLESS = {
+    *(getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)),
+    *(getattr(Tensor, name) for name in _METHODS),
+    getattr(Tensor.requires_grad, "__set__"),  # noqa: B009 - torch types it as a bool
+    getattr(Tensor.grad, "__set__"),  # noqa: B009 - torch types it as a tensor
+}
+
+_GRADIENT = getattr(Tensor.grad, "__get__")  # noqa: B009 - torch types it as a tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Home:
+    """A weight this rank does not train: its name, the first rank that does, and the model it is of."""
+
+    tensor: Tensor
+    name: str
+    rank: int
+    model: str
+
+
+class Away(nn.Parameter):
+    """A parameter or buffer that another rank trains; see the module."""
+
+    _home: Home
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not _is_harmless(func, args, sys._getframe(1).f_globals.get("__name__", "")):
+            everything = (*args, *(kwargs or {}).values())
+            nested = (x for a in everything for x in (a if isinstance(a, (tuple, list)) else (a,)))
+            raise StaleError(_told(next(x for x in nested if isinstance(x, Away)), func))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"{self._home.name} {list(self.shape)}, with rank {self._home.rank}"
+
+
+def _is_harmless(func: Any, args: Sequence[Any], caller: str) -> bool:
+    if func in _HARMLESS:
+        return True
+    if func == _GRADIENT:
+        return caller.startswith(GRADIENT_READERS)
+    # what is written whole is not read: load_state_dict gives all ranks the same
+    return func is Tensor.copy_ and not any(isinstance(a, Away) for a in args[1:])
+
+
+def _told(tensor: Away, func: Any) -> str:
+    name, rank, model = tensor._home.name, tensor._home.rank, tensor._home.model
+    if func == _GRADIENT:
+        return (
+            f"the gradient of {name} is with rank {rank}, so what is made of the gradients here is not of "
+            f"the whole {model}: rt.clip_grad_norm_(max_norm) clips and returns the norm over all ranks, and "
+            "rt.parameters() are this rank's own"
+        )
+    return (
+        f"{name} is trained by rank {rank}, and this process has only an old value of it. To run the "
+        f"{model}, call rt.forward(...) or rt.evaluate(...) on every rank; to have all its weights here, "
+        "pipe.merge() on every rank; to save it, rt.save(folder); for an average of weights or such, use "
+        "this rank's own, rt.named_parameters(). A network that is part of two pipelines must lie on the "
+        "same ranks in both (pin), or be merged between their steps"
+    )
+
+
+def absent(capture: Capture, own: Iterable[Stage], stages: Iterable[Stage]) -> tuple[Home, ...]:
+    """The parameters, and the buffers that steps write, which no stage of ``own`` has, and where they are."""
+    here = {id(t) for stage in own for t in (*stage.parameters(), *stage.buffers())}
+    written = {name for op in capture.ops.compute for name in op.mutated_buffers}
+    found: dict[int, Home] = {}
+    for stage in stages:
+        named = [*stage.named_parameters(), *((n, b) for n, b in stage.named_buffers() if n in written)]
+        for name, tensor in named:
+            if id(tensor) not in here:
+                found.setdefault(id(tensor), Home(tensor, name, stage.rank, capture.ops.model))
+    return tuple(found.values())
+
+
+def mark(homes: Iterable[Home]) -> None:
+    """From now on refuse reads of these."""
+    for home in homes:
+        tensor = home.tensor
+        if tensor.__class__ is not Away:
+            tensor.__dict__.update(_was=tensor.__class__, _home=home)
+            tensor.__class__ = Away
+
+
+def unmark(tensors: Iterable[Tensor]) -> None:
+    """Let these be read again: their values are new."""
+    for tensor in tensors:
+        if tensor.__class__ is Away:
+            del tensor.__dict__["_home"]
+            tensor.__class__ = tensor.__dict__.pop("_was")
