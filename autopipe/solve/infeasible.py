@@ -45,8 +45,10 @@ def no_room(case: Case, short: tuple[int, int]) -> InfeasibleError:
     needed, room = short
     n = len(case.source.cluster.devices)
     per_rank, rest = divmod(case.n_stages, n)
-    enough = -(-needed * n // room)
+    enough = -(-needed * n // max(room, 1))
     stages = f"n_stages={enough * per_rank} on as many ranks like these" if not rest else f"{enough} ranks"
+    if not room:
+        stages = "ranks with room for any"
     return InfeasibleError(
         f"no {case.n_stages}-stage plan fits: parameters, gradients and optimizer state take "
         f"{format_bytes(needed)}, the {n} ranks hold {format_bytes(room)} together, and that is before any "

@@ -29,6 +29,11 @@ def test_more_stages_than_the_model_can_be_cut_into():
         autopipe.split(mlp(), 40, (torch.randn(2, 4),), costs="estimated")
 
 
+def test_no_memory_at_all_is_no_plan():
+    with pytest.raises(InfeasibleError, match=r"the 2 ranks hold 0 B together.*ranks with room"):
+        autopipe.split(mlp(), 2, (torch.randn(2, 4),), costs="estimated", memory_limit=0)
+
+
 def test_the_models_own_error_is_attributed_to_it():
     with pytest.raises(ModelError, match="shapes cannot be multiplied") as caught:
         autopipe.split(mlp(), 2, (torch.randn(2, 5),))
