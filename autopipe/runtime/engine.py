@@ -27,7 +27,7 @@ from ..simulator import stage_times
 from ..stages import Stage, rng
 from .data.feed import Feed
 from .data.inputs import backpropagate, tracked
-from .data.microbatch import Batch, Splitter
+from .data.microbatch import Batch, Splitter, with_forms
 from .data.outputs import Outputs, share, weighted
 from .data.rows import MixedRows
 from .data.weights import Weigher
@@ -278,8 +278,8 @@ class Engine:
                     f"rank {self.rank} was given inputs, but only rank {self._feed.source} feeds this "
                     "pipeline; call step() without any here, or make the runtime without feed"
                 )
-            leaves, target, n, weights = self._feed.take()
-            return self._splitter.split(leaves, target, n), weights, {}
+            leaves, target, n, weights, forms = self._feed.take()
+            return dataclasses.replace(self._splitter.split(leaves, target, n), forms=forms), weights, {}
         kwargs, target = self._route(kwargs, target)
         bound = self.capture.bind(args, kwargs)
         inputs = tracked(bound)
@@ -290,7 +290,7 @@ class Engine:
             )
         n = n_asked or self.options.n_microbatches
         free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
-        batch = self._splitter.split(free, target, n)
+        batch = with_forms(self._splitter.split(free, target, n), self.capture)
         # counted where the batch is: on the device every count would wait
         weigh = self._weigher.weigh
         weights = weigh(batch, args, kwargs, bound) if loss else ([1.0] * batch.n_microbatches, 0.0)
@@ -376,6 +376,7 @@ class Engine:
             f"{_shapes(batch)}, training={training}, gradients={step.grad}, sync={step.syncs}, "
             f"inputs' gradients={sorted(step.tracked)}, times={self.factor:.12g}, "
             f"loss={step.want_loss}, outputs={step.want_outputs}"
+            + (f", forms {list(batch.forms)} of the model" if any(batch.forms) else "")
         )
         flags = tuple(p.requires_grad for p in self._flags)
         looks = is_due(position.step - 1)

@@ -53,14 +53,14 @@ class _Wires:
 
 
 class _Flow:
-    """Which stage computes each op, and which values each stage takes and gives, over both forms."""
+    """Which stage computes each op, and which values each stage takes and gives, over all forms."""
 
     def __init__(self, capture: Capture, plan: Plan) -> None:
         self.home = plan.stages_of
         self.last = plan.n_stages - 1
         self._check_all_placed(capture)
         takes: list[dict[str, None]] = [{} for _ in plan.stages]
-        for graph in distinct_forms(capture).values():
+        for graph in distinct_graphs(capture):
             for stage in range(plan.n_stages):
                 for node in self.nodes(graph, stage):
                     for value in node.all_input_nodes:
@@ -107,26 +107,31 @@ class _Flow:
         return True
 
 
-def distinct_forms(capture: Capture) -> dict[bool, fx.Graph]:
-    """The captured graphs by training flag, once when one graph serves both modes."""
-    if capture.graphs[True] is capture.graphs[False]:
-        return {True: capture.graphs[True]}
-    return dict(capture.graphs)
+def distinct_graphs(capture: Capture) -> list[fx.Graph]:
+    """The graphs of all forms, once where one serves both modes."""
+    graphs = (form.graph for forms in capture.forms.values() for form in forms)
+    return list({id(graph): graph for graph in graphs}.values())
 
 
 def _stage(capture: Capture, plan: Plan, flow: _Flow, index: int) -> Stage:
     wires = flow.wires[index]
     is_last = index == flow.last
-    forms: dict[bool, StageForm] = {}
     targets: set[str] = set()
-    for training, graph in distinct_forms(capture).items():
-        part = _subgraph(capture, flow, graph, plan.stages[index])
+    title = f"stage {index} of {plan.n_stages} of {plan.model}, graph {plan.graph_digest}"
+
+    def made(training: bool, number: int, graph: fx.Graph) -> StageForm:
+        part = _subgraph(capture, flow, graph, plan.stages[index], (training, number))
         for each in (part.graph, *part.blocks):
-            targets |= {str(n.target) for n in each.nodes if n.op in ("get_attr", "call_module")}
-        title = f"stage {index} of {plan.n_stages} of {plan.model}, graph {plan.graph_digest}"
-        forms[training] = _form(part, title)
-    for training in (True, False):
-        forms.setdefault(training, forms[True])
+            targets.update(str(n.target) for n in each.nodes if n.op in ("get_attr", "call_module"))
+        return _form(part, title)
+
+    forms = {True: tuple(made(True, x, form.graph) for x, form in enumerate(capture.forms[True]))}
+    # where one graph serves both modes, one form does
+    known = {id(form.graph): forms[True][x] for x, form in enumerate(capture.forms[True])}
+    forms[False] = tuple(
+        known[id(form.graph)] if id(form.graph) in known else made(False, x, form.graph)
+        for x, form in enumerate(capture.forms[False])
+    )
     outputs = () if is_last else wires.outputs
     stage = Stage(
         capture.model,
@@ -154,9 +159,11 @@ def _form(part: Part, title: str) -> StageForm:
     return dataclasses.replace(form, code=code, blocks=tuple(made))
 
 
-def _subgraph(capture: Capture, flow: _Flow, graph: fx.Graph, stage: StagePlan) -> Part:
+def _subgraph(
+    capture: Capture, flow: _Flow, graph: fx.Graph, stage: StagePlan, form: tuple[bool, int]
+) -> Part:
     """The part of ``graph`` that one stage runs, as a graph of its own, and those of its blocks."""
-    part, wires = Part(capture.ops), flow.wires[stage.index]
+    part, wires = Part(capture.ops, form), flow.wires[stage.index]
     by_name = {node.name: node for node in graph.nodes}
     for name in wires.inputs:
         part.take(name, by_name.get(name))
@@ -172,7 +179,7 @@ def _subgraph(capture: Capture, flow: _Flow, graph: fx.Graph, stage: StagePlan) 
         part.bring(end)
         part.graph.output(fx.map_arg(end.args[0], part.copies.__getitem__))
         return part
-    # a value that only the other form computes is given as None
+    # a value that only another form computes is given as None
     given = [part.copies.get(by_name[n]) if n in by_name else None for n in wires.outputs]
     part.graph.output(tuple(given))
     return part

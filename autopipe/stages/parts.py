@@ -24,8 +24,9 @@ RECOMPUTED = "_recomputed"
 class Part:
     """A graph under way, with the copy in it of each captured node, and the graphs of its blocks."""
 
-    def __init__(self, ops: OpGraph) -> None:
-        self.ops = ops
+    def __init__(self, ops: OpGraph, form: tuple[bool, int]) -> None:
+        """``form`` is the mode and number of the form whose part this is."""
+        self.ops, self.form = ops, form
         self.graph = fx.Graph()
         self.copies: dict[fx.Node, fx.Node] = {}
         self.blocks: list[fx.Graph] = []
@@ -53,7 +54,7 @@ class Part:
 
     def add_block(self, nodes: Sequence[fx.Node]) -> None:
         """Calls that run again together, as a graph of their own that this one calls."""
-        inner, own = Part(self.ops), set(nodes)
+        inner, own = Part(self.ops, self.form), set(nodes)
         taken = dict.fromkeys(
             v for n in nodes for v in n.all_input_nodes if v.op != "get_attr" and v not in own
         )
@@ -63,7 +64,7 @@ class Part:
             inner.add(node)
         given = [node for node in nodes if not own.issuperset(node.users)]
         inner.graph.output(tuple(inner.copies[node] for node in given))
-        args: list[Any] = [len(self.blocks), *(self.copies[value] for value in taken)]
+        args: list[Any] = [*self.form, len(self.blocks), *(self.copies[value] for value in taken)]
         called = self.graph.call_module(RECOMPUTED, tuple(args))
         for i, node in enumerate(given):
             self.copies[node] = self.graph.call_function(operator.getitem, (called, i))

@@ -10,7 +10,7 @@ import functools
 import itertools
 import linecache
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ _counter = itertools.count()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StageForm:
-    """One form of a stage, for training or evaluation: its fx graph, source and compiled forward.
+    """One form of a stage, for one mode and kind of inputs: its fx graph, source and compiled forward.
 
     ``blocks`` are the parts of it that run again in backward; their sources follow the form's own.
     """
@@ -76,7 +76,7 @@ class Stage(Scope):
     def __init__(
         self,
         model: nn.Module,
-        forms: Mapping[bool, StageForm],
+        forms: Mapping[bool, Sequence[StageForm]],
         *,
         device: torch.device,
         index: int,
@@ -88,7 +88,7 @@ class Stage(Scope):
         super().__init__(model)
         self.index, self.rank, self.is_last = index, rank, is_last
         self.inputs, self.outputs = inputs, outputs
-        self._forms = dict(forms)
+        self._forms = {flag: tuple(found) for flag, found in forms.items()}
         self.register_buffer("_anchor", torch.empty(0, device=device), persistent=False)
 
     @functools.cached_property
@@ -107,28 +107,36 @@ class Stage(Scope):
         """What generated code names where the model's own code named its device."""
         return self._anchor.device
 
-    def forward(self, *values: Any) -> tuple[Any, ...]:
-        """The stage's values in the order of ``outputs`` (or the model's flat output leaves)."""
-        return self._forms[self.training].forward(self, *values)
+    def forward(self, *values: Any, form: int = 0) -> tuple[Any, ...]:
+        """The stage's values in the order of ``outputs`` (or the model's flat output leaves).
 
-    def _recomputed(self, block: int, *values: Any) -> tuple[Any, ...]:
-        """What a block of the form that runs now makes of what it takes."""
-        return self._forms[self.training].blocks[block](self, *values)
+        ``form`` is the number of the form that the model's inputs ask for (:meth:`Capture.form_of`).
+        """
+        return self._forms[self.training][form].forward(self, *values)
+
+    def _recomputed(self, training: bool, form: int, block: int, *values: Any) -> tuple[Any, ...]:
+        """What a block of a form makes of what it takes."""
+        return self._forms[training][form].blocks[block](self, *values)
 
     @property
     def recomputes(self) -> bool:
-        """Whether blocks of the form that runs now run again in backward."""
-        return bool(self._forms[self.training].blocks)
+        """Whether blocks run again in backward in the mode it is in now."""
+        return any(form.blocks for form in self._forms[self.training])
 
     @property
     def code(self) -> str:
-        """The generated source of the form that runs now."""
-        return self._forms[self.training].code
+        """The generated source of the example's form in the mode it is in now."""
+        return self._forms[self.training][0].code
 
     @property
     def graph(self) -> fx.Graph:
-        """The fx graph of the form that runs now."""
-        return self._forms[self.training].graph
+        """The fx graph of the example's form in the mode it is in now."""
+        return self._forms[self.training][0].graph
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The generated source of every form."""
+        return tuple(form.code for forms in self._forms.values() for form in forms)
 
     def _get_name(self) -> str:
         return f"Stage{self.index}"

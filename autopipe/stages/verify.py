@@ -62,14 +62,14 @@ def find_loss(output: Any) -> Tensor | None:
 
 def run_stages(capture: Capture, stages: Sequence[Stage], args: Any, kwargs: Any) -> tuple[Any, ...]:
     """All stages in turn in this process; the model's flat output leaves."""
-    return run_values(stages, capture.bind(args, kwargs))
+    return run_values(stages, *capture.bound(args, kwargs))
 
 
-def run_values(stages: Sequence[Stage], inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All stages in turn on bound inputs; the model's flat output leaves."""
+def run_values(stages: Sequence[Stage], inputs: Mapping[str, Any], form: int = 0) -> tuple[Any, ...]:
+    """All stages in turn on bound inputs, which ask for ``form``; the model's flat output leaves."""
     values = dict(inputs)
     for stage in stages:
-        given = stage(*[values[name] for name in stage.inputs])
+        given = stage(*[values[name] for name in stage.inputs], form=form)
         values.update(zip(stage.outputs, given, strict=not stage.is_last))
     return tuple(given)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,21 +16,20 @@ from torch import fx, nn
 
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim, OpGraph
-from .calls.call import Recording
-from .graphs import emit, modes, opgraph
+from .calls.call import Call
+from .calls.perform import run_call
+from .graphs import emit, opgraph
+from .graphs.questions import Question, choose
 from .inputs.arguments import Inputs
 from .inputs.caches import switched_off, without_cache
 from .inputs.examples import infer
 from .inputs.structure import Spec, unflatten
+from .making import Form, Made
 from .record.leaves import Policy
 from .record.session import Session, device_of, fresh
 from .record.state import preserved
 from .sizes import dims
-from .sizes.explore import confirm, explore
-from .sizes.guards import with_checks
-from .sizes.lengths import read_from_inputs
-from .sizes.rows import mixing
-from .sizes.trials import Explorer
+from .sizes.explore import confirm
 from .sizes.variation import Variation
 
 __all__ = ["Capture", "capture"]
@@ -51,6 +50,9 @@ class Capture:
     device: where the model was when captured; ``get_attr`` target ``_device`` stands for it.
     policy: which modules are leaves.
     variation: the input sizes that may vary, those that may not, and why.
+    forms: by training flag, the form the example takes and those that other values of the inputs ask for.
+    questions: by training flag, what of the inputs tells which form that is, or its number.
+    notes: what a user should know of how the model was recorded.
     """
 
     model: nn.Module
@@ -64,6 +66,9 @@ class Capture:
     policy: Policy
     variation: Variation
     dynamic: Any = "auto"
+    forms: dict[bool, tuple[Form, ...]] = dataclasses.field(default_factory=dict)
+    questions: dict[bool, Question | int] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @functools.cached_property
     def modules(self) -> dict[bool, fx.GraphModule]:
@@ -72,6 +77,15 @@ class Capture:
         if self.graphs[True] is self.graphs[False]:
             return {True: train, False: train}
         return {True: train, False: emit.module(self.model, self.graphs[False], self.constants, self.device)}
+
+    @functools.cached_property
+    def _others(self) -> dict[tuple[bool, int], fx.GraphModule]:
+        return {
+            (training, number): emit.module(self.model, form.graph, self.constants, self.device)
+            for training, forms in self.forms.items()
+            for number, form in enumerate(forms)
+            if number
+        }
 
     @property
     def module(self) -> fx.GraphModule:
@@ -84,9 +98,33 @@ class Capture:
         Raises :class:`InputError` naming the argument that differs from what was captured, or the input dim
         whose size the capture is not right for.
         """
-        values = self.inputs.bind(self.model, *self.arguments(args, kwargs or {}))
-        self.variation.check(self.inputs, values)
-        return values
+        return self.bound(args, kwargs or {})[0]
+
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """What :meth:`bind` gives, and the number of the form that it asks for in the model's mode."""
+        values = self.inputs.bind(self.model, *self.arguments(args, kwargs))
+        return values, self.form_of(values)
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether values of the inputs tell which form runs, in any mode."""
+        return any(isinstance(q, Question) for q in self.questions.values())
+
+    def form_of(self, values: Mapping[str, Any], training: bool | None = None) -> int:
+        """The number of the form that bound inputs ask for, in the model's mode or the given one.
+
+        Raises :class:`InputError` where they are of a kind or size that has not been recorded.
+        """
+        training = self.model.training if training is None else training
+        held = next((v for v in values.values() if isinstance(v, torch.Tensor)), None)
+        device = self.device if held is None else held.device
+
+        def run(call: Call, args: Any, kwargs: Any) -> Any:
+            return run_call(self.model, self.constants, call, args, kwargs, values, device)
+
+        number = choose(self.questions[training], run)
+        self.forms[training][number].variation.check(self.inputs, values)
+        return number
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call's arguments as the captured model gets them: a transformers model without its cache."""
@@ -121,9 +159,9 @@ class Capture:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the captured graph as the model would run."""
-        values = self.bind(args, kwargs)
+        values, number = self.bound(args, kwargs)
         training = self.model.training
-        module = self.modules[training]
+        module = self._others[training, number] if number else self.modules[training]
         module.training = training
         return self.assemble(module(*values.values()), training)
 
@@ -198,74 +236,36 @@ def _captured(
     """A capture on the example; where ``confirm_at`` is given, its shapes are held against a run on it."""
     with preserved(model) as snapshot, switched_off(model):
         session = Session(model, args, kwargs, policy, snapshot)
-        forms = session.forms()
+        found = session.forms()
         args, kwargs = session.args, session.kwargs
         inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
-        merged = modes.merge(modes.prune(forms[True]), modes.prune(forms[False]))
-        variation = Variation()
-        kind = functools.cache(functools.partial(opgraph.kind_of, model))
-        if dynamic:
-            distinct = list({id(f): f for f in merged.values()}.values())
-            variation = _vary(session, distinct, inputs, tensors, kind, known)
-            found = known.mixing if known else None
-            found = found or mixing(
-                model, merged, tensors, variation.dims, variation.shapes, session.device, session.start
-            )
-            variation = dataclasses.replace(variation, mixing=found)
-        for form in {id(f): f for f in merged.values()}.values():
-            read_from_inputs(model, form, variation.dims, variation.shapes)
-        merged = _with_checks(merged, variation.unsure)
+        made = Made(session, inputs, tensors, found, dynamic, known)
         if confirm_at is not None:
             session.start(training=False)
-            confirm(model, merged[False], variation, confirm_at, session.device)
-    graphs = {True: emit.graph(merged[True])}
-    graphs[False] = graphs[True] if merged[False] is merged[True] else emit.graph(merged[False])
-    shapes = variation.shapes
+            confirm(model, made.forms[False][0], made.variation, confirm_at, session.device)
+    graphs = made.graphs()
+    shapes = made.shapes
     ops = opgraph.build(
         model,
-        merged,
+        made.calls,
+        made.forms,
         lambda c, i, t: shapes[id(c)][i] if id(c) in shapes else tuple(t.shape),
-        variation.dims,
-        kind,
+        made.variation.dims,
+        made.kind,
     )
     return Capture(
         model=model,
         example=(args, kwargs),
         ops=ops,
-        graphs=graphs,
-        constants=merged[False].constants | merged[True].constants,
+        graphs={flag: forms[0].graph for flag, forms in graphs.items()},
+        constants=made.constants,
         inputs=inputs,
-        outputs={flag: form.output for flag, form in merged.items()},
+        outputs={flag: forms[0].output for flag, forms in made.forms.items()},
         device=session.device,
         policy=session.policy,
-        variation=variation,
+        variation=made.variation,
         dynamic=dynamic,
+        forms=graphs,
+        questions=made.questions,
+        notes=tuple(session.notes),
     )
-
-
-def _with_checks(merged: dict[bool, Recording], unsure: frozenset[int]) -> dict[bool, Recording]:
-    """Both forms, one object where they were, with the guards that must be asked at run time."""
-    taken = {c.name for form in merged.values() for c in form.calls}
-    train = with_checks(merged[True], unsure, taken)
-    if merged[False] is merged[True]:
-        return {True: train, False: train}
-    taken |= {c.name for c in train.calls}
-    return {True: train, False: with_checks(merged[False], unsure, taken)}
-
-
-def _vary(
-    session: Session,
-    forms: Sequence[Recording],
-    inputs: Inputs,
-    tensors: dict[str, torch.Tensor],
-    kind: Callable[[str], opgraph.Kind],
-    known: Variation | None,
-) -> Variation:
-    model = session.model
-
-    def call(given: Mapping[str, torch.Tensor]) -> Any:
-        args, kwargs = inputs.rebuild(model, given)
-        return model(*args, **kwargs)
-
-    explorer = Explorer(model, forms, inputs, call, tensors, session.device, session.start, kind)
-    return explore(explorer, known)

@@ -173,7 +173,7 @@ def test_a_70b_llama_on_meta_is_captured_in_seconds():
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
     start = time.process_time()
     captured = capture(model, kwargs={"input_ids": ids, "labels": ids})
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 8
     assert resident_bytes("VmHWM") - before < 2e9
     blocks = [op for op in captured.ops.ops if op.target.startswith("model.layers.")]
     assert len(blocks) == 80

@@ -20,9 +20,9 @@ from .microbatch import Batch
 
 __all__ = ["Feed", "Given"]
 
-Given = tuple[dict[str, Any], Any, int, tuple[list[float], float]]
-"""(inputs by name, target, asked number of microbatches, weight of each and what they counted): a tensor that
-is of no use to this rank is on the meta device."""
+Given = tuple[dict[str, Any], Any, int, tuple[list[float], float], tuple[int, ...]]
+"""(inputs by name, target, asked number of microbatches, weight of each and what they counted, the form each
+asks for): a tensor that is of no use to this rank is on the meta device."""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -33,6 +33,7 @@ class Header(msgspec.Struct, frozen=True):
     owners: list[str | None]
     n_microbatches: int
     weights: tuple[list[float], float]
+    forms: tuple[int, ...]
 
 
 class Feed:
@@ -62,7 +63,7 @@ class Feed:
         tensors, frame = flatten([*batch.whole.values(), target])
         owners = self._owners(names, batch.whole, len(tensors))
         told = Announcement(tuple((tuple(t.shape), t.dtype, False) for t in tensors), frame).told()
-        header = Header(names, told, owners, n_microbatches, weights)
+        header = Header(names, told, owners, n_microbatches, weights, batch.forms)
         is_sent = [any(self._is_used(o, r) for r in self._others) for o in owners]
         tensors = [
             t.to(self._device, non_blocking=True).contiguous() if sent else t
@@ -94,7 +95,8 @@ class Feed:
                 peers.group.wait(peers.group.recv(tensors[-1], self.source))
         peers.position.waits_for = -1
         *values, target = tensors if told.frame is None else told.frame.fill(tensors)
-        return dict(zip(header.names, values, strict=True)), target, header.n_microbatches, header.weights
+        inputs = dict(zip(header.names, values, strict=True))
+        return inputs, target, header.n_microbatches, header.weights, header.forms
 
     def _owners(self, names: Sequence[str], whole: Mapping[str, Any], n_tensors: int) -> list[str | None]:
         """Of each tensor the input it is; None for the target's."""

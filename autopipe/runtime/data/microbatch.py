@@ -22,7 +22,7 @@ from ...tracing.sizes.rows import batch_dim
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Batch", "Splitter"]
+__all__ = ["Batch", "Splitter", "with_forms"]
 
 LOOKED_AT = 1024
 """How many values of an input a checksum looks at."""
@@ -41,6 +41,7 @@ class Batch:
     whole: input name → its value in the whole batch.
     given: ``whole`` as it was given, where it was given.
     packed: rows in each microbatch of every input that leads with several for each of the batch.
+    forms: the form of the model that each microbatch asks for by its values; none where there is but one.
     """
 
     rows: tuple[int, ...]
@@ -50,14 +51,19 @@ class Batch:
     whole: Mapping[str, Any]
     packed: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    forms: tuple[int, ...] = ()
 
     @property
     def n_microbatches(self) -> int:
         return len(self.rows)
 
+    def form(self, m: int) -> int:
+        """The number of the form that microbatch ``m`` asks for."""
+        return self.forms[m] if self.forms else 0
+
     def sizes(self, m: int) -> tuple[int, ...]:
         """What tells the shapes of microbatch ``m`` from those of the others."""
-        return (self.rows[m], *(rows[m] for rows in self.packed.values()))
+        return (self.rows[m], self.form(m), *(rows[m] for rows in self.packed.values()))
 
     @property
     def is_on_host(self) -> bool:
@@ -98,10 +104,9 @@ class Batch:
         return found
 
     def signature(self, m: int) -> tuple[Any, ...]:
-        """What decides every shape microbatch ``m`` leads to: its leaves' shapes, dtypes, or plain values."""
-        return tuple(
-            (v.shape, v.dtype) if isinstance(v, Tensor) else v for v in (c[m] for c in self.leaves.values())
-        )
+        """What decides every shape microbatch ``m`` leads to: form, leaves' shapes, dtypes, values."""
+        values = (c[m] for c in self.leaves.values())
+        return (self.form(m), *((v.shape, v.dtype) if isinstance(v, Tensor) else v for v in values))
 
 
 class Splitter:
@@ -218,3 +223,11 @@ def _sizes(n_rows: int, n_microbatches: int) -> tuple[int, ...]:
     n = min(n_rows, n_microbatches)
     small, extra = divmod(n_rows, n)
     return (small + 1,) * extra + (small,) * (n - extra)
+
+
+def with_forms(batch: Batch, capture: Capture) -> Batch:
+    """The batch with the form that each microbatch asks for."""
+    if not capture.has_questions:
+        return batch
+    microbatches = ({n: c[m] for n, c in batch.leaves.items()} for m in range(batch.n_microbatches))
+    return dataclasses.replace(batch, forms=tuple(map(capture.form_of, microbatches)))

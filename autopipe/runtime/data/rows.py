@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...stages import Stage, relative_error, run_values
-from .microbatch import Splitter
+from .microbatch import Splitter, with_forms
 from .outputs import Outputs
 from .weights import Weigher
 
@@ -77,8 +77,8 @@ def mixing(
     the capture found is told: microbatches draw other noise than the batch.
     """
     with _evaluating(capture.model):
-        values = capture.bind(*capture.arguments(args, dict(kwargs)))
-        batch = Splitter(capture).split(values, None, n_microbatches)
+        values, form = capture.bound(*capture.arguments(args, dict(kwargs)))
+        batch = with_forms(Splitter(capture).split(values, None, n_microbatches), capture)
         outputs = Outputs(capture)
         try:
             outputs.check(batch)
@@ -86,13 +86,13 @@ def mixing(
             return str(refusal)
         weights, _ = Weigher(capture, None, None, None).weigh(batch, args, kwargs, values)
         parts = [
-            run_values(stages, {name: column[m] for name, column in batch.leaves.items()})
+            run_values(stages, {name: column[m] for name, column in batch.leaves.items()}, batch.form(m))
             for m in range(batch.n_microbatches)
         ]
         joined = outputs.join(parts, batch, weights)
-        if _is_noisy(lambda: run_values(stages, values)):
+        if _is_noisy(lambda: run_values(stages, values, form)):
             return capture.variation.mixing.always
-        for i, (whole, found) in enumerate(zip(run_values(stages, values), joined, strict=True)):
+        for i, (whole, found) in enumerate(zip(run_values(stages, values, form), joined, strict=True)):
             if not isinstance(whole, Tensor):
                 continue
             error = relative_error(whole, found)

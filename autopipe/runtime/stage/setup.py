@@ -42,7 +42,7 @@ def card(
     return {
         "the model": capture.ops.digest,
         "the plan": _digest(plan.to_json()),
-        "the stages' code": _digest("".join(_words(stage.code) for stage in stages)),
+        "the stages' code": _digest("".join(_words(code) for stage in stages for code in stage.sources)),
         "the schedule": schedule,
         "own seed": torch.initial_seed(),
         "own device": accelerator.identity(device),

@@ -168,12 +168,17 @@ class Worker:
 
     def _call(self, values: Sequence[Any], m: int) -> tuple[Any, ...]:
         if self._is_bare:
-            return self.module(*values)
+            return self.module(*values, **self._form(m))
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._draws(m))
             stack.enter_context(self._replicas.around_forward())
             stack.enter_context(self._forward_context())
-            return self.module(*values)
+            return self.module(*values, **self._form(m))
+
+    def _form(self, m: int) -> dict[str, int]:
+        """The argument that says which form microbatch ``m`` asks for; none for the first."""
+        form = self._step.batch.form(m)
+        return {"form": form} if form else {}
 
     def _draws(self, m: int) -> contextlib.AbstractContextManager[Any]:
         """What fixes the random numbers of microbatch ``m``, in forward and where parts of it run again."""

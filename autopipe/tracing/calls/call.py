@@ -16,7 +16,7 @@ from ..inputs.structure import Spec
 from .regions import Region
 from .streams import Stream
 
-__all__ = ["Call", "Depends", "Guard", "Recording", "calls_in", "map_calls"]
+__all__ = ["Branch", "Call", "Depends", "Guard", "Recording", "calls_in", "map_calls"]
 
 
 class Depends(enum.IntFlag):
@@ -117,15 +117,37 @@ class Guard:
     source: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """A value of the inputs that the model's Python read, and may have gone one way or another by.
+
+    ``calls`` make it from the inputs, ``read`` is the last of them; it gave ``outcome``. ``in_function`` says
+    that a function which can stay whole reads it; what is not ``is_forceable`` needs other data to come out
+    otherwise.
+    """
+
+    read: Call
+    calls: tuple[Call, ...]
+    outcome: Any
+    path: str
+    source: str
+    in_function: bool = False
+    is_forceable: bool = True
+
+
 @dataclasses.dataclass(slots=True)
 class Recording:
-    """One run of the model: its calls in program order, inputs first; the output call last."""
+    """One run of the model: its calls in program order, inputs first; the output call last.
+
+    It holds for inputs whose ``branches`` come out alike.
+    """
 
     training: bool
     calls: list[Call]
     output: Spec
     guards: list[Guard]
     constants: dict[str, Any]
+    branches: tuple[Branch, ...] = ()
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype})

@@ -10,85 +10,18 @@ import dataclasses
 import difflib
 import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..calls.call import Call, Recording, calls_in
-from ..calls.functions import qualified_name, tensors
+from ..calls.call import Call, Recording
+from ..calls.likeness import is_equal, key
 
-__all__ = ["merge", "prune", "select"]
+__all__ = ["merge", "name_like", "select", "share_constants", "union"]
 
 
 def select(flag: bool, training: Any, evaluation: Any) -> Any:
     """The constant of the form that ``flag`` (a module's ``training``) asks for."""
     return training if flag else evaluation
-
-
-def prune(recording: Recording) -> Recording:
-    """The recording without pure calls that nothing uses, pieces and sizes next to what they come from."""
-    used = {id(recording.calls[-1])}
-    kept: list[Call] = []
-    for call in reversed(recording.calls):
-        if call.op != "placeholder" and id(call) not in used and call.is_pure:
-            continue
-        kept.append(call)
-        used.update(id(c) for c in call.inputs)
-    calls = _hoist(_in_demand_order(kept[::-1]))
-    targets = {c.target for c in calls if c.op == "get_attr"}
-    constants = {k: v for k, v in recording.constants.items() if k in targets}
-    guards = sorted(recording.guards, key=lambda g: g.source)
-    return dataclasses.replace(recording, calls=calls, constants=constants, guards=guards)
-
-
-def _in_demand_order(calls: list[Call]) -> list[Call]:
-    """What moves no gradient and has no effect right before the first call that takes it, the rest in order.
-
-    Masks and tables that code makes in a loop over a ``set`` then come alike in every process.
-    """
-    written = frozenset().union(*(c.writes for c in calls))
-    waiting = {id(c): c for c in calls if _waits(c, written)}
-    moved = frozenset(waiting)
-    out: list[Call] = []
-
-    def bring(call: Call) -> None:
-        for given in _inputs_by_key((call.args, call.kwargs)):
-            if id(given) in waiting:
-                bring(waiting.pop(id(given)))
-        out.append(call)
-
-    for call in calls:
-        if id(call) not in moved:
-            bring(call)
-    return out
-
-
-def _waits(call: Call, written: frozenset[int]) -> bool:
-    has_effect = call.is_random or call.is_check or call.has_effect or call.mutated
-    if call.op in ("placeholder", "output") or has_effect or written & (call.storages | call.reads):
-        return False
-    return not any(t.requires_grad for t in tensors(call.value))
-
-
-def _inputs_by_key(value: Any) -> Iterator[Call]:
-    """The calls nested in an argument; those in a dict by its keys, whatever their order."""
-    if isinstance(value, dict):
-        value = [value[k] for k in sorted(value, key=str)]
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _inputs_by_key(item)
-    else:
-        yield from calls_in(value)
-
-
-def _hoist(calls: list[Call]) -> list[Call]:
-    """Accessors right behind the latest of their inputs, the rest in order."""
-    rank: dict[int, tuple[int, ...]] = {}
-    for i, call in enumerate(calls):
-        rank[id(call)] = (-2, i) if call.op == "placeholder" else (i,)
-        if call.accessor and call.inputs:
-            behind = max(rank[id(c)] for c in call.inputs)
-            rank[id(call)] = ((-1,) if behind[0] == -2 else behind) + (i,)
-    return sorted(calls, key=lambda c: rank[id(c)])
 
 
 def merge(train: Recording, evaluation: Recording) -> dict[bool, Recording]:
@@ -110,13 +43,50 @@ def merge(train: Recording, evaluation: Recording) -> dict[bool, Recording]:
     return {True: train, False: evaluation}
 
 
-def _key(call: Call) -> tuple[Any, ...]:
-    target = call.target if isinstance(call.target, str) else qualified_name(call.target)
-    return call.op, target, call.path, call.source if call.op != "get_attr" else ""
+def share_constants(forms: Iterable[Recording]) -> dict[str, Any]:
+    """One name for each constant of several recordings, and the constants by name."""
+    out: dict[str, Any] = {}
+    for form in forms:
+        names: dict[str, str] = {}
+        for name, value in form.constants.items():
+            equal = (n for n, v in out.items() if n not in names.values() and is_equal(v, value))
+            names[name] = next(equal, None) or f"_constant{len(out)}"
+            out.setdefault(names[name], value)
+        read = {id(c): c for c in (*form.calls, *(c for b in form.branches for c in b.calls))}
+        for call in read.values():
+            if call.op == "get_attr" and call.target in names:
+                call.target = call.hint = names[call.target]
+        form.constants = {names[n]: v for n, v in form.constants.items()}
+    return out
+
+
+def union(named: Sequence[Call], calls: Sequence[Call]) -> list[Call]:
+    """Calls and those of another form that they lack, by name, in an order that keeps that of both."""
+    known = {c.name for c in named}
+    common = known & {c.name for c in calls}
+    out: list[Call] = []
+    rest = iter(calls)
+    for call in named:
+        if call.name in common:
+            for other in rest:
+                if other.name == call.name:
+                    break
+                out.append(other)
+        out.append(call)
+    return out
+
+
+def name_like(named: Sequence[Call], form: Recording) -> None:
+    """Name the calls of a further form: what is one of the ``named`` as that one."""
+    for known, call in _match(list(named), form.calls):
+        call.name = known.name
+    namer = _Namer()
+    namer.taken.update((c.name, 0) for c in named)
+    _name(form, namer)
 
 
 def _match(train: list[Call], evaluation: list[Call]) -> list[tuple[Call, Call]]:
-    keys = [_key(c) for c in train], [_key(c) for c in evaluation]
+    keys = [key(c) for c in train], [key(c) for c in evaluation]
     if keys[0] == keys[1]:
         return list(zip(train, evaluation, strict=True))
     blocks = difflib.SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks()

@@ -44,13 +44,16 @@ def kind_of(model: nn.Module, path: str) -> Kind:
 
 def build(
     model: nn.Module,
-    forms: Mapping[bool, Recording],
+    calls: Sequence[Call],
+    by_mode: Mapping[bool, Sequence[Recording]],
     shape: Shape,
     dims: Sequence[Dim],
     kind: Callable[[str], Kind],
 ) -> OpGraph:
-    """The union of both forms as an op graph; ``kind`` tells a leaf's by its path."""
-    calls, modes = _union(forms)
+    """An op graph of ``calls``, the union of all forms in both modes; ``kind`` tells a leaf's by its path."""
+    calls = [c for c in calls if c.op != "get_attr"]
+    forms = list({id(f): f for forms in by_mode.values() for f in forms}.values())
+    modes = _modes(by_mode)
     specs = parameter_specs(model)
     first = {n: p.name for p in specs for n in p.names}
     is_buffer = {p.name for p in specs if p.is_buffer}
@@ -73,6 +76,13 @@ def build(
     )
 
 
+def _modes(by_mode: Mapping[bool, Sequence[Recording]]) -> dict[str, Any]:
+    """The mode that each call belongs to, by name."""
+    train, evaluation = ({c.name for f in by_mode[flag] for c in f.calls} for flag in (True, False))
+    only: dict[str, Any] = dict.fromkeys(train, "train") | dict.fromkeys(evaluation, "eval")
+    return only | dict.fromkeys(train & evaluation, "both")
+
+
 def parameter_specs(model: nn.Module) -> tuple[ParameterSpec, ...]:
     """Every parameter and buffer once, under all its names."""
     found: dict[int, tuple[torch.Tensor, list[str], bool]] = {}
@@ -91,28 +101,6 @@ def parameter_specs(model: nn.Module) -> tuple[ParameterSpec, ...]:
 def dtype_name(dtype: torch.dtype) -> str:
     """The short name of a dtype, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
-
-
-def _union(forms: Mapping[bool, Recording]) -> tuple[list[Call], dict[str, Any]]:
-    """The calls of both forms in one program order, and the mode each belongs to."""
-    if forms[True] is forms[False]:
-        calls = [c for c in forms[True].calls if c.op != "get_attr"]
-        return calls, dict.fromkeys((c.name for c in calls), "both")
-    train, evaluation = ([c for c in forms[f].calls if c.op != "get_attr"] for f in (True, False))
-    common = {c.name for c in train} & {c.name for c in evaluation}
-    out: list[Call] = []
-    modes: dict[str, Any] = {}
-    rest = iter(evaluation)
-    for call in train:
-        if call.name in common:
-            for other in rest:
-                if other.name == call.name:
-                    break
-                out.append(other)
-                modes[other.name] = "eval"
-        out.append(call)
-        modes[call.name] = "both" if call.name in common else "train"
-    return out, modes
 
 
 class _Owned:
@@ -234,10 +222,10 @@ def _configuration(module: nn.Module, path: str) -> str:
     return ";".join(parts)
 
 
-def _edges(forms: Mapping[bool, Recording], names: set[str]) -> set[tuple[str, str]]:
+def _edges(forms: Sequence[Recording], names: set[str]) -> set[tuple[str, str]]:
     return {
         (given.name, call.name)
-        for recording in forms.values()
+        for recording in forms
         for call in recording.calls
         if call.name in names
         for given in call.inputs
@@ -246,12 +234,12 @@ def _edges(forms: Mapping[bool, Recording], names: set[str]) -> set[tuple[str, s
 
 
 def _constraints(
-    forms: Mapping[bool, Recording], ops: Mapping[str, Op]
+    forms: Sequence[Recording], ops: Mapping[str, Op]
 ) -> tuple[set[tuple[str, str]], list[set[str]]]:
     """Order edges between random draws and around writes, and groups of ops that must share a stage."""
     order: set[tuple[str, str]] = set()
     groups: list[set[str]] = []
-    for recording in {id(r): r for r in forms.values()}.values():
+    for recording in forms:
         calls = [c for c in recording.calls if c.op != "get_attr"]
         draws = [c.name for c in calls if c.is_random]
         order |= set(itertools.pairwise(draws))

@@ -17,6 +17,7 @@ from ..calls import functions, wording
 from ..calls.call import Call, Depends, Guard, meta
 from ..inputs.structure import LEAF, Step, carries_tensors, flatten, paths, unflatten
 from . import checks, opaque
+from .branches import Branches
 from .position import Position
 from .restart import KeepFunction, OpenLeaf, WatchLeaves
 from .tracked import Expression, TrackedFloat, TrackedInt, plain, track
@@ -65,6 +66,7 @@ class Ledger:
     ) -> None:
         self.names, self.known, self.device, self.at = names, known, device, at
         self.calls: list[Call] = []
+        self.branches: Branches | None = None
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.constants: dict[str, Any] = {}
         self.constant_names: dict[int, str] = {}
@@ -273,6 +275,11 @@ class Ledger:
                     call.depends, call.value = self.depends(call), outcome
                     self.expect(self.add(call), outcome, source)
                     return
+                if self.branches is not None:
+                    read = Call("call_function", function, operands, path=self.at.path, source=source)
+                    read.depends, read.reads = self.depends(read), frozenset()
+                    if self.branches.read(read, lambda: outcome, is_forceable=False) is not None:
+                        return
                 self.at.refuse(Depends.INPUT, f"{wording.shown(operand)} ({operand.value} here)", source)
         key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
         self.guards.setdefault(key, Guard(function, operands, outcome, self.at.path, source))

@@ -38,15 +38,15 @@ class Route:
         return self.recorder if self.recorder is not None and self.recorder.at.is_recorded else None
 
     @contextlib.contextmanager
-    def to(self, recorder: Recorder) -> Iterator[None]:
+    def to(self, recorder: Recorder, exporting: bool) -> Iterator[None]:
         """Route calls, those of the modules among them, to ``recorder``.
 
-        ``torch.compiler.is_exporting()`` and ``is_compiling()`` answer yes meanwhile, so that libraries
-        avoid shortcuts that depend on the data.
+        With ``exporting``, ``torch.compiler.is_exporting()`` and ``is_compiling()`` answer yes meanwhile, so
+        that libraries avoid shortcuts that depend on the data.
         """
         recorder.suspended, self.recorder = self._without_hooks, recorder
         flags = ExportFlags.read()
-        ExportFlags(True, True).write()
+        ExportFlags(exporting or flags.exporting, exporting or flags.compiling).write()
         self.hooks.put_on()
         try:
             yield

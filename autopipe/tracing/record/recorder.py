@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,11 @@ from torch.overrides import TorchFunctionMode
 from ...errors import CaptureError
 from ..calls import functions, lifting, regions, wording
 from ..calls.call import UNSAFE, Call, Depends, Recording, meta
+from ..calls.perform import ask, run_call
 from ..calls.streams import DRAWING
 from ..inputs.structure import flatten
 from . import checks, opaque
+from .branches import Branches, program
 from .draws import Draws, Streams
 from .leaves import is_compiled
 from .ledger import Ledger, Ref, TensorMethod
@@ -44,10 +46,15 @@ class Recorder(TorchFunctionMode):
         is_leaf: Callable[[str], bool],
         training: bool,
         watch: bool = False,
+        outcomes: Sequence[Any] = (),
+        kept: Collection[str] = (),
+        by_value: bool = False,
     ) -> None:
         super().__init__()
         self.at = Position(modules, is_leaf)
         self.ledger = Ledger(names, known, device, self.at)
+        self.branches = Branches(self.ledger.calls, self.at, outcomes, kept, by_value)
+        self.ledger.branches = self.branches
         self.ledger.watched = {} if watch else None
         self.training = training
         self.base = regions.ambient()
@@ -68,6 +75,9 @@ class Recorder(TorchFunctionMode):
             call = Call("placeholder", name, hint=name, depends=Depends.INPUT | Depends.SHAPE)
             call.value, call.storages = meta(tensor), functions.storages(tensor)
             self.ledger.bind(tensor, self.ledger.add(call))
+        self.perform_one = lambda call, args, kwargs: run_call(
+            model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")
+        )
         with self.draws, self:
             result = model(*args, **kwargs)
         return self.finish(result)
@@ -86,7 +96,12 @@ class Recorder(TorchFunctionMode):
         self.ledger.add(Call("output", "output", (encoded,), hint="output"))
         self.at.hushed.count = 1
         return Recording(
-            self.training, self.ledger.calls, spec, list(self.ledger.guards.values()), self.ledger.constants
+            self.training,
+            self.ledger.calls,
+            spec,
+            list(self.ledger.guards.values()),
+            self.ledger.constants,
+            tuple(self.branches.found),
         )
 
     def __torch_function__(
@@ -250,6 +265,8 @@ class Recorder(TorchFunctionMode):
                 self.ledger.bind(value, call)
             elif isinstance(value, (bool, int, float, str)):
                 self.at.refuse(call.depends, f"{wording.shown(call)} ({value!r} here)", call.source)
+            elif value is None and call.depends & UNSAFE and not call.writes:
+                self.at.refuse(call.depends, f"{wording.shown(call)} (None here)", call.source)
         return result
 
     def kept_method(self, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -329,9 +346,15 @@ class Recorder(TorchFunctionMode):
         is_check = is_unsafe and name == "__bool__" and checks.is_check(call.source)
         is_message = name == "__format__" and checks.is_message(call.source)
         if is_unsafe and not is_check and not is_message:
+            call.reads = frozenset().union(*map(functions.storages, functions.tensors(actual)))
+            with self.at.hushed:
+                is_meta = self.ledger.device.type == "meta"
+                branch = self.branches.read(call, lambda: func(*actual[0], **actual[1]), is_meta)
+            if branch is not None:
+                return branch.outcome
             self.at.refuse(call.depends, self.describe_read(call, actual), call.source)
         with self.at.hushed:
-            result = func(*actual[0], **actual[1])
+            result = self.answer(call, func, actual)
         if is_check:
             self.ledger.expect(call.args[0], result, call.source)
             return result
@@ -339,6 +362,14 @@ class Recorder(TorchFunctionMode):
             return result
         call.is_size, call.value = True, result
         return track(result, Expression(None, (), result, ref=self.ledger.add(call)), self.ledger)
+
+    def answer(self, call: Call, func: Callable[..., Any], actual: Any) -> Any:
+        """What a read gives; of a meta model by computing what it reads, which sizes alone may decide."""
+        calls = program(self.ledger.calls, call) if self.ledger.device.type == "meta" else None
+        if calls is None or call.depends & UNSAFE:
+            return func(*actual[0], **actual[1])
+        with self.stepped_aside():
+            return ask(calls, self.perform_one)
 
     def describe_read(self, call: Call, actual: Any) -> str:
         """The value that Python wants, in words: how it is made and, where it is one number, which."""

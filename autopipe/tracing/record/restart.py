@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["CloseModule", "Function", "KeepFunction", "Method", "OpenLeaf", "Restart", "WatchLeaves"]
+__all__ = [
+    "CloseModule",
+    "Function",
+    "KeepFunction",
+    "KeepReads",
+    "Method",
+    "OpenLeaf",
+    "Restart",
+    "WatchLeaves",
+]
 
 
 class Restart(BaseException):
@@ -37,6 +46,14 @@ class KeepFunction(Restart):
     def __init__(self, function: Function | Method) -> None:
         super().__init__(str(function))
         self.function = function
+
+
+class KeepReads(Restart):
+    """With the function kept whole that reads data at ``source``, instead of asking what it reads."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.source = source
 
 
 class WatchLeaves(Restart):

@@ -5,7 +5,9 @@ One run is left to ``recorder``, tying the two recordings together to ``modes``.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,22 +15,51 @@ from torch import nn
 
 from ...errors import CaptureError, ModelError
 from ..calls.call import Recording
+from ..calls.likeness import is_same, prune
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten, unflatten
 from . import opaque, patches
 from .leaves import Policy
 from .recorder import Recorder
-from .restart import CloseModule, Function, KeepFunction, Method, OpenLeaf, WatchLeaves
+from .restart import (
+    CloseModule,
+    Function,
+    KeepFunction,
+    KeepReads,
+    Method,
+    OpenLeaf,
+    Restart,
+    WatchLeaves,
+)
 from .state import Snapshot, seed, switch
 
 __all__ = ["Refused", "Session", "close_to", "device_of"]
 
 _MOST_TRIES = 100
+_MOST_FORMS = 8
 _logger = logging.getLogger("autopipe")
 
 
 class Refused(ModelError):
     """The model itself fails on the example in one mode; the other mode may still work."""
+
+
+@dataclasses.dataclass(slots=True)
+class Attempt:
+    """One way of recording a model, and what was found out about it.
+
+    ``exporting``: libraries are told that they are exported; ``by_value``: numbers made of inputs may be
+    read.
+    ``functions`` stay whole, and those that read data at the lines ``kept``.
+    """
+
+    policy: Policy
+    exporting: bool = False
+    by_value: bool = False
+    tried: set[tuple[str, bool]] = dataclasses.field(default_factory=set)
+    functions: dict[Function | Method, None] = dataclasses.field(default_factory=dict)
+    kept: set[str] = dataclasses.field(default_factory=set)
+    obstacles: list[str] = dataclasses.field(default_factory=list)
 
 
 class Session:
@@ -43,39 +74,96 @@ class Session:
         snapshot: Snapshot,
     ) -> None:
         self.model, self.args, self.kwargs = model, args, kwargs
-        self.policy, self.snapshot = policy, snapshot
+        self.first_policy, self.snapshot = policy, snapshot
+        self.attempt = Attempt(policy)
+        self.notes: list[str] = []
         self.names = {id(t): n for n, t in reversed([*model.named_parameters(), *model.named_buffers()])}
         self.paths = {id(m): n for n, m in model.named_modules()}
         self.device = device_of(model, args, kwargs)
         self.known = frozenset(map(id, snapshot.tensors_held()))
-        self.tried: set[tuple[str, bool]] = set()
-        self.functions: dict[Function | Method, None] = {}
         self.route = patches.Route()
 
-    def forms(self) -> dict[bool, Recording]:
-        """A recording in each mode; what must stay whole or be opened is found by trying.
+    @property
+    def policy(self) -> Policy:
+        """Which modules are leaves, as far as that is known."""
+        return self.attempt.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.attempt.policy = policy
+
+    @property
+    def obstacles(self) -> list[str]:
+        """Why modules had to be closed."""
+        return self.attempt.obstacles
+
+    def forms(self) -> dict[bool, list[Recording]]:
+        """Recordings in each mode: of what the example does, then of how else reads of inputs may come out.
+
+        What must stay whole or be opened is found by trying. The model runs as it runs untraced; only where
+        that cannot be recorded, or leaves less to cut, ``torch.compiler.is_exporting()`` answers yes
+        meanwhile, so that libraries avoid shortcuts that depend on data; :attr:`notes` then says so.
 
         Raises :class:`CaptureError` where it cannot be recorded, :class:`ModelError` where it cannot be run.
         """
         with patches.applied(self.model.modules()) as self.route:
-            return self.found()
+            try:
+                found = self.found()
+                if not self.obstacles:
+                    return found
+                error: CaptureError | Refused | None = None
+            except (CaptureError, Refused) as refusal:
+                # on the meta device a model may fail only because it looks at data
+                if isinstance(refusal, Refused) and self.device.type != "meta":
+                    raise
+                found, error = None, refusal
+            return self.fallen_back(found, error)
 
-    def found(self) -> dict[bool, Recording]:
-        """See :meth:`forms`."""
+    def fallen_back(
+        self, found: dict[bool, list[Recording]] | None, error: CaptureError | Refused | None
+    ) -> dict[bool, list[Recording]]:
+        """What is best where recording the model's own path meets obstacles: it, or a way around."""
+        kept, why = self.attempt, self.obstacles[0] if self.obstacles else str(error)
+        for exporting, by_value in ((True, False), (False, True)):
+            if by_value and found is not None:
+                break  # numbers asked for each time are worse than a module kept whole
+            self.attempt = Attempt(self.first_policy, exporting=exporting, by_value=by_value)
+            try:
+                other = self.found()
+            except (CaptureError, ModelError):
+                continue
+            if found is None or len(self.obstacles) < len(kept.obstacles):
+                if exporting:
+                    self.notes.append(
+                        f"recorded with torch.compiler.is_exporting() answering yes, since the model's own "
+                        f"path cannot be: {why}"
+                    )
+                return other
+        self.attempt = kept
+        if found is None:
+            assert error is not None
+            raise error
+        return found
+
+    def found(self) -> dict[bool, list[Recording]]:
+        """See :meth:`forms`; in one way."""
         for _ in range(_MOST_TRIES):
             try:
                 evaluation = self.record(training=False)
-                forms = {True: self.training_form(evaluation), False: evaluation}
+                training = self.training_form(evaluation)
+                leaf = self.policy.to_open([c.target for c in training.calls if c.op == "call_module"])
+                if leaf is None or (leaf, False) in self.attempt.tried:
+                    return self.with_others(training, evaluation)
             except (CloseModule, OpenLeaf) as restart:
                 self.adjust(restart)
                 continue
             except KeepFunction as found:
-                self.functions[found.function] = None
+                self.attempt.functions[found.function] = None
                 continue
-            leaf = self.policy.to_open([c.target for c in forms[True].calls if c.op == "call_module"])
-            if leaf is None or (leaf, False) in self.tried:
-                return forms
-            self.tried.add((leaf, False))
+            except KeepReads as found:
+                self.attempt.kept.add(found.source)
+                continue
+            self.attempt.tried.add((leaf, False))
             self.policy = self.policy.with_opened([leaf])
         raise CaptureError(f"{type(self.model).__name__}: no set of leaves found in {_MOST_TRIES} recordings")
 
@@ -87,6 +175,47 @@ class Session:
             _logger.warning("%s; its training form is taken to be its evaluation form", error)
             return evaluation
 
+    def with_others(self, training: Recording, evaluation: Recording) -> dict[bool, list[Recording]]:
+        forms = {False: self.outcomes(evaluation)}
+        forms[True] = forms[False] if training is evaluation else self.outcomes(training)
+        return forms
+
+    def outcomes(self, natural: Recording) -> list[Recording]:
+        """A recording, and others in which reads of inputs that give a truth come out the other way.
+
+        The model's Python is made to believe so; where it then cannot be recorded, that outcome is left out.
+        """
+        out, queue, harmless = [natural], [(natural, 0)], set[str]()
+        while queue and len(out) < _MOST_FORMS:
+            known, start = queue.pop(0)
+            for place, branch in enumerate(known.branches[start:], start):
+                is_open = isinstance(branch.outcome, bool) and branch.is_forceable
+                if not is_open or branch.source in harmless:
+                    continue
+                other = self.forced(known, place)
+                if other is None:
+                    continue
+                out.append(other)
+                asks_more = [b.source for b in other.branches] != [b.source for b in known.branches]
+                if not asks_more and is_same(prune(other), prune(known)):
+                    harmless.add(branch.source)
+                else:
+                    queue.append((other, place + 1))
+        return out
+
+    def forced(self, known: Recording, place: int) -> Recording | None:
+        """The recording in which the read at ``place`` comes out the other way; None where there is none."""
+        branch = known.branches[place]
+        script = (*(b.outcome for b in known.branches[:place]), not branch.outcome)
+        try:
+            return self.record(known.training, script)
+        except (CaptureError, ModelError):
+            return None
+        except Restart:
+            if branch.in_function:
+                raise KeepReads(branch.source) from None
+            return None
+
     def adjust(self, restart: CloseModule | OpenLeaf) -> None:
         """Keep a module whole, or open a leaf, because Python did what a graph cannot."""
         path, name = restart.path, type(self.model).__name__
@@ -96,11 +225,13 @@ class Session:
                 f"kept whole, or out of the model"
             ) from None
         close = isinstance(restart, CloseModule)
-        if (path, close) in self.tried or (not close and not self.policy.is_openable(path)):
+        if close:
+            self.attempt.obstacles.append(restart.why)
+        if (path, close) in self.attempt.tried or (not close and not self.policy.is_openable(path)):
             parent = path.rpartition(".")[0]
             self.adjust(CloseModule(parent, restart.why))
             return
-        self.tried.add((path, close))
+        self.attempt.tried.add((path, close))
         if close:
             self.policy = self.policy.with_closed({path, *self.policy.like(path)})
         else:
@@ -108,18 +239,32 @@ class Session:
 
     # ---------------------------------------------------------------- one run
 
-    def record(self, training: bool) -> Recording:
-        """One recording; the model starts in the state it was given in."""
+    def record(self, training: bool, outcomes: Sequence[Any] = ()) -> Recording:
+        """One recording; the model starts in the state it was given in.
+
+        ``outcomes`` are what the first reads of inputs are to come out as.
+        """
         for watch in (False, True):
             self.start(training)
             args, kwargs = fresh((self.args, self.kwargs), self.device)
             recorder = Recorder(
-                self.names, self.paths, self.known, self.device, self.policy.is_leaf, training, watch
+                self.names,
+                self.paths,
+                self.known,
+                self.device,
+                self.policy.is_leaf,
+                training,
+                watch,
+                outcomes,
+                self.attempt.kept,
+                self.attempt.by_value,
             )
             try:
                 with (
-                    self.route.to(recorder),
-                    opaque.replaced(self.functions, self.model, recorder.kept_function, recorder.kept_method),
+                    self.route.to(recorder, self.attempt.exporting),
+                    opaque.replaced(
+                        self.attempt.functions, self.model, recorder.kept_function, recorder.kept_method
+                    ),
                     opaque.drawing(recorder.outside_draw),
                 ):
                     recording = recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
@@ -128,6 +273,8 @@ class Session:
             except (CaptureError, ModelError):
                 raise
             except Exception as error:
+                if outcomes:
+                    raise CaptureError(f"no data leads there: {_short(error)}") from error
                 self.explain(error, recorder.failed, training)
             self.check_state(training)
             return recording

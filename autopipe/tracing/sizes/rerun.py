@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..calls import regions
+from ...errors import CaptureError
 from ..calls.call import Call, Recording, map_calls
-from ..calls.functions import on_one_device, tensors
+from ..calls.functions import tensors
+from ..calls.perform import ask, run_call
 from ..graphs.opgraph import Kind
 from ..inputs.structure import flatten, unflatten
+from ..record.branches import program
 
 __all__ = ["Observation", "Sharing", "replay", "with_guards"]
 
@@ -100,7 +102,9 @@ def replay(
         kwargs = map_calls(call.kwargs, lambda c: values[id(c)])
         if call.op == "output":
             return Observation(shapes, numbers, args[0])
-        run = functools.partial(_run, model, recording, call, args, kwargs, given, device)
+        run = functools.partial(run_call, model, recording.constants, call, args, kwargs, given, device)
+        if device.type == "meta" and _reads(call):
+            run = functools.partial(_computed, model, recording.constants, calls[:i], call, given)
         value = sharing.value(call, args, kwargs, run) if sharing and call.op == "call_module" else run()
         shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
         if isinstance(value, (int, float)):
@@ -114,30 +118,28 @@ def replay(
     raise AssertionError("a recording ends in its output")
 
 
-def _run(
+def _reads(call: Call) -> bool:
+    """Whether a call gives a number that is read out of a tensor, which on meta has none."""
+    is_made = call.is_size and not call.accessor and call.op != "call_module"
+    return is_made and any(isinstance(c.value, torch.Tensor) for c in call.inputs)
+
+
+def _computed(
     model: nn.Module,
-    recording: Recording,
+    constants: Mapping[str, Any],
+    before: Sequence[Call],
     call: Call,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
     given: Mapping[str, torch.Tensor],
-    device: torch.device,
 ) -> Any:
-    if call.op == "placeholder":
-        return given[call.target]
-    if call.op == "get_attr":
-        return lookup(model, call.target, recording.constants, device)
-    if device.type == "meta":
-        args, kwargs = on_one_device((args, kwargs))
-    token = regions.enter(call.region) if call.region else []
-    try:
-        if call.op == "call_module":
-            return model.get_submodule(call.target)(*args, **kwargs)
-        if call.op == "call_method":
-            return getattr(args[0], call.target)(*args[1:], **kwargs)
-        return call.target(*args, **kwargs)
-    finally:
-        regions.leave(token)
+    """A number that sizes decide, computed on the CPU; raises where it takes more."""
+    calls = program(before, call)
+    if calls is None:
+        raise CaptureError(f"{call.source}: a number read on the meta device depends on data")
+
+    def run(each: Call, args: Any, kwargs: Any) -> Any:
+        return run_call(model, constants, each, args, kwargs, given, torch.device("cpu"))
+
+    return ask(calls, run)
 
 
 def _alias(value: Any) -> Any:
@@ -150,15 +152,3 @@ def _outline(value: Any) -> tuple[Any, ...]:
     """A value without the data in its tensors."""
     leaves, spec = flatten(value)
     return spec, *((t.shape, t.stride(), t.dtype) if isinstance(t, torch.Tensor) else str(t) for t in leaves)
-
-
-def lookup(model: nn.Module, target: str, constants: Mapping[str, Any], device: torch.device) -> Any:
-    """What a ``get_attr`` target stands for."""
-    if target == "_device":
-        return device
-    if target in constants:
-        return constants[target]
-    value: Any = model
-    for name in target.split(".") if target else ():
-        value = getattr(value, name)
-    return value

@@ -46,7 +46,8 @@ class Explorer:
 
     ``call`` runs the model on tensors by placeholder name, ``given`` are the example's; ``start`` puts it
     back as it was given, in training mode or not: a run at one size may leave attributes that do not fit
-    another; ``kind`` tells what a leaf is.
+    another; ``kind`` tells what a leaf is; ``is_asked_for`` whether inputs are of the kind that the forms are
+    for, where there are several.
     """
 
     def __init__(
@@ -59,10 +60,12 @@ class Explorer:
         device: torch.device,
         start: Callable[[bool], None],
         kind: Callable[[str], Kind],
+        is_asked_for: Callable[[Mapping[str, torch.Tensor]], bool] | None = None,
     ) -> None:
         self.model, self.forms, self.inputs = model, forms, inputs
         self.call, self.given, self.device, self.start = call, given, device, start
         self.kind, self.is_meta = kind, device.type == "meta"
+        self.is_asked_for = is_asked_for
         self.harmless: set[int] = set()
         self.drawn_out: set[Dim] = set()
 
@@ -119,7 +122,12 @@ class Explorer:
         return seen.result
 
     def differs(self, trial: Trial) -> str:
-        """How the last form's result differs from the model's own at the trial's sizes; "" if it does not."""
+        """How the last form's result differs from the model's own at the trial's sizes; "" if it does not.
+
+        Nor can it where inputs of these sizes ask for another form.
+        """
+        if self.is_asked_for is not None and not self._is_compared(trial.sizes):
+            return ""
         try:
             expected = self._answer(trial.sizes)
         except Exception as error:
@@ -134,6 +142,10 @@ class Explorer:
             if not close_to(a, b):
                 return f"{_DIFFERS} there"
         return ""
+
+    def _is_compared(self, sizes: Mapping[Dim, int]) -> bool:
+        assert self.is_asked_for is not None
+        return self.is_meta or self.is_asked_for(sizing.resize(self.given, sizes, self.drawn_out))
 
     def keeps_rows(self, trial: Trial) -> bool:
         """Whether the results of samples that the example has are the same with more of them."""

@@ -52,8 +52,12 @@ class Check:
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether the answer is still the same at these sizes of the input dims."""
+        return bool(self.function(*self.values(sizes)) == self.outcome)
+
+    def values(self, sizes: Mapping[str, int]) -> tuple[Any, ...]:
+        """The operands at these sizes of the input dims."""
         given = [sizes[s] for s in self.symbols]
-        return bool(self.function(*(f(*given) for f in self._compiled)) == self.outcome)
+        return tuple(f(*given) for f in self._compiled)
 
     def __str__(self) -> str:
         if self.function not in SIGNS:

@@ -1,0 +1,140 @@
+"""Which recordings are alike: without what nothing uses, call by call.
+
+Giving the calls of several recordings common names is left to ``modes``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .call import Call, Recording, calls_in
+from .functions import qualified_name, tensors
+from .perform import is_size_of_made
+
+__all__ = ["is_equal", "is_same", "is_same_program", "key", "prune"]
+
+
+def key(call: Call) -> tuple[Any, ...]:
+    """What a call calls, and where: equal for the same op of two recordings."""
+    target = call.target if isinstance(call.target, str) else qualified_name(call.target)
+    return call.op, target, call.path, call.source if call.op != "get_attr" else ""
+
+
+def is_same(a: Recording, b: Recording) -> bool:
+    """Whether two recordings of one model compute the same, constants and all."""
+    if len(a.calls) != len(b.calls) or a.output != b.output:
+        return False
+    twins = {id(y): x for x, y in zip(a.calls, b.calls, strict=True)}
+    return all(
+        key(x) == key(y)
+        and x.region == y.region
+        and _is_same((x.args, x.kwargs), (y.args, y.kwargs), twins)
+        and (x.op != "get_attr" or _is_same(a.constants.get(x.target), b.constants.get(y.target), twins))
+        for x, y in zip(a.calls, b.calls, strict=True)
+    )
+
+
+def is_same_program(a: Sequence[Call], b: Sequence[Call]) -> bool:
+    """Whether calls of one recording compute the same as others of it, wherever they stand."""
+    if len(a) != len(b):
+        return False
+    twins: dict[int, Call] = {}
+    for x, y in zip(a, b, strict=True):
+        is_size = is_size_of_made(x) and is_size_of_made(y) and (x.value, x.args[1]) == (y.value, y.args[1])
+        given = (x.args, x.kwargs), (y.args, y.kwargs)
+        is_alike = (x.op, x.target, x.region) == (y.op, y.target, y.region) and _is_same(*given, twins)
+        if x is not y and not is_size and not is_alike:
+            return False
+        twins[id(y)] = x
+    return True
+
+
+def is_equal(a: Any, b: Any) -> bool:
+    """Whether two constants are the same value: tensors bit for bit, other objects where they say so."""
+    return _is_same(a, b, {})
+
+
+def _is_same(a: Any, b: Any, twins: dict[int, Call]) -> bool:
+    if isinstance(a, Call) or isinstance(b, Call):
+        return isinstance(b, Call) and twins.get(id(b)) is a
+    if isinstance(a, torch.Tensor):
+        alike = isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape
+        return alike and (a is b or (not a.is_meta and torch.equal(a, b)))
+    if isinstance(a, (tuple, list)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(_is_same, a, b, [twins] * len(a)))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(_is_same(a[k], b[k], twins) for k in a)
+    if isinstance(a, slice):
+        return isinstance(b, slice) and _is_same((a.start, a.stop, a.step), (b.start, b.stop, b.step), twins)
+    return a is b or (type(a) is type(b) and (a == b) is True)
+
+
+def prune(recording: Recording) -> Recording:
+    """The recording without pure calls that nothing uses, pieces and sizes next to what they come from."""
+    used = {id(recording.calls[-1])}
+    kept: list[Call] = []
+    for call in reversed(recording.calls):
+        if call.op != "placeholder" and id(call) not in used and call.is_pure:
+            continue
+        kept.append(call)
+        used.update(id(c) for c in call.inputs)
+    calls = _hoist(_in_demand_order(kept[::-1]))
+    targets = {c.target for c in calls if c.op == "get_attr"}
+    constants = {k: v for k, v in recording.constants.items() if k in targets}
+    guards = sorted(recording.guards, key=lambda g: g.source)
+    return dataclasses.replace(recording, calls=calls, constants=constants, guards=guards)
+
+
+def _in_demand_order(calls: list[Call]) -> list[Call]:
+    """What moves no gradient and has no effect right before the first call that takes it, the rest in order.
+
+    Masks and tables that code makes in a loop over a ``set`` then come alike in every process.
+    """
+    written = frozenset().union(*(c.writes for c in calls))
+    waiting = {id(c): c for c in calls if _waits(c, written)}
+    moved = frozenset(waiting)
+    out: list[Call] = []
+
+    def bring(call: Call) -> None:
+        for given in _inputs_by_key((call.args, call.kwargs)):
+            if id(given) in waiting:
+                bring(waiting.pop(id(given)))
+        out.append(call)
+
+    for call in calls:
+        if id(call) not in moved:
+            bring(call)
+    return out
+
+
+def _waits(call: Call, written: frozenset[int]) -> bool:
+    has_effect = call.is_random or call.is_check or call.has_effect or call.mutated
+    if call.op in ("placeholder", "output") or has_effect or written & (call.storages | call.reads):
+        return False
+    return not any(t.requires_grad for t in tensors(call.value))
+
+
+def _inputs_by_key(value: Any) -> Iterator[Call]:
+    """The calls nested in an argument; those in a dict by its keys, whatever their order."""
+    if isinstance(value, dict):
+        value = [value[k] for k in sorted(value, key=str)]
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _inputs_by_key(item)
+    else:
+        yield from calls_in(value)
+
+
+def _hoist(calls: list[Call]) -> list[Call]:
+    """Accessors right behind the latest of their inputs, the rest in order."""
+    rank: dict[int, tuple[int, ...]] = {}
+    for i, call in enumerate(calls):
+        rank[id(call)] = (-2, i) if call.op == "placeholder" else (i,)
+        if call.accessor and call.inputs:
+            behind = max(rank[id(c)] for c in call.inputs)
+            rank[id(call)] = ((-1,) if behind[0] == -2 else behind) + (i,)
+    return sorted(calls, key=lambda c: rank[id(c)])

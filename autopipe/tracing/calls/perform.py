@@ -1,0 +1,81 @@
+"""Performs recorded calls one by one, outside of any graph.
+
+Whole recordings are run again by ``rerun``; generated code runs by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import regions
+from .call import Call, Depends, map_calls
+from .functions import on_one_device
+
+__all__ = ["Run", "ask", "is_size_of_made", "run_call"]
+
+Run = Callable[[Call, Any, Any], Any]
+"""(call, args, kwargs) → what it gives."""
+
+
+def is_size_of_made(call: Call) -> bool:
+    """Whether a call asks for a size of a tensor that is no input, and which data have no say in."""
+    is_size = call.op == "call_method" and call.target == "size" and call.is_size and len(call.args) == 2
+    return is_size and not call.depends & Depends.DATA and call.inputs[0].op != "placeholder"
+
+
+def ask(calls: Sequence[Call], run: Run) -> Any:
+    """What the last of some calls gives; ``run(call, args, kwargs)`` performs them."""
+    values: dict[int, Any] = {}
+
+    def value(call: Call) -> Any:
+        if id(call) not in values:  # a size may have come to be read elsewhere since
+            values[id(call)] = run(call, map_calls(call.args, value), map_calls(call.kwargs, value))
+        return values[id(call)]
+
+    with torch.no_grad():
+        for call in calls:
+            value(call)
+    return value(calls[-1])
+
+
+def run_call(
+    model: nn.Module,
+    constants: Mapping[str, Any],
+    call: Call,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    given: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> Any:
+    """What one call gives for these arguments, on the model's own modules."""
+    if call.op == "placeholder":
+        return given[call.target]
+    if call.op == "get_attr":
+        return lookup(model, call.target, constants, device)
+    if device.type == "meta":
+        args, kwargs = on_one_device((args, kwargs))
+    token = regions.enter(call.region) if call.region else []
+    try:
+        if call.op == "call_module":
+            return model.get_submodule(call.target)(*args, **kwargs)
+        if call.op == "call_method":
+            return getattr(args[0], call.target)(*args[1:], **kwargs)
+        return call.target(*args, **kwargs)
+    finally:
+        regions.leave(token)
+
+
+def lookup(model: nn.Module, target: str, constants: Mapping[str, Any], device: torch.device) -> Any:
+    """What a ``get_attr`` target stands for."""
+    if target == "_device":
+        return device
+    if target in constants:
+        return constants[target]
+    value: Any = model
+    for name in target.split(".") if target else ():
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,249 @@
+"""From recordings to the forms of a capture: alike ones joined, calls under common names, sizes tried.
+
+Recording is left to ``record``; graphs and the capture itself to ``graphs`` and ``capture``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import AutopipeError, InputError
+from .calls.call import Call, Recording
+from .calls.functions import Named
+from .calls.likeness import is_same, prune
+from .calls.perform import run_call
+from .graphs import emit, modes, opgraph
+from .graphs.questions import Question, choose, questions, with_sizes
+from .inputs.arguments import Inputs
+from .record.session import Session
+from .record.tracked import plain
+from .sizes.explore import explore
+from .sizes.guards import with_checks
+from .sizes.lengths import read_from_inputs
+from .sizes.rows import mixing
+from .sizes.trials import Explorer
+from .sizes.variation import Check, Variation
+from .sizes.witness import witnesses
+
+__all__ = ["Form", "Made"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """What the model does for some values of its inputs, as a graph, and the sizes it is right for."""
+
+    graph: fx.Graph
+    variation: Variation
+
+
+class Made:
+    """The forms of one capture, by training flag, that of the example first.
+
+    Attributes
+    ----------
+    forms: recordings whose calls are named. calls: their union in an order that keeps that of each.
+    variation: what sizes the first form is right for; ``variations`` that of all, by id of the form.
+    questions: by training flag, what tells which form inputs ask for. constants: by name, of all forms.
+    shapes: formulas of the calls' shapes by id.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        inputs: Inputs,
+        tensors: dict[str, torch.Tensor],
+        recorded: Mapping[bool, Sequence[Recording]],
+        dynamic: Any,
+        known: Variation | None,
+    ) -> None:
+        self.session, self.inputs, self.tensors, self.dynamic = session, inputs, tensors, dynamic
+        self.kind = functools.cache(functools.partial(opgraph.kind_of, session.model))
+        everything = list({id(r): r for records in recorded.values() for r in records}.values())
+        self.constants = modes.share_constants(everything)
+        unsized = [(r, r.branches) for r in everything]
+        for record in everything:
+            record.branches = tuple(with_sizes(b, self._like_an_input) for b in record.branches)
+        self.variations: dict[int, Variation] = {}
+        self.questions: dict[bool, Question | int] = {}
+        distinct = {flag: _distinct(records) for flag, records in recorded.items()}
+        for flag, (_, numbers) in distinct.items():
+            self.questions[flag] = questions(recorded[flag], numbers)
+        self._first(distinct[True][0][0], distinct[False][0][0], known)
+        for record, branches in unsized:
+            record.branches = tuple(with_sizes(b, self._by_formula) for b in branches)
+        for flag in (False, True):
+            is_shared = recorded[True] is recorded[False]
+            if flag and is_shared:
+                self.forms[True] += self.forms[False][1:]
+                self.questions[True] = self.questions[False]
+                continue
+            forms, numbers = distinct[flag]
+            kept = self._others(flag, forms)
+            renumbered = {old: new for new, old in enumerate(kept)}
+            pairs = [p for p in zip(recorded[flag], numbers, strict=True) if p[1] in renumbered]
+            self.questions[flag] = questions([r for r, _ in pairs], [renumbered[n] for _, n in pairs])
+
+    @property
+    def variation(self) -> Variation:
+        return self.variations[id(self.forms[False][0])]
+
+    @property
+    def shapes(self) -> dict[int, Any]:
+        return {k: v for variation in self.variations.values() for k, v in variation.shapes.items()}
+
+    def graphs(self) -> dict[bool, tuple[Form, ...]]:
+        """Every form as a graph; one object where one serves both modes."""
+        made = {
+            id(form): Form(emit.graph(form), self.variations[id(form)])
+            for forms in self.forms.values()
+            for form in forms
+        }
+        return {flag: tuple(made[id(form)] for form in forms) for flag, forms in self.forms.items()}
+
+    def _first(self, train: Recording, evaluation: Recording, known: Variation | None) -> None:
+        """The form of the example in both modes, one object where one serves both."""
+        merged = modes.merge(train, evaluation)
+        distinct = list({id(f): f for f in merged.values()}.values())
+        variation = self._vary(distinct, self.tensors, 0, known)
+        if self.dynamic:
+            session = self.session
+            found = known.mixing if known else None
+            found = found or mixing(
+                session.model,
+                merged,
+                self.tensors,
+                variation.dims,
+                variation.shapes,
+                session.device,
+                session.start,
+            )
+            variation = dataclasses.replace(variation, mixing=found)
+        taken = {c.name for form in distinct for c in form.calls}
+        checked: dict[int, Recording] = {}
+        for form in distinct:
+            read_from_inputs(self.session.model, form, variation.dims, variation.shapes)
+            checked[id(form)] = with_checks(form, variation.unsure, taken)
+            taken |= {c.name for c in checked[id(form)].calls}
+        self.forms = {flag: [checked[id(form)]] for flag, form in merged.items()}
+        self.calls = list(self.forms[True][0].calls)
+        if self.forms[False][0] is not self.forms[True][0]:
+            self.calls = modes.union(self.calls, self.forms[False][0].calls)
+        self.variations.update((id(forms[0]), variation) for forms in self.forms.values())
+
+    def _others(self, flag: bool, forms: Sequence[Recording]) -> list[int]:
+        """Make the other forms of a mode; those that turn out not to be the model are left out.
+
+        Returns the numbers of those there are, the first among them.
+        """
+        kept = [0]
+        for number, form in enumerate(forms[1:], 1):
+            if form.output != self.forms[flag][0].output:
+                continue
+            modes.name_like(self.calls, form)
+            given = self._witness(flag, number)
+            try:
+                variation = self._vary(
+                    [form], given or self.tensors, number if given else None, self.variation
+                )
+            except AutopipeError:
+                continue
+            read_from_inputs(self.session.model, form, variation.dims, variation.shapes)
+            checked = with_checks(form, variation.unsure, {c.name for c in self.calls})
+            self.forms[flag].append(checked)
+            self.variations[id(checked)] = variation
+            self.calls = modes.union(self.calls, checked.calls)
+            kept.append(number)
+        return kept
+
+    def _like_an_input(self, call: Call) -> Call:
+        """A size as that of an input as long; whether of that one, only other sizes can tell."""
+        places = ((n, a) for n, t in self.tensors.items() for a, s in enumerate(t.shape) if s == call.value)
+        place = next(places, None)
+        return _constant_number(call.value) if place is None else _size_of(*place)
+
+    def _by_formula(self, call: Call) -> Call:
+        """A size as its formula in the sizes of inputs says."""
+        shapes = self.shapes.get(id(call.inputs[0]))
+        formula = shapes[0][plain(call.args[1])] if shapes else call.value
+        if isinstance(formula, int):
+            return _constant_number(call.value)
+        check = Check(operator.pos, (formula,), None, call.source)
+        place = {d.name: d.where[0] for d in self.variation.dims}
+        function = Named(lambda *sizes: check.values(dict(zip(check.symbols, sizes, strict=True)))[0], "size")
+        return Call("call_function", function, tuple(_size_of(*place[s]) for s in check.symbols))
+
+    def _witness(self, flag: bool, number: int) -> dict[str, torch.Tensor] | None:
+        """Inputs of the example's sizes that ask for the form with this number, where some are found."""
+        if self.session.device.type == "meta":
+            return None
+        return next((g for g in witnesses(self.tensors) if self._asks_for(flag, number, g)), None)
+
+    def _asks_for(self, flag: bool, number: int, given: Mapping[str, torch.Tensor]) -> bool:
+        def run(call: Call, args: Any, kwargs: Any) -> Any:
+            return run_call(
+                self.session.model, self.constants, call, args, kwargs, given, self.session.device
+            )
+
+        try:
+            return choose(self.questions[flag], run) == number
+        except InputError:
+            return False
+
+    def _vary(
+        self,
+        forms: Sequence[Recording],
+        tensors: Mapping[str, torch.Tensor],
+        number: int | None,
+        known: Variation | None,
+    ) -> Variation:
+        """For what sizes forms are right; ``tensors`` ask for the form of this number, or for others."""
+        if not self.dynamic:
+            return Variation()
+        session, flag = self.session, forms[-1].training
+
+        def call(given: Mapping[str, torch.Tensor]) -> Any:
+            args, kwargs = self.inputs.rebuild(session.model, given)
+            return session.model(*args, **kwargs)
+
+        def is_asked_for(given: Mapping[str, torch.Tensor]) -> bool:
+            return number is not None and self._asks_for(flag, number, given)
+
+        explorer = Explorer(
+            session.model,
+            forms,
+            self.inputs,
+            call,
+            tensors,
+            session.device,
+            session.start,
+            self.kind,
+            is_asked_for if isinstance(self.questions[flag], Question) else None,
+        )
+        return explore(explorer, known)
+
+
+def _size_of(name: str, axis: int) -> Call:
+    return Call("call_method", "size", (Call("placeholder", name), axis))
+
+
+def _constant_number(value: Any) -> Call:
+    return Call("call_function", operator.pos, (value,))
+
+
+def _distinct(records: Sequence[Recording]) -> tuple[list[Recording], list[int]]:
+    """Recordings without what nothing uses, each once, and which of these each is."""
+    out: list[Recording] = []
+    numbers = []
+    for form in map(prune, records):
+        number = next((i for i, other in enumerate(out) if is_same(other, form)), len(out))
+        numbers.append(number)
+        if number == len(out):
+            out.append(form)
+    return out, numbers

@@ -1,0 +1,113 @@
+"""Branches on values of the inputs: one form for each way they come out, chosen before a batch runs."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopipe
+from autopipe.tracing import capture
+
+WIDTH = 8
+
+
+class Masked(nn.Module):
+    """Leaves its mask out where it is all ones, as transformers do, and looks at the batch once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        scale = None
+        if not mask.all():
+            scale = mask.to(x.dtype)[..., None]
+        for layer in self.layers:
+            x = layer(x).relu()
+            x = x if scale is None else x * scale
+        if mask.any():
+            x = x + mask.sum()
+        return self.head(x)
+
+
+class Longest(nn.Module):
+    """Cuts its batch to the longest row: a number made of the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.second(self.first(x[:, : int(lengths.max())]))
+
+
+class Draws(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.second(y if y.sum() > 0 else -y)
+
+
+def masks(rows: int, length: int) -> dict[str, Tensor]:
+    ragged = torch.ones(rows, length, dtype=torch.int64)
+    ragged[0, length // 2 :] = 0
+    ones, zeros = torch.ones_like(ragged), torch.zeros_like(ragged)
+    return {"ones": ones, "ragged": ragged, "zeros": zeros}
+
+
+@pytest.mark.parametrize("example", ["ones", "ragged", "zeros"])
+@pytest.mark.parametrize("training", [True, False])
+def test_every_outcome_is_the_models_whatever_the_example(example: str, training: bool) -> None:
+    torch.manual_seed(0)
+    model = Masked().train(training)
+    captured = capture(model, (torch.randn(2, 6, WIDTH), masks(2, 6)[example]))
+    bound = [captured.bind((torch.randn(2, 6, WIDTH), mask)) for mask in masks(2, 6).values()]
+    assert len(set(map(captured.form_of, bound))) == 3
+    for rows, length in ((2, 6), (5, 9)):
+        for mask in masks(rows, length).values():
+            x = torch.randn(rows, length, WIDTH)
+            torch.testing.assert_close(captured(x, mask), model(x, mask))
+
+
+def test_microbatches_of_one_step_take_the_forms_they_ask_for() -> None:
+    torch.manual_seed(0)
+    model = Masked().double()
+    x = torch.randn(4, 6, WIDTH, dtype=torch.float64)
+    mask = torch.ones(4, 6, dtype=torch.int64)
+    mask[3, 2:] = 0
+    pipe = autopipe.split(model, 2, args=(x, masks(4, 6)["ones"]), n_microbatches=4, recompute="always")
+    runtime = pipe.runtime(lambda y, t: (y - t).square().mean())
+    target = torch.randn(4, 6, 2, dtype=torch.float64)
+    rows = [slice(row, row + 1) for row in range(4)]
+    loss = sum((model(x[row], mask[row]) - target[row]).square().mean() / 4 for row in rows)
+    loss.backward()
+    expected = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    found = runtime.step(x, mask, target=target)
+    torch.testing.assert_close(found.loss, loss.detach())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-10, atol=1e-12)
+
+
+def test_a_number_met_for_the_first_time_is_refused_with_value_and_line() -> None:
+    model = Longest()
+    captured = capture(model, (torch.randn(2, 6, WIDTH), torch.tensor([3, 5])))
+    x = torch.randn(4, 6, WIDTH)
+    lengths = torch.tensor([5, 1, 2, 3])
+    torch.testing.assert_close(captured(x, lengths), model(x, lengths))
+    told = r"questions\.py:\d+: the model reads .* comes out 4 here and was 5"
+    with pytest.raises(autopipe.InputError, match=told):
+        captured(x, lengths.clamp(max=4))
+
+
+def test_a_branch_on_what_layers_made_is_refused_with_its_line() -> None:
+    with pytest.raises(autopipe.CaptureError, match=r"questions\.py:\d+.*parameter or buffer"):
+        capture(Draws(), (torch.randn(2, WIDTH),))
+
+
+def test_a_mask_of_no_matter_asks_nothing() -> None:
+    captured = capture(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)), (torch.randn(2, WIDTH),))
+    assert not captured.has_questions
