@@ -2,21 +2,24 @@
 
 A process that a launcher started as one of several, and that is in no process group yet, joins theirs here.
 
-What is decided is left to the caller.
+What is decided is left to the caller, how ranks talk to ``runtime.wire.parley``.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+from .. import errors
 from ..errors import AutopipeError, InputError, PlanError
+from ..runtime.wire.parley import Parley
 
 __all__ = ["decide_once", "in_group", "join_group", "make_alike"]
 
@@ -75,21 +78,22 @@ def make_alike(what: str, make: Callable[[], T], digest: Callable[[T], str]) -> 
     """Run ``make`` on every rank and check that the results are alike.
 
     Where one rank fails all raise: that rank its own error, the others one that names it. Raises
-    :class:`PlanError` on every rank when digests differ.
+    :class:`PlanError` on every rank when digests differ, :class:`StepError` when a rank is gone.
     """
     if not in_group():
         return make()
     made: T | None = None
     failure: Exception | None = None
-    try:
-        made = make()
-        mine = ("made", digest(made))
-    except Exception as error:
-        # the peers wait in the gather below, so they hear of the failure before it is raised
-        failure = error
-        mine = ("failed", f"{type(error).__name__}: {error}")
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    with Parley() as talk:
+        try:
+            made = make()
+            mine = ("made", digest(made))
+        except Exception as error:
+            # the peers wait for the word below, so they hear of the failure before it is raised
+            failure = error
+            mine = ("failed", f"{type(error).__name__}: {error}")
+        told = talk.gather("alike", json.dumps(mine), f"ranks agree on {what}")
+    everyone = [tuple(json.loads(text)) for text in told]
     if failure is not None:
         raise failure
     failed = [
@@ -106,23 +110,31 @@ def make_alike(what: str, make: Callable[[], T], digest: Callable[[T], str]) -> 
     return made  # type: ignore[return-value]
 
 
-def decide_once(decide: Callable[[], T]) -> T:
-    """Run ``decide`` on rank 0 and give its result, which must pickle, to all.
+def decide_once(decide: Callable[[], T], to_text: Callable[[T], str], from_text: Callable[[str], T]) -> T:
+    """Run ``decide`` on rank 0 and give its result, as text, to all.
 
-    An error there is raised on every rank.
+    An error there is raised on every rank. Raises :class:`StepError` where rank 0 is gone.
     """
     if not in_group():
         return decide()
-    answer: list[Any] = [None, None]
-    if dist.get_rank() == 0:
+    with Parley() as talk:
+        if talk.rank != 0:
+            state, text = json.loads(talk.hear("decided", 0, "rank 0 decides"))
+            talk.settle("decided")
+            if state != "decided":
+                raise getattr(errors, state, PlanError)(text)
+            return from_text(text)
         try:
-            answer[0] = decide()
+            made = decide()
+            talk.tell("decided", json.dumps(("decided", to_text(made))))
         except Exception as error:
-            # the peers wait in the broadcast below, so they hear of the failure before it is raised
-            answer[1] = error if isinstance(error, AutopipeError) else PlanError(f"rank 0 failed: {error!r}")
-            dist.broadcast_object_list(answer, src=0)
+            # the peers wait for the word, so they hear of the failure before it is raised
+            is_ours = isinstance(error, AutopipeError)
+            told = (
+                (type(error).__name__, str(error)) if is_ours else ("PlanError", f"rank 0 failed: {error!r}")
+            )
+            talk.tell("decided", json.dumps(told))
+            talk.settle("decided")
             raise
-    dist.broadcast_object_list(answer, src=0)
-    if answer[1] is not None:
-        raise answer[1]
-    return answer[0]  # type: ignore[no-any-return]
+        talk.settle("decided")
+        return made

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import hashlib
 import inspect
+import json
 import logging
 import math
 import operator
@@ -299,10 +300,20 @@ def _plan(
         settings = {**planned.plan.settings, **opening}
         return dataclasses.replace(planned.plan, settings=settings), planned.costs, planned.opened
 
-    made, table, opened = decide_once(decide)
+    made, table, opened = decide_once(decide, _decision_to_text, _decision_of_text)
     if opened:
         captured = captured.open(*opened)
     return Planned(captured, table, made, opened)
+
+
+def _decision_to_text(decided: tuple[Plan, CostTable, tuple[str, ...]]) -> str:
+    made, table, opened = decided
+    return json.dumps([made.to_json(), table.to_dict(), opened])
+
+
+def _decision_of_text(text: str) -> tuple[Plan, CostTable, tuple[str, ...]]:
+    made, table, opened = json.loads(text)
+    return Plan.from_json(made), CostTable.from_dict(table), tuple(opened)
 
 
 def _microbatch_dims(captured: Capture, n_microbatches: int) -> dict[str, int]:

@@ -1,0 +1,118 @@
+"""Ranks of one mind before there is a pipeline: texts by way of the board, and nobody waits for who is gone.
+
+What they agree on is left to ``api``.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from ...errors import StepError
+from .board import Board, StoreGone
+
+__all__ = ["SILENCE_S", "Parley"]
+
+SIGN_S = 1.0
+SILENCE_S = 60.0
+"""How long a rank may give no sign of life; until its first, ``LATE_FACTOR`` times as long."""
+LATE_FACTOR = 5.0
+_held: collections.Counter[int] = collections.Counter()
+
+
+class Parley:
+    """A talk of all ranks of the process group; each enters it at the same point of the same script.
+
+    While it lasts a thread gives a sign of life every second, so that a rank that is killed or stopped is
+    told from one that is busy. ``limit_s`` is how long it may be silent.
+    """
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        self.rank, self.n_ranks = dist.get_rank(), dist.get_world_size()
+        _held[self.n_ranks] += 1
+        self._limit_s = SILENCE_S if limit_s is None else limit_s
+        self._late_factor = LATE_FACTOR if limit_s is None else 1.0
+        store: Any = dist.distributed_c10d._get_default_store()
+        self._board = Board(store, f"talk/{self.n_ranks}/{_held[self.n_ranks]}", lambda: self._limit_s)
+        self._heard: dict[int, tuple[str | None, float]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="autopipe talk", daemon=True)
+
+    def __enter__(self) -> Parley:
+        self._began = time.monotonic()
+        self.tell("alive", "0")
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+
+    def _live(self) -> None:
+        n = 0
+        while True:
+            n += 1
+            try:
+                self._board.post(f"alive/{self.rank}", str(n))
+            except StoreGone:
+                return  # who asks the board next says so
+            if self._stop.wait(SIGN_S):
+                return
+
+    def tell(self, key: str, text: str) -> None:
+        """Say something to all."""
+        self._ask(lambda: self._board.post(f"{key}/{self.rank}", text))
+
+    def hear(self, key: str, source: int, words: str) -> str:
+        """What rank ``source`` says; ``words`` are what this rank does meanwhile.
+
+        Raises :class:`StepError` when that rank falls silent.
+        """
+        pause_s = 1e-3
+        while True:
+            found = self._ask(lambda: self._board.look(f"{key}/{source}"))
+            if found is not None:
+                return str(found)
+            self._check(source, words)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+
+    def gather(self, key: str, text: str, words: str) -> list[str]:
+        """What every rank says, in their order."""
+        self.tell(key, text)
+        found = [self.hear(key, source, words) for source in range(self.n_ranks)]
+        self.settle(key)
+        return found
+
+    def settle(self, key: str) -> None:
+        """Say that all of ``key`` was heard; rank 0, which may host the store, stays till all have."""
+        self.tell(f"{key} heard", "")
+        for source in range(1, self.n_ranks) if self.rank == 0 else ():
+            self.hear(f"{key} heard", source, "the others hear")
+
+    def _ask(self, question: Any) -> Any:
+        try:
+            return question()
+        except StoreGone as error:
+            raise StepError(
+                "the process that hosts the store is gone or stopped (rank 0 of the job, or its launcher); "
+                "look at its log"
+            ) from error
+
+    def _check(self, source: int, words: str) -> None:
+        sign = self._ask(lambda: self._board.look(f"alive/{source}"))
+        last, since = self._heard.get(source, (None, self._began))
+        if sign != last:
+            since = time.monotonic()
+        self._heard[source] = sign, since
+        silent_s = time.monotonic() - since
+        if silent_s > self._limit_s * (1.0 if sign else self._late_factor):
+            what = "shows no sign of life (killed or stopped, or its host is)" if sign else "never came"
+            raise StepError(
+                f"rank {source} {what}: rank {self.rank} waited {silent_s:.0f} s for it while {words}; look "
+                f"at its log, and call split on every rank"
+            )

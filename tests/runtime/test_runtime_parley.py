@@ -1,0 +1,93 @@
+"""Ranks that agree before there is a pipeline: nobody waits for who is gone, and nothing is unpickled."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import runtime_ranks
+
+SCRIPT = """
+    import os, signal, sys, time
+    import torch, torch.distributed as dist
+    from torch import nn
+    from autopipe.errors import AutopipeError
+    from autopipe.runtime.wire import parley
+    import autopipe, pickle
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("unpickled")
+
+    how, rank = sys.argv[1], int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    pickle.loads = refuse
+    parley.SILENCE_S, parley.LATE_FACTOR = 3.0, 2.0
+
+    class Gone(nn.Linear):
+        def forward(self, x):
+            if rank == 1 and how != "whole":
+                os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Gone(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    began = time.monotonic()
+    try:
+        pipe = autopipe.split(model, 2, (torch.randn(8, 4),), n_microbatches=2)
+        print("planned", pipe.plan.graph_digest, flush=True)
+    except AutopipeError as error:
+        print(f"{type(error).__name__} after {time.monotonic() - began:.1f} s: {error}", flush=True)
+    os._exit(0)
+"""
+
+
+def run(how, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    common = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(runtime_ranks.free_port()),
+        "WORLD_SIZE": "2",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), how],
+            env={**common, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        first = ranks[0].communicate(timeout=100)[0]
+        if how == "stopped":
+            ranks[1].send_signal(signal.SIGKILL)
+        return first, ranks[1].communicate(timeout=20)[0]
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+@pytest.mark.timeout(130)
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_rank_that_is_gone_in_split_is_told(how, tmp_path):
+    began = time.monotonic()
+    first, _ = run(how, tmp_path)
+    assert "StepError after" in first
+    assert "rank 1 shows no sign of life" in first
+    assert time.monotonic() - began < 100
+
+
+@pytest.mark.timeout(130)
+def test_a_plan_crosses_as_text(tmp_path):
+    told = run("whole", tmp_path)
+    assert all("planned" in text for text in told), told
+    assert told[0].split("planned")[1] == told[1].split("planned")[1]
+    assert (tmp_path / "autopipe" / "job-key").stat().st_mode & 0o077 == 0
