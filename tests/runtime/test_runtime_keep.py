@@ -428,7 +428,10 @@ def test_optimizer_state_of_a_rank_without_parameters():
     full = torch.optim.SGD([weight], 0.1, momentum=0.9)
     weight.grad = torch.ones(2)
     full.step()
-    empty = torch.optim.SGD([nn.Parameter(torch.empty(0))], 0.3)
+    none = [nn.Parameter(torch.empty(0)) for _ in range(2)]
+    for placeholder in none:
+        placeholder.is_placeholder = True
+    empty = torch.optim.SGD(none[:1], 0.3)
     cpu = torch.device("cpu")
     states = [collect({"optimizer": full}, [("w", weight)], cpu), collect({"optimizer": empty}, [], cpu)]
 
@@ -439,7 +442,7 @@ def test_optimizer_state_of_a_rank_without_parameters():
         def read(self, wanted, stored):
             assert not wanted
 
-    both = [nn.Parameter(torch.empty(0)), nn.Parameter(torch.zeros(2))]
+    both = [none[1], nn.Parameter(torch.zeros(2))]
     other = torch.optim.SGD([{"params": both[:1]}, {"params": both[1:]}], 0.5)
     restoring = Restoring(Read(), {"optimizer": other}, [("w", both[1])], 0, lambda name: (name,))
     assert not restoring.check()
