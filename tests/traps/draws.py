@@ -1,0 +1,162 @@
+"""Random numbers from other generators than torch's, and other things that no two calls have alike."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from random import random as draw
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .registry import WIDTH, trap
+
+OWN = np.random.default_rng(0)
+
+
+@trap("refused", rng=lambda: random.Random(0))
+def own_random(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * self.rng.random())
+
+
+@trap("refused", rng=lambda: random.Random(0))
+def own_random_in_training(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * self.rng.gauss(1, 1) if self.training else x)
+
+
+@trap("refused", rng=lambda: np.random.default_rng(0))
+def own_numpy_generator(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + float(self.rng.normal()) if self.training else x)
+
+
+@trap("refused", rng=lambda: np.random.RandomState(0))
+def own_numpy_state(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + torch.tensor(self.rng.rand(WIDTH)).float())
+
+
+@trap("refused")
+def generator_of_the_module_file(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + torch.from_numpy(OWN.normal(size=WIDTH)).float())
+
+
+@trap("safe", rng=lambda: torch.Generator().manual_seed(0))
+def own_torch_generator(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + torch.randn(WIDTH, generator=self.rng))
+
+
+@trap("safe", rng=lambda: torch.Generator().manual_seed(0))
+def own_torch_generator_twice(self: Any, x: Tensor) -> Tensor:
+    x = self.layers[0](x + torch.randn(WIDTH, generator=self.rng))
+    x = self.layers[1](x).tanh() * torch.rand(1, generator=self.rng)
+    return self.run(x + torch.randn(WIDTH, generator=self.rng))
+
+
+@trap("safe")
+def generator_made_in_forward(self: Any, x: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return self.run(x + torch.randn(WIDTH, generator=generator))
+
+
+@trap("refused")
+def bound_draw(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * draw())
+
+
+@trap("refused")
+def numpy_beta(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * np.random.beta(1.0, 1.0))
+
+
+@trap("refused")
+def python_shuffle(self: Any, x: Tensor) -> Tensor:
+    order = list(range(4))
+    random.shuffle(order)
+    for i in order:
+        x = self.layers[i](x).tanh()
+    return x
+
+
+def _noise(x: Tensor) -> Tensor:
+    return x + torch.from_numpy(np.random.randn(WIDTH)).to(x.dtype)
+
+
+@trap()
+def numpy_draw_in_a_helper(self: Any, x: Tensor) -> Tensor:
+    return self.run(_noise(x))
+
+
+class Noisy(nn.Module):
+    """Draws in a leaf, from everywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * random.random() + float(np.random.rand()) if self.training else x
+
+
+@trap(noisy=Noisy)
+def draws_in_a_leaf(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.noisy(x))
+
+
+@trap()
+def functional_dropout(self: Any, x: Tensor) -> Tensor:
+    return self.run(F.dropout(self.layers[0](x), 0.3, self.training))
+
+
+@trap()
+def drop_path(self: Any, x: Tensor) -> Tensor:
+    keep = torch.rand(x.size(0), 1, 1) < 0.5
+    return self.run(x * keep if self.training else x)
+
+
+@trap("refused")
+def layer_drop(self: Any, x: Tensor) -> Tensor:
+    for layer in self.layers:
+        if self.training and torch.rand(()) < 0.5:
+            continue
+        x = layer(x).tanh()
+    return x
+
+
+@trap("safe")
+def seeded_in_forward(self: Any, x: Tensor) -> Tensor:
+    torch.manual_seed(7)
+    return self.run(x + torch.randn(WIDTH))
+
+
+@trap("safe")
+def forked(self: Any, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        noise = torch.randn(WIDTH)
+    return self.run(x + noise + torch.randn(WIDTH))
+
+
+@trap("safe")
+def clock(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * (time.perf_counter_ns() % 97))
+
+
+@trap("safe")
+def entropy(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * os.urandom(1)[0])
+
+
+@trap()
+def randn_unused(self: Any, x: Tensor) -> Tensor:
+    torch.rand(3)
+    return self.run(x + torch.randn(WIDTH))
+
+
+@trap()
+def reparametrised(self: Any, x: Tensor) -> Tensor:
+    mean, spread = self.layers[0](x), self.layers[1](x).exp()
+    return self.run(mean + spread * torch.randn_like(spread) if self.training else mean)
+
+
+@trap("safe")
+def distribution(self: Any, x: Tensor) -> Tensor:
+    return self.run(torch.distributions.Normal(self.layers[0](x), 1.0).rsample())

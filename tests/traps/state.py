@@ -1,0 +1,385 @@
+"""What forward remembers from call to call, and what is changed about a model after it was captured."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import dataclasses
+import enum
+import functools
+import itertools
+import types
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .hooks import Encoder
+from .registry import WIDTH, Net, trap
+
+COUNT = 0
+FACTOR = 2.0
+SETTINGS = {"scale": 2.0}
+LEVEL: contextvars.ContextVar[float] = contextvars.ContextVar("LEVEL", default=1.0)
+
+
+class Kind(enum.Enum):
+    """How to act."""
+
+    TANH = 1
+    SINE = 2
+
+
+@dataclasses.dataclass
+class Config:
+    """Settings in an object of their own."""
+
+    scale: float = 1.0
+    calls: int = 0
+    kind: Kind = Kind.TANH
+    inner: Any = None
+
+
+@trap("refused", calls=lambda: 0)
+def counter(self: Any, x: Tensor) -> Tensor:
+    self.calls += 1
+    return self.run(x * self.calls)
+
+
+@trap("refused", calls=lambda: 0)
+def counter_with_threshold(self: Any, x: Tensor) -> Tensor:
+    self.calls += 1
+    return self.run(x * 2 if self.calls > 5 else x)
+
+
+@trap("refused", config=Config)
+def counter_in_an_object(self: Any, x: Tensor) -> Tensor:
+    self.config.calls += 1
+    return self.run(x * 2 if self.config.calls > 5 else x)
+
+
+@trap("refused", calls=lambda: [0])
+def counter_in_a_list(self: Any, x: Tensor) -> Tensor:
+    self.calls[0] += 1
+    return self.run(x * 2 if self.calls[0] > 5 else x)
+
+
+@trap("refused", seen=lambda: collections.Counter())
+def counter_of_sizes(self: Any, x: Tensor) -> Tensor:
+    self.seen[int(x.size(1))] += 1
+    return self.run(x * 2 if self.seen.total() > 5 else x)
+
+
+@trap("refused", history=lambda: collections.deque(maxlen=3))
+def history_of_means(self: Any, x: Tensor) -> Tensor:
+    self.history.append(x.detach().mean())
+    return self.run(x + sum(self.history))
+
+
+@trap("refused")
+class CounterOfTheClass(Net):
+    """Counts on the class."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls += 1
+        return self.run(x * 2 if type(self).calls > 5 else x)
+
+
+@trap("refused")
+def counter_of_the_file(self: Any, x: Tensor) -> Tensor:
+    global COUNT
+    COUNT += 1
+    return self.run(x * 2 if COUNT > 5 else x)
+
+
+def _counting() -> Any:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+@trap("refused", count=_counting)
+def counter_in_a_closure(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if self.count() > 5 else x)
+
+
+@trap("refused", count=itertools.count)
+def counter_of_itertools(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if next(self.count) > 5 else x)
+
+
+@trap("refused", turns=lambda: (i for i in itertools.cycle([1.0, 2.0, 3.0])))
+def generator_of_numbers(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * next(self.turns))
+
+
+@trap("refused", turns=lambda: itertools.cycle([1.0, 1.0, 1.0, 1.0, 2.0]))
+def cycle_of_numbers(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * next(self.turns))
+
+
+@trap("refused", last=lambda: None)
+def last_hidden(self: Any, x: Tensor) -> Tensor:
+    x = x if self.last is None else x + self.last
+    self.last = x.detach().mean()
+    return self.run(x)
+
+
+@trap(last=lambda: None)
+def written_and_never_read(self: Any, x: Tensor) -> Tensor:
+    out = self.run(x)
+    self.last = out.detach()
+    return out
+
+
+class Ticking(nn.Module):
+    """A leaf that counts for itself."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * 2 if self.calls > 5 else x
+
+
+@trap(tick=Ticking)
+def counter_in_a_leaf(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.tick(x))
+
+
+@trap("safe", scale=lambda: 1.0, later=lambda m: setattr(m, "scale", 3.0))
+def number_changed_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * self.scale)
+
+
+@trap("safe", flag=lambda: False, later=lambda m: setattr(m, "flag", True))
+def flag_changed_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x.sin() if self.flag else x)
+
+
+@trap("safe", config=Config, later=lambda m: setattr(m.config, "scale", 3.0))
+def config_changed_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * self.config.scale)
+
+
+@trap(
+    "safe",
+    config=lambda: Config(inner=types.SimpleNamespace(scale=[1.0, 2.0])),
+    later=lambda m: m.config.inner.scale.__setitem__(1, 5.0),
+)
+def deep_config_changed_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * self.config.inner.scale[1])
+
+
+@trap("safe", config=Config, later=lambda m: setattr(m.config, "kind", Kind.SINE))
+def enum_changed_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x.tanh() if self.config.kind is Kind.TANH else x.sin())
+
+
+@trap("safe", table=lambda: {"scale": 1.0}, later=lambda m: m.table.update(scale=4.0))
+def entry_changed_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * self.table["scale"])
+
+
+@trap("safe", function=lambda: torch.tanh, later=lambda m: setattr(m, "function", torch.sin))
+def function_changed_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.function(x))
+
+
+@trap("safe", note=lambda: "", later=lambda m: setattr(m, "note", "epoch 3"))
+def unread_attribute_changed_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x)
+
+
+@trap("safe", later=lambda m: SETTINGS.update(scale=SETTINGS["scale"] + 1))
+def setting_of_the_file_changed_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * SETTINGS["scale"])
+
+
+@trap("safe", later=lambda m: globals().update(FACTOR=FACTOR + 1))
+def number_of_the_file_changed_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * FACTOR)
+
+
+@trap("safe")
+class PropertyChangedLater(Net):
+    """Reads through a property."""
+
+    _scale = 1.0
+
+    @property
+    def scale(self) -> float:
+        return self._scale * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x * self.scale)
+
+
+def _frozen(model: Any) -> None:
+    model.encoder.eval()
+
+
+@trap("right", encoder=Encoder, prepare=lambda m: m.train() and m.encoder.eval())
+def frozen_part(self: Any, x: Tensor) -> Tensor:
+    return self.run(F.dropout(self.encoder(x), 0.5, self.encoder.training))
+
+
+class Switching(Encoder):
+    """An opened part that does quite other things in training."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        x = super().forward(x, scale)
+        return x + torch.randn_like(x).cumsum(1) if self.training else x
+
+
+@trap("safe", encoder=Switching, later=_frozen)
+def part_frozen_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.encoder(x))
+
+
+@trap("right", encoder=Encoder, later=_frozen)
+def part_with_dropout_frozen_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(F.dropout(self.encoder(x), 0.5, self.encoder.training))
+
+
+@trap("safe", later=lambda m: m.half() and m.float() and m.double(), around=lambda: torch.autocast("cpu"))
+def other_dtype_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x.to(self.layers[0].weight.dtype))
+
+
+@trap("safe", around=lambda: torch.autocast("cpu", torch.bfloat16))
+def literal_under_autocast_later(self: Any, x: Tensor) -> Tensor:
+    y = self.layers[0](x)
+    return self.run(y * torch.ones(WIDTH, dtype=y.dtype) + x.to(y.dtype))
+
+
+@trap("safe", around=lambda: torch.autocast("cpu", torch.bfloat16))
+def mask_under_autocast_later(self: Any, x: Tensor) -> Tensor:
+    y = self.layers[0](x)
+    mask = torch.zeros(x.size(1), x.size(1), dtype=y.dtype).fill_(torch.finfo(y.dtype).min).triu(1)
+    return self.run(F.scaled_dot_product_attention(y, y, y, attn_mask=mask))
+
+
+@trap(around=lambda: torch.autocast("cpu", torch.bfloat16))
+def plain_under_autocast_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x) + self.layers[0](x)
+
+
+@trap()
+def autocast_inside(self: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = self.layers[0](x)
+    return self.run(y.float())
+
+
+@trap(around=lambda: torch.autocast("cpu", torch.bfloat16))
+def autocast_off_inside(self: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        y = self.layers[0](x)
+    return self.run(y)
+
+
+@trap("safe", later=lambda m: setattr(m.layers, "0", nn.Linear(WIDTH, WIDTH).apply(_ones)))
+def layer_replaced_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x)
+
+
+def _ones(module: nn.Module) -> None:
+    for p in module.parameters():
+        nn.init.constant_(p, 0.1)
+
+
+@trap("safe", later=lambda m: setattr(m.layers[0], "weight", nn.Parameter(torch.ones(WIDTH, WIDTH))))
+def weight_replaced_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x)
+
+
+@trap(
+    "safe",
+    token=lambda: nn.Parameter(torch.zeros(WIDTH)),
+    later=lambda m: setattr(m, "token", nn.Parameter(torch.ones(WIDTH))),
+)
+def own_parameter_replaced_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + self.token)
+
+
+@trap(
+    "safe",
+    prepare=lambda m: m.register_buffer("table", torch.zeros(WIDTH)),
+    later=lambda m: setattr(m, "table", torch.ones(WIDTH)),
+)
+def own_buffer_replaced_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + self.table)
+
+
+@trap("safe", table=lambda: torch.zeros(WIDTH), later=lambda m: setattr(m, "table", torch.ones(WIDTH)))
+def plain_tensor_replaced_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + self.table)
+
+
+@trap(later=lambda m: m.load_state_dict({k: v * 0.5 for k, v in m.state_dict().items()}))
+def weights_loaded_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x)
+
+
+@trap(lazy=lambda: nn.LazyLinear(WIDTH), prepare=lambda m: m.lazy(torch.zeros(1, WIDTH)))
+def lazy_layer_once_run(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.lazy(x))
+
+
+@trap("refused", lazy=lambda: nn.LazyLinear(WIDTH))
+def lazy_layer(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.lazy(x))
+
+
+@trap("safe", drop=lambda: nn.Dropout(0.5))
+def leaf_attribute_set(self: Any, x: Tensor) -> Tensor:
+    self.drop.p = 0.1 if x.size(1) > 3 else 0.9
+    return self.run(self.drop(x))
+
+
+@trap("safe")
+def mode_toggled_inside(self: Any, x: Tensor) -> Tensor:
+    was = self.training
+    self.eval()
+    y = F.dropout(x, 0.5, self.training)
+    self.train(was)
+    return self.run(y)
+
+
+@trap("safe")
+def context_variable(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * LEVEL.get())
+
+
+class Cached(Net):
+    """Keeps a number on itself the first time."""
+
+    @functools.cached_property
+    def width(self) -> int:
+        return self.layers[0].weight.size(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x * self.width)
+
+
+trap()(Cached)
+
+
+@trap()
+class TrainsOnly(Net):
+    """Loops over a size and asks for integer roots in training alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            for i in range(x.size(1)):
+                x = torch.cat([x[:, :i] * 1.1, x[:, i:]], 1)
+        return self.run(x)

@@ -1,0 +1,225 @@
+"""Holds a trap's pipe against a twin of the model that nobody captured, call by call, on data of its own.
+
+The models are left to ``registry``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from zoo.cut import uniform_plan
+from zoo.observe import Observation, difference, leaves
+from zoo.observe import seed as seed_all
+
+from autopipe.errors import AutopipeError
+from autopipe.hardware import Cluster
+from autopipe.stages import build
+from autopipe.stages.verify import run_stages
+from autopipe.tracing import capture
+
+from .registry import Trap
+
+__all__ = ["verdict"]
+
+EXAMPLE, BATCH, LENGTH = (2, 6), (3, 6), (2, 9)
+_INTERNAL = re.compile(
+    r"_constant\d|Tracked|KeyError|NoneType|GradTrackingTensor|BatchedTensor|Suspect|Restart|fx\.|Proxy|autopipe/tracing"
+)
+
+
+def verdict(trap: Trap) -> tuple[str, str]:
+    """(``right``, ``refused``, ``silent`` or ``raw``, what was seen)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _verdict(trap)
+        except AutopipeError as error:
+            said = str(error)
+            found = _INTERNAL.search(said)
+            return ("raw", f"speaks of {found.group()}: {said}") if found else ("refused", said)
+
+
+class _Differs(Exception):
+    """The pipe is not the model."""
+
+
+def _verdict(trap: Trap) -> tuple[str, str]:
+    twin, model = _built(trap), _built(trap)
+    before = _state(model)
+    try:
+        found = capture(model, trap.inputs(*EXAMPLE, 0))
+        stages = build(found, uniform_plan(found.ops, 4, Cluster.uniform(4)))
+    except AutopipeError:
+        if said := _changed(before, _state(model)):
+            return "silent", f"a refused capture changed {said}"
+        raise
+    except Exception as error:
+        return "raw", f"capture: {type(error).__name__}: {error}"
+    if said := _changed(before, _state(model)):
+        return "silent", f"the capture changed {said}"
+
+    def pipe(*args: Any) -> Any:
+        return found.assemble(run_stages(found, stages, args, {}))
+
+    try:
+        refused = _calls(trap, twin, model, pipe, contextlib.nullcontext)
+        if trap.later is not None:
+            trap.later(twin)
+            trap.later(model)
+        if trap.later is not None or trap.around is not contextlib.nullcontext:
+            refused += _calls(trap, twin, model, pipe, trap.around, late=True)
+    except _Differs as error:
+        return "silent", str(error)
+    except AutopipeError:
+        raise
+    except Exception as error:
+        return "raw", f"call: {type(error).__name__}: {error}"
+    return "right", f"{len(stages)} stages; {'; '.join(refused)}"
+
+
+def _built(trap: Trap) -> nn.Module:
+    seed_all()
+    return trap.build()
+
+
+def _calls(
+    trap: Trap, twin: nn.Module, model: nn.Module, pipe: Callable[..., Any], around: Any, late: bool = False
+) -> list[str]:
+    """The same calls of both; other sizes may be refused, which is returned."""
+    refused = []
+    for training in (False, True):
+        for each in () if late else (twin, model):
+            each.train(training)
+        for number, size in enumerate((EXAMPLE, EXAMPLE, BATCH, LENGTH, EXAMPLE)):
+            seed = 10 * (1 + training) + number
+            args = trap.inputs(*size, seed)
+            if number % 2:
+                args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
+            mode = f"{'training' if training else 'evaluation'}, call {number}, {size}"
+            is_same = size == EXAMPLE
+            try:
+                with around():
+                    expected = _observed(twin, twin, args, seed)
+            except Exception:
+                if is_same:
+                    raise AssertionError(f"{mode}: the trap's own model fails") from None
+                continue
+            try:
+                with around():
+                    got = _observed(model, pipe, args, seed)
+            except AutopipeError as error:
+                if is_same:
+                    raise
+                refused.append(f"{size} refused: {error}")
+                _align(twin, model)
+                continue
+            if said := difference(expected[0], got[0]):
+                raise _Differs(f"{mode}: {said}")
+            if said := _changed(expected[1], got[1]):
+                raise _Differs(f"{mode}: afterwards other {said}")
+    return refused
+
+
+def _align(twin: nn.Module, model: nn.Module) -> None:
+    """After a call that was refused the model has missed what it does to buffers."""
+    with torch.no_grad():
+        for a, b in zip(twin.buffers(), model.buffers(), strict=True):
+            if a.shape == b.shape:
+                b.copy_(a)
+
+
+def _observed(model: nn.Module, call: Any, args: Any, seed: int) -> tuple[Observation, dict[str, Any]]:
+    args = tuple(a.detach().clone().requires_grad_(a.requires_grad) for a in args)
+    model.zero_grad(set_to_none=True)
+    seed_all(seed)
+    outputs = dict(leaves(call(*args)))
+    roots = [t for t in outputs.values() if t.requires_grad]
+    weights = [torch.linspace(0.5, 1.5, t.numel()).view(t.shape).to(t.dtype) for t in roots]
+    if roots:
+        torch.autograd.backward(roots, weights)
+    grads: dict[str, Tensor | None] = {n: p.grad for n, p in model.named_parameters()}
+    grads |= {f"input {i}": a.grad for i, a in enumerate(args)}
+    held = {n: b.detach().clone() for n, b in model.named_buffers()}
+    model.zero_grad(set_to_none=True)
+    outputs = {p: t.detach() for p, t in outputs.items()}
+    return Observation(outputs, grads, held), _generators()
+
+
+def _generators() -> dict[str, Any]:
+    return {
+        "torch's generator": torch.get_rng_state().tolist(),
+        "numpy's generator": str(np.random.get_state()),
+        "Python's generator": random.getstate(),
+    }
+
+
+def _state(model: nn.Module) -> dict[str, Any]:
+    """Everything that a capture must leave as it was."""
+    out = _generators()
+    for name, tensor in model.named_parameters():
+        out[f"parameter {name}"] = (id(tensor), tensor.detach().clone(), tensor.requires_grad, tensor.grad)
+    for path, module in model.named_modules():
+        out[f"mode of {path}"] = module.training
+        for key, value in vars(module).items():
+            out[f"{path}.{key}"] = _content(value, 0)
+    return out
+
+
+def _content(value: Any, depth: int) -> Any:
+    if isinstance(value, Tensor):
+        return (id(value), value.detach().clone(), value.dtype)
+    if isinstance(value, (random.Random, np.random.RandomState)):
+        return str(value.getstate() if isinstance(value, random.Random) else value.get_state())
+    if isinstance(value, np.random.Generator):
+        return str(value.bit_generator.state)
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, nn.Module) or depth > 4:
+        return id(value)
+    if isinstance(value, dict):
+        return {k: _content(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_content(v, depth + 1) for v in value]
+    if hasattr(value, "__next__"):
+        return repr(value)
+    if hasattr(value, "__dict__") and not callable(value):
+        return {k: _content(v, depth + 1) for k, v in vars(value).items()}
+    return value if isinstance(value, (int, float, str, bool, type(None))) else id(value)
+
+
+def _changed(before: Any, after: Any) -> str:
+    """What is not as it was, by name."""
+    for name in [*before, *(k for k in after if k not in before)]:
+        if name not in after or name not in before or not _same(before[name], after[name]):
+            return name
+    return ""
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and _equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(_same(a[k], b[k]) for k in a)
+    if isinstance(a, (tuple, list)):
+        return isinstance(b, (tuple, list)) and len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b) or (a.isnan() & b.isnan()).all())
+
+
+def each(names: dict[str, Trap]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Every trap's verdict."""
+    for name, trap in names.items():
+        yield name, verdict(trap)
