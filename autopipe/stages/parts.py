@@ -46,8 +46,8 @@ class Part:
     def add(self, node: fx.Node) -> None:
         """A call, with a seed of its own where it draws random numbers."""
         self.bring(node)
-        if self.ops.by_name[node.name].is_random:
-            stream = node.meta["stream"]
+        stream = node.meta.get("stream")
+        if stream is not None and self.ops.by_name[node.name].is_random:
             rest = (stream.start, dict(stream.counts)) if stream.start or stream.counts else ()
             self.graph.call_function(rng.reseed, (stream.owner, *rest))
         self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)

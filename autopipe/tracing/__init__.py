@@ -11,6 +11,7 @@ calls      the vocabulary of a recording: a call, a guard, the region it ran in,
 record     one run being recorded: leaves, patches, checks, tracked numbers, the state put back afterwards
 graphs     what recordings become: forms under common names, fx graphs, generated modules, the op graph
 sizes      which input sizes may vary, found by running a recording at others; rules about sizes
+referee    recordings held against the model on other data, in both modes, with gradients and state
 =========  =================================================================================================
 """
 

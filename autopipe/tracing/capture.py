@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -26,13 +27,17 @@ from .inputs.examples import infer
 from .inputs.structure import Spec, unflatten
 from .making import Form, Made
 from .record.leaves import Policy
+from .record.restart import CloseModule
 from .record.session import Session, device_of, fresh
 from .record.state import preserved
+from .referee.referee import Referee
 from .sizes import dims
 from .sizes.explore import confirm
 from .sizes.variation import Variation
 
 __all__ = ["Capture", "capture"]
+
+_logger = logging.getLogger("autopipe")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -234,12 +239,11 @@ def _captured(
     known: Variation | None = None,
 ) -> Capture:
     """A capture on the example; where ``confirm_at`` is given, its shapes are held against a run on it."""
-    with preserved(model) as snapshot, switched_off(model):
+    with switched_off(model), preserved(model) as snapshot:
         session = Session(model, args, kwargs, policy, snapshot)
-        found = session.forms()
         args, kwargs = session.args, session.kwargs
         inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
-        made = Made(session, inputs, tensors, found, dynamic, known)
+        made = _held_against_the_model(session, inputs, tensors, dynamic, known)
         if confirm_at is not None:
             session.start(training=False)
             confirm(model, made.forms[False][0], made.variation, confirm_at, session.device)
@@ -269,3 +273,25 @@ def _captured(
         questions=made.questions,
         notes=tuple(session.notes),
     )
+
+
+def _held_against_the_model(
+    session: Session, inputs: Inputs, tensors: dict[str, torch.Tensor], dynamic: Any, known: Variation | None
+) -> Made:
+    """Forms that are the model on other data, and what may vary; recorded again where they are not.
+
+    Not asked of a model on meta, nor of one whose forms follow questions about the data.
+    """
+    while True:
+        made = Made(session, inputs, tensors, session.forms(), dynamic, known)
+        if session.device.type == "meta" or made.questions:
+            _logger.info("the graph of %s was not held against it", inputs.model)
+            return made
+        forms = {flag: found[0] for flag, found in made.forms.items()}
+        referee = Referee(
+            session.model, forms, inputs, tensors, made.variation, session.device, session.start
+        )
+        fault = referee.fault()
+        if fault is None:
+            return made
+        session.adjust(CloseModule(fault.path, fault.why))

@@ -1,12 +1,15 @@
 """Runs at other sizes: leaves of a kind run once where only shapes count, and all of them where data do."""
 
+import array
+from typing import Any
+
 import torch
 from torch import nn
 
 from autopipe.tracing import capture
 
 D = 4
-RUNS: list[int] = []
+RUNS: Any = array.array("q")  # a list is put back by a capture
 
 
 class Block(nn.Module):
@@ -39,7 +42,7 @@ class Stack(nn.Module):
 
 def n_runs(model):
     """How often a block runs in a capture, in which two sizes are found to vary."""
-    RUNS.clear()
+    del RUNS[:]
     captured = capture(model, (torch.rand(2, 12, D),))
     found = len(RUNS)
     assert {"batch", "seq"} <= {d.name for d in captured.ops.dims}

@@ -86,7 +86,7 @@ def trap(
     prepare: Callable[[Any], Any] | None = None,
     **held: Callable[[], Any],
 ) -> Callable[[Any], Any]:
-    """Register a forward (or a model class) as a trap; ``held`` makes attributes, ``prepare`` does the rest."""
+    """Register a forward or a model class; ``held`` makes attributes, ``prepare`` does the rest."""
 
     def add(made: Any) -> Any:
         name = made.__name__
@@ -116,4 +116,3 @@ def buffers(model: nn.Module, **named: Tensor) -> None:
 
 for _room in ROOMS:
     importlib.import_module(f".{_room}", __package__)
-

@@ -102,7 +102,7 @@ def deque_of_states(self: Any, x: Tensor) -> Any:
 class NotCalledSelf(Net):
     """Whose forward calls its first parameter otherwise."""
 
-    def forward(this, x: Tensor) -> Tensor:  # noqa: N805
+    def forward(this, x: Tensor) -> Tensor:
         return this.run(x)
 
 

@@ -43,7 +43,15 @@ def deep_copy(self: Any, x: Tensor) -> Tensor:
 @trap()
 def deep_copy_in_list(self: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
-        a, (b,) = copy.deepcopy([x * 2, {"k": x.sum(-1, keepdim=True)}["k"],])[0], copy.deepcopy((x + 1,))
+        a, (b,) = (
+            copy.deepcopy(
+                [
+                    x * 2,
+                    {"k": x.sum(-1, keepdim=True)}["k"],
+                ]
+            )[0],
+            copy.deepcopy((x + 1,)),
+        )
     return self.run(a + b)
 
 

@@ -216,7 +216,9 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b) or (a.isnan() & b.isnan()).all())
+    return (
+        a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b) or (a.isnan() & b.isnan()).all())
+    )
 
 
 def each(names: dict[str, Trap]) -> Iterator[tuple[str, tuple[str, str]]]:

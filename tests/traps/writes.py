@@ -1,4 +1,4 @@
-"""Writes in place: to buffers, parameters, inputs, views, plain tensors, and by kernels that do not say so."""
+"""Writes in place: to buffers, parameters, inputs, views, plain tensors; by kernels that do not say so."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def written_by_numpy(self: Any, x: Tensor) -> Tensor:
     return self.run(x - self.ema)
 
 
-@trap("safe", seen=lambda: {})
+@trap("safe", seen=dict)
 def kept_in_a_dict(self: Any, x: Tensor) -> Tensor:
     x = x + self.seen.get("mean", 0.0)
     self.seen["mean"] = x.detach().mean()

@@ -28,7 +28,7 @@ def graph(recording: Recording) -> fx.Graph:
         node.meta |= {"val": call.value, "region": call.region, "source": call.source, "path": call.path}
         if call.recompute:
             node.meta["recompute"] = True
-        if call.is_random:
+        if call.stream is not None:  # an op may draw in the other form alone
             node.meta["stream"] = call.stream
         nodes[id(call)] = node
     return out

@@ -25,7 +25,7 @@ from torch import nn
 from ..calls.functions import Named, tensors
 from .restart import Function, Method
 
-__all__ = ["KeptMethod", "drawing", "generators", "innermost", "replaced"]
+__all__ = ["KeptMethod", "drawing", "innermost", "replaced"]
 
 _OTHERS = (
     f"{pathlib.Path(__file__).parents[1]}{os.sep}",
@@ -123,13 +123,6 @@ class _Noted(dict[str, Any]):
 
 
 _OF_ALL = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
-
-
-def generators() -> tuple[Any, ...]:
-    """The state of Python's and numpy's global generators; equal states compare equal."""
-    state: Any = np.random.get_state()
-    _, keys, position, *_ = state
-    return random.getstate(), keys.tobytes(), position
 
 
 class _Recorded(functools.partial[Any]):

@@ -29,6 +29,7 @@ from .leaves import is_compiled
 from .ledger import Ledger, Ref, TensorMethod
 from .position import Depth, Position
 from .restart import CloseModule
+from .state import generators
 from .tracked import Expression, plain, track
 
 __all__ = ["Recorder"]
@@ -256,9 +257,9 @@ class Recorder(TorchFunctionMode):
 
     def perform_kept(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         """Perform a call of code that may draw outside torch and give what is no tensor."""
-        before, call.stream = opaque.generators(), self.streams.here()
+        before, call.stream = generators(), self.streams.here()
         result = self.perform(call, run, actual)
-        if opaque.generators() != before:
+        if generators() != before:
             call.is_random, call.depends = True, call.depends | Depends.RANDOM
         for value in flatten(result)[0]:
             if isinstance(value, np.ndarray):

@@ -312,16 +312,27 @@ class Session:
     def check_state(self, training: bool) -> None:
         """Python state that an open module changes must not matter to the next call."""
         changed = [(p, a) for p, a in self.snapshot.changes() if p == "" or not self.inside_leaf(p)]
-        if not changed:
+        beside = [(p, a) for p, a in self.snapshot.changed_beside() if p == "" or not self.inside_leaf(p)]
+        if not changed and not beside:
             return
-        path, attribute = next(((p, a) for p, a in changed if a == "_buffers"), changed[0])
-        shown = f"{path or type(self.model).__name__}.{attribute}"
+        path, attribute = next(((p, a) for p, a in changed if a == "_buffers"), (changed + beside)[0])
+        name = type(self.model).__name__
+        shown = f"{path or name}.{attribute}" if changed else attribute
         if attribute == "_buffers":
             raise CloseModule(path, f"a forward replaces a buffer of {path or 'the model itself'}")
         self.start(training)
-        first, second = (flatten(self.run(training))[0] for _ in range(2))
+        before = self.snapshot.numbers()
+        first = flatten(self.run(training))[0]
+        between = self.snapshot.numbers()
+        second = flatten(self.run(training))[0]
+        after = self.snapshot.numbers()
         if len(first) != len(second) or not all(map(close_to, first, second)):
             raise CloseModule(path, f"a forward changes {shown}, and the next call's result depends on it")
+        for (at, counted), value in after.items():
+            seen = before.get((at, counted)), between.get((at, counted)), value
+            if seen[0] != seen[1] != seen[2] and (at == "" or not self.inside_leaf(at)):
+                said = f"{seen[0]!r}, {seen[1]!r}, {seen[2]!r} in calls one after another"
+                raise CloseModule(at, f"{counted} of {at or name} is {said}; a later call may act on it")
 
     def inside_leaf(self, path: str) -> bool:
         names = path.split(".")

@@ -1,33 +1,48 @@
-"""The model as it was: mode, buffers, attributes and random state, put back after recording.
+"""The model as it was: mode, buffers, attributes, what its code reaches, random state; all put back.
 
-What follows from a forward that changes Python state is left to ``session``.
+What follows from a forward that changes Python state is left to ``session``, finding what it may change
+beside the model to ``reach``.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
 import operator
-from collections.abc import Iterator
+import random
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["Snapshot", "preserved", "seed", "switch"]
+from .reach import Reached, reached, saved, state_of
+
+__all__ = ["Snapshot", "generators", "preserved", "seed", "seed_all", "switch"]
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers"}
 _SIMPLE = (int, float, str, bool, type(None))
+_SMALL = 1 << 16
+"""Parameters of at most so many elements are put back where a forward writes to them behind torch's back."""
 
 
 class Snapshot:
-    """A model's attributes and buffers at one moment; parameters too with ``parameters=True``."""
+    """A model's attributes and buffers at one moment, and what its code reaches from them."""
 
-    def __init__(self, model: nn.Module, *, parameters: bool = False) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.modules = [(path, m, _Held(vars(m))) for path, m in model.named_modules()]
         # a scripted module keeps its mode where its attributes do not show it
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
-        held = [*model.buffers(), *(model.parameters() if parameters else ())]
-        self.tensors = [(t, t.detach().clone()) for t in held if not t.is_meta]
+        self.reached = reached(model)
+        self.beside = _Beside(self.reached)
+        small = (t for t in (*model.parameters(), *self.reached.tensors) if _is_small(t))
+        self.tensors = {
+            id(t): (t, t.detach().clone()) for t in (*model.buffers(), *small) if not _is_absent(t)
+        }
+        self.generators = [saved(g) for _, _, g in self.reached.generators]
         self.devices = [d for d in {t.device for t in model.parameters()} if d.type == "cuda"]
 
     def restore(self) -> None:
@@ -36,16 +51,20 @@ class Snapshot:
             before.restore(vars(module))
         for module, training in self.scripted:
             module.training = training
+        self.beside.restore()
+        for put_back in self.generators:
+            put_back()
         with torch.no_grad():
-            for tensor, value in self.tensors:
+            for tensor, value in self.tensors.values():
                 if not _equal(tensor, value):
-                    tensor.copy_(value)
+                    tensor.data.copy_(value)
 
     def tensors_held(self) -> Iterator[torch.Tensor]:
         """Every tensor in an attribute of a module or in a container there."""
         for _, _, held in self.modules:
             inner = (i for _, _, c in held.contents if c for i in (c.values() if isinstance(c, dict) else c))
             yield from (v for v in (*held.values.values(), *inner) if isinstance(v, torch.Tensor))
+        yield from self.reached.tensors
 
     def changes(self) -> list[tuple[str, str]]:
         """(module path, name) of each attribute or registered buffer replaced, added or removed since."""
@@ -53,6 +72,38 @@ class Snapshot:
         for path, module, before in self.modules:
             out += [(path, k) for k in before.differing(vars(module)) if k not in _INTERNAL]
         return out
+
+    def changed_beside(self) -> list[tuple[str, str]]:
+        """(module path, name) of all else that code changed: objects, closures, generators, globals."""
+        drawn = [
+            (path, name)
+            for (path, name, generator), put_back in zip(
+                self.reached.generators, self.generators, strict=True
+            )
+            if _is_drawn(generator, put_back)
+        ]
+        return drawn + self.beside.changes()
+
+    def numbers(self) -> dict[tuple[str, str], Any]:
+        """Every plain number and text that code can count in, by module path and name."""
+        out = {(p, k): v for p, m, _ in self.modules for k, v in vars(m).items() if isinstance(v, _SIMPLE)}
+        return out | self.beside.numbers()
+
+
+def _is_drawn(generator: Any, put_back: Callable[[], None]) -> bool:
+    """Whether a generator has moved from where ``put_back`` puts it; it is left there."""
+    now = state_of(generator)
+    put_back()
+    return bool(state_of(generator) != now)
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return not _is_absent(tensor) and tensor.numel() <= _SMALL
+
+
+def _is_absent(tensor: torch.Tensor) -> bool:
+    """Whether there is no content to keep: on meta, or not there yet in a lazy module."""
+    return torch.nn.parameter.is_lazy(tensor) or tensor.is_meta
 
 
 class _Held:
@@ -64,9 +115,7 @@ class _Held:
 
     def restore(self, now: dict[str, Any]) -> None:
         for _, value, content in self.contents:
-            if (value or content) and not _same(value, content):
-                value.clear()
-                (value.extend if isinstance(value, list) else value.update)(content)
+            _refill(value, content)
         if not _same(now, self.values):
             now.clear()
             now.update(self.values)
@@ -84,6 +133,96 @@ class _Held:
         return out + [k for k in now if k not in self.values]
 
 
+class _Beside:
+    """What was reached beside the modules' own attributes, at one moment."""
+
+    def __init__(self, found: Reached) -> None:
+        self.holders = [
+            (p, n, h, copy.copy(h) if n not in _files(found) else dict(h)) for p, n, h in found.holders
+        ]
+        self.files = _files(found)
+        self.classes = [
+            (p, n, c, {k: v for k, v in vars(c).items() if _is_data(v)}) for p, n, c in found.classes
+        ]
+        self.cells = [(p, n, c, c.cell_contents) for p, n, c in found.cells if _is_filled(c)]
+        self.iterators = [
+            (
+                p,
+                n,
+                i,
+                repr(i) if not isinstance(i, types.GeneratorType) else i.gi_frame and i.gi_frame.f_lasti,
+            )
+            for p, n, i in found.exhaustible
+        ]
+
+    def restore(self) -> None:
+        for _, name, holder, before in self.holders:
+            if name in self.files:
+                holder.update({k: v for k, v in before.items() if holder.get(k, v) is not v})
+            else:
+                _refill(holder, before)
+        for _, _, cls, before in self.classes:
+            for key, value in before.items():
+                if vars(cls).get(key, value) is not value:
+                    setattr(cls, key, value)
+        for _, _, cell, content in self.cells:
+            if cell.cell_contents is not content:
+                cell.cell_contents = content
+
+    def changes(self) -> list[tuple[str, str]]:
+        out = []
+        for path, name, holder, before in self.holders:
+            if name in self.files:
+                out += [
+                    (path, f"{k} of {name}") for k, v in before.items() if _is_replaced(v, holder.get(k, v))
+                ]
+            elif (holder or before) and not _same(holder, before):
+                out.append((path, name))
+        out += [
+            (path, f"{name}.{k}")
+            for path, name, cls, before in self.classes
+            for k, v in before.items()
+            if _is_replaced(v, vars(cls).get(k, v))
+        ]
+        return out + [(p, n) for p, n, cell, v in self.cells if _is_replaced(v, cell.cell_contents)]
+
+    def numbers(self) -> dict[tuple[str, str], Any]:
+        out = {}
+        for path, name, holder, _ in self.holders:
+            items = holder.items() if isinstance(holder, dict) else enumerate(holder)
+            out.update({(path, f"{name}.{k}"): v for k, v in items if isinstance(v, _SIMPLE)})
+        for path, name, cls, before in self.classes:
+            out.update({(path, f"{name}.{k}"): vars(cls).get(k) for k, v in before.items()})
+        out.update({(p, n): c.cell_contents for p, n, c, v in self.cells if isinstance(v, _SIMPLE)})
+        return out
+
+
+def _files(found: Reached) -> frozenset[str]:
+    return frozenset(n for _, n, h in found.holders if isinstance(h, dict) and h.get("__name__") == n)
+
+
+def _is_data(value: Any) -> bool:
+    return isinstance(value, (*_SIMPLE, tuple, torch.Tensor))
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return _is_data(cell.cell_contents)
+    except ValueError:
+        return False
+
+
+def _is_replaced(before: Any, after: Any) -> bool:
+    return after is not before and not (_equals(before, after) and type(before) is type(after))
+
+
+def _refill(container: Any, content: Any) -> None:
+    """Put the content of a mutable container back."""
+    if (container or content) and not _same(container, content):
+        container.clear()
+        (container.extend if isinstance(container, (list, collections.deque)) else container.update)(content)
+
+
 def _equals(before: Any, after: Any) -> bool:
     return isinstance(after, _SIMPLE) and type(before) is not bool and bool(after == before)
 
@@ -92,7 +231,7 @@ def _same(a: Any, b: Any) -> bool:
     """Whether two containers of one kind hold the same objects."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(map(operator.is_, a.values(), b.values()))
-    if isinstance(a, list):
+    if isinstance(a, (list, collections.deque)):
         return len(a) == len(b) and all(map(operator.is_, a, b))
     return bool(a == b)
 
@@ -101,11 +240,14 @@ def _same(a: Any, b: Any) -> bool:
 def preserved(model: nn.Module) -> Iterator[Snapshot]:
     """Whatever happens inside, leave ``model`` and the random generators as they were."""
     snapshot = Snapshot(model)
+    python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=snapshot.devices):
         try:
             yield snapshot
         finally:
             snapshot.restore()
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def switch(model: nn.Module, training: bool) -> None:
@@ -122,6 +264,26 @@ def seed(device: torch.device) -> None:
     torch.default_generator.manual_seed(0)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(0)
+
+
+def seed_all(device: torch.device) -> None:
+    """:func:`seed`, and Python's and numpy's global generators too."""
+    seed(device)
+    random.seed(0)
+    np.random.seed(0)
+
+
+def generators(device: torch.device | None = None) -> tuple[Any, ...]:
+    """The state of Python's and numpy's global generators, and of torch's on ``device``."""
+    state: Any = np.random.get_state()
+    _, keys, position, *_ = state
+    outside = random.getstate(), keys.tobytes(), position
+    if device is None:
+        return outside
+    own = torch.default_generator.get_state().numpy().tobytes()
+    if device.type == "cuda":
+        own += torch.cuda.get_rng_state(device).numpy().tobytes()
+    return (*outside, own)
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,0 +1,149 @@
+"""What a model's code may change beside its attributes: objects in them, closures, generators, globals.
+
+Putting it back and telling what changed is left to ``state``.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import itertools
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+__all__ = ["Reached", "reached"]
+
+_MOST, _DEEPEST = 20_000, 6
+_PLAIN = frozenset(
+    {int, float, str, bool, type(None), complex, bytes, torch.dtype, torch.device, torch.Size, type,
+     types.BuiltinFunctionType, types.ModuleType, types.MethodWrapperType, slice, range, np.ndarray}
+)  # fmt: skip
+_ITERATORS = (itertools.count, itertools.cycle)
+_FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "abc", "logging", "threading")
+_REGISTRIES = frozenset(vars(nn.Module()))
+
+
+class Reached:
+    """Places that hold what code may replace, by the path of the module they belong to and a name to show.
+
+    ``holders`` are mutable containers, ``classes`` classes, ``cells`` closures, ``tensors`` those found
+    outside of parameters and buffers, ``generators`` random ones of the model's own, ``exhaustible`` what
+    can be read only once.
+    """
+
+    def __init__(self) -> None:
+        self.holders: list[tuple[str, str, Any]] = []
+        self.classes: list[tuple[str, str, type]] = []
+        self.cells: list[tuple[str, str, types.CellType]] = []
+        self.tensors: list[torch.Tensor] = []
+        self.generators: list[tuple[str, str, Any]] = []
+        self.exhaustible: list[tuple[str, str, Any]] = []
+        self.seen: dict[int, Any] = {}
+
+    def visit(self, path: str, name: str, value: Any, depth: int = 0) -> None:
+        """Note ``value`` and what it holds."""
+        cls = type(value)
+        if cls in _PLAIN or id(value) in self.seen or depth > _DEEPEST or len(self.seen) > _MOST:
+            return
+        self.seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+        elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)):
+            self.generators.append((path, name, value))
+        elif isinstance(value, (nn.Module, type, torch.jit.ScriptFunction)):
+            return
+        else:
+            self._look_into(path, name, value, depth + 1)
+
+    def _look_into(self, path: str, name: str, value: Any, depth: int) -> None:
+        if isinstance(value, (dict, list, set, collections.deque)):
+            self.holders.append((path, name, value))
+        elif isinstance(value, (types.GeneratorType, *_ITERATORS)):
+            self.exhaustible.append((path, name, value))
+            return
+        for shown, inner in self._inside(path, name, value):
+            if type(inner) not in _PLAIN:
+                self.visit(path, shown, inner, depth)
+
+    def _inside(self, path: str, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """What an object holds, each under a name."""
+        if isinstance(value, dict):
+            yield from ((f"{name}[{k!r}]", v) for k, v in list(value.items()))
+        elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+            yield from ((f"{name}[{i}]", v) for i, v in enumerate(value))
+        elif isinstance(value, types.FunctionType):
+            for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                self.cells.append((path, f"{key} in {name}", cell))
+                yield f"{key} in {name}", _content(cell)
+        elif isinstance(value, types.MethodType):
+            yield name, value.__self__
+        elif isinstance(value, partial):
+            yield name, (value.func, value.args, value.keywords)
+        elif not type(value).__module__.startswith(_FOREIGN) and hasattr(value, "__dict__"):
+            self.holders.append((path, name, vars(value)))
+            yield from ((f"{name}.{k}", v) for k, v in list(vars(value).items()))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def reached(model: nn.Module) -> Reached:
+    """Everything that is reached from the attributes of a model's modules, their classes and their files."""
+    out = Reached()
+    files: dict[str, str] = {}
+    classes: dict[type, str] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if type(value) not in _PLAIN and name not in _REGISTRIES:
+                out.visit(path, f"{path}.{name}".lstrip("."), value)
+        for cls in type(module).__mro__:
+            if cls not in classes and not cls.__module__.startswith(_FOREIGN):
+                classes[cls] = path
+                files.setdefault(cls.__module__, path)
+    for cls, path in classes.items():
+        out.classes.append((path, cls.__qualname__, cls))
+        for name, value in vars(cls).items():
+            if not name.startswith("__") and not callable(value):
+                out.visit(path, f"{cls.__qualname__}.{name}", value)
+    for file, path in files.items():
+        out.holders.append((path, file, vars(sys.modules[file])) if file in sys.modules else ("", file, {}))
+        for name, value in list(vars(sys.modules.get(file, types)).items()):
+            if not name.startswith("__") and not callable(value):
+                out.visit(path, f"{name} of {file}", value)
+    return out
+
+
+def saved(generator: Any) -> Callable[[], None]:
+    """What puts a random generator back in the state it is in now."""
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
+    if isinstance(generator, np.random.Generator):
+        return partial(
+            setattr, generator.bit_generator, "state", copy.deepcopy(generator.bit_generator.state)
+        )
+    if isinstance(generator, np.random.RandomState):
+        return partial(generator.set_state, generator.get_state())
+    return partial(generator.set_state, generator.get_state())
+
+
+def state_of(generator: Any) -> Any:
+    """A random generator's state; equal states compare equal."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return str(generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return str(generator.get_state())
+    return generator.get_state().numpy().tobytes()

@@ -1,0 +1,281 @@
+"""Compares a capture with its model: outputs, gradients, buffers and generators, in both modes.
+
+Making the data is left to ``redraw``; what follows from a difference, to ``capture``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import AutopipeError
+from ...graph import Dim
+from ..calls.call import Call, Recording
+from ..inputs.arguments import Inputs
+from ..inputs.structure import flatten
+from ..record.state import generators, seed_all
+from ..sizes import dims as sizing
+from ..sizes.rerun import replay
+from ..sizes.variation import Variation
+from .redraw import redrawn
+
+__all__ = ["Fault", "Referee"]
+
+_MOST_OFF = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float32: 1e-3, torch.complex64: 1e-3}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fault:
+    """A difference between graph and model: in which module's own code, and what."""
+
+    path: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shown:
+    """What one run showed; ``leaves`` holds (path, inputs, outputs) of each leaf's call, when asked for."""
+
+    outputs: list[Tensor]
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+    drawn: tuple[Any, ...]
+    leaves: list[tuple[str, list[Tensor], list[Tensor]]]
+
+
+class Referee:
+    """The runs that a comparison takes. ``start`` puts the model back as it was given, in a mode."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forms: Mapping[bool, Recording],
+        inputs: Inputs,
+        given: Mapping[str, Tensor],
+        variation: Variation,
+        device: torch.device,
+        start: Callable[[bool], None],
+    ) -> None:
+        self.model, self.forms, self.inputs, self.given = model, forms, inputs, given
+        self.variation, self.device, self.start = variation, device, start
+
+    def fault(self) -> Fault | None:
+        """The first difference in either mode; None where there is none."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self._fault(False, self._sizes()) or self._fault(True, {})
+
+    def _sizes(self) -> dict[Dim, int]:
+        """All sizes that may vary, each at another than the example's, where the model decides alike."""
+        dims = [d for d in self.variation.dims if not d.packed]
+        sizes = {d: sizing.trial_sizes(d)[0] for d in dims if d.name != "batch"}
+        sizes |= {d: d.example + 1 for d in dims if d.name == "batch"}
+        named = {d.name: sizes.get(d, d.example) for d in self.variation.dims}
+        return sizes if all(c.holds(named) for c in self.variation.checks) else {}
+
+    def _fault(self, training: bool, sizes: Mapping[Dim, int]) -> Fault | None:
+        if self.forms[True] is not self.forms[False] and self.forms[training].training is not training:
+            return None  # the model refuses to train on the example
+        for given in self._data(sizes):
+            try:
+                expected = self._model(training, given)
+            except Exception:  # whatever it is: then the model does not take these data
+                continue
+            return self._judge(training, given, expected)
+        return None
+
+    def _data(self, sizes: Mapping[Dim, int]) -> Iterator[Mapping[str, Tensor]]:
+        if sizes:
+            yield from redrawn(sizing.resize(self.given, sizes), seed=1)
+        yield from redrawn(self.given, seed=2)
+        yield self.given
+
+    def _judge(self, training: bool, given: Mapping[str, Tensor], expected: _Shown) -> Fault | None:
+        mode = "training" if training else "evaluation"
+        try:
+            said = _difference(expected, self._graph(training, given))
+        except AutopipeError:
+            return None  # the graph itself refuses these data
+        except Exception as error:
+            said = f"the captured graph fails: {next(iter(str(error).splitlines()), type(error).__name__)}"
+        if not said:
+            return None
+        first, second = (self._model(training, given, watched=True) for _ in range(2))
+        if again := _difference(first, second):
+            place = _first_apart(first, second)
+            if place is not None and place.is_own:
+                return None  # a leaf that never answers alike runs in the pipe as it does in the model
+            return self._placed(training, place, f"it answers twice differently under equal seeds ({again})")
+        try:
+            place = _first_apart(first, self._graph(training, given, watched=True))
+        except Exception:
+            place = None
+        return self._placed(training, place, f"in {mode}, on other data than the example, {said}")
+
+    def _placed(self, training: bool, place: _Place | None, said: str) -> Fault:
+        """The fault with the module and the line it comes from."""
+        calls = self.forms[training].calls
+        leaves = [i for i, c in enumerate(calls) if c.op == "call_module"]
+        if place is None or place.index >= len(leaves):
+            between: Sequence[Call] = calls[leaves[-1] + 1 :] if place is not None and leaves else ()
+        else:
+            between = calls[leaves[place.index - 1] + 1 if place.index else 0 : leaves[place.index]]
+        own = [c for c in between if c.op in ("call_function", "call_method")]
+        inner = next((c.path for c in reversed(own) if c.path), "")
+        path = inner or next(self._open_paths(training), "") if place is None else inner
+        where = next((c.source for c in reversed(own) if c.path == path and c.source), "")
+        name = f"{path or type(self.model).__name__}"
+        at = f"{where}: " if where else ""
+        return Fault(path, f"{at}the captured graph of {name} is not the model: {said}")
+
+    def _open_paths(self, training: bool) -> Iterator[str]:
+        """Modules below the root whose own code was recorded, the deepest first."""
+        calls = self.forms[training].calls
+        found = {c.path for c in calls if c.op in ("call_function", "call_method") and c.path}
+        yield from sorted(found, key=lambda p: (-p.count("."), p))
+
+    # ---------------------------------------------------------------- runs
+
+    def _model(self, training: bool, given: Mapping[str, Tensor], watched: bool = False) -> _Shown:
+        def run(tensors: Mapping[str, Tensor]) -> Any:
+            args, kwargs = self.inputs.rebuild(self.model, tensors)
+            return flatten(self.model(*args, **kwargs))[0]
+
+        return self._shown(run, training, given, watched)
+
+    def _graph(self, training: bool, given: Mapping[str, Tensor], watched: bool = False) -> _Shown:
+        form = self.forms[training]
+        return self._shown(
+            lambda tensors: replay(self.model, form, tensors, self.device).result, training, given, watched
+        )
+
+    def _shown(
+        self, run: Callable[[Mapping[str, Tensor]], Any], training: bool, given: Any, watched: bool
+    ) -> _Shown:
+        self.start(training)
+        seed_all(self.device)
+        tensors = {n: _fresh(t) for n, t in given.items()}
+        paths = {c.target for c in self.forms[training].calls if c.op == "call_module"} if watched else ()
+        with torch.enable_grad(), _watching(self.model, paths) as leaves:
+            outputs = [t for t in run(tensors) if isinstance(t, Tensor)]
+            drawn = generators(self.device)
+            gradients = self._gradients(outputs, tensors)
+        buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
+        return _Shown([t.detach() for t in outputs], gradients, buffers, drawn, leaves)
+
+    def _gradients(
+        self, outputs: Sequence[Tensor], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Tensor | None]:
+        """Of a fixed projection of every output; nothing where the model's backward cannot be asked for."""
+        roots = [t for t in outputs if t.requires_grad]
+        named: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        named |= {f"input {n}": t for n, t in tensors.items() if t.requires_grad}
+        if not roots or not named:
+            return {}
+        weights = [
+            torch.linspace(0.5, 1.5, t.numel(), device=t.device).view(t.shape).to(t.dtype) for t in roots
+        ]
+        found = torch.autograd.grad(roots, list(named.values()), weights, allow_unused=True)
+        return dict(zip(named, found, strict=True))
+
+
+def _fresh(tensor: Tensor) -> Tensor:
+    """A copy that gradients are asked of, where it can have one."""
+    new = tensor.detach().clone()
+    return new.requires_grad_(tensor.requires_grad)
+
+
+@contextlib.contextmanager
+def _watching(model: nn.Module, paths: Any) -> Iterator[list[tuple[str, list[Tensor], list[Tensor]]]]:
+    """What the modules at ``paths`` take and give meanwhile."""
+    seen: list[tuple[str, list[Tensor], list[Tensor]]] = []
+
+    def note(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            seen.append((path, _copies((args, kwargs)), _copies(output)))
+
+        return hook
+
+    handles = [
+        model.get_submodule(p).register_forward_hook(note(p), with_kwargs=True)
+        for p in sorted(paths)
+        if not isinstance(model.get_submodule(p), torch.jit.ScriptModule)
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _copies(value: Any) -> list[Tensor]:
+    return [t.detach().clone() for t in flatten(value)[0] if isinstance(t, Tensor)]
+
+
+# -------------------------------------------------------------------- differences
+
+
+def _difference(expected: _Shown, got: _Shown) -> str:
+    """The first difference in words; "" where there is none."""
+    if len(expected.outputs) != len(got.outputs):
+        return f"the model gives {len(expected.outputs)} tensors, the graph {len(got.outputs)}"
+    for i, (x, y) in enumerate(zip(expected.outputs, got.outputs, strict=True)):
+        if said := _apart(x, y):
+            return f"output {i} {said}"
+    for name, a in expected.gradients.items():
+        if said := _apart(a, got.gradients.get(name)):
+            return f"the gradient of {name} {said}"
+    for name, buffer in expected.buffers.items():
+        if said := _apart(buffer, got.buffers.get(name)):
+            return f"buffer {name} {said} afterwards"
+    return "" if expected.drawn == got.drawn else "another number of random draws is made"
+
+
+def _apart(a: Any, b: Any) -> str:
+    """How a tensor of the graph differs from the model's; "" up to rounding."""
+    if a is None or b is None:
+        return "" if a is b else f"is {'missing' if b is None else 'there'} and should not be"
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f"is {b.dtype} {list(b.shape)}, not {a.dtype} {list(a.shape)}"
+    if a.layout is not torch.strided or a.is_quantized or not a.numel() or torch.equal(a, b):
+        return ""
+    if not (a.is_floating_point() or a.is_complex()):
+        return f"differs in {int((a != b).sum())} of {a.numel()} elements"
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    x, y = a.detach().to(wide), b.detach().to(wide)
+    finite = x.isfinite()
+    if not torch.equal(finite, y.isfinite()):
+        return "is finite at other places"
+    if not finite.any():
+        return ""
+    scale, off = float(x[finite].abs().max()), float((x - y)[finite].abs().max())
+    return "" if off <= 1e-6 + _MOST_OFF.get(a.dtype, 5e-2) * scale else f"is off by {off:.1e} of {scale:.1e}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """The number of the first leaf call that is apart; ``is_own`` where it was given the same."""
+
+    index: int
+    is_own: bool
+
+
+def _first_apart(a: _Shown, b: _Shown) -> _Place | None:
+    """Where two runs part, by their leaves; None where only gradients or buffers differ."""
+    for i, (x, y) in enumerate(zip(a.leaves, b.leaves, strict=False)):
+        if x[0] != y[0] or _differ(x[1], y[1]):
+            return _Place(i, False)
+        if _differ(x[2], y[2]):
+            return _Place(i, True)
+    same = len(a.outputs) == len(b.outputs) and not _differ(a.outputs, b.outputs)
+    return None if same else _Place(len(a.leaves), False)
+
+
+def _differ(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    return len(a) != len(b) or any(map(_apart, a, b))
