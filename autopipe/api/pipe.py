@@ -154,6 +154,7 @@ class Pipe(nn.Module, metaclass=_Short):
         """``model.load_state_dict()``; with ``assign`` the stages take over the new tensors."""
         result = self.model.load_state_dict(state_dict, strict, assign)
         if assign:
+            self.graph.standing.accept()
             object.__setattr__(self, "stages", build(self.graph, self.plan))
         return result
 

@@ -29,6 +29,7 @@ from .making import Form, Made
 from .record.leaves import Policy
 from .record.restart import CloseModule
 from .record.session import Session, device_of, fresh
+from .record.standing import Standing
 from .record.state import preserved
 from .referee.referee import Referee
 from .sizes import dims
@@ -58,6 +59,7 @@ class Capture:
     forms: by training flag, the form the example takes and those that other values of the inputs ask for.
     questions: by training flag, what of the inputs tells which form that is, or its number.
     notes: what a user should know of how the model was recorded.
+    standing: the state that the model's own code may have read; a change that matters is refused.
     """
 
     model: nn.Module
@@ -70,6 +72,7 @@ class Capture:
     device: torch.device
     policy: Policy
     variation: Variation
+    standing: Standing
     dynamic: Any = "auto"
     forms: dict[bool, tuple[Form, ...]] = dataclasses.field(default_factory=dict)
     questions: dict[bool, Question | int] = dataclasses.field(default_factory=dict)
@@ -100,13 +103,15 @@ class Capture:
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
         """Placeholder name → tensor for a call's arguments.
 
-        Raises :class:`InputError` naming the argument that differs from what was captured, or the input dim
-        whose size the capture is not right for.
+        Raises :class:`InputError` naming the argument that differs from what was captured, the input dim
+        whose size the capture is not right for, or what changed about the model so that it acts otherwise.
         """
         return self.bound(args, kwargs or {})[0]
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """What :meth:`bind` gives, and the number of the form that it asks for in the model's mode."""
+        if changed := self.standing.changed():
+            self._hold_changed(changed)
         values = self.inputs.bind(self.model, *self.arguments(args, kwargs))
         return values, self.form_of(values)
 
@@ -130,6 +135,22 @@ class Capture:
         number = choose(self.questions[training], run)
         self.forms[training][number].variation.check(self.inputs, values)
         return number
+
+    def _hold_changed(self, changed: Sequence[str]) -> None:
+        """Record again as the model stands: a change that leaves the graph as it was is of no account."""
+        training = self.model.training
+        is_same = not any(name.startswith("what ") for name in changed)
+        try:
+            again = _capture(self.model, *self.example, self.policy, self.dynamic, self.variation)
+            is_same = is_same and _is_same(self, again, training)
+        except (CaptureError, ModelError, InputError):
+            is_same = False
+        if not is_same:
+            raise InputError(
+                f"{self.inputs.model}: {', '.join(changed)} changed after the capture, and the model's own "
+                "code acts on it; capture again as the model is now, or put it back"
+            )
+        self.standing.accept()
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call's arguments as the captured model gets them: a transformers model without its cache."""
@@ -169,6 +190,25 @@ class Capture:
         module = self._others[training, number] if number else self.modules[training]
         module.training = training
         return self.assemble(module(*values.values()), training)
+
+
+def _is_same(a: Capture, b: Capture, training: bool) -> bool:
+    """Whether two captures of one model hold the same graph for a mode."""
+
+    def outline(of: Capture) -> list[Any]:
+        graph = of.graphs[training]
+        code = graph.python_code("self").src
+        return [code, [(n.meta.get("region"), n.meta.get("recompute")) for n in graph.nodes]]
+
+    def is_equal(x: Any, y: Any) -> bool:
+        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+            return x is y or (x.shape == y.shape and x.dtype == y.dtype and bool((x == y).all()))
+        return x is y or (type(x) is type(y) and not isinstance(x, torch.Tensor))
+
+    names = {str(n.target) for n in a.graphs[training].nodes if n.op == "get_attr"} & {*a.constants}
+    return outline(a) == outline(b) and all(
+        n in b.constants and is_equal(a.constants[n], b.constants[n]) for n in names
+    )
 
 
 def capture(
@@ -268,11 +308,22 @@ def _captured(
         device=session.device,
         policy=session.policy,
         variation=made.variation,
+        standing=Standing(model, functools.partial(_is_open, _leaves(made.forms))),
         dynamic=dynamic,
         forms=graphs,
         questions=made.questions,
         notes=tuple(session.notes),
     )
+
+
+def _leaves(forms: Mapping[bool, Sequence[Recording]]) -> frozenset[str]:
+    return frozenset(c.target for fs in forms.values() for f in fs for c in f.calls if c.op == "call_module")
+
+
+def _is_open(leaves: frozenset[str], path: str) -> bool:
+    """Whether a module lies in no leaf, so that its state was read while the model was recorded."""
+    names = path.split(".")
+    return not any(".".join(names[: i + 1]) in leaves for i in range(len(names)))
 
 
 def _held_against_the_model(
@@ -284,7 +335,7 @@ def _held_against_the_model(
     """
     while True:
         made = Made(session, inputs, tensors, session.forms(), dynamic, known)
-        if session.device.type == "meta" or made.questions:
+        if session.device.type == "meta" or any(not isinstance(q, int) for q in made.questions.values()):
             _logger.info("the graph of %s was not held against it", inputs.model)
             return made
         forms = {flag: found[0] for flag, found in made.forms.items()}

@@ -1,0 +1,151 @@
+"""What a model's own code may have read while it was recorded, and what of it is no longer as it was.
+
+Whether a change matters is left to ``capture``, which records again and compares.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .reach import Reached, reached
+
+__all__ = ["Standing"]
+
+_SIMPLE = (int, float, str, bool, type(None), tuple)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HELD = ("_parameters", "_buffers", "_modules")
+_OF_ALL = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
+
+
+class Standing:
+    """The state of the modules whose own code was recorded: asked for at each call, so that it must be cheap.
+
+    Attributes and hooks of those modules, what they hold directly, the objects, closures and globals that
+    their code reaches; of every parameter its dtype and whether it takes a gradient; and each one's mode
+    beside the model's.
+    """
+
+    def __init__(self, model: nn.Module, is_open: Callable[[str], bool]) -> None:
+        self.model = model
+        self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
+        self.beside = _of_open(reached(model), is_open)
+        flags = tuple(m.training for _, m in self.opened)
+        training = model.training
+        # a form is recorded in the modes the model was given in, where the model was in that form's
+        self.modes = {training: {flags}, not training: {(not training,) * len(flags)}}
+        self.values = self._read()
+
+    def changed(self) -> list[str]:
+        """What is not as it was, by name; empty as a rule."""
+        now, before = self._read(), self.values
+        out = []
+        for name, values in now.items():
+            kept = before.get(name, ())
+            is_kept = len(values) == len(kept) and all(map(operator.is_, values, kept))
+            if not is_kept and not _equal(values, kept):
+                out.append(name)
+        flags = tuple(m.training for _, m in self.opened)
+        if flags not in self.modes[self.model.training]:
+            root = self.model.training
+            path = next((p for p, m in self.opened if p and m.training != root), "")
+            out.append(f"the mode of {path or type(self.model).__name__}")
+        return [self._named(name) for name in out]
+
+    def accept(self) -> None:
+        """Take the present state for the one that was recorded."""
+        self.values = self._read()
+        self.modes[self.model.training].add(tuple(m.training for _, m in self.opened))
+
+    def _named(self, name: str) -> str:
+        """The name of a group of values, with the first of them that changed where they have names."""
+        now, before = self._fields(name), self.values.get(name, ())
+        if len(now) != len(before):
+            return name
+        changed = (k for (k, a), b in zip(now.items(), before, strict=True) if not _same(a, b))
+        field = next(changed, "")
+        return f"{name}.{field}" if field else name
+
+    def _fields(self, name: str) -> Mapping[str, Any]:
+        found = next(
+            (m for p, m in self.opened if name == f"the attributes of {_shown(self.model, p)}"), None
+        )
+        return {} if found is None else _attributes(found)
+
+    def _read(self) -> dict[str, tuple[Any, ...]]:
+        out: dict[str, tuple[Any, ...]] = {}
+        for path, module in self.opened:
+            shown, held = _shown(self.model, path), vars(module)
+            out[f"the attributes of {shown}"] = tuple(_attributes(module).values())
+            out[f"the hooks of {shown}"] = tuple(h for k in _HOOKS for h in held[k].values())
+            out[f"what {shown} holds"] = tuple(v for k in _HELD for v in held[k].values())
+        for name, read in self.beside:
+            out[name] = read()
+        out["dtype or requires_grad of a parameter"] = tuple(
+            v for p in self.model.parameters() for v in (p.dtype, p.requires_grad)
+        )
+        return out
+
+
+def _shown(model: nn.Module, path: str) -> str:
+    return path or type(model).__name__
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {k: v for k, v in vars(module).items() if k not in _OF_ALL}
+
+
+def _of_open(
+    found: Reached, is_open: Callable[[str], bool]
+) -> list[tuple[str, Callable[[], tuple[Any, ...]]]]:
+    """What lies beside the attributes of open modules, each with how to read it."""
+    return [(name, read) for path, name, read in _beside(found) if is_open(path)]
+
+
+def _beside(found: Reached) -> Iterator[tuple[str, str, Callable[[], tuple[Any, ...]]]]:
+    for path, name, holder in found.holders:
+        is_file = isinstance(holder, dict) and holder.get("__name__") == name
+        if is_file:
+            known = tuple(k for k, v in holder.items() if not k.startswith("__") and isinstance(v, _SIMPLE))
+            yield path, f"a global of {name}", functools.partial(_picked, holder, known)
+        else:
+            yield path, name, functools.partial(_items, holder)
+    for path, name, cell in found.cells:
+        yield path, name, functools.partial(_content, cell)
+    for path, name, cls in found.classes:
+        known = tuple(k for k, v in vars(cls).items() if not k.startswith("__") and isinstance(v, _SIMPLE))
+        yield path, f"an attribute of class {name}", functools.partial(_picked, vars(cls), known)
+
+
+def _picked(held: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(map(held.get, names))
+
+
+def _items(container: Any) -> tuple[Any, ...]:
+    return tuple(container.values() if isinstance(container, dict) else container)
+
+
+def _content(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _equal(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    return len(now) == len(before) and all(map(_same, now, before))
+
+
+def _same(now: Any, before: Any) -> bool:
+    """Whether one value stands for the other: it, an equal number or text, or its move to another device."""
+    if now is before:
+        return True
+    if isinstance(now, torch.Tensor) and isinstance(before, torch.Tensor):
+        return now.device != before.device or now.untyped_storage()._cdata == before.untyped_storage()._cdata
+    return isinstance(now, _SIMPLE) and type(now) is type(before) and bool(now == before)
