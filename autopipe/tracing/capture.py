@@ -110,7 +110,7 @@ class Capture:
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """What :meth:`bind` gives, and the number of the form that it asks for in the model's mode."""
-        if changed := self.standing.changed():
+        if self.device.type != "meta" and (changed := self.standing.changed()):
             self._hold_changed(changed)
         values = self.inputs.bind(self.model, *self.arguments(args, kwargs))
         return values, self.form_of(values)
