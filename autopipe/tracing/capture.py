@@ -17,7 +17,7 @@ from torch import fx, nn
 
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim, OpGraph
-from .calls.call import Call
+from .calls.call import Call, Recording
 from .calls.perform import run_call
 from .graphs import emit, opgraph
 from .graphs.questions import Question, choose
