@@ -143,7 +143,8 @@ def noise_does_not_depend_on_ranks():
         state = {n: b for s in runtime.stages for n, b in s.named_buffers()}
         return {**state, **grads(runtime.named_parameters())}
 
-    alone = dist.init_device_mesh("cpu", (world, 1), mesh_dim_names=("dp", "pp"))
+    # one batch for all: replicas with batches of their own draw other noise
+    alone = dist.init_device_mesh("cpu", (world, 1), mesh_dim_names=("tp", "pp"))
     wanted = train("1f1b", 1, 1, alone)
     for schedule in ("gpipe", "zb-h1"):
         assert worst(train(schedule, world, world), wanted) < EXACT
