@@ -44,6 +44,7 @@ from .stage.initialise import initialise
 from .stage.loss import Loss
 from .stage.setup import Generators, card, check_same, pick_device, place, written_buffers
 from .stage.worker import StepInputs, Worker
+from .turn import Turn
 from .wire.boundary import edges_between
 from .wire.channel import Channel
 from .wire.failure import Patience, Position
@@ -65,6 +66,7 @@ class Engine:
     ----------
     rank: within the pipeline. stages, workers: those of this process. peers: None when it holds all stages.
     records: (start, duration, clock) of recent training steps.
+    turn: held by the thread that uses the runtime.
     syncs: whether a step ends with gradients summed over ranks. factor: what gradients are multiplied by.
     """
 
@@ -119,6 +121,8 @@ class Engine:
         self._flags = tuple(capture.model.parameters())
         self._replicas = ReplicaDims(options.mesh)
         self._is_random = any(op.is_random for op in capture.ops.compute)
+        self.turn = Turn(waits=self.peers is None, draws=self._is_random, fail=self._fail)
+        self._is_running = False
         self._mixed = MixedRows(capture)
         self._splitter = Splitter(capture, options.batch_dims)
         self._weigher = Weigher(capture, options.loss_reduction, options.loss_weight, options.loss_fn)
@@ -207,8 +211,17 @@ class Engine:
         like_step: bool = False,
     ) -> StepResult:
         """One batch through the pipeline: forward, and backward when ``grad``."""
-        with accelerator.using(self.device):
-            return self._run(args, kwargs, target, n_microbatches, grad, outputs, loss, like_step)
+        with self.turn, accelerator.using(self.device):
+            if self._is_running:
+                raise InputError(
+                    "the runtime was called from within its own step, by loss_fn or the model; call it "
+                    "between steps, or make a second runtime for what a step needs"
+                )
+            self._is_running = True
+            try:
+                return self._run(args, kwargs, target, n_microbatches, grad, outputs, loss, like_step)
+            finally:
+                self._is_running = False
 
     def _run(
         self,

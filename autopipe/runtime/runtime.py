@@ -38,7 +38,9 @@ __all__ = ["Runtime", "StepResult"]
 class Runtime:
     """Runs a pipeline: this rank's stages when a process group is up, else all stages in this process.
 
-    Every rank makes it, and calls its methods, alike. ``None`` means what the plan says.
+    Every rank makes it, and calls its methods, alike. ``None`` means what the plan says. In one process
+    threads that share it take turns; over several ranks one thread calls it, and a second at the same time is
+    refused with :class:`InputError`, which ends the step on every rank.
 
     Parameters
     ----------
@@ -210,20 +212,22 @@ class Runtime:
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it steps do not sum gradients over ranks (ties, data parallel); the next step does."""
-        outer, self._engine.syncs = self._engine.syncs, False
-        try:
-            yield
-        finally:
-            self._engine.syncs = outer
+        with self._engine.turn:
+            outer, self._engine.syncs = self._engine.syncs, False
+            try:
+                yield
+            finally:
+                self._engine.syncs = outer
 
     @contextlib.contextmanager
     def scaled(self, factor: float) -> Iterator[None]:
         """Within it the gradients that steps make are multiplied by ``factor``; losses stay as they are."""
-        outer, self._engine.factor = self._engine.factor, self._engine.factor * factor
-        try:
-            yield
-        finally:
-            self._engine.factor = outer
+        with self._engine.turn:
+            outer, self._engine.factor = self._engine.factor, self._engine.factor * factor
+            try:
+                yield
+            finally:
+                self._engine.factor = outer
 
     def accumulate(
         self, batches: Iterable[Mapping[str, Any] | tuple[Any, ...]], *, n_microbatches: int | None = None
@@ -235,6 +239,12 @@ class Runtime:
         batches may be ragged. Ranks sum their gradients once, in the last.
         Returns the loss of all batches together. Under ``feed`` the other ranks pass as many empty ones.
         """
+        with self._engine.turn:
+            return self._accumulate(batches, n_microbatches)
+
+    def _accumulate(
+        self, batches: Iterable[Mapping[str, Any] | tuple[Any, ...]], n_microbatches: int | None
+    ) -> StepResult:
         calls = [((), dict(b)) if isinstance(b, Mapping) else (tuple(b), {}) for b in batches]
         if not calls:
             raise InputError("accumulate() got no batches; give it at least one")
@@ -300,7 +310,8 @@ class Runtime:
         :meth:`no_sync`. Make the optimizer afterwards. Raises :class:`InputError` where the wrapper unties
         what stages of one rank share.
         """
-        self._engine.wrap(wrapper)
+        with self._engine.turn:
+            self._engine.wrap(wrapper)
 
     # -- checkpoints and reports --------------------------------------------------------------------
 
@@ -334,13 +345,14 @@ class Runtime:
         Raises :class:`StoreError` on every rank where one could not write (training may go on),
         :class:`InputError` for a place or an object that cannot be saved.
         """
-        return self._keeper.save(
-            pathlib.Path(path),
-            {"optimizer": optimizer, **states},
-            max_bytes=parse_bytes(max_shard_bytes),
-            keep_last=keep_last,
-            background=background,
-        )
+        with self._engine.turn:
+            return self._keeper.save(
+                pathlib.Path(path),
+                {"optimizer": optimizer, **states},
+                max_bytes=parse_bytes(max_shard_bytes),
+                keep_last=keep_last,
+                background=background,
+            )
 
     def load(
         self,
@@ -360,7 +372,8 @@ class Runtime:
 
         Raises :class:`StoreError` saying what is damaged, missing or differs.
         """
-        self._keeper.load(pathlib.Path(path), {"optimizer": optimizer, **states}, strict=strict)
+        with self._engine.turn:
+            self._keeper.load(pathlib.Path(path), {"optimizer": optimizer, **states}, strict=strict)
 
     def resume(
         self, path: str | pathlib.Path, *, optimizer: torch.optim.Optimizer | None = None, **states: Any
@@ -370,7 +383,8 @@ class Runtime:
         0 where there is none yet. A damaged one is passed over with a warning for the one before it; where
         none can be loaded, the last one's :class:`StoreError` is raised.
         """
-        return self._keeper.resume(pathlib.Path(path), {"optimizer": optimizer, **states})
+        with self._engine.turn:
+            return self._keeper.resume(pathlib.Path(path), {"optimizer": optimizer, **states})
 
     def gather_weights(self) -> None:
         """Make the model whole on every rank: each weight as the rank that trains it has it now.
@@ -381,9 +395,14 @@ class Runtime:
         with self._together("gathering weights", waits=False):
             self._engine.gather_weights()
 
-    def _together(self, words: str, *, waits: bool) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _together(self, words: str, *, waits: bool) -> Iterator[None]:
         peers = self._engine.peers
-        return contextlib.nullcontext() if peers is None else peers.together(words, waits=waits)
+        with (
+            self._engine.turn,
+            contextlib.nullcontext() if peers is None else peers.together(words, waits=waits),
+        ):
+            yield
 
     def report(self) -> Report:
         """Predicted beside measured, and every action of the last step; every rank calls it.

@@ -1,0 +1,50 @@
+"""Whose turn at a runtime it is: threads take turns, or are told where turns could not be kept alike.
+
+What is done in a turn is left to ``engine`` and ``runtime``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ..errors import InputError
+
+__all__ = ["Turn"]
+
+_drawing = threading.RLock()
+"""Held while a runtime seeds the generators, which are the whole process's."""
+
+
+class Turn:
+    """Within it one thread has the runtime to itself; the same thread may enter again.
+
+    ``waits``: another thread waits for its turn. Else it is refused by ``fail`` at once: each rank's threads
+    come in an order of their own, and ranks that serve them in different orders wait for one another for
+    ever. Runtimes whose models draw random numbers (``draws``) also take turns with each other.
+    """
+
+    def __init__(self, *, waits: bool, draws: bool, fail: Callable[[BaseException], NoReturn]) -> None:
+        # in this order everywhere, so that no two threads wait for each other
+        self._locks = (_drawing, threading.RLock()) if draws else (threading.RLock(),)
+        self._waits, self._fail = waits, fail
+
+    def __enter__(self) -> None:
+        for taken, lock in enumerate(self._locks):
+            if not lock.acquire(blocking=self._waits):
+                self._release(taken)
+                self._fail(
+                    InputError(
+                        f"thread {threading.current_thread().name} uses a runtime that another thread of "
+                        "this rank is using now; over several ranks all calls must come from one thread, in "
+                        "the same order on every rank: hand this thread's batches to that one through a queue"
+                    )
+                )
+
+    def __exit__(self, *error: Any) -> None:
+        self._release(len(self._locks))
+
+    def _release(self, n: int) -> None:
+        for lock in reversed(self._locks[:n]):
+            lock.release()
