@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import accelerator
-from ..errors import InputError, StepError
+from ..errors import InputError, StaleError, StepError
 from ..plans import Plan
 from ..schedule import Message
 from ..simulator import stage_times
@@ -34,7 +34,7 @@ from .data.weights import Weigher
 from .execute.executor import Call, Clock, Executor
 from .execute.program import compile_program, forward_part, pick_schedule
 from .keep.alike import check_weights, fingerprints
-from .keep.away import absent, mark
+from .keep.away import absent, mark, readable
 from .keep.whole import gather_weights
 from .options import Options, StepResult, Where, is_due
 from .reduce.parallel import ReplicaDims
@@ -294,7 +294,7 @@ class Engine:
             leaves, target, n, weights, forms = self._feed.take()
             return dataclasses.replace(self._splitter.split(leaves, target, n), forms=forms), weights, {}
         kwargs, target = self._route(kwargs, target)
-        bound = self.capture.bind(args, kwargs)
+        bound = self._bind(args, kwargs)
         inputs = tracked(bound)
         if inputs and self._feed is not None:
             raise InputError(
@@ -319,7 +319,7 @@ class Engine:
             for args, given in calls:
                 own = {name: value for name, value in given.items() if name != "target"}
                 kwargs, target = self._route(own, given.get("target"))
-                bound = self.capture.bind(args, kwargs)
+                bound = self._bind(args, kwargs)
                 batch = self._splitter.split(bound, target, 1)
                 found.append(self._weigher.measure(batch, args, kwargs, bound))
         if self._feed is not None and self.peers is not None:
@@ -329,6 +329,14 @@ class Engine:
         if total == 0:
             raise InputError("none of the batches has a label that counts; leave such batches out")
         return [n / total for n in counts]
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        """Inputs by name. A changed model (a layer thawed) is recorded again, whatever its values."""
+        try:
+            return self.capture.bind(args, kwargs)
+        except StaleError:
+            with readable(self._absent):
+                return self.capture.bind(args, kwargs)
 
     def _route(self, kwargs: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
         """The target's way: to ``loss_fn``, or without one to the model's own argument of that name."""

@@ -11,9 +11,10 @@ gradients of which this rank has some.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ from ...stages import Stage
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Away", "Home", "absent", "mark", "unmark"]
+__all__ = ["Away", "Home", "absent", "mark", "readable", "unmark"]
 
 GRADIENT_READERS = ("torch.optim", "torch.amp", "torch.nn.modules", "autopipe")
 """Modules that may ask for an absent gradient: they pass over parameters without one."""
@@ -136,3 +137,14 @@ def unmark(tensors: Iterable[Tensor]) -> None:
         if tensor.__class__ is Away:
             del tensor.__dict__["_home"]
             tensor.__class__ = tensor.__dict__.pop("_was")
+
+
+@contextlib.contextmanager
+def readable(homes: Iterable[Home]) -> Iterator[None]:
+    """Within it old values may be read: for what depends on their shapes alone."""
+    marked = [home for home in homes if home.tensor.__class__ is Away]
+    unmark(home.tensor for home in marked)
+    try:
+        yield
+    finally:
+        mark(marked)
