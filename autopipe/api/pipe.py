@@ -51,6 +51,7 @@ class Pipe(nn.Module, metaclass=_Short):
 
     Its parameters, buffers, mode and ``state_dict`` are the model's own, and calling it is calling the
     model: all stages run in turn in this process, with the model's random numbers in the model's order.
+    ``copy.deepcopy`` and ``pickle`` make a pipe of its own over a copy of the model.
 
     Attributes
     ----------
@@ -82,6 +83,10 @@ class Pipe(nn.Module, metaclass=_Short):
     stages: tuple[Stage, ...]
     _runtime: list[Runtime]
     _has_warned: bool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # the stages are generated code: a copy makes its own from its own model and the plan
+        return type(self), (self.graph, self.plan, self.costs)
 
     def __dir__(self) -> list[str]:
         return sorted({*dir(nn.Module), *super().__dir__()})  # type: ignore[no-untyped-call]

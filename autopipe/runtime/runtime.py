@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +120,13 @@ class Runtime:
         if isinstance(weights, (str, pathlib.Path)):
             self._keeper.load(pathlib.Path(weights), {}, strict=True)
         accelerator.reset_peak(self._engine.device)
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "a runtime is not to be pickled or copied: it holds work under way and links to other ranks. "
+            "Pickle or copy the pipe, or the plan, and make another with pipe.runtime(...); rt.save(path) "
+            "keeps the weights"
+        )
 
     @property
     def rank(self) -> int:

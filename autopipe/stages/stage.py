@@ -10,12 +10,14 @@ import functools
 import itertools
 import linecache
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
 
+from ..errors import InputError
 from ..tracing.graphs.scope import Scope
 from ..tracing.record.leaves import is_compiled
 from .again import Block
@@ -47,9 +49,20 @@ class StageForm:
         filename = f"<autopipe stage {next(_counter)}>"
         namespace = dict(python.globals)
         exec(compile(code, filename, "exec"), namespace)
-        # tracebacks through generated code show its lines
+        forward = namespace["forward"]
+        # tracebacks through generated code show its lines as long as there is such code
         linecache.cache[filename] = (len(code), None, code.splitlines(True), filename)
-        return cls(graph, code, namespace["forward"])
+        weakref.finalize(forward.__code__, linecache.cache.pop, filename, None).atexit = False
+        return cls(graph, code, forward)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StageForm:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "a stage is generated code, and not to be pickled: pickle the pipe it is of, or the plan, or "
+            "save the stage's state_dict"
+        )
 
 
 def _index_numbers(code: str) -> str:

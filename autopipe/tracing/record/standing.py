@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import InputError
 from .reach import Reached, reached
 
 __all__ = ["Standing"]
@@ -41,6 +42,15 @@ class Standing:
         # a form is recorded in the modes the model was given in, where the model was in that form's
         self.modes = {training: {flags}, not training: {(not training,) * len(flags)}}
         self.values = self._read()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied or pickled with its model: what the copy's code reaches is looked for anew."""
+        if changed := self.changed():
+            raise InputError(
+                f"{type(self.model).__name__} is not to be copied now: {', '.join(changed)} changed after "
+                "the capture; call it once, which holds that against the capture, or capture again"
+            )
+        return _copied, (self.model, frozenset(path for path, _ in self.opened), self.modes)
 
     def changed(self) -> list[str]:
         """What is not as it was, by name; empty as a rule."""
@@ -99,6 +109,12 @@ def _shown(model: nn.Module, path: str) -> str:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     return {k: v for k, v in vars(module).items() if k not in _OF_ALL}
+
+
+def _copied(model: nn.Module, opened: frozenset[str], modes: dict[bool, set[tuple[bool, ...]]]) -> Standing:
+    made = Standing(model, opened.__contains__)
+    made.modes = modes
+    return made
 
 
 def _of_open(

@@ -50,6 +50,10 @@ class Check:
         head = f"lambda {', '.join(self.symbols)}: "
         return tuple(eval(f"{head}{o}", {"floor": math.floor}) for o in self.operands)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # what is compiled stays here
+        return Check, (self.function, self.operands, self.outcome, self.source)
+
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether the answer is still the same at these sizes of the input dims."""
         return bool(self.function(*self.values(sizes)) == self.outcome)
