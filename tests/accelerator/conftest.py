@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-collect_ignore_glob = ["*programs.py", "*checks.py"]  # these import it
-
 TESTS = pathlib.Path(__file__).parents[1]
 NEEDED = "AUTOPIPE_NEEDS_SIMULATED"
 """Set where a missing compiler must fail the tests, not skip them."""
