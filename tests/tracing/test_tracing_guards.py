@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -91,3 +95,52 @@ def test_a_text_around_an_image_may_be_of_any_length() -> None:
     for length in (39, 33, 57):
         ids = text(length)
         assert torch.equal(captured(ids, pieces), model(ids, pieces))
+
+
+class CutsUp(nn.Module):
+    """Takes its input apart by a size, then weighs each piece by its place."""
+
+    def __init__(self, pieces: Callable[[Tensor], Iterable[Any]]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(D, D) for _ in range(2)))
+        self.pieces = pieces
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers(x)
+        for place, piece in enumerate(self.pieces(x), 1):
+            x = x + place * (piece.sum(1, keepdim=True) if isinstance(piece, Tensor) else piece)
+        return x
+
+
+PIECES: dict[str, Callable[[Tensor], Iterable[Any]]] = {
+    "range": lambda x: (x[:, i : i + 8] for i in range(0, x.shape[1], 8)),
+    "range backwards": lambda x: (x[:, i : i + 1] for i in range(x.shape[1] - 1, 0, -8)),
+    "split": lambda x: x.split(8, 1),
+    "split by a size": lambda x: torch.split(x, x.shape[1] // 2, dim=1),
+    "chunk": lambda x: x.chunk(4, dim=1),
+    "unbind": lambda x: (row.unsqueeze(1) for row in x.unbind(1)),
+    "low bit": lambda x: [x.shape[1] & 1],
+    "mask": lambda x: [x.shape[1] & 6],
+    "or": lambda x: [x.shape[1] | 8],
+    "xor": lambda x: [3 ^ x.shape[1]],
+    "shifts": lambda x: [x.shape[1] << 1, x.shape[1] >> 2, 1 << x.shape[1] // 8],
+    "not": lambda x: [~x.shape[1]],
+    "bits": lambda x: [x.shape[1].bit_length()],
+    "power of two": lambda x: [2] if x.shape[1] & (x.shape[1] - 1) else [3],
+    "root": lambda x: [int(x.shape[1] ** 0.5)],
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("length", [8, 9])
+def test_a_size_that_python_takes_apart_is_right_or_refused(name: str, length: int) -> None:
+    torch.manual_seed(0)
+    model = CutsUp(PIECES[name]).eval()
+    captured = capture(model, (torch.randn(2, length, D),))
+    n_right = 0
+    for other in (length, 2, 4, 5, 7, 12, 16, 17, 33):
+        given = torch.randn(2, other, D)
+        with contextlib.suppress(InputError):
+            assert torch.allclose(captured(given), model(given), rtol=1e-4, atol=1e-4), other
+            n_right += 1
+    assert n_right

@@ -20,7 +20,7 @@ from . import checks, opaque
 from .branches import Branches
 from .position import Position
 from .restart import KeepFunction, OpenLeaf, WatchLeaves
-from .tracked import Expression, TrackedFloat, TrackedInt, plain, track
+from .tracked import Expression, TrackedFloat, TrackedInt, pinned, plain, track
 
 __all__ = ["Ledger", "Piece", "Ref", "TensorMethod"]
 
@@ -261,8 +261,9 @@ class Ledger:
     def guard(self, expression: Expression, outcome: Any) -> None:
         """A size became a plain value; remember to check that it still does."""
         compares = expression.function in _COMPARISONS and expression.ref is None
-        function = expression.function if compares else operator.pos
-        parts = expression.operands if compares else (expression,)
+        is_pin = expression.function is pinned
+        function = expression.function if compares or is_pin else operator.pos
+        parts = expression.operands if compares or is_pin else (expression,)
         with self.at.hushed:
             operands = tuple(self.number(p) for p in parts)
         source = self.at.source()

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ..calls.functions import CustomFunction, ExportFlags
 from .recorder import Recorder
-from .tracked import TrackedFloat, TrackedInt, call
+from .tracked import TrackedFloat, TrackedInt, call, counted
 
 __all__ = ["Route", "applied"]
 
@@ -205,6 +205,20 @@ def _len(route: Route, original: Any) -> Any:
     return len
 
 
+def _range(route: Route, original: Any) -> Any:
+    class Counting(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, original)
+
+    class range(metaclass=Counting):
+        def __new__(cls, *args: Any) -> Any:
+            if not route.active or not any(type(a) is TrackedInt for a in args):
+                return original(*args)
+            return counted(*((0, *args, 1) if len(args) == 1 else (*args, 1)[:3]))
+
+    return range
+
+
 def _math(route: Route, original: Any) -> Any:
     def function(*args: Any) -> Any:
         if route.active and any(type(a) in (TrackedInt, TrackedFloat) for a in args):
@@ -221,5 +235,6 @@ _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     (torch._functorch.apis, "vmap_impl", _vmap),
     (torch, "from_numpy", _from_numpy),
     (builtins, "len", _len),
+    (builtins, "range", _range),
     *((math, name, _math) for name in _MATH),
 )

@@ -22,7 +22,7 @@ from ..calls.call import UNSAFE, Call, Depends, Recording, meta
 from ..calls.perform import ask, run_call
 from ..calls.streams import DRAWING
 from ..inputs.structure import flatten
-from . import checks, opaque
+from . import checks, opaque, pieces
 from .branches import Branches, program
 from .draws import Draws, Streams
 from .leaves import is_compiled
@@ -227,6 +227,7 @@ class Recorder(TorchFunctionMode):
             return self.read(call, name, func, actual)
         if name == "unbind":  # what iterating over a tensor comes down to
             self.ledger.iterated(call, len(actual[0][0]))
+        pieces.hold(self.ledger, name, args, kwargs)
         if functions.takes_numpy(actual) and not self.ledger.knows_arrays(actual):
             return self.outside_numbers(func, actual)
         if functions.writes_in_place(name, actual):

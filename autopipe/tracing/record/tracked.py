@@ -11,7 +11,18 @@ import operator
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["Expression", "Sink", "TrackedFloat", "TrackedInt", "call", "plain", "track"]
+__all__ = [
+    "Expression",
+    "Sink",
+    "TrackedFloat",
+    "TrackedInt",
+    "call",
+    "counted",
+    "pin",
+    "pinned",
+    "plain",
+    "track",
+]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -68,6 +79,20 @@ def call(function: Callable[..., Any], *operands: Any) -> Any:
         return result
     inner = tuple(o.expression if isinstance(o, _Tracked) else o for o in operands)
     return track(result, Expression(function, inner, result), sink)
+
+
+def pinned(value: Any) -> Any:
+    """The value: in a guard, one that stays as captured though other values seem to do no harm."""
+    return value
+
+
+def counted(start: Any, stop: Any, step: Any) -> range:
+    """A range of plain numbers; where they come from sizes, how many there are is guarded."""
+    if plain(step) == 0:
+        return range(plain(start), plain(stop), 0)
+    start, step = map(pin, (start, step))
+    n = (stop - start + step - (1 if step > 0 else -1)) // step
+    return range(start, start + step * max(pin(n), 0), step)
 
 
 def _binary(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
@@ -163,9 +188,42 @@ class _Tracked:
 class TrackedInt(_Tracked, int):  # type: ignore[misc]
     """An ``int`` made from sizes of tensors that depend on the inputs.
 
-    Notes: what reads an int's value in C without asking its type (``range``, sequence indexing) sees the
-    plain number.
+    Notes: what reads an int's value in C without asking its type (sequence indexing) sees the plain number.
     """
+
+    def __and__(self, other: Any) -> Any:
+        if type(other) is int and other > 0 and not other & (other + 1):
+            return self % (other + 1)
+        return operator.and_(*map(pin, (self, other)))
+
+    def __lshift__(self, other: Any) -> Any:
+        return self * 2**other if isinstance(other, int) else NotImplemented
+
+    def __rshift__(self, other: Any) -> Any:
+        return self // 2**other if isinstance(other, int) else NotImplemented
+
+    def __invert__(self) -> Any:
+        return -1 - self
+
+    def __or__(self, other: Any) -> Any:
+        return operator.or_(*map(pin, (self, other)))
+
+    def __xor__(self, other: Any) -> Any:
+        return operator.xor(*map(pin, (self, other)))
+
+    def __rlshift__(self, other: Any) -> Any:
+        return operator.lshift(other, pin(self))
+
+    def __rrshift__(self, other: Any) -> Any:
+        return operator.rshift(other, pin(self))
+
+    def bit_length(self) -> int:
+        return int(pin(self).bit_length())
+
+    def bit_count(self) -> int:
+        return int(pin(self).bit_count())
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
     @classmethod
     def make(cls, value: int, expression: Expression, sink: Sink) -> TrackedInt:
@@ -174,8 +232,18 @@ class TrackedInt(_Tracked, int):  # type: ignore[misc]
         return new
 
 
+def pin(value: Any) -> Any:
+    """A number for code that cannot be followed: one made from sizes stays as it is from here on."""
+    if isinstance(value, _Tracked) and value.sink.recording:
+        value.sink.guard(Expression(pinned, (value.expression,), plain(value)), plain(value))
+    return plain(value)
+
+
 class TrackedFloat(_Tracked, float):  # type: ignore[misc]
     """A ``float`` made from sizes of tensors that depend on the inputs."""
+
+    def __int__(self) -> int:
+        return int(pin(self))
 
     @classmethod
     def make(cls, value: float, expression: Expression, sink: Sink) -> TrackedFloat:

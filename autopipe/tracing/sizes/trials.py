@@ -23,6 +23,7 @@ from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
 from ..record.session import close_to
 from ..record.state import seed
+from ..record.tracked import pinned
 from . import dims as sizing
 from .guards import SIGNS
 from .rerun import Observation, Sharing, replay
@@ -103,8 +104,9 @@ class Explorer:
             for g in form.guards
             if id(g) not in self.harmless and (said := _broken(g, shown))
         ]
-        if failed and self.differs(trial):
-            raise _Changed(failed[0][1])
+        pins = [said for g, said in failed if g.function is pinned]
+        if pins or (failed and self.differs(trial)):
+            raise _Changed((pins or [failed[0][1]])[0])
         self.harmless.update(id(g) for g, _ in failed)
         return trial
 
