@@ -268,7 +268,7 @@ def _indexed(index: pathlib.Path) -> dict[str, set[str] | None]:
         found = json.loads(index.read_bytes())["weight_map"]
         files: dict[str, set[str] | None] = {}
         for tensor, name in found.items():
-            if not isinstance(name, str) or pathlib.PurePath(name).name != name or name in (".", ".."):
+            if not isinstance(name, str) or pathlib.PurePath(name).name != name or name in ("", ".."):
                 raise ValueError(f"{tensor} is said to be in {name!r}, which is no name of a file beside it")
             listed = files.setdefault(name, set())
             assert listed is not None
