@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import autopipe
 from autopipe.errors import InputError
 from autopipe.tracing import capture
 from autopipe.units import size_at
@@ -115,3 +116,21 @@ def test_length_that_must_stay_even_is_refused():
     torch.testing.assert_close(found(torch.randn(3, 16, 4)).shape, torch.Size([3, 16, 4]))
     with pytest.raises(InputError, match="fixed at 16"):
         found(torch.randn(2, 17, 4))
+
+
+class CallsItselfThis(nn.Module):
+    """Has an input called like what others call the module, and one in a dict with keys that are no text."""
+
+    def __init__(this) -> None:
+        super().__init__()
+        this.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2)))
+
+    def forward(this, self, edges):
+        return this.layers(self) + edges[0, 1] - edges[1, "a"]
+
+
+def test_names_of_inputs_are_free() -> None:
+    model = CallsItselfThis()
+    x, edges = torch.randn(2, 4), {(0, 1): torch.randn(2, 4), (1, "a"): torch.randn(2, 4)}
+    pipe = autopipe.split(model, 2, (x, edges), costs="estimated", balance="parameters")
+    assert torch.equal(pipe(x, edges), model(x, edges))

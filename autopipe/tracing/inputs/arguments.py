@@ -180,9 +180,9 @@ class Inputs:
 
 
 def _unique(name: str, taken: dict[str, int]) -> str:
-    """A name fx will keep: it would rename an argument called like a builtin, such as ``input``."""
-    name = re.sub(r"\W", "_", name)
-    name += "_1" if keyword.iskeyword(name) or hasattr(builtins, name) else ""
+    """A name that stages and fx keep: they would rename a builtin, such as ``input``, or ``self``."""
+    name = re.sub(r"\W", "_", name).strip("_") or "value"
+    name += "_1" if keyword.iskeyword(name) or hasattr(builtins, name) or name == "self" else ""
     taken[name] = taken.get(name, -1) + 1
     return name if not taken[name] else f"{name}_{taken[name]}"
 
