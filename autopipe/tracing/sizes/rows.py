@@ -190,9 +190,11 @@ def _not_a_mean(
     results["ba"] = run("ba")
     for i in singles:
         allowed = _ALLOWED.get(results["ab"][i].dtype, _ALLOWED_BELOW)
-        ab, ba, aa, bb = (float(results[rows][i]) for rows in ("ab", "ba", "aa", "bb"))
-        scale = max(map(abs, (ab, ba, aa, bb)))
-        if not math.isfinite(scale) or abs(ab + ba - aa - bb) <= allowed * scale:
+        ab, ba, aa, bb = figures = [float(results[rows][i]) for rows in ("ab", "ba", "aa", "bb")]
+        if not all(map(math.isfinite, figures)):
+            continue  # such as the mean loss of a row without labels
+        scale = max(map(abs, figures))
+        if abs(ab + ba - aa - bb) <= allowed * scale:
             continue
         if is_longer and min(aa, bb) <= ab <= max(aa, bb):
             continue  # how the rows weigh cannot be told with others beside them
