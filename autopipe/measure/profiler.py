@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from ..costs import CostTable, OpCost
-from ..tracing import Capture, device_of
+from ..tracing import Capture, device_of, preserved
 from .clock import device_name, device_settings
 from .devices import described
 from .efficiency import fit
@@ -68,7 +68,8 @@ def profile(
     progress: show a bar with the time left where the output is a terminal.
 
     Ops of one signature are run at most a few times and share their figures, so a model of 96 equal blocks
-    costs what one of 4 does. The model, its gradients and the random state are left as they were.
+    costs what one of 4 does. The model, its gradients and the random state are left as they were, also where
+    a forward changes them: an initialisation from the first data, a counter, a cache.
 
     Raises :class:`CostError` for a model without data; ops that fail are reported in the table's ``notes``
     and estimated.
@@ -88,7 +89,7 @@ def profile(
         "settings": device_settings(device),
     }
     samples = Samples(context, capture.ops.digest, _store(store))
-    with stand_ins(replay, training=training):
+    with preserved(capture.model), stand_ins(replay, training=training):
         surveyed = survey(replay, autocast)
         if compiled:
             replay.compile()

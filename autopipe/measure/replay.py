@@ -156,9 +156,10 @@ class Replay:
 
     def inputs(self) -> dict[str, Any]:
         """The example's leaves at the microbatch's dims, on the device, by placeholder name."""
-        args, kwargs = self.capture.example
+        example = self.capture.arguments(*self.capture.example)
         other = {d: n for d in self.ops.dims if (n := self.dims[d.name]) != d.example}
-        leaves = resize(self.capture.bind(args, kwargs), other)
+        # not Capture.bind, which holds the model against what it was: stand-ins are in place of its weights
+        leaves = resize(self.capture.inputs.bind(self.capture.model, *example), other)
         return {name: self._place(name, leaf) for name, leaf in leaves.items()}
 
     def _place(self, name: str, leaf: Tensor) -> Tensor:

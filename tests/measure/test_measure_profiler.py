@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import os
@@ -14,8 +15,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from measure_models import Block, Net, Recurrent, Stack, captured, ids
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import autopipe
 from autopipe.costs import CostTable
 from autopipe.errors import CostError, InputError
 from autopipe.measure import Store, profile
@@ -340,3 +343,34 @@ def test_a_measurement_taken_under_other_settings_is_not_used() -> None:
     finally:
         torch.set_float32_matmul_precision(before)
     assert device_settings("cpu") == plain
+
+
+class FirstData(nn.Module):
+    """Sets itself up from the first batch it sees, counts its calls and keeps what it made last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.is_set, self.n_calls = nn.Parameter(torch.ones(4)), False, 0
+        self.offset = torch.zeros(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_set:
+            self.scale.data.copy_(1 / x.detach().std(0))
+            self.offset.copy_(x.detach().mean(0))
+            self.is_set = True
+        self.n_calls += 1
+        self.last = x
+        return (x - self.offset) * self.scale
+
+
+@pytest.mark.parametrize("verb", [autopipe.profile, functools.partial(autopipe.split, n_stages=2)])
+def test_a_model_that_sets_itself_up_from_data_is_left_as_it_was(verb: Callable[..., object]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), FirstData(), nn.Linear(4, 4))
+    before = copy.deepcopy(model)
+    verb(model, args=(torch.randn(8, 4),))
+    for (name, found), wanted in zip(model.named_parameters(), before.parameters(), strict=True):
+        assert torch.equal(found, wanted), name
+    assert not model[1].is_set
+    assert model[1].n_calls == 0
+    assert not hasattr(model[1], "last")
+    assert not model[1].offset.any()
