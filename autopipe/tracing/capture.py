@@ -27,7 +27,6 @@ from .inputs.examples import infer
 from .inputs.structure import Spec, unflatten
 from .making import Form, Made
 from .record.leaves import Policy
-from .record.restart import CloseModule
 from .record.session import Session, device_of, fresh
 from .record.standing import Standing
 from .record.state import preserved
@@ -345,4 +344,4 @@ def _held_against_the_model(
         fault = referee.fault()
         if fault is None:
             return made
-        session.adjust(CloseModule(fault.path, fault.why))
+        session.close(fault.path, fault.why)

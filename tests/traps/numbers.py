@@ -244,7 +244,7 @@ def slice_then_branch(self: Any, ids: Tensor) -> Tensor:
     return self.run(torch.ones(2, WIDTH) * (2 if table.numel() > 7 else 1))
 
 
-@trap("refused")
+@trap()
 def branch_on_data(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if x.mean() > 0 else x)
 
@@ -263,7 +263,7 @@ def data_in_a_try(self: Any, x: Tensor) -> Tensor:
         return self.run(x)
 
 
-@trap("refused")
+@trap()
 def smaller_of_two(self: Any, x: Tensor) -> Tensor:
     return self.run(x * min(x.mean(), x.std() - 1))
 

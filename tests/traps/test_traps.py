@@ -16,8 +16,8 @@ PENDING = frozenset(
      "saved_tensors_hooks", "branch_on_grad_mode", "branch_on_grad_mode_later", "branch_on_requires_grad",
      "branch_on_grad_fn", "backward_hook_on_root", "backward_hook_on_encoder", "hook_that_leaves",
      "hook_that_counts", "counter_of_itertools", "frozen_part", "part_with_dropout_frozen_later",
-     "literal_under_autocast_later", "autocast_off_inside", "lazy_layer", "TrainsOnly",
-     "greatest_divisor", "one_hot_then_branch", "zeros_of_a_count", "slice_then_branch",
+     "literal_under_autocast_later", "autocast_off_inside", "lazy_layer", "greatest_divisor",
+     "one_hot_then_branch", "zeros_of_a_count", "slice_then_branch",
      "leaf_fills_a_dict", "batch_norm_unused", "frozen_batch_norm", "global_average", "written_by_out",
      "weights_clamped", "initialised_by_data"}
 )  # fmt: skip

@@ -126,6 +126,8 @@ class Ledger:
 
     def check_origin(self, tensor: torch.Tensor) -> None:
         """A constant must not be something that a leaf made: then the leaf is opened."""
+        if getattr(tensor, "fake_mode", None) is not None:
+            self.at.keep_whole(f"{self.at.source()}: a function is compiled by torch.compile while it runs")
         if self.watched is not None and id(tensor) in self.watched:
             path = self.watched[id(tensor)][1]
             raise OpenLeaf(path, f"a tensor made inside {path} is used outside of it")

@@ -237,6 +237,15 @@ class Session:
         else:
             self.policy = self.policy.with_opened([path])
 
+    def close(self, path: str, why: str) -> None:
+        """Keep a module whole in every further attempt, because the graph of it is not the module.
+
+        Raises :class:`CaptureError` for the model itself, and for a module that is whole already.
+        """
+        self.adjust(CloseModule("" if path in self.first_policy.closed else path, why))
+        self.attempt.obstacles.pop()
+        self.first_policy = self.first_policy.with_closed(self.policy.closed)
+
     # ---------------------------------------------------------------- one run
 
     def record(self, training: bool, outcomes: Sequence[Any] = ()) -> Recording:
