@@ -59,7 +59,9 @@ class Model(nn.Module):
 def main() -> None:
     torch.manual_seed(0)
     model, x = Model().double(), torch.randn(4, 6, 4, dtype=torch.float64)
+    world = os.environ.pop("WORLD_SIZE")  # one process for now, which joins no group
     alone = autopipe.split(model, 1, (x,), costs="estimated", n_microbatches=2).runtime().step(x)
+    os.environ["WORLD_SIZE"] = world
     dist.init_process_group("gloo")
     pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
     loss = float(pipe.runtime().step(x).loss)
