@@ -43,7 +43,7 @@ class Reached:
         self.holders: list[tuple[str, str, Any]] = []
         self.classes: list[tuple[str, str, type]] = []
         self.cells: list[tuple[str, str, types.CellType]] = []
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[tuple[str, str, torch.Tensor]] = []
         self.generators: list[tuple[str, str, Any]] = []
         self.exhaustible: list[tuple[str, str, Any]] = []
         self.seen: dict[int, Any] = {}
@@ -55,7 +55,7 @@ class Reached:
             return
         self.seen[id(value)] = value
         if isinstance(value, torch.Tensor):
-            self.tensors.append(value)
+            self.tensors.append((path, name, value))
         elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)):
             self.generators.append((path, name, value))
         elif isinstance(value, (nn.Module, type, torch.jit.ScriptFunction)):

@@ -130,6 +130,10 @@ class Recorder(TorchFunctionMode):
             if not self.is_swapped(inside):
                 with self.at.hushed, self.stepped_aside():
                     return self.leaf(module, inside, path, original, args, kwargs)
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise CloseModule(
+                path, f"{path or type(module).__name__} has backward hooks, which need it whole"
+            )
         self.at.stack.append(path)
         try:
             return original(*args, **kwargs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..calls.call import Recording
 from ..calls.likeness import is_same, prune
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten, unflatten
-from . import opaque, patches
+from . import memos, opaque, patches
 from .leaves import Policy
 from .recorder import Recorder
 from .restart import (
@@ -275,6 +275,7 @@ class Session:
                         self.attempt.functions, self.model, recorder.kept_function, recorder.kept_method
                     ),
                     opaque.drawing(recorder.outside_draw),
+                    memos.bypassed(recorder.at),
                 ):
                     recording = recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
             except WatchLeaves:
@@ -294,9 +295,10 @@ class Session:
         if self.model.training != training:
             switch(self.model, training)
 
-    def run(self, training: bool) -> Any:
-        """The model's own result, not recorded, from the state it is in."""
-        args, kwargs = fresh((self.args, self.kwargs), self.device)
+    def run(self, training: bool, change: Callable[[Any], Any] | None = None) -> Any:
+        """The model's own result, not recorded, from the state it is in; on changed data where asked."""
+        given = (self.args, self.kwargs)
+        args, kwargs = fresh(given if change is None else change(given), self.device)
         seed(self.device)
         with self.route.suspended():
             return self.model(*args, **kwargs)
@@ -335,13 +337,24 @@ class Session:
         between = self.snapshot.numbers()
         second = flatten(self.run(training))[0]
         after = self.snapshot.numbers()
-        if len(first) != len(second) or not all(map(close_to, first, second)):
+        if not _are_close(first, second) or not self.forgets(training):
             raise CloseModule(path, f"a forward changes {shown}, and the next call's result depends on it")
         for (at, counted), value in after.items():
             seen = before.get((at, counted)), between.get((at, counted)), value
             if seen[0] != seen[1] != seen[2] and (at == "" or not self.inside_leaf(at)):
                 said = f"{seen[0]!r}, {seen[1]!r}, {seen[2]!r} in calls one after another"
                 raise CloseModule(at, f"{counted} of {at or name} is {said}; a later call may act on it")
+
+    def forgets(self, training: bool) -> bool:
+        """Whether what the model gives for other data is the same after a call as it is without one."""
+        self.start(training)
+        try:
+            self.run(training)
+            after = flatten(self.run(training, _other))[0]
+            self.start(training)
+            return _are_close(after, flatten(self.run(training, _other))[0])
+        except Exception:  # whatever it is: then the model does not take these data
+            return True
 
     def inside_leaf(self, path: str) -> bool:
         names = path.split(".")
@@ -364,6 +377,22 @@ def fresh(value: Any, device: torch.device) -> Any:
     """
     leaves, spec = flatten(value)
     return unflatten(spec, [_copy(v, device) if isinstance(v, torch.Tensor) else v for v in leaves])
+
+
+def _are_close(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(map(close_to, first, second))
+
+
+def _other(given: Any) -> Any:
+    """Arguments with other data: floats halved, whole numbers moved on by one place."""
+    leaves, spec = flatten(given)
+    return unflatten(spec, [_moved(v) if isinstance(v, torch.Tensor) else v for v in leaves])
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_floating_point():
+        return (tensor.detach() * 0.5).requires_grad_(tensor.requires_grad)
+    return tensor.roll(1)
 
 
 def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

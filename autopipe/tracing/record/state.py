@@ -23,7 +23,7 @@ from .reach import Reached, reached, saved, state_of
 
 __all__ = ["Snapshot", "generators", "preserved", "seed", "seed_all", "switch"]
 
-_INTERNAL = frozenset(vars(nn.Module())) - {"_buffers"}
+_INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
 _SIMPLE = (int, float, str, bool, type(None))
 _SMALL = 1 << 16
 """Parameters of at most so many elements are put back where a forward writes to them behind torch's back."""
@@ -38,7 +38,7 @@ class Snapshot:
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
         self.reached = reached(model)
         self.beside = _Beside(self.reached)
-        small = (t for t in (*model.parameters(), *self.reached.tensors) if _is_small(t))
+        small = (t for t in (*model.parameters(), *(t for _, _, t in self.reached.tensors)) if _is_small(t))
         self.tensors = {
             id(t): (t, t.detach().clone()) for t in (*model.buffers(), *small) if not _is_absent(t)
         }
@@ -64,7 +64,7 @@ class Snapshot:
         for _, _, held in self.modules:
             inner = (i for _, _, c in held.contents if c for i in (c.values() if isinstance(c, dict) else c))
             yield from (v for v in (*held.values.values(), *inner) if isinstance(v, torch.Tensor))
-        yield from self.reached.tensors
+        yield from (t for _, _, t in self.reached.tensors)
 
     def changes(self) -> list[tuple[str, str]]:
         """(module path, name) of each attribute or registered buffer replaced, added or removed since."""
@@ -82,7 +82,12 @@ class Snapshot:
             )
             if _is_drawn(generator, put_back)
         ]
-        return drawn + self.beside.changes()
+        written = [
+            (path, name)
+            for path, name, tensor in self.reached.tensors
+            if id(tensor) in self.tensors and not _equal(*self.tensors[id(tensor)])
+        ]
+        return drawn + written + self.beside.changes()
 
     def numbers(self) -> dict[tuple[str, str], Any]:
         """Every plain number and text that code can count in, by module path and name."""

@@ -1,0 +1,47 @@
+"""Cached functions: a recording neither reads a size from them nor leaves one in them."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from autopipe.tracing import capture
+
+
+@functools.lru_cache
+def halves(shape):
+    return (*shape[:-1], 2, shape[-1] // 2)
+
+
+@functools.lru_cache
+def ramp(n):
+    return torch.arange(n)[:, None] / n
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+
+    def forward(self, x):
+        x = x + x.reshape(halves(tuple(x.shape))).mean(-2).repeat(1, 1, 2) + ramp(x.shape[1])
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_cached_recipe_of_sizes_leaves_them_free(is_warm):
+    halves.cache_clear()
+    ramp.cache_clear()
+    for _ in range(2):  # what one capture leaves behind must not reach the next
+        model = Net()
+        if is_warm:
+            model(torch.randn(2, 6, 4))
+        found = capture(model, (torch.randn(2, 6, 4),))
+        for shape in ((2, 6, 4), (3, 6, 4), (2, 9, 4)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(found(x), model(x))
+        assert isinstance(halves.cache_info().currsize, int)
+        assert all(type(n) is int for n in halves((2, 6, 4)))
