@@ -169,6 +169,7 @@ class Engine:
         Raises :class:`InputError` where stages of this rank share a parameter and no longer do.
         """
         replaced: dict[int, nn.Parameter] = {}
+        is_as_captured = not self.capture.standing.changed()
         for worker in self.workers.values():
             before = dict(worker.stage.named_parameters(remove_duplicate=False))
             made = wrapper(worker.stage)
@@ -185,6 +186,8 @@ class Engine:
         self.counted_elsewhere = {id(replaced[i]) for i in self.counted_elsewhere if i in replaced}
         if self._ties is not None:
             self._ties.replace(replaced)
+        if is_as_captured:
+            self.capture.standing.accept()  # shards and wrapped layers are the runtime's own doing
 
     def part_with_weights(self) -> None:
         """From now on the weights of other ranks' stages are theirs alone: reading them here raises."""
