@@ -5,6 +5,7 @@ Starting the ranks and summing up is left to ``pipelines``.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import pathlib
@@ -32,7 +33,8 @@ def main(name: str, out: str, n_microbatches: int, n_rounds: int, n_steps: int) 
     model, args, kwargs = build(name)
     cluster = probe()
     n_ranks = dist.get_world_size()
-    table = _table(model, args, kwargs, n_microbatches)
+    twin = copy.deepcopy(model)  # to profile again while other ranks train parts of the model
+    table = _table(twin, args, kwargs, n_microbatches)
     pipe = autopipe.split(
         model, n_ranks, args, kwargs, n_microbatches=n_microbatches, costs=table, cluster=cluster
     )
@@ -46,7 +48,7 @@ def main(name: str, out: str, n_microbatches: int, n_rounds: int, n_steps: int) 
         mine = [_step(runtime, optimizer, args, kwargs) for _ in range(n_steps)]
         report = runtime.report()
         steps.append(_of_slowest(mine))
-        again = _table(model, args, kwargs, n_microbatches)
+        again = _table(twin, args, kwargs, n_microbatches)
         rounds.append({"report": report.to_dict(), "again": again.to_dict()})
     peak = _peak(runtime, optimizer, args, kwargs)
     peaks: list[Any] = [None] * n_ranks
