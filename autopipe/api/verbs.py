@@ -328,7 +328,16 @@ def _n_microbatches(captured: Capture, asked: int | str | None, n_stages: int) -
     batch = captured.ops.example_dims.get("batch", 1)
     if asked is None or asked == "auto":
         return max(1, min(batch, MICROBATCHES_PER_STAGE * n_stages))
-    return min(operator.index(asked), batch)  # type: ignore[arg-type]
+    n = min(operator.index(asked), batch)  # type: ignore[arg-type]
+    if n < operator.index(asked):  # type: ignore[arg-type]
+        _logger.warning(
+            "%s microbatches were asked for, but the example batch has %s rows: planned for %s; give a batch "
+            "with at least as many rows as microbatches",
+            asked,
+            batch,
+            n,
+        )
+    return n
 
 
 def _cluster(

@@ -19,6 +19,6 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
-    from .app import run
+    from .app import app
 
-    run()
+    app()

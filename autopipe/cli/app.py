@@ -1,23 +1,32 @@
-"""The command line's frame: makes a command of a verb's function, speaks for it, ends with its exit code.
+"""The command line: every verb under one name.
 
-The verbs are left to ``looking`` and ``machine``, which import the package's rooms when run, so that help
-and completion answer at once.
+What a verb does is left to ``looking`` and ``machine``, which import the package's rooms when run, so that
+help and completion answer at once.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 
-from .options import SAY
-from .output import EXIT_CODES, Told, emit, guard, step
+from . import looking, machine
+from .output import EXIT_CODES
 
-__all__ = ["command", "run", "verb"]
+__all__ = ["app"]
 
+VERBS = (
+    looking.profile,
+    looking.plan,
+    looking.simulate,
+    looking.compare,
+    looking.explain,
+    looking.diff,
+    looking.report,
+    machine.probe,
+    machine.run,
+    machine.doctor,
+)
 app = typer.Typer(
     name="autopipe",
     no_args_is_help=True,
@@ -27,23 +36,8 @@ app = typer.Typer(
     help="Any nn.Module, unmodified, as a balanced pipeline: plan it, simulate it, look at it.",
     epilog="Exit codes: " + "; ".join(f"**{code}** {what}" for code, what in EXIT_CODES.items()) + ".",
 )
-Verb = Callable[..., Told | None]
-SPEAKING = {
-    "as_json": Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=SAY)],
-    "debug": Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.", rich_help_panel=SAY)],
-}
-
-
-def run() -> None:
-    """Run the command line with every verb."""
-    command()()
-
-
-def command() -> typer.Typer:
-    """The command line with every verb."""
-    from . import looking, machine  # noqa: F401 - importing a verb registers it
-
-    return app
+for verb in VERBS:
+    app.command()(verb)
 
 
 @app.callback(invoke_without_command=True)
@@ -53,46 +47,3 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
         print(autopipe.__version__)
         raise typer.Exit
-
-
-def verb(doing: str, *, spin: bool = True) -> Callable[[Verb], Verb]:
-    """A function as a verb of the command line, which prints what it returns as text or JSON.
-
-    A parameter whose type is one of ``options``' groups becomes an option per field of the group.
-    ``doing`` is shown meanwhile on a terminal; without ``spin`` it is a line, where a bar shows progress.
-    """
-
-    def register(function: Verb) -> Verb:
-        hints = get_type_hints(function, include_extras=True)
-        signature = inspect.signature(function)
-        groups = {name: hints[name] for name in signature.parameters if dataclasses.is_dataclass(hints[name])}
-
-        def called(**given: Any) -> None:
-            as_json, debug = given.pop("as_json"), given.pop("debug")
-            for name, group in groups.items():
-                given[name] = group(**{f.name: given.pop(f.name) for f in dataclasses.fields(group)})
-            with guard(debug):
-                with step(doing, spin):
-                    told = function(**given)
-                emit(told, as_json)
-
-        options: dict[str, tuple[Any, Any]] = {}
-        for name, parameter in signature.parameters.items():
-            if name in groups:
-                of = get_type_hints(groups[name], include_extras=True)
-                options |= {f.name: (of[f.name], f.default) for f in dataclasses.fields(groups[name])}
-            else:
-                options[name] = (hints[name], parameter.default)
-        options |= {name: (kind, False) for name, kind in SPEAKING.items()}
-        called.__name__, called.__doc__ = function.__name__, function.__doc__
-        called.__annotations__ = {name: kind for name, (kind, _) in options.items()}
-        called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-                for name, (kind, default) in options.items()
-            ]
-        )
-        app.command()(called)
-        return function
-
-    return register

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from . import options as o
-from .app import verb
+from .frame import verb
 from .output import Told, note, table
 
 __all__: list[str] = []

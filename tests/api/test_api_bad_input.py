@@ -112,6 +112,12 @@ def test_batch_smaller_than_n_microbatches_uses_fewer():
     assert torch.allclose(runtime.step(x, target=y).loss, expected.detach())
 
 
+def test_fewer_microbatches_than_asked_for_are_said(caplog):
+    pipe = autopipe.split(mlp(), 2, (torch.randn(8, 4),), n_microbatches=100, costs="estimated")
+    assert pipe.plan.n_microbatches == 8
+    assert "100 microbatches were asked for, but the example batch has 8 rows" in caplog.text
+
+
 def test_call_with_the_wrong_structure():
     pipe = autopipe.split(mlp(), 2, (torch.randn(2, 4),), costs="estimated")
     with pytest.raises(InputError):

@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 import autopipe
-from autopipe.cli.app import command as command_line
+from autopipe.cli.app import app as command_line
 from autopipe.cli.output import EXIT_CODES
 from autopipe.schedule import build, to_csv
 
@@ -43,7 +43,7 @@ def plan_path(tmp_path_factory):
 
 
 def invoke(*words):
-    return CliRunner().invoke(command_line(), list(map(str, words)))
+    return CliRunner().invoke(command_line, list(map(str, words)))
 
 
 def command(*words, **environment):

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 from typer.testing import CliRunner
 
-from autopipe.cli.app import command
+from autopipe.cli.app import app
 
 MODEL = """
 import torch
@@ -29,7 +29,6 @@ def test_a_run_corrects_the_next_profile(
     n: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUTOPIPE_STORE", str(tmp_path / "store"))
-    app = command()
     file = tmp_path / "model.py"
     file.write_text(MODEL.format(n=n))
     common = [f"{file}:make", "-m", "2", "--batch", "8"]

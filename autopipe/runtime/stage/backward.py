@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.overrides import has_torch_function
 
 __all__ = ["WeightWork", "backward", "backward_input"]
 
@@ -27,11 +28,15 @@ __all__ = ["WeightWork", "backward", "backward_input"]
 def backward(roots: Sequence[Tensor], grads: Sequence[Tensor], **options: Any) -> None:
     """``torch.autograd.backward``, during which function modes that are in force stay so.
 
-    Given tensors, torch hands the call to the innermost mode and turns it off meanwhile; edges it does not.
+    Given tensors, torch hands the call to the innermost mode and turns it off meanwhile; edges, which it
+    takes longer to check, it does not.
     """
-    if "inputs" in options:
-        options["inputs"] = [get_gradient_edge(t) for t in options["inputs"]]
-    torch.autograd.backward([get_gradient_edge(t) for t in roots], grads, **options)
+    if has_torch_function(tuple(roots)):
+        if "inputs" in options:
+            options["inputs"] = [get_gradient_edge(t) for t in options["inputs"]]
+        torch.autograd.backward([get_gradient_edge(t) for t in roots], grads, **options)
+    else:
+        torch.autograd.backward(roots, grads, **options)
 
 
 @dataclasses.dataclass

@@ -1,0 +1,66 @@
+"""Makes a command of a verb's function: shares out its options, speaks for it, ends with its exit code.
+
+The verbs are left to ``looking`` and ``machine``, the command line they make up to ``app``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from .options import SAY
+from .output import Told, emit, guard, step
+
+__all__ = ["verb"]
+
+Verb = Callable[..., Told | None]
+SPEAKING = {
+    "as_json": Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=SAY)],
+    "debug": Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.", rich_help_panel=SAY)],
+}
+
+
+def verb(doing: str, *, spin: bool = True) -> Callable[[Verb], Callable[..., None]]:
+    """A function as a verb of the command line, which prints what it returns as text or JSON.
+
+    A parameter whose type is one of ``options``' groups becomes an option per field of the group.
+    ``doing`` is shown meanwhile on a terminal; without ``spin`` it is a line, where a bar shows progress.
+    """
+
+    def made(function: Verb) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        signature = inspect.signature(function)
+        groups = {name: hints[name] for name in signature.parameters if dataclasses.is_dataclass(hints[name])}
+
+        def called(**given: Any) -> None:
+            as_json, debug = given.pop("as_json"), given.pop("debug")
+            for name, group in groups.items():
+                given[name] = group(**{f.name: given.pop(f.name) for f in dataclasses.fields(group)})
+            with guard(debug):
+                with step(doing, spin):
+                    told = function(**given)
+                emit(told, as_json)
+
+        options: dict[str, tuple[Any, Any]] = {}
+        for name, parameter in signature.parameters.items():
+            if name in groups:
+                of = get_type_hints(groups[name], include_extras=True)
+                options |= {f.name: (of[f.name], f.default) for f in dataclasses.fields(groups[name])}
+            else:
+                options[name] = (hints[name], parameter.default)
+        options |= {name: (kind, False) for name, kind in SPEAKING.items()}
+        called.__name__, called.__doc__ = function.__name__, function.__doc__
+        called.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+        called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+                for name, (kind, default) in options.items()
+            ]
+        )
+        return called
+
+    return made
