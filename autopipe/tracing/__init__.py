@@ -16,7 +16,7 @@ referee    recordings held against the model on other data, in both modes, with 
 """
 
 from .capture import Capture, capture
-from .record.session import device_of
+from .record.given import device_of
 from .record.state import preserved
 
 __all__ = ["Capture", "capture", "device_of", "preserved"]

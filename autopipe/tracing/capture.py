@@ -14,20 +14,22 @@ from typing import Any, Literal
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim, OpGraph
 from .calls.call import Call, Recording
 from .calls.perform import run_call
-from .graphs import emit, opgraph
+from .graphs import emit, modes, opgraph
 from .graphs.questions import Question, choose
 from .inputs.arguments import Inputs
 from .inputs.caches import switched_off, without_cache
 from .inputs.examples import infer
 from .inputs.structure import Spec, unflatten
 from .making import Form, Made
+from .record.given import device_of, fresh
 from .record.leaves import Policy
-from .record.session import Session, device_of, fresh
+from .record.session import Session
 from .record.standing import Standing
 from .record.state import preserved
 from .referee.referee import Referee
@@ -195,7 +197,7 @@ def _is_same(a: Capture, b: Capture, training: bool) -> bool:
     """Whether two captures of one model hold the same graph for a mode."""
 
     def outline(of: Capture) -> list[Any]:
-        graph = of.graphs[training]
+        graph = modes.settled(of.graphs[training], of.model)
         code = graph.python_code("self").src
         return [code, [(n.meta.get("region"), n.meta.get("recompute")) for n in graph.nodes]]
 
@@ -278,7 +280,13 @@ def _captured(
     known: Variation | None = None,
 ) -> Capture:
     """A capture on the example; where ``confirm_at`` is given, its shapes are held against a run on it."""
-    with switched_off(model), preserved(model) as snapshot:
+    lazy = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if is_lazy(t)]
+    if lazy:
+        raise InputError(
+            f"{type(model).__name__} has layers that take their sizes from the first data "
+            f"({', '.join(lazy[:3])}); run it once on an example before it is captured"
+        )
+    with torch.inference_mode(False), switched_off(model), preserved(model) as snapshot:
         session = Session(model, args, kwargs, policy, snapshot)
         args, kwargs = session.args, session.kwargs
         inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
@@ -307,7 +315,7 @@ def _captured(
         device=session.device,
         policy=session.policy,
         variation=made.variation,
-        standing=Standing(model, functools.partial(_is_open, _leaves(made.forms))),
+        standing=Standing(model, functools.partial(_is_open, _leaves(made.forms)), made.dtypes),
         dynamic=dynamic,
         forms=graphs,
         questions=made.questions,

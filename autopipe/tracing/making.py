@@ -72,7 +72,7 @@ class Made:
             record.branches = tuple(with_sizes(b, self._like_an_input) for b in record.branches)
         self.variations: dict[int, Variation] = {}
         self.questions: dict[bool, Question | int] = {}
-        distinct = {flag: _distinct(records) for flag, records in recorded.items()}
+        self.distinct = distinct = {flag: _distinct(records) for flag, records in recorded.items()}
         for flag, (_, numbers) in distinct.items():
             self.questions[flag] = questions(recorded[flag], numbers)
         self._first(distinct[True][0][0], distinct[False][0][0], known)
@@ -89,6 +89,11 @@ class Made:
             renumbered = {old: new for new, old in enumerate(kept)}
             pairs = [p for p in zip(recorded[flag], numbers, strict=True) if p[1] in renumbered]
             self.questions[flag] = questions([r for r, _ in pairs], [renumbered[n] for _, n in pairs])
+
+    @property
+    def dtypes(self) -> bool:
+        """Whether the model's own code asked for what autocast has a say in."""
+        return any(form.dtypes for forms in self.forms.values() for form in forms)
 
     @property
     def variation(self) -> Variation:
@@ -183,7 +188,9 @@ class Made:
         """Inputs of the example's sizes that ask for the form with this number, where some are found."""
         if self.session.device.type == "meta":
             return None
-        return next((g for g in witnesses(self.tensors) if self._asks_for(flag, number, g)), None)
+        setting = self.distinct[flag][0][number].setting
+        choices = (setting.apply(g) for g in (self.tensors, *witnesses(self.tensors)))
+        return next((g for g in choices if self._asks_for(flag, number, g)), None)
 
     def _asks_for(self, flag: bool, number: int, given: Mapping[str, torch.Tensor]) -> bool:
         def run(call: Call, args: Any, kwargs: Any) -> Any:
@@ -192,7 +199,8 @@ class Made:
             )
 
         try:
-            return choose(self.questions[flag], run) == number
+            with torch.set_grad_enabled(self.distinct[flag][0][number].setting.grad):
+                return choose(self.questions[flag], run) == number
         except InputError:
             return False
 

@@ -131,7 +131,7 @@ def hook_that_counts(self: Any) -> None:
     self.encoder.register_forward_hook(lambda m, a, out: (seen.append(1), out * len(seen))[1])
 
 
-deep(hook_that_counts, "refused")
+deep(hook_that_counts, "safe")
 
 
 def hook_on_encoder_later(self: Any) -> None:

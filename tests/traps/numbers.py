@@ -204,7 +204,7 @@ def loop_over_a_count(self: Any, x: Tensor) -> Tensor:
     return self.run(x)
 
 
-@trap("refused", inputs=tokens)
+@trap("safe", inputs=tokens)
 def one_hot_then_branch(self: Any, ids: Tensor) -> Tensor:
     hot = F.one_hot(ids)
     x = F.pad(hot, (0, WIDTH - hot.size(-1))).float()
@@ -227,7 +227,7 @@ def range_to_the_largest(self: Any, ids: Tensor) -> Tensor:
     return self.run(x * (2 if steps.shape[0] % 2 else 1))
 
 
-@trap("refused", inputs=tokens)
+@trap("safe", inputs=tokens)
 def zeros_of_a_count(self: Any, ids: Tensor) -> Tensor:
     pad = torch.zeros(ids.max(), WIDTH)
     return self.run(torch.ones(2, WIDTH) * (pad.size(0) if pad.size(0) > 6 else 1))
@@ -238,7 +238,7 @@ def uniques_counted(self: Any, ids: Tensor) -> Tensor:
     return self.run(torch.ones(2, WIDTH) * (2 if len(ids.unique()) > 6 else 1))
 
 
-@trap("refused", inputs=tokens)
+@trap("safe", inputs=tokens)
 def slice_then_branch(self: Any, ids: Tensor) -> Tensor:
     table = torch.arange(20)[: ids.max() + ids.min()]
     return self.run(torch.ones(2, WIDTH) * (2 if table.numel() > 7 else 1))

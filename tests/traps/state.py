@@ -227,7 +227,7 @@ def _frozen(model: Any) -> None:
     model.encoder.eval()
 
 
-@trap("right", encoder=Encoder, prepare=lambda m: m.train() and m.encoder.eval())
+@trap("safe", encoder=Encoder, prepare=lambda m: m.train() and m.encoder.eval())
 def frozen_part(self: Any, x: Tensor) -> Tensor:
     return self.run(F.dropout(self.encoder(x), 0.5, self.encoder.training))
 
@@ -245,7 +245,7 @@ def part_frozen_later(self: Any, x: Tensor) -> Tensor:
     return self.run(self.encoder(x))
 
 
-@trap("right", encoder=Encoder, later=_frozen)
+@trap("safe", encoder=Encoder, later=_frozen)
 def part_with_dropout_frozen_later(self: Any, x: Tensor) -> Tensor:
     return self.run(F.dropout(self.encoder(x), 0.5, self.encoder.training))
 

@@ -165,6 +165,8 @@ def _state(model: nn.Module) -> dict[str, Any]:
     """Everything that a capture must leave as it was."""
     out = _generators()
     for name, tensor in model.named_parameters():
+        if nn.parameter.is_lazy(tensor):
+            continue
         out[f"parameter {name}"] = (id(tensor), tensor.detach().clone(), tensor.requires_grad, tensor.grad)
     for path, module in model.named_modules():
         out[f"mode of {path}"] = module.training
@@ -174,6 +176,8 @@ def _state(model: nn.Module) -> dict[str, Any]:
 
 
 def _content(value: Any, depth: int) -> Any:
+    if nn.parameter.is_lazy(value):
+        return id(value)
     if isinstance(value, Tensor):
         return (id(value), value.detach().clone(), value.dtype)
     if isinstance(value, (random.Random, np.random.RandomState)):

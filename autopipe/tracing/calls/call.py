@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..inputs.structure import Spec
 from .regions import Region
 from .streams import Stream
 
-__all__ = ["Branch", "Call", "Depends", "Guard", "Recording", "calls_in", "map_calls"]
+__all__ = ["Branch", "Call", "Depends", "Guard", "Recording", "Setting", "calls_in", "map_calls"]
 
 
 class Depends(enum.IntFlag):
@@ -123,7 +123,7 @@ class Branch:
 
     ``calls`` make it from the inputs, ``read`` is the last of them; it gave ``outcome``. ``in_function`` says
     that a function which can stay whole reads it; what is not ``is_forceable`` needs other data to come out
-    otherwise.
+    otherwise; what is ``of_setting`` asks for the grad mode or for gradients of inputs, not for their values.
     """
 
     read: Call
@@ -133,13 +133,36 @@ class Branch:
     source: str
     in_function: bool = False
     is_forceable: bool = True
+    of_setting: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """The grad mode that a model is called in, and the names of the inputs that take gradients.
+
+    None: those of the example that do.
+    """
+
+    grad: bool = True
+    requiring: frozenset[str] | None = None
+
+    def apply(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The inputs, each taking gradients or not."""
+        if self.requiring is None:
+            return dict(tensors)
+        return {
+            n: t.detach().requires_grad_(n in self.requiring) if t.is_floating_point() else t
+            for n, t in tensors.items()
+        }
 
 
 @dataclasses.dataclass(slots=True)
 class Recording:
     """One run of the model: its calls in program order, inputs first; the output call last.
 
-    It holds for inputs whose ``branches`` come out alike.
+    It holds for inputs whose ``branches`` come out alike, and for surroundings like the ``setting`` as far as
+    the code ``asked`` for them: ``"grad"``, the grad mode, ``"inputs"``, which inputs take gradients, each
+    with the line that does; ``dtypes`` tells whether the code asked for what autocast has a say in.
     """
 
     training: bool
@@ -148,6 +171,15 @@ class Recording:
     guards: list[Guard]
     constants: dict[str, Any]
     branches: tuple[Branch, ...] = ()
+    asked: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    setting: Setting = dataclasses.field(default_factory=Setting)
+    dtypes: bool = False
+
+    @property
+    def takes_grad_mode(self) -> bool:
+        """Whether the recording is to be run with gradients enabled to do what it does."""
+        derives = any(c.target is torch.autograd.grad for c in self.calls)
+        return self.setting.grad and (derives or "grad" in self.asked)
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype})

@@ -20,6 +20,8 @@ from ..inputs.structure import Spec, unflatten
 from .call import UNSAFE, Call, Depends
 
 __all__ = [
+    "CASTING",
+    "REQUIRING",
     "SIZES",
     "CustomFunction",
     "ExportFlags",
@@ -43,6 +45,10 @@ Kind = Literal["state", "metadata", "read", "shape only", "data shaped", "op"]
 _STATE = {"_set_grad_enabled", "set_grad_enabled", "__delete__"}
 SIZES = {"shape", "size", "numel", "nelement", "__len__", "stride"}
 """Questions about a tensor whose answers are numbers made from its sizes."""
+REQUIRING = {"requires_grad", "grad_fn", "is_leaf", "_grad_fn", "retains_grad"}
+"""Questions about a tensor whose answers follow from where gradients are asked for."""
+CASTING = {"dtype", "element_size", "itemsize", "nbytes", "is_floating_point", "result_type", "can_cast"}
+"""Questions whose answers autocast has a say in."""
 _EFFECTS = {"register_hook", "requires_grad_", "__set__", "register_post_accumulate_grad_hook"}
 _METADATA = {
     "shape", "size", "numel", "nelement", "__len__", "stride", "dim", "ndim", "ndimension", "dtype", "device",
@@ -53,10 +59,10 @@ _METADATA = {
     "is_pinned", "output_nr", "_is_view", "_base", "result_type", "can_cast", "__hash__", "__repr__",
     "__str__", "__dir__", "has_names", "is_same_size", "retain_grad", "retains_grad", "name",
     "is_sparse_csr", "is_vulkan", "is_ipu", "is_maia", "is_mtia", "is_distributed", "is_autocast_enabled",
-    "broadcast_shapes", "_dispatch_keys", "__deepcopy__", "grad", "sym_size", "is_xla", "is_ort",
-    "_backward_hooks", "is_shared", "_grad_fn", "storage", "storage_type", "__reduce_ex__",
+    "broadcast_shapes", "_dispatch_keys", "grad", "sym_size", "is_xla", "is_ort",
+    "_backward_hooks", "is_shared", "_grad_fn", "storage", "storage_type", "__dlpack_device__",
     "get_default_dtype",
-    "_has_symbolic_sizes_strides", "__getstate__", "__cuda_array_interface__", "typename",
+    "_has_symbolic_sizes_strides", "__cuda_array_interface__", "typename",
 }  # fmt: skip
 _READS = {
     "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__nonzero__",
@@ -100,9 +106,22 @@ _REFLECTED = {
 def classify(func: Callable[..., Any]) -> tuple[Kind, str]:
     """What kind of function it is, and its plain name (a property's own name for its getter)."""
     name = getattr(func, "__name__", "")
+    owner: Any = func
     if name == "__get__":
-        name = getattr(getattr(func, "__self__", None), "__name__", name)
-    return _kind(name), name
+        owner = getattr(func, "__self__", None)
+        name = getattr(owner, "__name__", name)
+    kind = _kind(name)
+    return (kind if kind not in _BY_IDENTITY or _is_torchs_own(owner, name) else "op"), name
+
+
+_BY_IDENTITY = ("metadata", "read", "state")
+"""Kinds of which other functions may bear the names: ``torch.autograd.grad`` is not ``Tensor.grad``."""
+_HOMES = (torch.Tensor, torch, torch._C, torch._C._VariableFunctions)
+
+
+def _is_torchs_own(func: Any, name: str) -> bool:
+    """Whether torch itself has the function, or the tensor's property, under its name."""
+    return name == "__delete__" or any(getattr(home, name, None) == func for home in _HOMES)
 
 
 @functools.cache
@@ -315,15 +334,33 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
+_LOOKED_AT = 1 << 16
+"""Of tensors with at most so many elements the content may be compared."""
+
+
+def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit for bit, so that a not-a-number is no change."""
+    return a.shape == b.shape and bool(torch.equal(a, b) or ((a == b) | ((a != a) & (b != b))).all())
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Versions:
     """Tensors and how often each had been written to at some moment."""
 
     entries: tuple[tuple[Any, torch.Tensor, int], ...]
+    copies: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
     @classmethod
-    def of(cls, named: dict[Any, torch.Tensor]) -> Versions:
-        return cls(tuple((n, t, _version(t)) for n, t in named.items()))
+    def of(
+        cls, named: dict[Any, torch.Tensor], is_held: Callable[[torch.Tensor], bool] = lambda tensor: False
+    ) -> Versions:
+        """``is_held`` tells of which tensors the content is looked at too: some kernels write unsaid."""
+        copies = [
+            (t, t.detach().clone())
+            for t in named.values()
+            if is_held(t) and not t.is_meta and t.numel() <= _LOOKED_AT
+        ]
+        return cls(tuple((n, t, _version(t)) for n, t in named.items()), tuple(copies))
 
     @property
     def storages(self) -> frozenset[int]:
@@ -331,7 +368,8 @@ class Versions:
 
     def written(self) -> list[torch.Tensor]:
         """Those written to since."""
-        return [t for _, t, version in self.entries if _version(t) != version]
+        changed = {id(t) for t, before in self.copies if not _is_equal(t, before)}
+        return [t for _, t, version in self.entries if _version(t) != version or id(t) in changed]
 
     def changed(self, module: nn.Module, path: str, training: bool) -> Iterator[tuple[str, torch.Tensor]]:
         """Buffers of ``module`` written to or replaced since, and those that its normalisation layers update.

@@ -1,4 +1,4 @@
-"""Functions that hold tensors in their closures, as functions that take those tensors as arguments.
+"""Functions that hold tensors or modules in their closures, as functions that take those as arguments.
 
 When a call must be lifted is left to ``recorder``.
 """
@@ -11,56 +11,78 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from .functions import Named
 
-__all__ = ["Mapped", "lift"]
+__all__ = ["Closure", "Mapped", "lift"]
 
-Rebuild = Callable[[Sequence[torch.Tensor]], Any]
+Rebuild = Callable[[Sequence[Any]], Any]
 
 
-def lift(func: Any, wanted: Callable[[torch.Tensor], bool]) -> tuple[list[torch.Tensor], Rebuild]:
-    """The wanted tensors in a function's closure, and what makes the function anew from others.
+def lift(func: Any, wanted: Callable[[Any], bool]) -> tuple[list[Any], Rebuild]:
+    """The wanted tensors and modules in a function's closure, and what makes the function anew from others.
 
-    Closures of closures and ``functools.partial`` are looked into.
+    Closures of closures, bound methods, defaults and ``functools.partial`` are looked into.
     """
-    found: list[torch.Tensor] = []
-    place = _lift(func, wanted, found)
-    return found, place
+    found: list[Any] = []
+    return found, _lift(func, wanted, found, frozenset())
 
 
-def _lift(value: Any, wanted: Callable[[torch.Tensor], bool], found: list[torch.Tensor]) -> Rebuild:
-    """A function from the lifted tensors to the value made anew; it ignores them where nothing was lifted."""
-    if isinstance(value, torch.Tensor) and wanted(value):
+def _lift(value: Any, wanted: Callable[[Any], bool], found: list[Any], within: frozenset[int]) -> Rebuild:
+    """A function from what was lifted to the value made anew, or the value itself where nothing was.
+
+    ``within`` are ids of the functions it lies in, which may refer to themselves.
+    """
+    if isinstance(value, (torch.Tensor, nn.Module)):
+        if not wanted(value):
+            return lambda given: value
         index = len(found)
         found.append(value)
-        return lambda tensors: tensors[index]
-    if isinstance(value, functools.partial):
-        func = _lift(value.func, wanted, found)
-        args = [_lift(a, wanted, found) for a in value.args]
-        named = {k: _lift(v, wanted, found) for k, v in value.keywords.items()}
-        return lambda ts: functools.partial(
-            func(ts), *(a(ts) for a in args), **{k: v(ts) for k, v in named.items()}
-        )
-    if isinstance(value, (tuple, list)):
-        items = [_lift(v, wanted, found) for v in value]
-        return lambda ts: type(value)(i(ts) for i in items)
-    if isinstance(value, types.FunctionType) and value.__closure__:
-        return _lift_function(value, wanted, found)
-    return lambda ts: value
-
-
-def _lift_function(
-    func: types.FunctionType, wanted: Callable[[torch.Tensor], bool], found: list[torch.Tensor]
-) -> Rebuild:
+        return lambda given: given[index]
     before = len(found)
-    cells = [_lift(c.cell_contents, wanted, found) for c in func.__closure__ or () if _is_filled(c)]
-    if len(found) == before or len(cells) != len(func.__closure__ or ()):
-        return lambda ts: func
+    make = _maker(value, wanted, found, within)
+    return make if make is not None and len(found) > before else lambda given: value
 
-    def make(tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        closure = tuple(types.CellType(c(tensors)) for c in cells)
-        new = types.FunctionType(func.__code__, func.__globals__, func.__name__, func.__defaults__, closure)
+
+def _maker(
+    value: Any, wanted: Callable[[Any], bool], found: list[Any], within: frozenset[int]
+) -> Rebuild | None:
+    """What makes a container or function of its parts; None for anything else."""
+
+    def lifted(part: Any) -> Rebuild:
+        return _lift(part, wanted, found, within)
+
+    if isinstance(value, functools.partial):
+        func, args, named = lifted(value.func), lifted(value.args), lifted(value.keywords)
+        return lambda given: functools.partial(func(given), *args(given), **named(given))
+    if type(value) in (tuple, list):
+        items = [lifted(v) for v in value]
+        return lambda given: type(value)(i(given) for i in items)
+    if type(value) is dict:
+        entries = {k: lifted(v) for k, v in value.items()}
+        return lambda given: {k: v(given) for k, v in entries.items()}
+    if isinstance(value, types.MethodType):
+        owner = lifted(value.__self__)
+        return lambda given: types.MethodType(value.__func__, owner(given))
+    if isinstance(value, types.FunctionType) and id(value) not in within:
+        return _function_maker(value, wanted, found, within | {id(value)})
+    return None
+
+
+def _function_maker(
+    func: types.FunctionType, wanted: Callable[[Any], bool], found: list[Any], within: frozenset[int]
+) -> Rebuild | None:
+    held = func.__closure__ or ()
+    if not all(map(_is_filled, held)):
+        return None
+    cells = [_lift(c.cell_contents, wanted, found, within) for c in held]
+    defaults = [_lift(d, wanted, found, within) for d in func.__defaults__ or ()]
+
+    def make(given: Sequence[Any]) -> Callable[..., Any]:
+        closure = tuple(types.CellType(c(given)) for c in cells)
+        default = tuple(d(given) for d in defaults) or None
+        new = types.FunctionType(func.__code__, func.__globals__, func.__name__, default, closure)
         new.__kwdefaults__ = func.__kwdefaults__
         return new
 
@@ -74,16 +96,45 @@ def _is_filled(cell: types.CellType) -> bool:
         return False
 
 
-class Mapped(Named):
-    """``vmap`` of a function: takes the tensors lifted from its closure, then the mapped arguments.
+class Closure(Named):
+    """Makes a function anew around other tensors and modules than those it was made around."""
 
-    ``how`` is (in_dims, out_dims, randomness, chunk_size).
+    def __init__(self, function: Callable[..., Any], rebuild: Rebuild, n_lifted: int) -> None:
+        name = getattr(function, "__name__", type(function).__name__)
+        super().__init__(function, f"around_{name}")
+        self.rebuild, self.n_lifted = rebuild, n_lifted
+
+    def __call__(self, *lifted: Any) -> Any:
+        return self.rebuild(lifted)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Closure) and self.code == other.code and self.n_lifted == other.n_lifted
+
+    @property
+    def code(self) -> Any:
+        """What tells apart functions that are made anew at each run."""
+        return getattr(self.function, "__code__", self.function)
+
+    def __hash__(self) -> int:
+        return hash((self.n_lifted, type(self)))
+
+
+class Mapped(Named):
+    """A transform of a function, such as ``vmap``: takes what was lifted from its closure, then arguments.
+
+    ``how`` is what the transform takes between the two, as vmap's (in_dims, out_dims, randomness,
+    chunk_size).
     """
 
     def __init__(
-        self, vmap: Callable[..., Any], rebuild: Rebuild, n_lifted: int, how: tuple[Any, ...]
+        self,
+        vmap: Callable[..., Any],
+        rebuild: Rebuild,
+        n_lifted: int,
+        how: tuple[Any, ...],
+        name: str = "vmap",
     ) -> None:
-        super().__init__(vmap, "vmap", "torch.vmap")
+        super().__init__(vmap, name, f"torch.{name}" if name == "vmap" else f"torch.func.{name}")
         self.rebuild, self.n_lifted, self.how = rebuild, n_lifted, how
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +142,8 @@ class Mapped(Named):
         return self.function(func, *self.how, *args[self.n_lifted :], **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mapped) and (self.n_lifted, self.how) == (other.n_lifted, other.how)
+        is_alike = isinstance(other, Mapped) and self.__name__ == other.__name__
+        return is_alike and (self.n_lifted, self.how) == (other.n_lifted, other.how)  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         return hash((self.n_lifted, type(self)))

@@ -36,9 +36,8 @@ def ask(calls: Sequence[Call], run: Run) -> Any:
             values[id(call)] = run(call, map_calls(call.args, value), map_calls(call.kwargs, value))
         return values[id(call)]
 
-    with torch.no_grad():
-        for call in calls:
-            value(call)
+    for call in calls:
+        value(call)
     return value(calls[-1])
 
 

@@ -1,4 +1,4 @@
-"""Grad mode and autocast at each recorded call, relative to the surroundings, and code that restores them,
+"""Grad mode, autocast and hooks on what autograd saves at each recorded call, and code that restores them,
 and the model's own checkpoints.
 
 Noticing the state of a call is left to ``recorder``; ``insert`` serves every graph that code is made from.
@@ -7,32 +7,58 @@ Noticing the state of a call is left to ``recorder``; ``insert`` serves every gr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Ambient", "Region", "enter", "insert", "leave"]
+__all__ = ["Ambient", "Region", "SavedHooks", "ambient", "difference", "enter", "insert", "leave"]
 
 _DEVICES = ("cpu", "cuda")
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class SavedHooks:
+    """What a model does with each tensor that autograd saves, and to have it back."""
+
+    pack: Callable[[torch.Tensor], Any]
+    unpack: Callable[[Any], torch.Tensor]
+
+    def __eq__(self, other: object) -> bool:
+        is_alike = isinstance(other, SavedHooks) and _is_alike(self.pack, other.pack)
+        return is_alike and _is_alike(self.unpack, other.unpack)  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+def _is_alike(a: Any, b: Any) -> bool:
+    """Whether two functions are one, or were made by the same code around the same things."""
+    if a is b or not (isinstance(a, types.FunctionType) and isinstance(b, types.FunctionType)):
+        return bool(a == b)
+    held = [[c.cell_contents for c in f.__closure__ or ()] for f in (a, b)]
+    return a.__code__ is b.__code__ and all(x is y for x, y in zip(*held, strict=True))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Region:
-    """How a call's grad mode and autocast differ from those around the model.
+    """What the model's own code sets of grad mode, autocast and saved tensors' hooks around a call.
 
-    ``autocast`` is a (device type, enabled, dtype, weight cache) tuple per device type that differs.
+    ``autocast`` is a (device type, enabled, dtype, weight cache) tuple per device type that it sets.
     """
 
     grad: bool | None = None
     autocast: tuple[tuple[str, bool, torch.dtype, bool], ...] = ()
+    saved: SavedHooks | None = None
 
     def __str__(self) -> str:
         grad = [] if self.grad is None else [f"grad={self.grad}"]
         cast = [f"autocast({d}, {e}, {t})" for d, e, t, _ in self.autocast]
-        return ", ".join(grad + cast)
+        return ", ".join(grad + cast + ["saved_tensors_hooks"] * (self.saved is not None))
 
 
 Ambient = tuple[bool, tuple[tuple[str, bool, torch.dtype, bool], ...]]
@@ -45,14 +71,20 @@ def ambient() -> Ambient:
     return torch.is_grad_enabled(), casts
 
 
-def difference(base: Ambient, now: Ambient) -> Region | None:
-    """The region that leads from ``base`` to ``now``; None where they are equal."""
-    if base == now:
-        return None
-    return Region(
-        None if base[0] == now[0] else now[0],
-        tuple(n for b, n in zip(base[1], now[1], strict=True) if b != n),
+def difference(
+    base: Ambient,
+    now: Ambient,
+    sets_grad: bool = False,
+    sets_casts: Collection[str] = (),
+    saved: SavedHooks | None = None,
+) -> Region | None:
+    """The region that leads from ``base`` to ``now``, and says what is set anew; None where nothing is."""
+    region = Region(
+        now[0] if sets_grad or base[0] != now[0] else None,
+        tuple(n for b, n in zip(base[1], now[1], strict=True) if b != n or n[0] in sets_casts),
+        saved,
     )
+    return None if region == Region() else region
 
 
 def enter(region: Region) -> list[Any]:
@@ -64,6 +96,10 @@ def enter(region: Region) -> list[Any]:
         cast = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
         cast.__enter__()
         contexts.append(cast)
+    if region.saved is not None:
+        hooks = saved_tensors_hooks(region.saved.pack, region.saved.unpack)
+        hooks.__enter__()
+        contexts.append(hooks)
     return contexts
 
 
@@ -116,7 +152,8 @@ class _Enter:
     def __init__(self, region: Region) -> None:
         self.region = region
         grad = {None: [], True: ["grad"], False: ["no_grad"]}[region.grad]
-        self.__name__ = "_".join(["enter", *grad, *(["autocast"] if region.autocast else [])])
+        cast = ["autocast"] if region.autocast else []
+        self.__name__ = "_".join(["enter", *grad, *cast, *(["hooks"] if region.saved else [])])
         self.__qualname__ = self.__name__
 
     def __call__(self) -> list[Any]:

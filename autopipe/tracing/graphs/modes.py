@@ -13,15 +13,39 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch import fx, nn
+
 from ..calls.call import Call, Recording
 from ..calls.likeness import is_equal, key
 
-__all__ = ["merge", "name_like", "select", "share_constants", "union"]
+__all__ = ["merge", "name_like", "select", "settled", "share_constants", "union"]
 
 
 def select(flag: bool, training: Any, evaluation: Any) -> Any:
     """The constant of the form that ``flag`` (a module's ``training``) asks for."""
     return training if flag else evaluation
+
+
+def settled(graph: fx.Graph, model: nn.Module) -> fx.Graph:
+    """A graph with modules' ``training`` flags, and what is chosen by them, as they are now."""
+    out = fx.Graph()
+    values: dict[fx.Node, Any] = {}
+
+    def of(node: fx.Node) -> Any:
+        return values[node]
+
+    for node in graph.nodes:
+        owner, _, name = str(node.target).rpartition(".")
+        if node.op == "get_attr" and name == "training":
+            values[node] = model.get_submodule(owner).training
+            continue
+        args, kwargs = fx.map_arg(node.args, of), fx.map_arg(node.kwargs, of)
+        if node.target is select:
+            values[node] = select(*args)
+            continue
+        values[node] = out.create_node(node.op, node.target, args, kwargs, name=node.name)
+        values[node].meta = node.meta
+    return out
 
 
 def merge(train: Recording, evaluation: Recording) -> dict[bool, Recording]:

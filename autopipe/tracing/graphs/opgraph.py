@@ -16,8 +16,9 @@ from torch import nn
 
 from ...graph import Dim, Op, OpGraph, ParameterSpec, TensorSpec
 from ...units import Size
-from ..calls.call import Call, Depends, Recording
+from ..calls.call import Call, Depends, Recording, calls_in
 from ..calls.functions import qualified_name, tensors
+from ..calls.lifting import Closure
 
 __all__ = ["Kind", "build", "kind_of", "parameter_specs"]
 
@@ -249,9 +250,32 @@ def _constraints(
             if c.accessor and not c.is_size and all(g.op not in ("get_attr", "placeholder") for g in c.inputs)
         ]
         groups += _aliases(recording, order)
+        groups += [_derived(c) for c in calls if c.target is torch.autograd.grad]
+        groups += [{c.name, *(g.name for g in c.inputs if isinstance(g.target, Closure))} for c in calls]
         mutated = {n for c in calls for n in c.mutated}
         groups += [{c.name for c in calls if name in ops[c.name].buffers} for name in mutated]
     return order, _joined([g for g in groups if len(g) > 1])
+
+
+def _derived(derivative: Call) -> set[str]:
+    """A derivative and all between what is derived and what it is derived by: one stage must hold them."""
+    by = list(calls_in(derivative.args[1]))
+    parameters = {c.target for c in by if c.op == "get_attr"}
+    reached: dict[int, bool] = {id(c): True for c in by}
+    inside = {derivative.name, *(c.name for c in by if c.op not in ("get_attr", "placeholder"))}
+    waiting = list(calls_in(derivative.args[0]))
+    while waiting:
+        call = waiting[-1]
+        unknown = [c for c in call.inputs if id(c) not in reached]
+        if unknown and id(call) not in reached:
+            waiting += unknown
+            continue
+        waiting.pop()
+        if id(call) not in reached:
+            holds = call.op == "call_module" and any(p.startswith(f"{call.target}.") for p in parameters)
+            reached[id(call)] = holds or any(reached[id(c)] for c in call.inputs)
+            inside |= {call.name} if reached[id(call)] else set()
+    return inside
 
 
 def _aliases(recording: Recording, order: set[tuple[str, str]]) -> list[set[str]]:

@@ -5,9 +5,12 @@ Finding the questions is left to ``branches``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from ...errors import InputError
 from ..calls import wording
@@ -39,8 +42,10 @@ def questions(forms: Sequence[Recording], numbers: Sequence[int], depth: int = 0
         group[0].append(form)
         group[1].append(number)
     answers = {answer: questions(*group, depth + 1) for answer, group in groups.items()}
-    if answers.keys() == {True, False} and isinstance(answers[True], int) and answers[True] == answers[False]:
-        return answers[True]
+    is_decided = answers.keys() == {True, False} or (first.branches[depth].of_setting and len(answers) > 1)
+    found = next(iter(answers.values()))
+    if is_decided and isinstance(found, int) and all(n == found for n in answers.values()):
+        return found
     return Question(first.branches[depth], answers)
 
 
@@ -66,12 +71,14 @@ def choose(question: Question | int, run: Run) -> int:
     Raises :class:`InputError` for an answer that has not been met.
     """
     while isinstance(question, Question):
-        answer = ask(question.branch.calls, run)
+        with contextlib.nullcontext() if question.branch.of_setting else torch.no_grad():
+            answer = ask(question.branch.calls, run)
         if _hashable(answer) not in question.answers:
             read = question.branch.read
             met = " or ".join(map(str, question.answers))
+            what = read.hint if question.branch.of_setting else f"{wording.shown(read.args)} of its inputs"
             raise InputError(
-                f"{question.branch.source}: the model reads {wording.shown(read.args)} of its inputs, which "
+                f"{question.branch.source}: the model reads {what}, which "
                 f"comes out {answer} here and was {met} when captured; what it does then has not been "
                 "recorded: capture with an example of this kind"
             )

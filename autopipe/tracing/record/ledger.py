@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..calls import functions, wording
-from ..calls.call import Call, Depends, Guard, meta
+from ..calls import functions, lifting, wording
+from ..calls.call import UNSAFE, Call, Depends, Guard, meta
 from ..inputs.structure import LEAF, Step, carries_tensors, flatten, paths, unflatten
-from . import checks, opaque
+from . import checks, opaque, origin
 from .branches import Branches
+from .extent import Extents
 from .position import Position
 from .restart import KeepFunction, OpenLeaf, WatchLeaves
 from .tracked import Expression, TrackedFloat, TrackedInt, pinned, plain, track
@@ -75,6 +76,8 @@ class Ledger:
         self.attributes: dict[str, Call] = {}
         self.sizes: dict[int, dict[int, Expression]] = {}
         self.watched: dict[int, tuple[torch.Tensor, str]] | None = None
+        self.unseen: origin.Unseen | None = None
+        self.extents = Extents()
 
     @property
     def recording(self) -> bool:
@@ -87,7 +90,7 @@ class Ledger:
 
     def iterated(self, call: Call, n_rows: int) -> None:
         """The model's Python goes through a tensor's rows: too many to be taken apart by name are a loop."""
-        if call.depends & Depends.DATA:
+        if call.inputs and self.extent_depends(call.inputs[0]) & Depends.DATA:
             self.at.refuse(call.depends, f"len({wording.shown(call.args[0])})", call.source)
         is_loop = call.depends & Depends.SHAPE and n_rows > _UNPACKED
         if is_loop and (function := opaque.innermost(lambda module: None)) is not None:
@@ -116,23 +119,48 @@ class Ledger:
         """The place of a tensor in the recording: a call's result, a parameter, a buffer, a constant."""
         if id(tensor) in self.refs:
             return self.refs[id(tensor)][1]
-        if id(tensor) in self.names:
+        ref = self.twin(tensor)
+        if ref is None and id(tensor) in self.names:
             ref = self.attribute(self.names[id(tensor)], tensor, Depends.STATE)
-        else:
+        elif ref is None:
             self.check_origin(tensor)
             ref = self.attribute(self.constant(tensor), tensor, Depends.NOTHING)
         self.refs[id(tensor)] = (tensor, ref)
         return ref
 
+    def twin(self, tensor: torch.Tensor) -> Call | None:
+        """A tensor that code made on the memory of a known one, such as a ``Parameter`` of it, as a call."""
+        if id(tensor) in self.names or id(tensor) in self.known:
+            return None
+        with self.at.hushed:
+            twin = origin.twin_in_memory(tensor, (value for value, _ in self.refs.values()))
+            if twin is None:
+                return None
+            given = self.materialise(self.refs[id(twin)][1]), tensor.requires_grad
+            call = Call("call_function", origin.same_memory, given, hint="same_memory", path=self.at.path)
+            call.source, call.depends, call.value = self.at.source(), self.depends(call), meta(tensor)
+            call.storages = functions.storages(tensor)
+        return self.add(call)
+
     def check_origin(self, tensor: torch.Tensor) -> None:
-        """A constant must not be something that a leaf made: then the leaf is opened."""
+        """A constant must not be something that a leaf made: then the leaf is opened.
+
+        Nor what the code that runs made out of torch's sight, unless that is the same for other data.
+        """
         if getattr(tensor, "fake_mode", None) is not None:
             self.at.keep_whole(f"{self.at.source()}: a function is compiled by torch.compile while it runs")
         if self.watched is not None and id(tensor) in self.watched:
             path = self.watched[id(tensor)][1]
             raise OpenLeaf(path, f"a tensor made inside {path} is used outside of it")
-        if self.watched is None and id(tensor) not in self.known:
+        if id(tensor) in self.known:
+            return
+        if self.watched is None or self.unseen is None:
             raise WatchLeaves
+        if id(tensor) not in self.unseen.before and not self.unseen.note(tensor, self.at.source()):
+            self.at.keep_whole(
+                f"{self.at.source()}: a tensor of shape {list(tensor.shape)} comes by a way that torch does "
+                "not show (another thread, numpy, pickle, memory shared by hand) and changes with the inputs"
+            )
 
     def hold_together(self, call: Call, result: Any) -> None:
         """Hand on tuples of a call's tensors as they are: their length may be other next time."""
@@ -191,6 +219,20 @@ class Ledger:
         while isinstance(ref, Piece):
             ref = ref.parent
         return ref.depends
+
+    def extent_depends(self, ref: Ref) -> Depends:
+        """What a value's sizes depend on; data too, where data have a say in them."""
+        while isinstance(ref, Piece):
+            ref = ref.parent
+        if not ref.depends & Depends.DATA and ref.depends & UNSAFE:
+            with self.at.hushed:
+                ref.depends |= Depends.DATA if self.extents.is_by_data(ref) else Depends.NOTHING
+        return ref.depends
+
+    def is_held(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the model's, and no parameter: a buffer, or one in an attribute."""
+        is_the_models = id(tensor) in self.names or id(tensor) in self.known
+        return is_the_models and not isinstance(tensor, nn.Parameter)
 
     # ---------------------------------------------------------------- results
 
@@ -312,10 +354,15 @@ class Ledger:
         if cls in (tuple, list, torch.Size):
             pairs = [self.encode(v) for v in value]
             make = list if cls is list else tuple
-            return make(p[0] for p in pairs), cls([p[1] for p in pairs])
+            is_same = all(p[1] is v for p, v in zip(pairs, value, strict=True))
+            return make(p[0] for p in pairs), value if is_same else cls([p[1] for p in pairs])
         if cls is dict and all(type(k) is str for k in value):
             named = {k: self.encode(v) for k, v in value.items()}
-            return {k: p[0] for k, p in named.items()}, {k: p[1] for k, p in named.items()}
+            is_same = all(p[1] is value[k] for k, p in named.items())
+            return (
+                {k: p[0] for k, p in named.items()},
+                value if is_same else {k: p[1] for k, p in named.items()},
+            )
         if cls is slice:
             pairs = [self.encode(v) for v in (value.start, value.stop, value.step)]
             return slice(*(p[0] for p in pairs)), slice(*(p[1] for p in pairs))
@@ -332,6 +379,8 @@ class Ledger:
             if id(value) in self.at.modules:
                 return self.attribute(self.at.modules[id(value)], value, Depends.STATE)
             return self.attribute(self.constant(value), value, Depends.NOTHING)
+        if callable(value) and (closure := self.closure(value)) is not None:
+            return closure
         leaves, spec = flatten(value)
         if spec is LEAF or not any(isinstance(v, (torch.Tensor, TrackedInt, TrackedFloat)) for v in leaves):
             if not callable(value):
@@ -343,6 +392,34 @@ class Ledger:
         call.value = unflatten(spec, [meta(plain(v)) for v in leaves])
         call.storages = frozenset().union(*(c.storages for c in call.inputs))
         return self.add(call)
+
+    def closure(self, function: Any) -> Call | None:
+        """A function around tensors and modules of the recording, made anew at each run; None for others."""
+        lifted, rebuild = self.lifted(function)
+        if not lifted:
+            return None
+        call = Call("call_function", lifting.Closure(function, rebuild, len(lifted)))
+        call.take(tuple(self.encode(v)[0] for v in lifted), {})
+        call.hint, call.path, call.source = call.target.__name__, self.at.path, self.at.source()
+        call.value, call.depends = function, self.depends(call)
+        return self.add(call)
+
+    def lifted(self, function: Any, with_modules: bool = False) -> tuple[list[Any], lifting.Rebuild]:
+        """What of the recording a function holds, and what makes it anew around others."""
+
+        def is_lifted(value: Any) -> bool:
+            if isinstance(value, nn.Module):
+                return with_modules and id(value) in self.at.modules
+            return id(value) in self.refs or id(value) in self.names
+
+        with self.at.hushed:
+            found, rebuild = lifting.lift(function, is_lifted)
+        if any(isinstance(v, nn.Module) and not self.at.modules[id(v)] for v in found):
+            name = getattr(function, "__qualname__", type(function).__name__)
+            self.at.keep_whole(
+                f"{self.at.source()}: {name} reaches the whole model; give it the layers it uses instead"
+            )
+        return found, rebuild
 
     def filled(self) -> list[tuple[Any, str]]:
         """Objects without tensors when passed to a call that hold some now: state kept outside the model."""

@@ -13,11 +13,15 @@ from typing import Any
 
 import torch
 import torch._functorch.apis
+import torch._functorch.eager_transforms
 import torch.utils.checkpoint
 from torch import nn
+from torch.autograd.function import _SingleLevelFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..calls.functions import CustomFunction, ExportFlags
+from .contexts import ENTERED
+from .kept import is_copying
 from .recorder import Recorder
 from .tracked import TrackedFloat, TrackedInt, call, counted
 
@@ -109,14 +113,18 @@ Maker = Callable[[Route, Any], Any]
 def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
     """A route for calls of ``modules``, and of what the function mode does not see, which is patched."""
     route = Route(modules)
-    originals = [(owner, name, vars(owner)[name]) for owner, name, _ in _PATCHES]
+    originals = [(owner, name, vars(owner).get(name, _INHERITED)) for owner, name, _ in _PATCHES]
     patched = [
-        make(route, _unwrapped(o)) for (_, _, make), (_, _, o) in zip(_PATCHES, originals, strict=True)
+        make(route, getattr(owner, name) if o is _INHERITED else _unwrapped(o))
+        for (owner, name, make), (_, _, o) in zip(_PATCHES, originals, strict=True)
     ]
 
     def put_back() -> None:
         for owner, name, original in originals:
-            setattr(owner, name, original)
+            if original is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
 
     def put_on() -> None:
         for (owner, name, _), replacement in zip(originals, patched, strict=True):
@@ -139,26 +147,137 @@ def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
         put_back()
 
 
+_INHERITED = object()
+"""Stands for what a class has from the one below it."""
+
+
 def _unwrapped(original: Any) -> Any:
     return original.__func__ if isinstance(original, classmethod) else original
 
 
 def _function_apply(route: Route, original: Any) -> Any:
-    """A custom function's backward stays its own; a checkpoint's leaves are recorded and marked."""
+    """A custom function's backward stays its own; a checkpoint's leaves are recorded and marked.
+
+    ``Function.apply`` may be known under any name: what is patched is what it calls.
+    """
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = route.active
+        bound = super(_SingleLevelFunction, cls).apply
         if recorder is None:
-            return original(cls, *args, **kwargs)
+            return bound(*args, **kwargs)
         if cls is CheckpointFunction:
             function, _, *rest = args
             with recorder.checkpointed:
                 return function(*rest)
-        return recorder.custom_function(
-            CustomFunction(cls), lambda *a, **k: original(cls, *a, **k), args, kwargs
-        )
+        return recorder.kept.custom(CustomFunction(cls), bound, args, kwargs)
 
     return classmethod(apply)
+
+
+def _entered(route: Route, original: Any) -> Any:
+    """A context that sets a mode: noted while the model's own code is in it."""
+
+    def __enter__(self: Any) -> Any:
+        result = original(self)
+        if (recorder := route.active) is not None:
+            recorder.contexts.enter(self)
+        return result
+
+    return __enter__
+
+
+def _left(route: Route, original: Any) -> Any:
+    def __exit__(self: Any, *error: Any) -> Any:
+        if route.recorder is not None:
+            route.recorder.contexts.leave(self)
+        return original(self, *error)
+
+    return __exit__
+
+
+def _is_grad_enabled(route: Route, original: Any) -> Any:
+    def is_grad_enabled() -> bool:
+        recorder = route.active
+        if recorder is not None and recorder.at.is_own_code():
+            recorder.reads.asks_for_grad_mode()
+        return bool(original())
+
+    return is_grad_enabled
+
+
+def _cast(route: Route, original: Any) -> Any:
+    """A question about autocast."""
+
+    def ask(*args: Any) -> Any:
+        recorder = route.active
+        if recorder is not None and recorder.at.is_own_code():
+            recorder.reads.dtypes = True
+        return original(*args)
+
+    return ask
+
+
+def _run_backward(route: Route, original: Any) -> Any:
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if (recorder := route.active) is not None:
+            recorder.kept.refuse_backward()
+        return original(*args, **kwargs)
+
+    return run_backward
+
+
+def _reduced(route: Route, original: Any) -> Any:
+    """A copy of a tensor is recorded; its bytes are refused."""
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        recorder = route.active
+        if recorder is None:
+            return original(self, protocol)
+        if is_copying():
+            return recorder.kept.copied, (self,)
+        recorder.reads.refuse_bytes(self)
+        with recorder.at.hushed:
+            return original(self, protocol)
+
+    return __reduce_ex__
+
+
+def _grad_of(name: str) -> Maker:
+    """``torch.func.grad`` and its like, which take what is given to the function in one piece."""
+
+    def make(route: Route, original: Any) -> Any:
+        def impl(func: Any, argnums: Any, has_aux: Any, args: Any, kwargs: Any) -> Any:
+            recorder = route.active
+            if recorder is None:
+                return original(func, argnums, has_aux, args, kwargs)
+            return recorder.kept.mapped(original, func, (argnums, has_aux), (args, kwargs), {}, name)
+
+        return impl
+
+    return make
+
+
+def _jvp(route: Route, original: Any) -> Any:
+    def impl(func: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = route.active
+        if recorder is None:
+            return original(func, *args, **kwargs)
+        return recorder.kept.mapped(original, func, (), args, kwargs, "jvp")
+
+    return impl
+
+
+def _refused_function(name: str) -> Maker:
+    def make(route: Route, original: Any) -> Any:
+        def transform(*args: Any, **kwargs: Any) -> Any:
+            if (recorder := route.active) is not None:
+                recorder.kept.refuse_function(name)
+            return original(*args, **kwargs)
+
+        return transform
+
+    return make
 
 
 def _checkpoint(route: Route, original: Any) -> Any:
@@ -183,7 +302,7 @@ def _vmap(route: Route, original: Any) -> Any:
         recorder = route.active
         if recorder is None:
             return original(func, *how, *args, **kwargs)
-        return recorder.mapped(original, func, how, args, kwargs)
+        return recorder.kept.mapped(original, func, how, args, kwargs)
 
     return vmap_impl
 
@@ -228,9 +347,26 @@ def _math(route: Route, original: Any) -> Any:
     return function
 
 
-_MATH = ("sqrt", "log", "log2", "log10", "exp", "pow", "ceil", "floor")
+_MATH = (
+    "sqrt", "log", "log2", "log10", "log1p", "exp", "expm1", "pow", "ceil", "floor", "trunc", "gcd", "lcm",
+    "comb", "perm", "factorial", "isqrt", "cbrt", "hypot", "fmod", "remainder", "copysign", "sin", "cos",
+    "tan", "tanh", "atan", "atan2", "radians", "degrees", "gamma", "lgamma", "erf",
+)  # fmt: skip
+_CASTS = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled")
+_TRANSFORMS = torch._functorch.eager_transforms
 _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
-    (torch.autograd.Function, "apply", _function_apply),
+    (_SingleLevelFunction, "apply", _function_apply),
+    *((context, "__enter__", _entered) for context in ENTERED),
+    *((context, "__exit__", _left) for context in ENTERED),
+    (torch, "is_grad_enabled", _is_grad_enabled),
+    *((torch, name, _cast) for name in _CASTS),
+    (torch.autograd, "_engine_run_backward", _run_backward),
+    (torch.Tensor, "__reduce_ex__", _reduced),
+    (_TRANSFORMS, "grad_impl", _grad_of("grad")),
+    (_TRANSFORMS, "grad_and_value_impl", _grad_of("grad_and_value")),
+    (_TRANSFORMS, "_jvp_with_argnums", _jvp),
+    (_TRANSFORMS, "_vjp_with_argnums", _refused_function("vjp")),
+    (_TRANSFORMS, "linearize", _refused_function("linearize")),
     (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint),
     (torch._functorch.apis, "vmap_impl", _vmap),
     (torch, "from_numpy", _from_numpy),

@@ -35,7 +35,7 @@ def hold(ledger: Ledger, name: str, args: Sequence[Any], kwargs: Mapping[str, An
     if n == 0 or plain(length) <= 0:
         return
     ref = ledger.find(tensor)
-    if ledger.depends_of(ref) & Depends.SHAPE:
+    if ledger.extent_depends(ref) & (Depends.SHAPE | Depends.DATA):
         n = ledger.size(tensor, ref, axis, n)
     if name in _BY_NUMBER:
         length = (n + length - 1) // length

@@ -30,6 +30,10 @@ _SKIPPED = (
 )
 
 
+_LAYERS = (f"{_SKIPPED[1]}nn{os.sep}", f"{_SKIPPED[1]}autograd{os.sep}functional.py")
+"""Torch's own code that does as a model's would."""
+
+
 class Depth:
     """How many ``with`` blocks on it are running."""
 
@@ -76,6 +80,14 @@ class Position:
                 return f"{file}:{frame.f_lineno}"
             frame = frame.f_back
         return ""
+
+    def is_own_code(self) -> bool:
+        """Whether the code that runs now is the model's, or that of torch's layers: no other of torch's."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED[0]):
+            frame = frame.f_back
+        file = "" if frame is None else frame.f_code.co_filename
+        return not file.startswith(_SKIPPED[1]) or file.startswith(_LAYERS)
 
     def refuse(self, depends: Depends, what: str, source: str) -> NoReturn:
         """Stop recording: Python reads ``what``, a value that can differ next time."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import itertools
 import random
 import sys
 import types
@@ -19,16 +18,16 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["Reached", "reached"]
+__all__ = ["HOOKS", "Reached", "reached"]
 
 _MOST, _DEEPEST = 20_000, 6
 _PLAIN = frozenset(
     {int, float, str, bool, type(None), complex, bytes, torch.dtype, torch.device, torch.Size, type,
      types.BuiltinFunctionType, types.ModuleType, types.MethodWrapperType, slice, range, np.ndarray}
 )  # fmt: skip
-_ITERATORS = (itertools.count, itertools.cycle)
 _FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "abc", "logging", "threading")
 _REGISTRIES = frozenset(vars(nn.Module()))
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Reached:
@@ -66,7 +65,7 @@ class Reached:
     def _look_into(self, path: str, name: str, value: Any, depth: int) -> None:
         if isinstance(value, (dict, list, set, collections.deque)):
             self.holders.append((path, name, value))
-        elif isinstance(value, (types.GeneratorType, *_ITERATORS)):
+        elif hasattr(type(value), "__next__") and not hasattr(value, "__dict__"):
             self.exhaustible.append((path, name, value))
             return
         for shown, inner in self._inside(path, name, value):
@@ -108,6 +107,8 @@ def reached(model: nn.Module) -> Reached:
         for name, value in vars(module).items():
             if type(value) not in _PLAIN and name not in _REGISTRIES:
                 out.visit(path, f"{path}.{name}".lstrip("."), value)
+        for hook in (h for kind in HOOKS for h in vars(module).get(kind, {}).values()):
+            out.visit(path, f"a hook of {path or type(module).__name__}", hook)
         for cls in type(module).__mro__:
             if cls not in classes and not cls.__module__.startswith(_FOREIGN):
                 classes[cls] = path

@@ -1,36 +1,38 @@
 """Runs a model once and records it: leaf modules whole, every other torch call one by one.
 
-What each value is to the recording is left to ``ledger``, which modules are leaves to ``leaves``, what ties
-two recordings together to ``modes``.
+What each value is to the recording is left to ``ledger``, what Python asks of values to ``reads``, code that
+stays whole to ``kept``, which modules are leaves to ``leaves``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn, overrides
 from torch.overrides import TorchFunctionMode
 
 from ...errors import CaptureError
-from ..calls import functions, lifting, regions, wording
+from ..calls import functions
 from ..calls.call import UNSAFE, Call, Depends, Recording, meta
-from ..calls.perform import ask, run_call
+from ..calls.perform import run_call
 from ..calls.streams import DRAWING
 from ..inputs.structure import flatten
-from . import checks, opaque, pieces
-from .branches import Branches, program
+from . import pieces
+from .branches import Branches
+from .contexts import Contexts
 from .draws import Draws, Streams
+from .kept import Kept
 from .leaves import is_compiled
-from .ledger import Ledger, Ref, TensorMethod
+from .ledger import Ledger
+from .origin import Unseen
 from .position import Depth, Position
+from .reads import Reads
 from .restart import CloseModule
-from .state import generators
-from .tracked import Expression, plain, track
 
 __all__ = ["Recorder"]
 
@@ -46,7 +48,7 @@ class Recorder(TorchFunctionMode):
         device: torch.device,
         is_leaf: Callable[[str], bool],
         training: bool,
-        watch: bool = False,
+        unseen: Unseen | None = None,
         outcomes: Sequence[Any] = (),
         kept: Collection[str] = (),
         by_value: bool = False,
@@ -56,11 +58,15 @@ class Recorder(TorchFunctionMode):
         self.ledger = Ledger(names, known, device, self.at)
         self.branches = Branches(self.ledger.calls, self.at, outcomes, kept, by_value)
         self.ledger.branches = self.branches
-        self.ledger.watched = {} if watch else None
+        self.ledger.watched, self.ledger.unseen = None if unseen is None else {}, unseen
         self.training = training
-        self.base = regions.ambient()
+        self.contexts = Contexts()
         self.draws = Draws(device)
         self.streams = Streams(modules)
+        self.reads = Reads(
+            self.at, self.ledger, self.branches, self.perform_aside, lambda: self.contexts.sets_grad
+        )
+        self.kept = Kept(self.at, self.ledger, self, self.streams.here)
         self.leaf_path = ""
         self.checkpointed = Depth()
         self.failed: str | None = None
@@ -76,6 +82,7 @@ class Recorder(TorchFunctionMode):
             call = Call("placeholder", name, hint=name, depends=Depends.INPUT | Depends.SHAPE)
             call.value, call.storages = meta(tensor), functions.storages(tensor)
             self.ledger.bind(tensor, self.ledger.add(call))
+        self.model = model
         self.perform_one = lambda call, args, kwargs: run_call(
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")
         )
@@ -103,6 +110,8 @@ class Recorder(TorchFunctionMode):
             list(self.ledger.guards.values()),
             self.ledger.constants,
             tuple(self.branches.found),
+            self.reads.asked,
+            dtypes=self.reads.dtypes,
         )
 
     def __torch_function__(
@@ -218,7 +227,11 @@ class Recorder(TorchFunctionMode):
         if kind == "state":
             return func(*args, **kwargs)
         if kind == "metadata":
-            return self.metadata(name, func, args, kwargs)
+            return self.reads.metadata(name, func, args, kwargs)
+        if func is torch.Tensor.backward:
+            self.kept.refuse_backward()
+        if func is torch.Tensor.__deepcopy__:
+            func, args = copy.deepcopy, args[:1]  # what it was told of other copies is not for a graph
         encoded, actual = self.ledger.encode_call(args, kwargs)
         call = functions.as_call(func, *encoded)
         call.path, call.source = self.at.path, self.at.source()
@@ -228,161 +241,20 @@ class Recorder(TorchFunctionMode):
         elif kind == "data shaped" or functions.selects_by_mask(name, actual[0]):
             call.depends |= Depends.DATA if call.depends & UNSAFE else Depends.NOTHING
         if kind == "read":
-            return self.read(call, name, func, actual)
+            return self.reads.read(call, name, func, actual)
         if name == "unbind":  # what iterating over a tensor comes down to
             self.ledger.iterated(call, len(actual[0][0]))
         pieces.hold(self.ledger, name, args, kwargs)
         if functions.takes_numpy(actual) and not self.ledger.knows_arrays(actual):
             return self.outside_numbers(func, actual)
-        if functions.writes_in_place(name, actual):
+        if functions.writes_in_place(name, actual) or "out" in kwargs:
             self.check_parameters(actual, name, call.source)
         return self.perform(call, func, actual)
 
-    def custom_function(
-        self, function: functions.Named, run: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """A call that the function mode does not see as one: ``autograd.Function.apply``, ``vmap``."""
-        with self.at.hushed:
-            encoded, actual = self.ledger.encode_call(args, kwargs)
-        call = Call("call_function", function, *encoded, hint=function.__name__)
-        call.path, call.source = self.at.path, self.at.source()
-        call.depends, call.stream = self.ledger.depends(call), self.streams.here()
-        return self.perform(call, run, actual)
-
-    def kept_function(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A plain function that stays whole is being called."""
-        if not self.at.is_recorded:
-            return run(*args, **kwargs)
-        encoded, actual = self.ledger.encode_call(args, kwargs)
-        call = Call(
-            "call_function", run, *encoded, hint=run.__name__, path=self.at.path, source=self.at.source()
-        )
-        call.depends = self.ledger.depends(call)
-        return self.perform_kept(call, run, actual)
-
-    def perform_kept(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
-        """Perform a call of code that may draw outside torch and give what is no tensor."""
-        before, call.stream = generators(), self.streams.here()
-        result = self.perform(call, run, actual)
-        if generators() != before:
-            call.is_random, call.depends = True, call.depends | Depends.RANDOM
-        for value in flatten(result)[0]:
-            if isinstance(value, np.ndarray):
-                self.ledger.bind(value, call)
-            elif isinstance(value, (bool, int, float, str)):
-                self.at.refuse(call.depends, f"{wording.shown(call)} ({value!r} here)", call.source)
-            elif value is None and call.depends & UNSAFE and not call.writes:
-                self.at.refuse(call.depends, f"{wording.shown(call)} (None here)", call.source)
-        return result
-
-    def kept_method(self, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
-        """A method that stays whole is being called; the module is closed where that cannot be."""
-        path = self.at.modules[id(module)]
-        if not self.at.is_recorded:
-            return getattr(type(module), name)(module, *args, **kwargs)
-        encoded, actual = self.ledger.encode_call(args, kwargs)
-        buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)))
-        try:
-            method = opaque.KeptMethod(module, name)
-            call = Call(
-                "call_function", method, *encoded, hint=name, path=self.at.path, source=self.at.source()
-            )
-            call.depends = self.ledger.depends(call)
-            result = self.perform_kept(call, functools.partial(self.first_run, call, method, module), actual)
-        except Exception as error:
-            raise CloseModule(
-                path, f"{name} of {path or 'the model'} cannot stay whole alone: {error}"
-            ) from error
-        call.mutated = self.changed(buffers, module, path)
-        self.ledger.hold_together(call, result)
-        return result
-
-    def first_run(
-        self, call: Call, method: opaque.KeptMethod, module: nn.Module, *args: Any, **kwargs: Any
-    ) -> Any:
-        with self.inside_leaf(self.at.modules[id(module)], False):
-            result, used = method.first(module, args, kwargs)
-        inside = [self.ledger.attribute(self.at.modules[id(m)], m, Depends.STATE) for m in used]
-        call.take((*inside, *call.args), call.kwargs)
-        call.depends |= Depends.STATE if inside else Depends.NOTHING
-        return result
-
-    def outside_draw(self, name: str) -> None:
-        """Code outside torch is about to draw a random number."""
-        if self.at.is_recorded:
-            self.at.keep_whole(f"{self.at.source()}: {name} draws a random number")
-
-    def mapped(
-        self, vmap: Callable[..., Any], func: Callable[..., Any], how: Any, args: Any, kwargs: Any
-    ) -> Any:
-        """``vmap`` of a function over arguments, the tensors in its closure among them."""
-        with self.at.hushed:
-            tensors, rebuild = lifting.lift(func, lambda t: id(t) in self.ledger.refs)
-        function = lifting.Mapped(vmap, rebuild, len(tensors), how)
-        return self.custom_function(function, function, (*tensors, *args), kwargs)
-
-    def metadata(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A question about a tensor's shape, type or place."""
-        result = func(*map(plain, args), **kwargs)
-        tensor = args[0] if args else None
-        if not isinstance(tensor, torch.Tensor) or name not in functions.SIZES:
-            return result
-        ref = self.ledger.find(tensor)
-        if not self.ledger.depends_of(ref) & Depends.SHAPE:
-            return result
-        if name in ("shape", "size"):
-            if isinstance(result, torch.Size):
-                return torch.Size([self.ledger.size(tensor, ref, i, n) for i, n in enumerate(result)])
-            axis = plain(args[1] if len(args) > 1 else kwargs["dim"])
-            return self.ledger.size(tensor, ref, axis % tensor.dim(), result)
-        if name == "__len__":
-            return self.ledger.size(tensor, ref, 0, result).settle()
-        if name == "stride":
-            return (
-                result if isinstance(result, tuple) else self.tracked_answer("stride", ref, args[1:], result)
-            )
-        return self.tracked_answer("numel", ref, (), result)
-
-    def tracked_answer(self, method: str, ref: Ref, rest: Any, result: int) -> Any:
-        return track(result, Expression(TensorMethod(method), (ref, *rest), result), self.ledger)
-
-    def read(self, call: Call, name: str, func: Callable[..., Any], actual: Any) -> Any:
-        """The model's Python wants a tensor's value."""
-        is_unsafe = bool(call.depends & UNSAFE) and not functions.is_settled(call)
-        is_check = is_unsafe and name == "__bool__" and checks.is_check(call.source)
-        is_message = name == "__format__" and checks.is_message(call.source)
-        if is_unsafe and not is_check and not is_message:
-            call.reads = frozenset().union(*map(functions.storages, functions.tensors(actual)))
-            with self.at.hushed:
-                is_meta = self.ledger.device.type == "meta"
-                branch = self.branches.read(call, lambda: func(*actual[0], **actual[1]), is_meta)
-            if branch is not None:
-                return branch.outcome
-            self.at.refuse(call.depends, self.describe_read(call, actual), call.source)
-        with self.at.hushed:
-            result = self.answer(call, func, actual)
-        if is_check:
-            self.ledger.expect(call.args[0], result, call.source)
-            return result
-        if not call.depends & Depends.SHAPE or not isinstance(result, (bool, int, float)):
-            return result
-        call.is_size, call.value = True, result
-        return track(result, Expression(None, (), result, ref=self.ledger.add(call)), self.ledger)
-
-    def answer(self, call: Call, func: Callable[..., Any], actual: Any) -> Any:
-        """What a read gives; of a meta model by computing what it reads, which sizes alone may decide."""
-        calls = program(self.ledger.calls, call) if self.ledger.device.type == "meta" else None
-        if calls is None or call.depends & UNSAFE:
-            return func(*actual[0], **actual[1])
+    def perform_aside(self, call: Call, args: Any, kwargs: Any) -> Any:
+        """What a recorded call gives, performed once more outside of the recording."""
         with self.stepped_aside():
-            return ask(calls, self.perform_one)
-
-    def describe_read(self, call: Call, actual: Any) -> str:
-        """The value that Python wants, in words: how it is made and, where it is one number, which."""
-        with self.at.hushed:
-            number = wording.example_of(actual[0][0] if actual[0] else None)
-        what = wording.shown(call.args if len(call.args) == 1 else call)
-        return what + (f" ({number} here)" if number else "")
+            return self.perform_one(call, args, kwargs)
 
     def outside_numbers(self, func: Callable[..., Any], actual: Any) -> torch.Tensor:
         """A tensor made from a numpy array becomes a constant, copied at each run."""
@@ -400,12 +272,23 @@ class Recorder(TorchFunctionMode):
 
     def check_parameters(self, actual: Any, name: str, source: str) -> None:
         """A module whose glue code writes to a parameter stays whole."""
-        tensor = next(functions.tensors(actual), None)
-        base = tensor if tensor is None or tensor._base is None else tensor._base
-        if isinstance(base, nn.Parameter) and id(base) in self.ledger.names:
+        given = [next(functions.tensors(actual), None), *functions.tensors(actual[1].get("out"))]
+        with self.at.hushed:
+            touched = frozenset().union(*map(functions.storages, given))
+        if written := self.parameters.keys() & touched:
             raise CloseModule(
-                self.at.path, f"{source}: {name} writes to parameter {self.ledger.names[id(base)]}"
+                self.at.path, f"{source}: {name} writes to parameter {self.parameters[min(written)]}"
             )
+
+    @functools.cached_property
+    def parameters(self) -> dict[int, str]:
+        """The names of the model's parameters by the memory they lie in."""
+        held = [
+            (s, n)
+            for n, p in self.model.named_parameters()
+            for s in (() if nn.parameter.is_lazy(p) else functions.storages(p))
+        ]
+        return dict(held)
 
     # ---------------------------------------------------------------- performing
 
@@ -415,8 +298,8 @@ class Recorder(TorchFunctionMode):
             return self._perform(call, run, actual)
 
     def _perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
-        call.region = regions.difference(self.base, regions.ambient())
-        before = functions.Versions.of(dict(enumerate(functions.tensors(actual))))
+        call.region = self.contexts.region()
+        before = functions.Versions.of(dict(enumerate(functions.tensors(actual))), self.ledger.is_held)
         if run in DRAWING:
             call.stream = self.streams.here()
             self.streams.note()

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from ...errors import CaptureError, ModelError
-from ..calls.call import Recording
+from ...errors import AutopipeError, CaptureError, ModelError
+from ..calls.call import Recording, Setting
 from ..calls.likeness import is_same, prune
 from ..inputs.arguments import Inputs
-from ..inputs.structure import flatten, unflatten
+from ..inputs.structure import flatten
 from . import memos, opaque, patches
+from .given import are_close, device_of, fresh, other_data
 from .leaves import Policy
+from .origin import Unseen, alive
 from .recorder import Recorder
 from .restart import (
     CloseModule,
@@ -31,12 +33,14 @@ from .restart import (
     Restart,
     WatchLeaves,
 )
+from .settings import settings, under
 from .state import Snapshot, seed, switch
 
-__all__ = ["Refused", "Session", "close_to", "device_of"]
+__all__ = ["Refused", "Session"]
 
 _MOST_TRIES = 100
 _MOST_FORMS = 8
+_AS_GIVEN = Setting()
 _logger = logging.getLogger("autopipe")
 
 
@@ -176,11 +180,26 @@ class Session:
             return evaluation
 
     def with_others(self, training: Recording, evaluation: Recording) -> dict[bool, list[Recording]]:
-        forms = {False: self.outcomes(evaluation)}
-        forms[True] = forms[False] if training is evaluation else self.outcomes(training)
+        forms = {False: self.in_all_settings(evaluation)}
+        forms[True] = forms[False] if training is evaluation else self.in_all_settings(training)
         return forms
 
-    def outcomes(self, natural: Recording) -> list[Recording]:
+    def in_all_settings(self, natural: Recording) -> list[Recording]:
+        """A recording and its outcomes, and those in other surroundings where the code asks for them."""
+        if not natural.asked:
+            return self.outcomes(natural)
+        asked, (_, tensors) = natural.asked, Inputs.of(self.model, self.args, self.kwargs)
+        names = sorted(n for n, t in tensors.items() if t.is_floating_point())
+        out: list[Recording] = []
+        for setting in settings(asked, tensors):
+            try:
+                found = self.record(natural.training, (), setting) if out else natural
+            except (CaptureError, ModelError, Restart):
+                continue  # called so, the model is refused
+            out += [under(r, asked, setting, names) for r in self.outcomes(found, setting)]
+        return out
+
+    def outcomes(self, natural: Recording, setting: Setting = _AS_GIVEN) -> list[Recording]:
         """A recording, and others in which reads of inputs that give a truth come out the other way.
 
         The model's Python is made to believe so; where it then cannot be recorded, that outcome is left out.
@@ -192,7 +211,7 @@ class Session:
                 is_open = isinstance(branch.outcome, bool) and branch.is_forceable
                 if not is_open or branch.source in harmless:
                     continue
-                other = self.forced(known, place)
+                other = self.forced(known, place, setting)
                 if other is None:
                     continue
                 out.append(other)
@@ -203,12 +222,12 @@ class Session:
                     queue.append((other, place + 1))
         return out
 
-    def forced(self, known: Recording, place: int) -> Recording | None:
+    def forced(self, known: Recording, place: int, setting: Setting) -> Recording | None:
         """The recording in which the read at ``place`` comes out the other way; None where there is none."""
         branch = known.branches[place]
         script = (*(b.outcome for b in known.branches[:place]), not branch.outcome)
         try:
-            return self.record(known.training, script)
+            return self.record(known.training, script, setting)
         except (CaptureError, ModelError):
             return None
         except Restart:
@@ -248,47 +267,69 @@ class Session:
 
     # ---------------------------------------------------------------- one run
 
-    def record(self, training: bool, outcomes: Sequence[Any] = ()) -> Recording:
+    def record(self, training: bool, outcomes: Sequence[Any] = (), setting: Setting = _AS_GIVEN) -> Recording:
         """One recording; the model starts in the state it was given in.
 
         ``outcomes`` are what the first reads of inputs are to come out as.
         """
-        for watch in (False, True):
-            self.start(training)
-            args, kwargs = fresh((self.args, self.kwargs), self.device)
-            recorder = Recorder(
-                self.names,
-                self.paths,
-                self.known,
-                self.device,
-                self.policy.is_leaf,
-                training,
-                watch,
-                outcomes,
-                self.attempt.kept,
-                self.attempt.by_value,
-            )
-            try:
-                with (
-                    self.route.to(recorder, self.attempt.exporting),
-                    opaque.replaced(
-                        self.attempt.functions, self.model, recorder.kept_function, recorder.kept_method
-                    ),
-                    opaque.drawing(recorder.outside_draw),
-                    memos.bypassed(recorder.at),
-                ):
-                    recording = recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
-            except WatchLeaves:
+        for unseen in _passes():
+            is_probe = unseen is not None and unseen.is_probe
+            with torch.set_grad_enabled(setting.grad):
+                try:
+                    recording = self.run_recorded(training, outcomes, setting, unseen)
+                except WatchLeaves:
+                    continue
+                except (Restart, AutopipeError):
+                    if is_probe:
+                        continue
+                    raise
+            if is_probe:
                 continue
-            except (CaptureError, ModelError):
-                raise
-            except Exception as error:
-                if outcomes:
-                    raise CaptureError(f"no data leads there: {_short(error)}") from error
-                self.explain(error, recorder.failed, training)
             self.check_state(training)
             return recording
         raise AssertionError("a watched recording suspects nothing")
+
+    def run_recorded(
+        self, training: bool, outcomes: Sequence[Any], setting: Setting, unseen: Unseen | None
+    ) -> Recording:
+        self.start(training)
+        given = self.inputs_of(setting)
+        is_probe = unseen is not None and unseen.is_probe
+        args, kwargs = fresh(other_data(given) if is_probe else given, self.device)
+        recorder = Recorder(
+            self.names,
+            self.paths,
+            self.known,
+            self.device,
+            self.policy.is_leaf,
+            training,
+            unseen,
+            outcomes,
+            self.attempt.kept,
+            self.attempt.by_value,
+        )
+        kept = recorder.kept
+        try:
+            with (
+                self.route.to(recorder, self.attempt.exporting),
+                opaque.replaced(self.attempt.functions, self.model, kept.function, kept.method),
+                opaque.drawing(kept.outside_draw),
+                memos.bypassed(recorder.at),
+            ):
+                return recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
+        except (CaptureError, ModelError):
+            raise
+        except Exception as error:
+            if outcomes or setting != _AS_GIVEN or is_probe:
+                raise CaptureError(f"no data leads there: {_short(error)}") from error
+            self.explain(error, recorder.failed, training)
+
+    def inputs_of(self, setting: Setting) -> tuple[Any, Any]:
+        """The example with gradients asked for as the setting has it."""
+        if setting.requiring is None:
+            return self.args, self.kwargs
+        inputs, tensors = Inputs.of(self.model, self.args, self.kwargs)
+        return inputs.rebuild(self.model, setting.apply(tensors))
 
     def start(self, training: bool) -> None:
         self.snapshot.restore()
@@ -303,7 +344,7 @@ class Session:
         with self.route.suspended():
             return self.model(*args, **kwargs)
 
-    def explain(self, error: Exception, failed: str | None, training: bool) -> None:
+    def explain(self, error: Exception, failed: str | None, training: bool) -> NoReturn:
         """A run raised: is it the model's own error, or something that recording brought about?"""
         name = type(self.model).__name__
         self.start(training)
@@ -337,7 +378,7 @@ class Session:
         between = self.snapshot.numbers()
         second = flatten(self.run(training))[0]
         after = self.snapshot.numbers()
-        if not _are_close(first, second) or not self.forgets(training):
+        if not are_close(first, second) or not self.forgets(training):
             raise CloseModule(path, f"a forward changes {shown}, and the next call's result depends on it")
         for (at, counted), value in after.items():
             seen = before.get((at, counted)), between.get((at, counted)), value
@@ -350,9 +391,9 @@ class Session:
         self.start(training)
         try:
             self.run(training)
-            after = flatten(self.run(training, _other))[0]
+            after = flatten(self.run(training, other_data))[0]
             self.start(training)
-            return _are_close(after, flatten(self.run(training, _other))[0])
+            return are_close(after, flatten(self.run(training, other_data))[0])
         except Exception:  # whatever it is: then the model does not take these data
             return True
 
@@ -361,59 +402,13 @@ class Session:
         return any(self.policy.is_leaf(".".join(names[: i + 1])) for i in range(len(names)))
 
 
-def device_of(model: nn.Module, *given: Any) -> torch.device:
-    """Where the model is: its first parameter or buffer, else the first tensor in what it is given."""
-    held: torch.Tensor | None = next(model.parameters(), None)
-    held = next(model.buffers(), None) if held is None else held
-    tensors = (v for v in flatten(given)[0] if isinstance(v, torch.Tensor))
-    held = next(tensors, None) if held is None else held
-    return torch.device("cpu") if held is None else held.device
-
-
-def fresh(value: Any, device: torch.device) -> Any:
-    """The same structure with each tensor a copy of its own, on meta for a meta model.
-
-    A tensor given twice becomes two; the caller's are safe from in-place writes.
-    """
-    leaves, spec = flatten(value)
-    return unflatten(spec, [_copy(v, device) if isinstance(v, torch.Tensor) else v for v in leaves])
-
-
-def _are_close(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return len(first) == len(second) and all(map(close_to, first, second))
-
-
-def _other(given: Any) -> Any:
-    """Arguments with other data: floats halved, whole numbers moved on by one place."""
-    leaves, spec = flatten(given)
-    return unflatten(spec, [_moved(v) if isinstance(v, torch.Tensor) else v for v in leaves])
-
-
-def _moved(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_floating_point():
-        return (tensor.detach() * 0.5).requires_grad_(tensor.requires_grad)
-    return tensor.roll(1)
-
-
-def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    new = tensor.detach().to("meta") if device.type == "meta" else tensor.detach()
-    return new.clone().requires_grad_(tensor.requires_grad)
-
-
-def close_to(a: Any, b: Any) -> bool:
-    """Equal up to rounding; values that are no tensors count as equal."""
-    if not isinstance(a, torch.Tensor):
-        return True
-    if not isinstance(b, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if a.is_meta or torch.equal(a, b):
-        return True
-    if not (a.dtype.is_floating_point or a.dtype.is_complex):
-        return False
-    wide = torch.complex128 if a.dtype.is_complex else torch.float64
-    a, b = a.detach().to(wide), b.detach().to(wide)
-    scale = a.abs()[a.isfinite()].max().item() if a.isfinite().any() else 0.0
-    return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
+def _passes() -> Iterator[Unseen | None]:
+    """How to run a model until no tensor is of unknown origin: as it is; on other data; watched."""
+    yield None
+    before = alive()
+    probe = Unseen(True, before)
+    yield probe
+    yield Unseen(False, before, expected=probe.by_line)
 
 
 def _short(error: BaseException) -> str:

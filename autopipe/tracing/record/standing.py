@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from ...errors import InputError
-from .reach import Reached, reached
+from ..calls import regions
+from .reach import HOOKS, Reached, reached
 
 __all__ = ["Standing"]
 
 _SIMPLE = (int, float, str, bool, type(None), tuple)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HELD = ("_parameters", "_buffers", "_modules")
 _OF_ALL = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
 
@@ -30,11 +30,12 @@ class Standing:
 
     Attributes and hooks of those modules, what they hold directly, the objects, closures and globals that
     their code reaches; of every parameter its dtype and whether it takes a gradient; and each one's mode
-    beside the model's.
+    beside the model's. Where the code asked for ``dtypes``, the autocast that the model is called under.
     """
 
-    def __init__(self, model: nn.Module, is_open: Callable[[str], bool]) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, is_open: Callable[[str], bool], dtypes: bool = True) -> None:
+        self.model, self.dtypes = model, dtypes
+        self.casts = {regions.ambient()[1]}
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
         self.beside = _of_open(reached(model), is_open)
         flags = tuple(m.training for _, m in self.opened)
@@ -50,7 +51,8 @@ class Standing:
                 f"{type(self.model).__name__} is not to be copied now: {', '.join(changed)} changed after "
                 "the capture; call it once, which holds that against the capture, or capture again"
             )
-        return _copied, (self.model, frozenset(path for path, _ in self.opened), self.modes)
+        opened = frozenset(path for path, _ in self.opened)
+        return _copied, (self.model, opened, self.modes, self.dtypes, self.casts)
 
     def changed(self) -> list[str]:
         """What is not as it was, by name; empty as a rule."""
@@ -66,11 +68,16 @@ class Standing:
             root = self.model.training
             path = next((p for p, m in self.opened if p and m.training != root), "")
             out.append(f"the mode of {path or type(self.model).__name__}")
-        return [self._named(name) for name in out]
+        cast = regions.ambient()[1]
+        shown = ", ".join(f"{device} to {dtype}" for device, enabled, dtype, _ in cast if enabled) or "off"
+        return [self._named(name) for name in out] + [f"autocast ({shown})"] * (
+            self.dtypes and cast not in self.casts
+        )
 
     def accept(self) -> None:
         """Take the present state for the one that was recorded."""
         self.values = self._read()
+        self.casts.add(regions.ambient()[1])
         self.modes[self.model.training].add(tuple(m.training for _, m in self.opened))
 
     def _named(self, name: str) -> str:
@@ -93,7 +100,7 @@ class Standing:
         for path, module in self.opened:
             shown, held = _shown(self.model, path), vars(module)
             out[f"the attributes of {shown}"] = tuple(_attributes(module).values())
-            out[f"the hooks of {shown}"] = tuple(h for k in _HOOKS for h in held[k].values())
+            out[f"the hooks of {shown}"] = tuple(h for k in HOOKS for h in held[k].values())
             out[f"what {shown} holds"] = tuple(v for k in _HELD for v in held[k].values())
         for name, read in self.beside:
             out[name] = read()
@@ -111,9 +118,15 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {k: v for k, v in vars(module).items() if k not in _OF_ALL}
 
 
-def _copied(model: nn.Module, opened: frozenset[str], modes: dict[bool, set[tuple[bool, ...]]]) -> Standing:
-    made = Standing(model, opened.__contains__)
-    made.modes = modes
+def _copied(
+    model: nn.Module,
+    opened: frozenset[str],
+    modes: dict[bool, set[tuple[bool, ...]]],
+    dtypes: bool,
+    casts: set[Any],
+) -> Standing:
+    made = Standing(model, opened.__contains__, dtypes)
+    made.modes, made.casts = modes, casts
     return made
 
 

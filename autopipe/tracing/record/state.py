@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...errors import CaptureError
 from .reach import Reached, reached, saved, state_of
 
 __all__ = ["Snapshot", "generators", "preserved", "seed", "seed_all", "switch"]
@@ -33,10 +34,11 @@ class Snapshot:
     """A model's attributes and buffers at one moment, and what its code reaches from them."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.reached = reached(model)
+        self.spent = _Spent(model, self.reached)
         self.modules = [(path, m, _Held(vars(m))) for path, m in model.named_modules()]
         # a scripted module keeps its mode where its attributes do not show it
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
-        self.reached = reached(model)
         self.beside = _Beside(self.reached)
         small = (t for t in (*model.parameters(), *(t for _, _, t in self.reached.tensors)) if _is_small(t))
         self.tensors = {
@@ -56,7 +58,9 @@ class Snapshot:
             put_back()
         with torch.no_grad():
             for tensor, value in self.tensors.values():
-                if not _equal(tensor, value):
+                if tensor.shape != value.shape:
+                    tensor.data = value.clone()
+                elif not _equal(tensor, value):
                     tensor.data.copy_(value)
 
     def tensors_held(self) -> Iterator[torch.Tensor]:
@@ -111,6 +115,43 @@ def _is_absent(tensor: torch.Tensor) -> bool:
     return torch.nn.parameter.is_lazy(tensor) or tensor.is_meta
 
 
+class _Spent:
+    """Iterators that a model holds, put aside since they cannot be wound back; who wants an item is told."""
+
+    def __init__(self, model: nn.Module, found: Reached) -> None:
+        names = {id(i): name for _, name, i in found.exhaustible}
+        held = [*(vars(m) for m in model.modules()), *(h for _, _, h in found.holders)] if names else []
+        self.places = [
+            (container, key, value)
+            for container in held
+            if isinstance(container, (dict, list, collections.deque))
+            for key, value in list(container.items() if isinstance(container, dict) else enumerate(container))
+            if id(value) in names
+        ]
+        for container, key, value in self.places:
+            container[key] = _Refusing(names[id(value)], type(value).__name__)
+
+    def put_back(self) -> None:
+        for container, key, value in self.places:
+            container[key] = value
+
+
+class _Refusing:
+    """Stands in the place of an iterator."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name, self.kind = name, kind
+
+    def __iter__(self) -> _Refusing:
+        return self
+
+    def __next__(self) -> Any:
+        raise CaptureError(
+            f"{self.name} is a {self.kind} that a forward takes items from, so that what a call does depends "
+            "on how many came before; hold a list, and the place in it in a buffer"
+        )
+
+
 class _Held:
     """An object's attributes at one moment, and what the containers among them held."""
 
@@ -150,15 +191,6 @@ class _Beside:
             (p, n, c, {k: v for k, v in vars(c).items() if _is_data(v)}) for p, n, c in found.classes
         ]
         self.cells = [(p, n, c, c.cell_contents) for p, n, c in found.cells if _is_filled(c)]
-        self.iterators = [
-            (
-                p,
-                n,
-                i,
-                repr(i) if not isinstance(i, types.GeneratorType) else i.gi_frame and i.gi_frame.f_lasti,
-            )
-            for p, n, i in found.exhaustible
-        ]
 
     def restore(self) -> None:
         for _, name, holder, before in self.holders:
@@ -251,6 +283,7 @@ def preserved(model: nn.Module) -> Iterator[Snapshot]:
             yield snapshot
         finally:
             snapshot.restore()
+            snapshot.spent.put_back()
             random.setstate(python)
             np.random.set_state(numpy)
 

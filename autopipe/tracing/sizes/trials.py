@@ -21,7 +21,7 @@ from ..calls.functions import ExportFlags
 from ..graphs.opgraph import Kind
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
-from ..record.session import close_to
+from ..record.given import close_to
 from ..record.state import seed
 from ..record.tracked import pinned
 from . import dims as sizing
@@ -67,6 +67,7 @@ class Explorer:
         self.call, self.given, self.device, self.start = call, given, device, start
         self.kind, self.is_meta = kind, device.type == "meta"
         self.is_asked_for = is_asked_for
+        self.takes_grad_mode = any(form.takes_grad_mode for form in forms)
         self.harmless: set[int] = set()
         self.drawn_out: set[Dim] = set()
 
@@ -115,7 +116,7 @@ class Explorer:
     ) -> Observation:
         given = sizing.resize(self.given, sizes, self.drawn_out)
         self.prepare(form)
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.takes_grad_mode):
             return replay(self.model, form, given, self.device, sharing)
 
     def result(self, trial: Trial) -> tuple[Any, ...]:
@@ -173,7 +174,7 @@ class Explorer:
         if self.is_meta:  # there is no data that the model could look at
             ExportFlags(True, True).write()
         try:
-            with torch.no_grad():
+            with torch.set_grad_enabled(self.takes_grad_mode):
                 return flatten(self.call(sizing.resize(self.given, sizes, self.drawn_out)))[0]
         finally:
             flags.write()

@@ -1,0 +1,71 @@
+"""Arguments that a model is run on: copies of them, copies with other data, and whether results are equal.
+
+Running the model is left to ``session``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..inputs.structure import flatten, unflatten
+
+__all__ = ["are_close", "close_to", "device_of", "fresh", "other_data"]
+
+
+def device_of(model: nn.Module, *given: Any) -> torch.device:
+    """Where the model is: its first parameter or buffer, else the first tensor in what it is given."""
+    held: torch.Tensor | None = next(model.parameters(), None)
+    held = next(model.buffers(), None) if held is None else held
+    tensors = (v for v in flatten(given)[0] if isinstance(v, torch.Tensor))
+    held = next(tensors, None) if held is None else held
+    return torch.device("cpu") if held is None else held.device
+
+
+def fresh(value: Any, device: torch.device) -> Any:
+    """The same structure with each tensor a copy of its own, on meta for a meta model.
+
+    A tensor given twice becomes two; the caller's are safe from in-place writes.
+    """
+    leaves, spec = flatten(value)
+    return unflatten(spec, [_copy(v, device) if isinstance(v, torch.Tensor) else v for v in leaves])
+
+
+def are_close(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(map(close_to, first, second))
+
+
+def other_data(given: Any) -> Any:
+    """Arguments with other data: floats halved, whole numbers moved on by one place."""
+    leaves, spec = flatten(given)
+    return unflatten(spec, [_moved(v) if isinstance(v, torch.Tensor) else v for v in leaves])
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_floating_point():
+        return (tensor.detach() * 0.5).requires_grad_(tensor.requires_grad)
+    return tensor.roll(1)
+
+
+def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    new = tensor.detach().to("meta") if device.type == "meta" else tensor.detach()
+    return new.clone().requires_grad_(tensor.requires_grad)
+
+
+def close_to(a: Any, b: Any) -> bool:
+    """Equal up to rounding; values that are no tensors count as equal."""
+    if not isinstance(a, torch.Tensor):
+        return True
+    if not isinstance(b, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.is_meta or torch.equal(a, b):
+        return True
+    if not (a.dtype.is_floating_point or a.dtype.is_complex):
+        return False
+    wide = torch.complex128 if a.dtype.is_complex else torch.float64
+    a, b = a.detach().to(wide), b.detach().to(wide)
+    scale = a.abs()[a.isfinite()].max().item() if a.isfinite().any() else 0.0
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)

@@ -1,0 +1,162 @@
+"""Code that becomes one call in a recording: functions and methods that stay whole, transforms of functions.
+
+Torch's own functions and leaf modules are left to ``recorder``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..calls import functions, lifting, wording
+from ..calls.call import UNSAFE, Call, Depends
+from ..calls.streams import Stream
+from ..inputs.structure import flatten
+from . import opaque
+from .ledger import Ledger
+from .position import Position
+from .restart import CloseModule
+from .state import generators
+
+__all__ = ["Kept"]
+
+
+class Performer(Protocol):
+    """What runs calls and notes what they do."""
+
+    def perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
+        """Run a call for real and tie its results to it."""
+
+    def inside_leaf(self, path: str, compiled: bool) -> contextlib.AbstractContextManager[None]:
+        """The surroundings in which what is not recorded runs."""
+
+    def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:
+        """The buffers of ``module`` that are not as they were."""
+
+
+class Kept:
+    """Records calls of code that stays whole; ``here`` gives the stream of draws at this place."""
+
+    def __init__(
+        self, at: Position, ledger: Ledger, performer: Performer, here: Callable[[], Stream]
+    ) -> None:
+        self.at, self.ledger, self.performer, self.here = at, ledger, performer, here
+
+    def custom(self, function: functions.Named, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A call that the function mode does not see as one: ``autograd.Function.apply``, ``vmap``."""
+        with self.at.hushed:
+            encoded, actual = self.ledger.encode_call(args, kwargs)
+        call = Call("call_function", function, *encoded, hint=function.__name__)
+        call.path, call.source = self.at.path, self.at.source()
+        call.depends, call.stream = self.ledger.depends(call), self.here()
+        return self.performer.perform(call, run, actual)
+
+    def function(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A plain function that stays whole is being called."""
+        if not self.at.is_recorded:
+            return run(*args, **kwargs)
+        encoded, actual = self.ledger.encode_call(args, kwargs)
+        call = Call(
+            "call_function", run, *encoded, hint=run.__name__, path=self.at.path, source=self.at.source()
+        )
+        call.depends = self.ledger.depends(call)
+        return self._perform(call, run, actual)
+
+    def _perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
+        """Perform a call of code that may draw outside torch and give what is no tensor."""
+        before, call.stream = generators(), self.here()
+        result = self.performer.perform(call, run, actual)
+        if generators() != before:
+            call.is_random, call.depends = True, call.depends | Depends.RANDOM
+        for value in flatten(result)[0]:
+            if isinstance(value, np.ndarray):
+                self.ledger.bind(value, call)
+            elif isinstance(value, (bool, int, float, str)):
+                self.at.refuse(call.depends, f"{wording.shown(call)} ({value!r} here)", call.source)
+            elif value is None and call.depends & UNSAFE and not call.writes:
+                self.at.refuse(call.depends, f"{wording.shown(call)} (None here)", call.source)
+        return result
+
+    def method(self, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
+        """A method that stays whole is being called; the module is closed where that cannot be."""
+        path = self.at.modules[id(module)]
+        if not self.at.is_recorded:
+            return getattr(type(module), name)(module, *args, **kwargs)
+        encoded, actual = self.ledger.encode_call(args, kwargs)
+        buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)))
+        try:
+            method = opaque.KeptMethod(module, name)
+            call = Call(
+                "call_function", method, *encoded, hint=name, path=self.at.path, source=self.at.source()
+            )
+            call.depends = self.ledger.depends(call)
+            result = self._perform(call, functools.partial(self._first_run, call, method, module), actual)
+        except Exception as error:
+            raise CloseModule(
+                path, f"{name} of {path or 'the model'} cannot stay whole alone: {error}"
+            ) from error
+        call.mutated = self.performer.changed(buffers, module, path)
+        self.ledger.hold_together(call, result)
+        return result
+
+    def _first_run(
+        self, call: Call, method: opaque.KeptMethod, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        with self.performer.inside_leaf(self.at.modules[id(module)], False):
+            result, used = method.first(module, args, kwargs)
+        inside = [self.ledger.attribute(self.at.modules[id(m)], m, Depends.STATE) for m in used]
+        call.take((*inside, *call.args), call.kwargs)
+        call.depends |= Depends.STATE if inside else Depends.NOTHING
+        return result
+
+    def mapped(
+        self,
+        transform: Callable[..., Any],
+        func: Callable[..., Any],
+        how: tuple[Any, ...],
+        args: Any,
+        kwargs: Any,
+        name: str = "vmap",
+    ) -> Any:
+        """A transform of a function over arguments; what lies in the function's closure is among them."""
+        held, rebuild = self.ledger.lifted(func, with_modules=True)
+        function = lifting.Mapped(transform, rebuild, len(held), how, name)
+        return self.custom(function, function, (*held, *args), kwargs)
+
+    def copied(self, tensor: torch.Tensor) -> Any:
+        """What ``copy.copy`` makes of a tensor."""
+        if not self.at.is_recorded:
+            return copy.copy(tensor)
+        return self.custom(functions.Named(copy.copy), copy.copy, (tensor,), {})
+
+    def outside_draw(self, name: str) -> None:
+        """Code outside torch is about to draw a random number."""
+        if self.at.is_recorded:
+            self.at.keep_whole(f"{self.at.source()}: {name} draws a random number")
+
+    def refuse_backward(self) -> NoReturn:
+        """The model's own code runs a backward, whose gradients land where no graph shows them."""
+        self.at.keep_whole(
+            f"{self.at.source()}: backward() inside a forward; torch.autograd.grad gives the gradients"
+        )
+
+    def refuse_function(self, name: str) -> NoReturn:
+        """A transform gives back a function, which no graph holds."""
+        self.at.keep_whole(
+            f"{self.at.source()}: torch.func.{name} gives back a function of what was computed, which a "
+            "graph cannot hold; torch.autograd.grad or torch.func.grad gives the derivative itself"
+        )
+
+
+def is_copying() -> bool:
+    """Whether the caller's caller is ``copy.copy``."""
+    frame = sys._getframe(2)
+    return frame.f_code is copy.copy.__code__

@@ -1,0 +1,68 @@
+"""Where a tensor comes from that no recorded call gave: known memory, or code that torch does not show.
+
+What follows for the recording is left to ``ledger``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+__all__ = ["Unseen", "alive", "same_memory", "twin_in_memory"]
+
+
+def alive() -> dict[int, Tensor]:
+    """Every tensor there is, by id: what a run then finds and is not among them was made by it."""
+    return {id(o): o for o in gc.get_objects() if issubclass(type(o), Tensor)}
+
+
+@dataclasses.dataclass(slots=True)
+class Unseen:
+    """Tensors that a run of the model made where no call shows it: by line, in order, what they held.
+
+    ``is_probe`` says that the run is on other data, to see what of it they hold.
+    """
+
+    is_probe: bool
+    before: dict[int, Tensor]
+    by_line: dict[str, list[Tensor]] = dataclasses.field(default_factory=dict)
+    expected: dict[str, list[Tensor]] = dataclasses.field(default_factory=dict)
+
+    def note(self, tensor: Tensor, source: str) -> bool:
+        """Whether the tensor holds what the one at the same place held on other data."""
+        held = self.by_line.setdefault(source, [])
+        held.append(tensor.detach().clone())
+        others = self.expected.get(source, [])
+        return self.is_probe or (len(held) <= len(others) and _is_equal(held[-1], others[len(held) - 1]))
+
+
+def _is_equal(a: Tensor, b: Tensor) -> bool:
+    is_alike = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and not a.is_meta
+    return is_alike and bool(torch.equal(a, b))
+
+
+def twin_in_memory(tensor: Tensor, known: Iterable[object]) -> Tensor | None:
+    """The known tensor that lies in the memory of this one, laid out alike: another object of the same."""
+    place = _place(tensor)
+    if place is None or tensor.grad_fn is not None or type(tensor) not in (Tensor, torch.nn.Parameter):
+        return None
+    return next((t for t in known if isinstance(t, Tensor) and _place(t) == place), None)
+
+
+def _place(tensor: Tensor) -> tuple[object, ...] | None:
+    """Where a tensor lies, and how; None where that cannot be asked."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return None
+    try:
+        return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    except RuntimeError:
+        return None
+
+
+def same_memory(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """Another tensor on the memory of one, as ``Parameter`` and dlpack make it: gradients end at it."""
+    return tensor.detach().requires_grad_(requires_grad)

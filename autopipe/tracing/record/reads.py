@@ -1,0 +1,148 @@
+"""What the model's Python asks of tensors while it is recorded: sizes, kinds and values, and what it is told.
+
+Which answers may be asked for again at run time is left to ``branches``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+
+from ..calls import functions, wording
+from ..calls.call import UNSAFE, Call, Depends
+from ..calls.perform import Run, ask
+from . import checks
+from .branches import Branches, program
+from .ledger import Ledger, Ref, TensorMethod
+from .position import Position
+from .tracked import Expression, plain, track
+
+__all__ = ["Reads"]
+
+_TAKEN_OVER = torch.utils.dlpack.from_dlpack.__code__
+
+
+class Reads:
+    """Answers the questions of the code that is being recorded.
+
+    ``run`` performs one call outside of the recording; ``sets_grad`` says whether the code itself has set
+    the grad mode it is in. ``asked`` tells what of the surroundings the code asked for, and where:
+    ``"grad"``, the grad mode, and ``"inputs"``, which of the inputs take gradients; ``dtypes`` whether it
+    asked for what autocast has a say in.
+    """
+
+    def __init__(
+        self, at: Position, ledger: Ledger, branches: Branches, run: Run, sets_grad: Callable[[], bool]
+    ) -> None:
+        self.at, self.ledger, self.branches, self.run, self.sets_grad = at, ledger, branches, run, sets_grad
+        self.asked: dict[str, str] = {}
+        self.dtypes = False
+
+    def asks_for_grad_mode(self) -> None:
+        """The model's own code asks whether gradients are enabled."""
+        if not self.sets_grad():
+            self.asked.setdefault("grad", self.at.source())
+
+    def metadata(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A question about a tensor's shape, type or place."""
+        result = func(*map(plain, args), **kwargs)
+        tensor = args[0] if args else None
+        if name == "grad" and isinstance(result, torch.Tensor):
+            self.at.keep_whole(f"{self.at.source()}: .grad of a tensor is read, which only a backward makes")
+        if name in functions.CASTING and self.at.is_own_code():
+            self.dtypes = True
+        if name in functions.REQUIRING and isinstance(tensor, torch.Tensor) and self.at.is_own_code():
+            self.gradients_asked(tensor)
+        if not isinstance(tensor, torch.Tensor) or name not in functions.SIZES:
+            return result
+        ref = self.ledger.find(tensor)
+        if not self.ledger.extent_depends(ref) & (Depends.SHAPE | Depends.DATA):
+            return result
+        if name in ("shape", "size"):
+            if isinstance(result, torch.Size):
+                return torch.Size([self.ledger.size(tensor, ref, i, n) for i, n in enumerate(result)])
+            axis = plain(args[1] if len(args) > 1 else kwargs["dim"])
+            return self.ledger.size(tensor, ref, axis % tensor.dim(), result)
+        if name == "__len__":
+            return self.ledger.size(tensor, ref, 0, result).settle()
+        if name == "stride":
+            return (
+                result if isinstance(result, tuple) else self.tracked_answer("stride", ref, args[1:], result)
+            )
+        return self.tracked_answer("numel", ref, (), result)
+
+    def gradients_asked(self, tensor: torch.Tensor) -> None:
+        """Whether a tensor takes gradients follows from the grad mode and from the inputs it is made of."""
+        call = self.ledger.materialise(self.ledger.find(tensor))
+        if call.op == "get_attr":
+            return
+        if call.op != "placeholder":
+            self.asks_for_grad_mode()
+        if call.depends & Depends.INPUT:
+            self.asked.setdefault("inputs", self.at.source())
+
+    def tracked_answer(self, method: str, ref: Ref, rest: Any, result: int) -> Any:
+        return track(result, Expression(TensorMethod(method), (ref, *rest), result), self.ledger)
+
+    def read(self, call: Call, name: str, func: Callable[..., Any], actual: Any) -> Any:
+        """The model's Python wants a tensor's value."""
+        if name == "__dlpack__" and _is_within(_TAKEN_OVER):
+            with self.at.hushed:
+                return func(*actual[0], **actual[1])
+        is_unsafe = bool(call.depends & UNSAFE) and not functions.is_settled(call)
+        is_check = is_unsafe and name == "__bool__" and checks.is_check(call.source)
+        is_message = name == "__format__" and checks.is_message(call.source)
+        if is_unsafe and not is_check and not is_message:
+            call.reads = frozenset().union(*map(functions.storages, functions.tensors(actual)))
+            with self.at.hushed:
+                is_meta = self.ledger.device.type == "meta"
+                branch = self.branches.read(call, lambda: func(*actual[0], **actual[1]), is_meta)
+            if branch is not None:
+                return branch.outcome
+            self.at.refuse(call.depends, self.describe_read(call, actual), call.source)
+        with self.at.hushed:
+            result = self.answer(call, func, actual)
+        if is_check:
+            self.ledger.expect(call.args[0], result, call.source)
+            return result
+        if not call.depends & Depends.SHAPE or not isinstance(result, (bool, int, float)):
+            return result
+        call.is_size, call.value = True, result
+        return track(result, Expression(None, (), result, ref=self.ledger.add(call)), self.ledger)
+
+    def answer(self, call: Call, func: Callable[..., Any], actual: Any) -> Any:
+        """What a read gives; of a meta model by computing what it reads, which sizes alone may decide."""
+        calls = program(self.ledger.calls, call) if self.ledger.device.type == "meta" else None
+        if calls is None or call.depends & UNSAFE:
+            return func(*actual[0], **actual[1])
+        with torch.no_grad():
+            return ask(calls, self.run)
+
+    def describe_read(self, call: Call, actual: Any) -> str:
+        """The value that Python wants, in words: how it is made and, where it is one number, which."""
+        with self.at.hushed:
+            number = wording.example_of(actual[0][0] if actual[0] else None)
+        what = wording.shown(call.args if len(call.args) == 1 else call)
+        return what + (f" ({number} here)" if number else "")
+
+    def refuse_bytes(self, tensor: torch.Tensor) -> None:
+        """A tensor is about to be pickled: what comes back is not known for it."""
+        ref = self.ledger.find(tensor)
+        if self.ledger.depends_of(ref) & UNSAFE:
+            call = self.ledger.materialise(ref)
+            what = f"the bytes of {wording.shown(call)} (pickled)"
+            self.at.refuse(call.depends, what, self.at.source())
+
+
+def _is_within(code: Any) -> bool:
+    """Whether one of the functions that run now is of this code."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
