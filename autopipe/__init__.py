@@ -16,6 +16,7 @@ solve          solve                                             no torch
 stages         stages                                            torch
 runtime        runtime                                           torch
 look           look                                              no torch
+neighbours     neighbours                                        torch
 face           api                                               torch
 command line   cli, demo                                         torch
 =============  ================================================  ========

@@ -17,6 +17,7 @@ from torch import nn
 
 from ..costs import CostTable
 from ..errors import InputError
+from ..neighbours.generation import generate
 from ..plans import Plan
 from ..runtime import Runtime, mixing
 from ..stages import Parity, Stage, build, verify
@@ -32,7 +33,7 @@ _logger = logging.getLogger(__name__)
 # fmt: off
 METHODS = (
     "forward", "train", "eval", "state_dict", "load_state_dict", "parameters", "named_parameters", "verify",
-    "merge", "runtime",
+    "merge", "runtime", "generate",
 )
 # fmt: on
 """What one calls on a pipe; the rest of ``nn.Module`` works as on the model."""
@@ -196,6 +197,22 @@ class Pipe(nn.Module, metaclass=_Short):
         if self._runtime:
             self._runtime[-1].gather_weights()
         return self.model
+
+    def generate(self, *args: Any, n_microbatches: int | None = None, **kwargs: Any) -> Any:
+        """``model.generate(*args, **kwargs)`` of transformers' causal models, token for token.
+
+        Once a runtime runs on several ranks every rank calls it with the same arguments (under ``feed``, only
+        the one that feeds): each runs its own decoder layers and keeps their caches, and all get the result.
+        The rank with the model's head chooses the tokens, so that its random generator, streamer, logits
+        processors and stopping criteria count. The batch passes in ``n_microbatches`` of whole prompts, by
+        default one for each rank, so that ranks work at the same time.
+
+        Greedy search, sampling and beams are taken. Raises :class:`InputError` for models and options that
+        are not, saying what to do instead.
+        """
+        return generate(
+            self.model, self._runtime[-1] if self._runtime else None, args, kwargs, n_microbatches
+        )
 
     def runtime(self, loss_fn: Callable[..., torch.Tensor] | None = None, **options: Any) -> Runtime:
         """This rank's part of the pipeline when a process group is up, else all stages in this process.

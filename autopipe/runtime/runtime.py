@@ -143,6 +143,11 @@ class Runtime:
         """Where this process's stages are."""
         return self._engine.device
 
+    @property
+    def engine(self) -> Engine:
+        """What runs it: for what joins a pipeline to other libraries."""
+        return self._engine
+
     # -- batches ------------------------------------------------------------------------------------
 
     def step(

@@ -175,14 +175,24 @@ class Made:
 
     def _by_formula(self, call: Call) -> Call:
         """A size as its formula in the sizes of inputs says."""
-        shapes = self.shapes.get(id(call.inputs[0]))
-        formula = shapes[0][plain(call.args[1])] if shapes else call.value
+        shapes = self.shapes.get(id(call.inputs[0])) or self._shapes_alike(call.inputs[0])
+        if not shapes:
+            return self._like_an_input(call)
+        formula = shapes[0][plain(call.args[1])]
         if isinstance(formula, int):
             return _constant_number(call.value)
         check = Check(operator.pos, (formula,), None, call.source)
         place = {d.name: d.where[0] for d in self.variation.dims}
         function = Named(lambda *sizes: check.values(dict(zip(check.symbols, sizes, strict=True)))[0], "size")
         return Call("call_function", function, tuple(_size_of(*place[s]) for s in check.symbols))
+
+    def _shapes_alike(self, made: Call) -> Any:
+        """Of the same call in a form that was kept, where another recording made this tensor."""
+        known = self.shapes
+        kept = (c for forms in self.forms.values() for form in forms for c in form.calls if known.get(id(c)))
+        where = (made.op, made.target, made.path, made.source)
+        alike = (c for c in kept if (c.op, c.target, c.path, c.source) == where)
+        return next((known[id(c)] for c in alike if c.value.shape == made.value.shape), None)
 
     def _witness(self, flag: bool, number: int) -> dict[str, torch.Tensor] | None:
         """Inputs of the example's sizes that ask for the form with this number, where some are found."""

@@ -111,3 +111,37 @@ def test_a_branch_on_what_layers_made_is_refused_with_its_line() -> None:
 def test_a_mask_of_no_matter_asks_nothing() -> None:
     captured = capture(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)), (torch.randn(2, WIDTH),))
     assert not captured.has_questions
+
+
+class AsksWithSizesOfMadeTensors(nn.Module):
+    """Its question takes sizes of what it made of its inputs, in a form of evaluation's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        ids = ids.view(-1, ids.shape[1])
+        h = self.table(ids)
+        keep = mask.view(ids.shape[0], -1)[:, : h.shape[1]]
+        if keep.all():
+            keep = None
+        for layer in self.layers:
+            h = layer(h) if keep is None else layer(h) * keep[..., None]
+            h = nn.functional.dropout(h, 0.0, self.training)
+        return h
+
+
+def test_sizes_of_made_tensors_in_questions():
+    model = AsksWithSizesOfMadeTensors()
+    mask = torch.ones(4, 7, dtype=torch.int64)
+    mask[1, :2] = 0
+    found = capture(model, (torch.randint(11, (4, 7)), mask))
+    for training in (True, False):
+        model.train(training)
+        for n_rows, n_masked in ((4, 0), (2, 1), (5, 0), (3, 2)):
+            mask = torch.ones(n_rows, 7, dtype=torch.int64)
+            mask[0, :n_masked] = 0
+            ids = torch.randint(11, (n_rows, 7))
+            torch.testing.assert_close(found(ids, mask), model(ids, mask))

@@ -102,9 +102,10 @@ def _told(tensor: Away, func: Any) -> str:
         )
     return (
         f"{name} is trained by rank {rank}, and this process has only an old value of it. To run the "
-        f"{model}, call rt.forward(...) or rt.evaluate(...) on every rank; to have all its weights here, "
-        "pipe.merge() on every rank; to save it, rt.save(folder); for an average of weights or such, use "
-        "this rank's own, rt.named_parameters(). A network that is part of two pipelines must lie on the "
+        f"{model}, call rt.forward(...), rt.evaluate(...) or pipe.generate(...) on every rank; to have all "
+        "its weights here, pipe.merge() on every rank; to save it, rt.save(folder); for an average of "
+        "weights or such, use this rank's own, rt.named_parameters(). A network that is part of two "
+        "pipelines must lie on the "
         "same ranks in both (pin), or be merged between their steps"
     )
 

@@ -1,0 +1,140 @@
+"""One rank that generates from split models: ``python generate_ranks.py CHECK …``; alone without a group."""
+
+import os
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from causal_models import make, prompts
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+import autopipe
+
+N_NEW = 6
+
+
+class Stop(StoppingCriteria):
+    """Ends a sequence at an odd token in its last place, after some."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return (input_ids[:, -1] % 5 == 0) & (input_ids.shape[1] > 9)
+
+
+WAYS = {
+    "greedy": {},
+    "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 20, "num_return_sequences": 2},
+    "beams": {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.7},
+    "beams that sample": {"num_beams": 2, "do_sample": True},
+    "criteria": {"stopping_criteria": StoppingCriteriaList([Stop()]), "repetition_penalty": 1.3},
+    "no cache": {"use_cache": False},
+    "chunks": {"prefill_chunk_size": 3},
+}
+
+
+def split(model, **options):
+    ids, mask = prompts(4)
+    n_ranks = int(os.environ.get("WORLD_SIZE", "2"))
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids}
+    options = {
+        "n_stages": n_ranks,
+        "n_microbatches": 2,
+        "costs": "estimated",
+        "balance": "uniform",
+        **options,
+    }
+    return autopipe.split(model, options.pop("n_stages"), (), inputs, **options)
+
+
+def generated(model, run, way, **inputs):
+    """The tokens of ``run``, with the model's own generator seeded."""
+    torch.manual_seed(5)
+    return run(**inputs, max_new_tokens=N_NEW, **WAYS[way])
+
+
+def same_tokens(family, *ways):
+    """In every way the pipe generates what the model does, before training and after it."""
+    plain = make(family)
+    ids, mask = prompts()
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    expected, draws = {}, {}
+    for way in ways:
+        expected[way], draws[way] = generated(plain, plain.generate, way, **inputs), torch.rand(())
+    assert len({tuple(row) for row in expected[ways[0]].tolist()}) > 1
+    pipe = split(make(family))
+    rt = pipe.runtime()
+    for way in ways:
+        tokens = generated(pipe.model, pipe.generate, way, **inputs)
+        assert torch.equal(tokens, expected[way]), (way, tokens, expected[way])
+        assert torch.rand(()) == draws[way], "the generator is left where the model leaves it"
+    trains(pipe, rt, plain, ways[0], inputs)
+
+
+def trains(pipe, rt, plain, way, inputs):
+    """Tokens are of the weights as they are now, and generating leaves training as it was."""
+    batch = {"input_ids": prompts(4)[0], "attention_mask": prompts(4)[1], "labels": prompts(4)[0]}
+    optimizer = torch.optim.SGD(rt.parameters(), 1.0)
+    own = torch.optim.SGD(plain.parameters(), 1.0)
+    for _ in range(2):
+        rt.step(**batch)
+        plain(**batch).loss.backward()
+        for one in (optimizer, own):
+            one.step()
+            one.zero_grad()
+        expected = generated(plain, plain.generate, way, **inputs)
+        assert torch.equal(generated(pipe.model, pipe.generate, way, **inputs), expected)
+    merged = pipe.merge()
+    for (name, a), b in zip(merged.state_dict().items(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4, msg=name)
+
+
+class Breaks(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        if input_ids.shape[1] > 9:
+            raise RuntimeError("the user's own fault")
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+def around():
+    """Other cuts, released weights, feeding, errors of the user's own, and what is refused."""
+    ids, mask = prompts()
+    inputs = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": N_NEW}
+    plain = make("llama")
+    expected = plain.generate(**inputs)
+    for plan, options in (
+        ({"pin": {"model.norm": 0}}, {}),
+        ({"pin": {"model.layers.3": 0}}, {"release": True}),
+        ({"n_stages": 4, "n_ranks": 2, "schedule": "zbv"}, {}),
+    ):
+        pipe = split(make("llama"), **plan)
+        pipe.runtime(**options)
+        found = pipe.generate(**inputs, n_microbatches=3)
+        assert torch.equal(found, expected), (plan, found, expected)
+    pipe = split(make("llama"))
+    rank = dist.get_rank()
+    rt = pipe.runtime(feed=0)
+    assert torch.equal(pipe.generate(**(inputs if rank == 0 else {})), expected)
+    rt = pipe.runtime()
+    for odd, message in (
+        ({"assistant_model": plain}, "does not take assistant_model"),
+        ({"input_ids": ids + rank, "attention_mask": mask}, "was given other prompts"),
+    ):
+        with pytest.raises(autopipe.AutopipeError, match=message):
+            pipe.generate(**{**inputs, **odd})
+    kind = RuntimeError if rank == 1 else autopipe.StepError
+    with pytest.raises(kind, match="the user's own fault"):
+        pipe.generate(**inputs, stopping_criteria=StoppingCriteriaList([Breaks()]))
+    with pytest.raises(ValueError if rank == 1 else autopipe.StepError, match="not used by the model"):
+        pipe.generate(**inputs, max_tokens=3)
+    given = pipe.generate(**inputs, return_dict_in_generate=True, output_scores=True)
+    assert torch.equal(given.sequences, expected)
+    assert len(given.scores) == given.sequences.shape[1] - 7
+    rt.step(input_ids=ids, attention_mask=mask, labels=ids)
+    with pytest.raises(autopipe.StaleError, match=r"pipe\.generate"):
+        pipe.model.generate(**inputs)
+    assert torch.equal(pipe.generate(**inputs), expected)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    globals()[sys.argv[1]](*sys.argv[2:])

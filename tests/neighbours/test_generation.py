@@ -1,0 +1,49 @@
+"""A split causal model generates what the model does, token for token, stage by stage."""
+
+import pathlib
+
+import pytest
+import torch
+from processes import run_ranks
+
+import autopipe
+
+pytest.importorskip("transformers", reason="needs the transformers extra")
+
+SCRIPT = pathlib.Path(__file__).parent / "generate_ranks.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "opt"])
+def test_tokens_of_a_family(family):
+    run_ranks(SCRIPT, 2, "same_tokens", family, "greedy", "beams", "criteria")
+
+
+def test_tokens_on_two_ranks():
+    ways = ("greedy", "sampling", "beams", "beams that sample", "criteria", "no cache", "chunks")
+    run_ranks(SCRIPT, 2, "same_tokens", "gpt2", *ways)
+
+
+def test_tokens_on_four_ranks():
+    run_ranks(SCRIPT, 4, "same_tokens", "llama", "greedy", "beams")
+
+
+def test_what_is_around():
+    """Other cuts, released weights, feeding, errors of the user's own, and what is refused."""
+    run_ranks(SCRIPT, 2, "around")
+
+
+def test_alone_it_is_the_model_s_own():
+    from causal_models import make, prompts
+    from generate_ranks import split
+
+    model = make("llama")
+    ids, mask = prompts()
+    expected = model.generate(ids, attention_mask=mask, max_new_tokens=3)
+    pipe = split(model)
+    assert torch.equal(pipe.generate(ids, attention_mask=mask, max_new_tokens=3), expected)
+    pipe.runtime()
+    assert torch.equal(pipe.generate(ids, attention_mask=mask, max_new_tokens=3), expected)
+    plain = autopipe.split(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), 2)
+    with pytest.raises(autopipe.AutopipeError, match="no generate method"):
+        plain.generate(ids)
