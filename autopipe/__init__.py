@@ -15,6 +15,7 @@ predict        memory, simulator                                 no torch
 solve          solve                                             no torch
 stages         stages                                            torch
 runtime        runtime                                           torch
+exports        exports                                           torch
 look           look                                              no torch
 neighbours     neighbours                                        torch
 face           api                                               torch

@@ -9,7 +9,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch import nn
 
 from ..costs import CostTable
 from ..errors import InputError
+from ..exports import gather, relays, to_megatron_layout, to_torch_stages
 from ..neighbours.generation import generate
 from ..plans import Plan
 from ..runtime import Runtime, mixing
@@ -24,6 +25,9 @@ from ..stages import Parity, Stage, build, verify
 from ..stages.verify import run_stages
 from ..tracing import Capture
 from .agree import in_group, join_group
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
 
 __all__ = ["Pipe"]
 
@@ -33,7 +37,7 @@ _logger = logging.getLogger(__name__)
 # fmt: off
 METHODS = (
     "forward", "train", "eval", "state_dict", "load_state_dict", "parameters", "named_parameters", "verify",
-    "merge", "runtime", "generate",
+    "merge", "runtime", "generate", "to_torch_stages", "to_layers", "to_megatron_layout",
 )
 # fmt: on
 """What one calls on a pipe; the rest of ``nn.Module`` works as on the model."""
@@ -74,6 +78,7 @@ class Pipe(nn.Module, metaclass=_Short):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "stages", build(capture, plan))
         object.__setattr__(self, "_runtime", [])
+        object.__setattr__(self, "_exported", [])
         object.__setattr__(self, "_has_warned", False)
         object.__setattr__(self, "forward", self._signed(type(self).forward))
 
@@ -83,6 +88,7 @@ class Pipe(nn.Module, metaclass=_Short):
     costs: CostTable | None
     stages: tuple[Stage, ...]
     _runtime: list[Runtime]
+    _exported: list[dist.ProcessGroup | None]
     _has_warned: bool
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -196,6 +202,8 @@ class Pipe(nn.Module, metaclass=_Short):
         """
         if self._runtime:
             self._runtime[-1].gather_weights()
+        elif self._exported:
+            gather(self.graph, self.stages, self._exported[-1])
         return self.model
 
     def generate(self, *args: Any, n_microbatches: int | None = None, **kwargs: Any) -> Any:
@@ -226,6 +234,47 @@ class Pipe(nn.Module, metaclass=_Short):
         runtime = Runtime(self.graph, self.plan, self.stages, loss_fn=loss_fn, **options)
         self._runtime[:] = [runtime]
         return runtime
+
+    def to_torch_stages(
+        self,
+        *,
+        n_microbatches: int | None = None,
+        device: torch.device | str | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> list[PipelineStage]:
+        """This rank's stages as ``torch.distributed.pipelining.PipelineStage``, for torch's own schedules.
+
+        ``n_microbatches`` (by default the plan's) must be the schedule's: shapes are those of so many equal
+        pieces of the example batch, and torch takes no others. Each rank of ``group`` (by default the world)
+        calls it; rank 0 gives the schedule the model's arguments, and the last stage gives the model's
+        output where that is a tensor or a tuple of tensors, else the tensors in it. Weights are the model's
+        own: :meth:`merge`, on every rank, brings them together after training.
+
+        Raises :class:`InputError` without a process group, for another number of ranks than the plan's, for
+        rows that make no equal microbatches, and for a parameter of several stages, whose gradients torch
+        does not sum (``pin`` puts it in one).
+        """
+        made = to_torch_stages(
+            self.graph, self.plan, self.stages, n_microbatches=n_microbatches, device=device, group=group
+        )
+        self._exported[:] = [group]
+        return made
+
+    def to_layers(self) -> list[nn.Module]:
+        """The stages as a chain of modules of tensors, each called with what the one before gave.
+
+        What a later stage needs is handed on by those in between. For tools that take a model as a list of
+        layers, such as DeepSpeed's ``PipelineModule(layers=pipe.to_layers(), num_stages=...,
+        partition_method="uniform")``. Raises :class:`InputError` for a parameter of several stages.
+        """
+        return list(relays(self.graph, self.stages, *self.graph.example).relays)
+
+    def to_megatron_layout(self) -> str:
+        """The split of a chain of alike blocks as Megatron-LM's ``--pipeline-model-parallel-layout``.
+
+        Raises :class:`InputError` where the split is none of whole blocks in their order.
+        """
+        return to_megatron_layout(self.graph.ops, self.plan)
 
     def __repr__(self) -> str:
         return f"{self.plan}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..tracing import Capture
     from .stage import Stage
 
-__all__ = ["Parity", "find_loss", "relative_error", "run_stages", "run_values", "verify"]
+__all__ = ["Parity", "find_loss", "relative_error", "run_stages", "run_values", "undisturbed", "verify"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ def verify(
     """
     model = capture.model
     args, kwargs = capture.arguments(args, kwargs)
-    with _undisturbed(model), switched_off(model):
+    with undisturbed(model), switched_off(model):
         expected = _observe(model, lambda: model(*args, **kwargs), seed)
-    with _undisturbed(model):
+    with undisturbed(model):
         got = _observe(model, lambda: capture.assemble(run_stages(capture, stages, args, kwargs)), seed)
     return _compare(expected, got, rtol, lambda: _first_difference(capture, args, kwargs, seed))
 
@@ -207,7 +207,7 @@ def _first_difference(capture: Capture, args: tuple[Any, ...], kwargs: dict[str,
         targets = {str(n.target) for n in capture.graphs[model.training].nodes if n.op == "call_module"}
         handles = [model.get_submodule(t).register_forward_hook(hook) for t in sorted(targets)]
         try:
-            with _undisturbed(model), torch.no_grad():
+            with undisturbed(model), torch.no_grad():
                 torch.manual_seed(seed)
                 run()
         finally:
@@ -226,7 +226,7 @@ def _first_difference(capture: Capture, args: tuple[Any, ...], kwargs: dict[str,
 
 
 @contextlib.contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: nn.Module) -> Iterator[None]:
     """Put gradients, buffers and the random state back."""
     gradients = [(p, p.grad) for p in model.parameters()]
     buffers = [(b, b.detach().clone()) for b in model.buffers() if not b.is_meta]
