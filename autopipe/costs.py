@@ -9,12 +9,13 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from .errors import InputError
 from .schema import Bytes, Count, Line, Name, Real, Seconds, Share, build, differs, versioned
 from .shown import Shown
 
-__all__ = ["CostTable", "OpCost"]
+__all__ = ["CostTable", "Degrees", "OpCost"]
 
-VERSION = 1
+VERSION = 2
 Source = Literal["measured", "estimated", "given"]
 
 
@@ -61,6 +62,28 @@ class OpCost:
         return dataclasses.replace(self, **{t: getattr(self, t) * factor for t in times})
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Degrees:
+    """Over how many ranks each stage's work is spread beside the pipeline; costs are of one of those ranks.
+
+    So far every degree is 1, and others are refused: stages are all that is planned. Replicas of a whole
+    pipeline need none; a mesh gives them to the runtime.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    expert: int = 1
+    context: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("data", "tensor", "expert", "context"):
+            if getattr(self, name) != 1:
+                raise InputError(
+                    f"the {name} parallel degree is {getattr(self, name)!r}; models are split into stages "
+                    "alone, so it must be 1"
+                )
+
+
 @dataclasses.dataclass(frozen=True)
 class CostTable(Shown):
     """The cost of every op of a graph at given input dims on one kind of device.
@@ -76,6 +99,7 @@ class CostTable(Shown):
     versions: torch and library versions the figures depend on.
     notes: what went wrong or was made up on the way, a line each.
     optimizer_workspace_bytes: what an optimizer step needs above weights, gradients and state.
+    degrees: over how many ranks each op is spread.
     """
 
     costs: Mapping[Name, OpCost]
@@ -87,6 +111,7 @@ class CostTable(Shown):
     versions: Mapping[Name, Line] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     optimizer_workspace_bytes: Bytes = 0
+    degrees: Degrees = Degrees()
 
     def __getitem__(self, op: str) -> OpCost:
         return self.costs.get(op, _FREE)
@@ -146,6 +171,7 @@ class CostTable(Shown):
             "dims": dict(self.dims),
             "versions": dict(self.versions),
             "notes": list(self.notes),
+            "degrees": dataclasses.asdict(self.degrees),
             "costs": {op: dataclasses.asdict(cost) for op, cost in self.costs.items()},
         }
 

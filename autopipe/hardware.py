@@ -5,7 +5,9 @@ Measuring links and devices is left to ``measure``.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,7 +17,7 @@ from .schema import Bytes, Index, Line, Name, Positive, Rate, Seconds, build, di
 
 __all__ = ["Cluster", "Device", "Link"]
 
-VERSION = 2
+VERSION = 3
 MOST_RANKS = 2**20
 _LONGEST_S, _FASTEST = 1e9, 1e24
 
@@ -94,6 +96,8 @@ class Cluster:
     """The ranks of a pipeline in order: a device each, the host each is on, and the link of each pair.
 
     ``links`` maps (from, to) rank pairs; a missing pair uses ``local`` on one host and ``remote`` across.
+    ``nics`` is the network interface of its host that each rank uses to reach other hosts: messages of ranks
+    of one host with the same number go one after another, each way. Without it every rank has its own.
     """
 
     devices: tuple[Device, ...]
@@ -101,13 +105,15 @@ class Cluster:
     local: Link = Link()
     remote: Link = Link()
     links: Mapping[tuple[int, int], Link] = dataclasses.field(default_factory=dict)
+    nics: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.devices)
         if not n:
             raise InputError("a cluster has no devices; it has one for each rank, at least 1")
-        if self.hosts and len(self.hosts) != n:
-            raise InputError(f"hosts has {len(self.hosts)} entries for {n} ranks; give none, or one per rank")
+        for what, given in (("hosts", self.hosts), ("nics", self.nics)):
+            if given and len(given) != n:
+                raise InputError(f"{what} has {len(given)} entries for {n} ranks; give none, or one per rank")
         for pair in self.links:
             if not (0 <= pair[0] < n and 0 <= pair[1] < n) or pair[0] == pair[1]:
                 raise InputError(f"links has {pair}, which are no two of the ranks 0 to {n - 1}")
@@ -117,9 +123,81 @@ class Cluster:
         """``n_ranks`` equal devices on one host."""
         return cls((device or Device(),) * whole("n_ranks", n_ranks, most=MOST_RANKS), local=link or Link())
 
+    @classmethod
+    def of_hosts(
+        cls,
+        n_hosts: int,
+        ranks_per_host: int,
+        device: Device | None = None,
+        local: Link | None = None,
+        remote: Link | None = None,
+        *,
+        nics_per_host: int | None = None,
+    ) -> Cluster:
+        """Equal hosts of equal devices, numbered host by host, with so many network interfaces each.
+
+        Neighbouring ranks share an interface where there are fewer than ranks; None: one for each rank.
+
+        >>> Cluster.of_hosts(2, 4, nics_per_host=2).nics
+        (0, 0, 1, 1, 0, 0, 1, 1)
+        """
+        n = whole("ranks_per_host", ranks_per_host, most=MOST_RANKS)
+        n_ranks = whole("n_hosts times ranks_per_host", whole("n_hosts", n_hosts) * n, most=MOST_RANKS)
+        n_nics = n if nics_per_host is None else whole("nics_per_host", nics_per_host, most=n)
+        return cls(
+            (device or Device(),) * n_ranks,
+            tuple(r // n for r in range(n_ranks)),
+            local or Link(),
+            remote or Link(),
+            nics=tuple(r % n * n_nics // n for r in range(n_ranks)) if n_nics < n else (),
+        )
+
     @property
     def n_ranks(self) -> int:
         return len(self.devices)
+
+    @functools.cached_property
+    def shared_nics(self) -> Mapping[int, int]:
+        """For each rank that shares its way to other hosts with another, the number of that interface."""
+        if not self.nics or len(set(self.hosts)) < 2:
+            return {}
+        pairs = list(zip(self.hosts, self.nics, strict=True))
+        count = collections.Counter(pairs)
+        number = {pair: x for x, pair in enumerate(pair for pair, n in count.items() if n > 1)}
+        return {rank: number[pair] for rank, pair in enumerate(pairs) if pair in number}
+
+    @functools.cached_property
+    def by_host(self) -> tuple[int, ...]:
+        """The ranks host by host, hosts in the order of their first: their own where launched so."""
+        first: dict[int, int] = {}
+        for rank in range(self.n_ranks):
+            first.setdefault(self.host(rank), rank)
+        return tuple(sorted(range(self.n_ranks), key=lambda rank: (first[self.host(rank)], rank)))
+
+    @functools.cached_property
+    def host_sizes(self) -> Mapping[int, int]:
+        """How many ranks each host has."""
+        return collections.Counter(map(self.host, range(self.n_ranks)))
+
+    @functools.cached_property
+    def kinds(self) -> tuple[Link, ...]:
+        """Links of every latency and bandwidth that some two ranks have; none where there is one rank.
+
+        O(ranks + links).
+        """
+        n_local = sum(n * (n - 1) for n in self.host_sizes.values())
+        n_given = sum(self.host(a) == self.host(b) for a, b in self.links)
+        found = list(self.links.values())
+        found += [self.local] * (n_given < n_local)
+        found += [self.remote] * (len(self.links) - n_given < self.n_ranks * (self.n_ranks - 1) - n_local)
+        return tuple({(link.latency_s, link.bandwidth_bytes_s): link for link in found}.values())
+
+    def wires(self, source: int, destination: int) -> tuple[int, ...]:
+        """The shared interfaces that a message between two ranks holds: its sender's, then its receiver's."""
+        if not self.shared_nics or self.host(source) == self.host(destination):
+            return ()
+        shared = self.shared_nics
+        return tuple(2 * shared[r] + way for way, r in enumerate((source, destination)) if r in shared)
 
     def host(self, rank: int) -> int:
         return self.hosts[rank] if self.hosts else 0
@@ -141,6 +219,7 @@ class Cluster:
             devices=tuple(self.devices[r] for r in ranks),
             hosts=tuple(self.hosts[r] for r in ranks) if self.hosts else (),
             links=links,
+            nics=tuple(self.nics[r] for r in ranks) if self.nics else (),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,6 +231,7 @@ class Cluster:
             "local": _link_to_dict(self.local),
             "remote": _link_to_dict(self.remote),
             "links": [[a, b, _link_to_dict(link)] for (a, b), link in sorted(self.links.items())],
+            "nics": list(self.nics),
         }
 
     @classmethod
@@ -168,6 +248,7 @@ class Cluster:
                 found.local.link,
                 found.remote.link,
                 {(a, b): link.link for a, b, link in found.links},
+                found.nics,
             )
         except InputError as error:
             raise refuse(what, "", str(error)) from None
@@ -194,6 +275,7 @@ class _ClusterFile:
     local: _LinkFile
     remote: _LinkFile
     links: tuple[tuple[Index, Index, _LinkFile], ...]
+    nics: tuple[Index, ...]
 
 
 def _link_to_dict(link: Link) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypedDict
 
+from .costs import Degrees
 from .hardware import Cluster
 from .schedule import NAMES
 from .schedule import build as build_schedule
@@ -35,7 +36,7 @@ from .shown import Shown
 
 __all__ = ["Boundary", "Bounds", "Candidate", "Plan", "PlanDiff", "StagePlan", "Tie"]
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ class Plan(Shown):
     candidates: what else was simulated, the uniform and by-parameters splits among them, best first. Of
         other schedules and counts of stages or microbatches only the best of each is kept.
     n_candidates: how many were simulated in all.
+    degrees: over how many ranks each stage is spread beside the pipeline.
     settings: how it was asked for: balance, ties, pins, memory limit, optimizer, cost source, dims, versions.
     """
 
@@ -184,6 +186,7 @@ class Plan(Shown):
     candidates: tuple[Candidate, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     n_candidates: Count = 0
+    degrees: Degrees = dataclasses.field(default_factory=Degrees)
 
     @property
     def n_stages(self) -> int:
@@ -338,6 +341,7 @@ def _to_dict(plan: Plan) -> dict[str, Any]:
     for name in ("stages", "boundaries", "ties", "candidates"):
         out[name] = [dataclasses.asdict(item) for item in out[name]]
     out |= {"bounds": dataclasses.asdict(plan.bounds), "cluster": plan.cluster.to_dict()}
+    out["degrees"] = dataclasses.asdict(plan.degrees)
     return {"version": VERSION, **out, "settings": dict(plan.settings)}
 
 

@@ -167,7 +167,7 @@ _CHECKS: Mapping[str, Check] = {
     "clone": _word("auto", "never", "always"),
     "overlap": flag,
     "sender_pays": _word("once", "receiver"),
-    "device_order": _word("given", "auto"),
+    "device_order": _word("hosts", "given", "auto"),
     "optimizer_bytes_per_parameter_byte": _number(0, most=1e3),
     "time_limit_s": _optional(_number(0, most=1e9, unit="seconds")),
     "dynamic": _dynamic,

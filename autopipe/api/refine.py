@@ -6,6 +6,7 @@ Recording the opened graph is left to ``tracing``, solving to ``solve``.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from ..costs import CostTable
 from ..errors import CaptureError, InfeasibleError, UndecidedError
 from ..plans import Plan
+from ..solve.stopping import interrupts
 from ..tracing import Capture
 
 __all__ = ["Planned", "refine"]
@@ -47,50 +49,95 @@ class Planned:
 def refine(
     capture: Capture,
     cost: Callable[[Capture], CostTable],
-    solve: Callable[[Capture, CostTable], Plan],
+    solve: Callable[[Capture, CostTable, float | None], Plan],
     *,
     may_open: bool = True,
+    time_limit_s: float | None = None,
 ) -> Planned:
     """Plan ``capture``; while one leaf keeps the bottleneck high, open it and all that are like it.
 
     A graph with too few ops for the stages asked for is opened until it can be cut. With ``may_open``
-    false (costs that a caller gave hold for this graph alone) it is planned as it is.
+    false (costs that a caller gave hold for this graph alone) it is planned as it is. ``solve`` is told what
+    is left of ``time_limit_s``; past that, or on Ctrl-C, the best plan so far is returned.
 
     Raises :class:`InfeasibleError` where no finer graph can help, or no leaf is left to open and there is
     still no plan; :class:`UndecidedError` where the solver found none and ruled none out, which opening
     leaves would only make harder.
     """
-    best: Planned | None = None
-    opened: tuple[str, ...] = ()
-    closed: set[str] = set()
-    idle = n_openings = 0
-    while True:
-        costs = cost(capture)
-        failure: InfeasibleError | None = None
-        heavy_in: Plan | None = None
+    search = _Refining(cost, solve, time_limit_s)
+    with interrupts() as stopped:
         try:
-            heavy_in = plan = solve(capture, costs)
-        except InfeasibleError as error:
-            if best is None and (isinstance(error, UndecidedError) or not error.finer_may_help):
+            while True:
+                failure = search.plan(capture)
+                best = search.best
+                is_over = stopped.is_set() or search.left_s == 0 or not may_open
+                if best is not None and (is_over or search.is_balanced):
+                    return best
+                following = search.opened_next(capture) if may_open else None
+                if following is None:
+                    if best is None:
+                        assert failure is not None
+                        raise failure
+                    return best
+                capture = following
+        except KeyboardInterrupt:
+            if search.best is None:
                 raise
-            failure = error
+            return search.best
+
+
+class _Refining:
+    """The best plan so far, what was opened for it, and what the last one says of its graph."""
+
+    def __init__(
+        self,
+        cost: Callable[[Capture], CostTable],
+        solve: Callable[[Capture, CostTable, float | None], Plan],
+        time_limit_s: float | None,
+    ) -> None:
+        self.cost, self.solve, self.left_s = cost, solve, time_limit_s
+        self.best: Planned | None = None
+        self.opened: tuple[str, ...] = ()
+        self.closed: set[str] = set()
+        self.idle = self.n_openings = 0
+        self.costs: CostTable | None = None
+        self.last: Plan | None = None
+
+    def plan(self, capture: Capture) -> InfeasibleError | None:
+        """Plans a graph and keeps the plan if it is better; the error where there is none."""
+        self.costs, self.last = self.cost(capture), None
+        started = time.perf_counter()
+        try:
+            plan = self.last = self.solve(capture, self.costs, self.left_s)
+        except InfeasibleError as error:
+            if self.best is None and (isinstance(error, UndecidedError) or not error.finer_may_help):
+                raise
+            return error
+        finally:
+            if self.left_s is not None:
+                self.left_s = max(0.0, self.left_s - (time.perf_counter() - started))
+        if self.best is None or _bottleneck_s(plan) < _bottleneck_s(self.best.plan) * (1 - MIN_GAIN):
+            self.best, self.idle = Planned(capture, self.costs, plan, self.opened), 0
         else:
-            if best is None or _bottleneck_s(plan) < _bottleneck_s(best.plan) * (1 - MIN_GAIN):
-                best, idle = Planned(capture, costs, plan, opened), 0
-            else:
-                idle += 1
-            if not may_open or _imbalance(plan) <= (AGAIN if opened else TOLERANCE) or idle >= PATIENCE:
-                return best
-        following = None
-        if may_open and n_openings < MAX_OPENINGS:
-            following = _open_heaviest(capture, costs, heavy_in, closed)
+            self.idle += 1
+        return None
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether the last plan is even enough, or opening has ceased to help."""
+        tolerance = AGAIN if self.opened else TOLERANCE
+        return self.idle >= PATIENCE or (self.last is not None and _imbalance(self.last) <= tolerance)
+
+    def opened_next(self, capture: Capture) -> Capture | None:
+        """The capture with the leaf opened that stands in the way most, and all that are like it."""
+        assert self.costs is not None
+        if self.n_openings >= MAX_OPENINGS:
+            return None
+        following = _open_heaviest(capture, self.costs, self.last, self.closed)
         if following is None:
-            if best is None:
-                assert failure is not None
-                raise failure
-            return best
-        capture, paths = following
-        opened, n_openings = (*opened, *paths), n_openings + 1
+            return None
+        self.opened, self.n_openings = (*self.opened, *following[1]), self.n_openings + 1
+        return following[0]
 
 
 def _loads_s(plan: Plan) -> list[float]:

@@ -138,7 +138,8 @@ def split(
     costs: ``"measured"`` on the model's device, ``"estimated"`` from FLOPs and bytes, or a
         :class:`CostTable` or the path of one saved.
     cluster: a :class:`Cluster` or the path of a cluster file; by default equal devices on one host.
-    device_order: ``"given"`` lays the stages on the cluster's ranks in their order, ``"auto"`` in the best.
+    device_order: ``"hosts"`` lays the stages on the cluster's ranks host by host, ``"given"`` in the ranks'
+        order, ``"auto"`` in the best.
     device: where to measure; or, to estimate, a :class:`Device`, the name of a described one (``"H200"``)
         or a JSON file; by default the model's own.
     memory_limit: per rank, such as ``"70GB"``, or a list of one for each rank.
@@ -154,8 +155,9 @@ def split(
     offload: ``"optimizer"`` plans its state and master weights in the host's memory, priced by what crosses
         the device's link each step; moving them is left to the optimizer that the user takes.
     optimizer_bytes_per_parameter_byte: what there is beside weights and gradients, in place of these three.
-    time_limit_s: how long each solve may look for a proof; past it the plan says how far from optimal the
-        cut can be at most. By default 2 s, more for large graphs, up to 20 s.
+    time_limit_s: how long the solver may look for a proof, over all grains of the graph that are tried; past
+        it the plan says how far from optimal the cut can be at most. By default 2 s for each, more for large
+        graphs, up to 20 s. Ctrl-C does the same at once.
     dynamic: input dims that may change between calls; ``"auto"`` finds them.
     plan: build the stages of this plan instead of solving.
 
@@ -273,7 +275,7 @@ def _plan(
                 ranks,
                 c.ops,
             ),
-            lambda c, table: solve(
+            lambda c, table, left_s: solve(
                 c.ops,
                 table,
                 ranks,
@@ -285,11 +287,12 @@ def _plan(
                 memory_limit=memory_limit,
                 ties=ties,
                 pin=pin,
-                time_limit_s=time_limit_s,
+                time_limit_s=left_s,
                 optimizer_bytes_per_parameter_byte=training.ratio(c.ops),
                 **solver,
             ),
             may_open=balance == "cost" and costs in ("measured", "estimated"),
+            time_limit_s=time_limit_s,
         )
         opening: dict[str, Any] = {"opened": list(planned.opened), "opened_from": captured.ops.digest}
         opening |= training.written

@@ -175,10 +175,10 @@ class Planning:
     device_order: Annotated[
         str | None,
         typer.Option(
-            help="How stages lie on the cluster's ranks: given, or auto for the best order.",
-            show_default="given",
+            help="How stages lie on the cluster's ranks: hosts (one by one), given, or auto (the best).",
+            show_default="hosts",
             rich_help_panel=RUN,
-            autocompletion=lambda: ["given", "auto"],
+            autocompletion=lambda: ["hosts", "given", "auto"],
         ),
     ] = None
     precision: Annotated[

@@ -1,13 +1,16 @@
 """When each action of a schedule starts and ends, given times and transfers: one pass, no event queue.
 
 A rank runs its actions in order and sends over a link in the order it runs them, so going through the
-actions in any order that respects dependencies finds every time exactly, link contention included. What the
-times mean for a step is left to ``simulator``.
+actions in any order that respects dependencies finds every time exactly, link contention included. Where
+ranks share a network interface, they are gone through in the order in which they end. What the times mean for
+a step is left to ``simulator``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..hardware import Cluster
@@ -64,7 +67,12 @@ _Out = tuple[list[float], int, float, float, tuple[int, int, bool, int]]
 def run(
     schedule: Schedule, times: Sequence[StageTimes], edges: Edges, cluster: Cluster | None = None
 ) -> Clock:
-    """Every action as early as its rank and its inputs allow. O(actions + messages)."""
+    """Every action as early as its rank and its inputs allow. O(actions + messages).
+
+    Where ranks share an interface: times the logarithm of the ranks.
+    """
+    if cluster is not None and cluster.shared_nics:
+        return _run_shared(schedule, times, edges, cluster)
     ins, outs, n_links = wiring(schedule, edges, cluster)
     seconds = [t for stage in times for t in stage.by_code]
     free = [0.0] * schedule.n_ranks
@@ -91,6 +99,53 @@ def run(
             link_free[link] = start + busy
             arrivals[m] = start + busy + latency
             sent.append((a, b, back, m, start, arrivals[m], n_bytes))
+    return Clock(schedule, starts, ends, sent)
+
+
+def _run_shared(schedule: Schedule, times: Sequence[StageTimes], edges: Edges, cluster: Cluster) -> Clock:
+    """The same where messages to other hosts also wait for the interfaces that ranks share.
+
+    Actions end in the order of time, and so messages ask for an interface: first come, first served.
+    """
+    ins, outs, n_links = wiring(schedule, edges, cluster, unknown=math.inf)
+    seconds = [t for stage in times for t in stage.by_code]
+    rows: list[list[tuple[int, int]]] = [[] for _ in range(schedule.n_ranks)]
+    for rank, code, m in schedule.order:
+        rows[rank].append((code, m))
+    starts: list[list[float]] = [[] for _ in rows]
+    ends: list[list[float]] = [[] for _ in rows]
+    link_free, wire_free, sent = [0.0] * n_links, [0.0] * (2 * schedule.n_ranks), []
+    running: list[tuple[float, int]] = []
+
+    def start(rank: int) -> None:
+        """Begins a rank's next action once the rank is free and all it needs has a time of arrival."""
+        done = len(ends[rank])
+        if done == len(rows[rank]) or len(starts[rank]) > done:
+            return
+        code, m = rows[rank][done]
+        t = max([ends[rank][-1] if done else 0.0, *(arrivals[m] for arrivals in ins[code])])
+        if t < math.inf:
+            starts[rank].append(t)
+            heapq.heappush(running, (t + seconds[code], rank))
+
+    for rank in range(schedule.n_ranks):
+        start(rank)
+    while running:
+        t, rank = heapq.heappop(running)
+        code, m = rows[rank][len(ends[rank])]
+        ends[rank].append(t)
+        for arrivals, link, busy, latency, (a, b, back, n_bytes) in outs[code]:
+            there = schedule.placement[b]
+            held = cluster.wires(rank, there) if busy else ()
+            left = max([t, link_free[link] if link >= 0 else t, *(wire_free[w] for w in held)])
+            arrivals[m] = left + busy + latency
+            if link >= 0:
+                link_free[link] = left + busy
+                for w in held:
+                    wire_free[w] = left + busy
+                sent.append((a, b, back, m, left, arrivals[m], n_bytes))
+            start(there)
+        start(rank)
     return Clock(schedule, starts, ends, sent)
 
 

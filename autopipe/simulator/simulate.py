@@ -42,7 +42,8 @@ def simulate_schedule(
 
     Each rank runs its actions in order, each as soon as its inputs have arrived. Messages leave when the
     action that makes them ends; those from one rank to another share a link, first come first served:
-    each holds it for bytes / bandwidth and arrives a latency later.
+    each holds it for bytes / bandwidth and arrives a latency later. Between hosts it also holds the network
+    interfaces of both ends, where ranks share them (``Cluster.nics``).
 
     Parameters
     ----------
@@ -163,6 +164,7 @@ def _blocking(
     """The clock where every send and receive blocks: along the wire's global line, whose order ranks keep."""
     edges = Edges.of(schedule, transfers)
     free = [0.0] * schedule.n_ranks
+    wire_free = [0.0] * (2 * schedule.n_ranks)
     starts: list[list[float]] = [[] for _ in free]
     ends: list[list[float]] = [[] for _ in free]
     sent = []
@@ -176,9 +178,11 @@ def _blocking(
         here, there = schedule.placement[event.source], schedule.placement[event.destination]
         back = event.kind == "B"
         n_bytes = (edges.backward if back else edges.forward)[event.source][event.destination]
-        start = max(free[here], free[there])
-        free[here] = free[there] = end = start + (
-            cluster.link(here, there).seconds(n_bytes) if cluster else 0
-        )
+        held = cluster.wires(here, there) if cluster and n_bytes else ()
+        start = max([free[here], free[there], *(wire_free[w] for w in held)])
+        end = start + (cluster.link(here, there).seconds(n_bytes) if cluster else 0)
+        free[here] = free[there] = end
+        for w in held:
+            wire_free[w] = end
         sent.append((event.source, event.destination, back, event.microbatch, start, end, n_bytes))
     return Clock(schedule, starts, ends, sent)

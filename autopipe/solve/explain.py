@@ -58,7 +58,8 @@ class Explanation:
     """The fullest stage, its dearest op, and for each cut the best move either way, where there is one.
 
     ``memory_prices_s`` is, per rank, the seconds of a step that one more GiB there would save;
-    ``recomputed_s``, per stage, those of a microbatch's backward that go into running ops again.
+    ``recomputed_s``, per stage, those of a microbatch's backward that go into running ops again; ``nic_s``
+    those for which a microbatch's messages hold the fullest network interface that ranks share.
     """
 
     bottleneck_stage: int
@@ -67,6 +68,7 @@ class Explanation:
     moves: tuple[Move, ...]
     memory_prices_s: tuple[float, ...] = ()
     recomputed_s: tuple[float, ...] = ()
+    nic_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -87,6 +89,8 @@ class Explanation:
             for s, seconds in enumerate(self.recomputed_s)
             if seconds > 0
         ]
+        if self.nic_s > self.bottleneck_s:
+            head += f"; a network interface that ranks share is held longer, {format_seconds(self.nic_s)}"
         return "\n".join([head, *(f"cut {m.cut}|{m.cut + 1}: {m}" for m in self.moves), *again, *prices])
 
 
@@ -120,12 +124,14 @@ def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float
             moves.append(
                 Move(s, ops, here, there, (after % HUGE - before % HUGE) / 1e9, change, after < HUGE)
             )
-    loads = [load.load_ns for load in problem.loads(now)]
+    priced = problem.loads(now)
+    loads = [load.load_ns for load in priced]
+    nic_s = max(problem.loads_of(priced)[len(problem.stages_of) :], default=0) / 1e9
     worst = max(range(plan.n_stages), key=loads.__getitem__)
     dearest = max(plan.stages[worst].ops, key=lambda op: costs[op].seconds)
     prices = _memory_prices(plan, source, time.perf_counter() + time_limit_s)
     again = tuple(_recomputed_s(plan, costs, s) for s in range(plan.n_stages))
-    return Explanation(worst, dearest, loads[worst] / 1e9, tuple(moves), prices, again)
+    return Explanation(worst, dearest, loads[worst] / 1e9, tuple(moves), prices, again, nic_s)
 
 
 def _recomputed_s(plan: Plan, costs: CostTable, s: int) -> float:

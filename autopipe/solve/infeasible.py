@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 
 from ..errors import InfeasibleError, UndecidedError
-from ..hardware import Cluster
 from ..units import format_bytes
 from .chains import chain
 from .definition.answer import Answer
@@ -187,14 +186,12 @@ def _enough_stages(case: Case, deadline: float) -> int | None:
 def _grown(case: Case, n_ranks: int, n_stages: int) -> Case:
     """The case on more ranks, each like the last there is."""
     source, last = case.source, case.source.cluster.n_ranks - 1
-    grown = Cluster(
-        source.cluster.devices + (source.cluster.devices[-1],) * (n_ranks - last - 1),
-        (*source.cluster.hosts, *([source.cluster.hosts[-1]] * (n_ranks - last - 1)))
-        if source.cluster.hosts
-        else (),
-        source.cluster.local,
-        source.cluster.remote,
-        source.cluster.links,
+    there, more = source.cluster, n_ranks - last - 1
+    grown = dataclasses.replace(
+        there,
+        devices=there.devices + there.devices[-1:] * more,
+        hosts=there.hosts + there.hosts[-1:] * more,
+        nics=there.nics + there.nics[-1:] * more,
     )
     limits = source.settings.memory_limit
     limits += limits[-1:] * (n_ranks - last - 1)

@@ -11,16 +11,17 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from ..arguments import number, whole
 from ..costs import CostTable
-from ..errors import InfeasibleError, InputError
+from ..errors import InfeasibleError, InputError, UndecidedError
 from ..graph import OpGraph
-from ..hardware import Cluster
+from ..hardware import MOST_RANKS, Cluster
 from ..memory import ADAM
 from ..plans import Candidate, Plan
 from ..units import parse_bytes
 from .chains import chain
 from .definition.answer import Answer
-from .definition.problem import Problem
+from .definition.problem import HUGE, Problem
 from .infeasible import no_room, shortage, why_none
 from .making.baselines import Weigh
 from .making.cases import Case, cases, rank_orders
@@ -39,6 +40,9 @@ _SWAPS = 60
 
 _PER_S = 3_000
 """Ops times ranks per second that a solve is given by default."""
+
+_LONGEST_S = 1e9
+"""More seconds than anyone waits."""
 
 _KEPT_ORDERS = 3
 """So many orders with the least bottlenecks are simulated."""
@@ -68,7 +72,7 @@ def solve(
     clone: str = "auto",
     overlap: bool = True,
     sender_pays: str = "once",
-    device_order: str = "given",
+    device_order: str = "hosts",
     min_ranks: int = 1,
     optimizer_bytes_per_parameter_byte: float = ADAM,
     time_limit_s: float | None = None,
@@ -95,12 +99,14 @@ def solve(
     uncut: values (op names) that must not cross a boundary.
     recompute: ``"never"``, ``"auto"`` (where a rank would not fit otherwise, the cheapest blocks that let it,
         leaf modules or groups; whole stages where the backward is split) or ``"always"`` (whole stages).
-    clone: whether cheap values are computed again where needed: ``"auto"`` (each stage that takes one
-        receives it or computes it again, whichever is best), ``"never"`` or ``"always"``.
+    clone: whether cheap values are computed again where needed: ``"never"``, ``"always"``, or ``"auto"``: in
+        every stage that takes one where that takes no longer than receiving it ever does; as is best for
+        each stage where that takes no longer than sending and receiving it ever do; else they are sent.
     overlap: whether transfers hide behind work. A stage's load is the larger of the two, else their sum.
     sender_pays: a value sent to several stages costs its sender ``"once"`` or per ``"receiver"``.
-    device_order: ``"given"`` lays the stages on the ranks in their order; ``"auto"`` looks for the best one,
-        which is then in the stages' ranks (all that differ, or swaps where they are many).
+    device_order: ``"hosts"`` lays the stages on the ranks host by host, each host's in their order, so that
+        neighbours are on one host where they can be; ``"given"`` in the ranks' order; ``"auto"`` looks for
+        the best one (all that differ, or swaps where they are many). The order is in the stages' ranks.
     time_limit_s: after it, or on Ctrl-C, the best plan so far is returned with its certified gap; by default
         2 s, and for large graphs up to 20 s.
 
@@ -108,12 +114,14 @@ def solve(
     """
     settings = Settings(
         ties=_one_of("ties", ties, ("auto", "sync", "colocate")),
-        pin=dict(pin or {}),
+        pin={path: whole(f"pin[{path!r}]", s, -MOST_RANKS, MOST_RANKS) for path, s in (pin or {}).items()},
         together=tuple(tuple(g) for g in together),
         uncut=tuple(uncut),
         recompute=_one_of("recompute", recompute, ("never", "auto", "always")),
         memory_limit=_limits(memory_limit, cluster.n_ranks),
-        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
+        optimizer_bytes_per_parameter_byte=number(
+            "optimizer_bytes_per_parameter_byte", optimizer_bytes_per_parameter_byte, most=1e6
+        ),
         sender_pays=_one_of("sender_pays", sender_pays, ("once", "receiver")),
         overlap=overlap,
         clone=_one_of("clone", clone, ("auto", "never", "always")),
@@ -121,12 +129,19 @@ def solve(
     )
     if time_limit_s is None:
         time_limit_s = min(20.0, max(2.0, len(graph.ops) * cluster.n_ranks / _PER_S))
-    if not time_limit_s >= 0:
-        raise InputError(f"time_limit_s is {time_limit_s}; give seconds, at least 0")
-    deadline = time.perf_counter() + time_limit_s
+    deadline = time.perf_counter() + number("time_limit_s", time_limit_s, most=_LONGEST_S, unit="seconds")
     source = Source.of(graph, costs, cluster, settings)
-    free = _one_of("device_order", device_order, ("given", "auto")) == "auto"
-    tried = cases(source, schedule, n_stages, n_microbatches, balance, min_ranks=min_ranks, any_ranks=free)
+    free = _one_of("device_order", device_order, ("hosts", "given", "auto")) == "auto"
+    tried = cases(
+        source,
+        schedule,
+        n_stages,
+        n_microbatches,
+        balance,
+        min_ranks=min_ranks,
+        any_ranks=free,
+        by_host=device_order != "given",
+    )
     if not tried:
         raise InfeasibleError(
             f"no schedule places {n_stages} stages on {cluster.n_ranks} ranks with these pins; use a "
@@ -134,8 +149,8 @@ def solve(
         )
     with interrupts() as stopped:
         found = _best_of(tried, free, schedule == "auto", deadline, stopped)
-    if found.best is None:
-        raise found.fault or why_none(tried[-1], None, deadline)
+        if found.best is None:
+            raise found.error(tried, deadline)
     ranked = sorted(found.table, key=lambda c: (not c.feasible, c.step_s / c.n_microbatches))
     best = found.best
     # of microbatches too, any count was free: the bound is per microbatch of this plan
@@ -160,11 +175,34 @@ def _listed(ranked: Sequence[Candidate], best: Plan) -> tuple[Candidate, ...]:
 
 @dataclasses.dataclass(slots=True)
 class _Found:
-    """The plan with the least time per microbatch, every candidate, and why the last case had none."""
+    """The plan with the least time per microbatch, every candidate, and what cases without a plan left open.
+
+    ``failed`` is a case where nothing was found, one that proves it only where all do; ``fault`` a case that
+    could not be tried; ``n_left`` how many there was no time for.
+    """
 
     best: Plan | None = None
     table: list[Candidate] = dataclasses.field(default_factory=list)
+    failed: Answered | None = None
     fault: InfeasibleError | None = None
+    n_left: int = 0
+
+    def fail(self, answered: Answered) -> None:
+        """Keeps a case where nothing was found, rather one that is open."""
+        if self.failed is None or self.failed[2].proved:
+            self.failed = answered
+
+    def error(self, tried: Sequence[Case], deadline: float) -> InfeasibleError:
+        """Why there is no plan, or that none was found and none ruled out."""
+        if self.failed is not None and (not self.n_left or not self.failed[2].proved):
+            return why_none(self.failed[0], self.failed, deadline)
+        if self.n_left:
+            return UndecidedError(
+                f"of {len(tried)} combinations of schedule, stages and microbatches that were left free, "
+                f"{len(tried) - self.n_left} have no plan that fits, and there was no time for the others; "
+                "raise time_limit_s, or leave less free"
+            )
+        return self.fault or why_none(tried[-1], None, deadline)
 
 
 def _best_of(
@@ -176,13 +214,14 @@ def _best_of(
     for x, case in enumerate(ahead):
         now = time.perf_counter()
         plan = None
-        if found.best is not None and (stopped.is_set() or now > deadline):
+        if stopped.is_set() or (now > deadline and (found.best is not None or found.failed is not None)):
+            found.n_left = len(ahead) - x
             break
         if any_schedule and not case.is_possible:
             continue
         until = now + max(0.0, deadline - now) * max(_LEAST_SHARE, 1 / (len(ahead) - x))
         try:
-            plan = _solve_case(case, free, until, stopped)
+            plan = _solve_case(case, free, until, stopped, found)
         except InfeasibleError as error:
             found.fault = error
         except KeyboardInterrupt:
@@ -202,10 +241,13 @@ def _pace(plan: Plan) -> float:
     return plan.step_s / plan.n_microbatches
 
 
-def _solve_case(case: Case, free: bool, deadline: float, stopped: threading.Event) -> Plan:
+def _solve_case(
+    case: Case, free: bool, deadline: float, stopped: threading.Event, found: _Found
+) -> Plan | None:
     """The fastest plan of a case, over the orders of its ranks where they are free.
 
-    Raises :class:`InfeasibleError` where there is none, :class:`UndecidedError` where none was found.
+    None where none was found, which is kept in ``found``. Raises :class:`InfeasibleError` where parameters
+    alone are too much.
     """
     problem = case.problem()
     if short := shortage(problem):
@@ -221,7 +263,9 @@ def _solve_case(case: Case, free: bool, deadline: float, stopped: threading.Even
             table += plan.candidates
             best = plan if best is None or plan.step_s < best.step_s else best
     if best is None:
-        raise why_none(case, answered[0], deadline)
+        # of several orders, one that is open says that not all are ruled out
+        found.fail(min(answered, key=lambda a: a[2].proved))
+        return None
     return dataclasses.replace(best, candidates=tuple(table))
 
 
@@ -233,36 +277,54 @@ def _answered(case: Case, problem: Problem, deadline: float) -> Answered:
 
 
 def _ordered(case: Case, deadline: float, stopped: threading.Event) -> list[Answered]:
-    """The orders with the least bottlenecks, best first, each with a bound that no order beats.
+    """The orders with the least bottlenecks, best first, and the case's own; each with a bound on all.
 
-    Every order that differs is solved if they are few; else swaps of two ranks are tried from the given order
-    and from the fastest first, and what all orders have in common is the bound.
+    Where the case's own does not meet what no order beats, every order that differs is solved if they are
+    few; else swaps of two ranks are tried from the order host by host and from the fastest first.
     """
+    lower = _least_of_any(case, deadline)
     count, orders = rank_orders(case.source.cluster, case.source.settings.memory_limit)
-    if count <= _FEW_ORDERS:
-        found, bounds = [], []
-        for x, order in enumerate(orders):
-            moved = dataclasses.replace(case, order=order)
-            until = time.perf_counter() + (deadline - time.perf_counter()) / (count - x)
-            found.append(_answered(moved, moved.problem(), until))
-            bounds.append(found[-1][2].lower_ns)
-            if (stopped.is_set() or time.perf_counter() > deadline) and x + 1 < count:
-                bounds.append(least_load(found[0][1]))
+    found = [_answered(case, case.problem(), _part(deadline, 3))]
+    if found[0][2].bottleneck_ns > lower and count <= _FEW_ORDERS:
+        bounds = [found[0][2].lower_ns]
+        for x, order in enumerate(order for order in orders if order != case.order):
+            if stopped.is_set() or time.perf_counter() > deadline:
+                bounds.append(lower)
                 break
-        lower = min(bounds)
-    else:
-        found = _swapped(case, deadline, stopped)
-        lower = least_load(found[0][1])
-    found.sort(key=lambda f: f[2].bottleneck_ns)
-    return [
-        (c, p, dataclasses.replace(a, lower_ns=min(a.lower_ns, lower))) for c, p, a in found[:_KEPT_ORDERS]
-    ]
+            moved = dataclasses.replace(case, order=order)
+            found.append(_answered(moved, moved.problem(), _part(deadline, count - x)))
+            bounds.append(found[-1][2].lower_ns)
+        lower = max(lower, min(bounds))
+    elif found[0][2].bottleneck_ns > lower:
+        found = _swapped(case, lower, deadline, stopped)
+    found.sort(key=lambda f: (f[2].bottleneck_ns, f[0].order != case.order))
+    kept = [*found[:_KEPT_ORDERS], *(f for f in found[_KEPT_ORDERS:] if f[0].order == case.order)]
+    return [(c, p, dataclasses.replace(a, lower_ns=min(a.lower_ns, lower))) for c, p, a in kept]
 
 
-def _swapped(case: Case, deadline: float, stopped: threading.Event) -> list[Answered]:
-    """Orders reached by swapping two ranks while that lowers the bottleneck."""
+def _part(deadline: float, n: int) -> float:
+    """When the first of so many parts of the time that is left ends."""
+    now = time.perf_counter()
+    return now + (deadline - now) / n
+
+
+def _least_of_any(case: Case, deadline: float) -> int:
+    """A bottleneck that no order of the ranks beats: where devices are alike, that of the cheapest links."""
+    problem = case.problem()
+    alike = len({(s.speed, s.limit_bytes) for s in problem.stages}) == 1
+    least = least_load(problem)
+    if not alike:
+        return least
+    stages = tuple(dataclasses.replace(s, nic=-1) for s in problem.stages)
+    anywhere = dataclasses.replace(problem, stages=stages, pair_ns=None)
+    budget = max(0.0, (deadline - time.perf_counter()) / 4)
+    return max(least, chain(anywhere, time_limit_s=budget).lower_ns)
+
+
+def _swapped(case: Case, lower: int, deadline: float, stopped: threading.Event) -> list[Answered]:
+    """Orders reached by swapping two ranks while that lowers the bottleneck and it is over the bound."""
     devices = case.source.cluster.devices
-    by_speed = tuple(sorted(case.order, key=lambda r: (-devices[r].speed, r)))
+    by_speed = tuple(sorted(case.order, key=lambda r: -devices[r].speed))
     budget, seen, found = (deadline - time.perf_counter()) / _SWAPS, set(), []
 
     def visit(order: tuple[int, ...]) -> int:
@@ -272,8 +334,11 @@ def _swapped(case: Case, deadline: float, stopped: threading.Event) -> list[Answ
         found.append(answer)
         return answer[2].bottleneck_ns
 
-    best = min((visit(order), order) for order in dict.fromkeys((case.order, by_speed, by_speed[::-1])))
-    improved = True
+    best = (HUGE + 1, case.order)
+    for start in dict.fromkeys((case.order, by_speed, by_speed[::-1])):
+        if best[0] > lower:
+            best = min(best, (visit(start), start))
+    improved = best[0] > lower
     while improved:
         improved = False
         for a, b in itertools.combinations(range(len(case.order)), 2):
@@ -285,7 +350,7 @@ def _swapped(case: Case, deadline: float, stopped: threading.Event) -> list[Answ
                 return found
             value = visit(tuple(order))
             if value < best[0]:
-                best, improved = (value, tuple(order)), True
+                best, improved = (value, tuple(order)), value > lower
                 break
     return found
 

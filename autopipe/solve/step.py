@@ -44,13 +44,19 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
     started = time.perf_counter()
     rated: list[tuple[Plan, tuple[int, ...]]] = []
     rows: list[Candidate] = []
-    for label, stage_of in _in_time(_splits(case, problem, answer, deadline)):
-        if rated and _is_late(started, len(rows), deadline):
-            break
-        plan = _plan(case, problem, answer, stage_of)
-        rows.append(_row(f"{case.label}: {label}", plan, problem, stage_of))
-        if rows[-1].feasible:
-            rated.append((plan, stage_of))
+    try:
+        for label, stage_of in _in_time(_splits(case, problem, answer, deadline)):
+            if rated and _is_late(started, len(rows), deadline):
+                break
+            plan = _plan(case, problem, answer, stage_of)
+            row = _row(f"{case.label}: {label}", plan, problem, stage_of)
+            rows.append(row)
+            if row.feasible:
+                rated.append((plan, stage_of))
+    except KeyboardInterrupt:
+        # Ctrl-C costs the splits that were still to come
+        if not rated:
+            raise
     if not rated:
         return None
     rated.sort(key=lambda r: r[0].step_s)
@@ -91,14 +97,15 @@ def _row(label: str, plan: Plan, problem: Problem, stage_of: Sequence[int]) -> C
 def _splits(case: Case, problem: Problem, answer: Answer, deadline: float) -> Iterator[Split]:
     names: tuple[str | Weigh, ...] = (case.balance,)
     if case.balance == "cost":
+        names = ("uniform", "parameters")
         if answer.stage_of is not None:
             yield "best bottleneck", answer.stage_of
-            yield from _near(problem, answer, deadline)
-        names = ("uniform", "parameters")
     for name in names:
         made = by_weight(problem, weights_of(case.source.graph, problem, name))
         if made is not None:
             yield name if isinstance(name, str) else "callable", made
+    if case.balance == "cost" and answer.stage_of is not None:
+        yield from _near(problem, answer, deadline)
 
 
 def _near(problem: Problem, answer: Answer, deadline: float) -> Iterator[Split]:
@@ -151,6 +158,7 @@ def _plan(case: Case, problem: Problem, answer: Answer, stage_of: Sequence[int])
         s.cluster,
         (),
         _written(case),
+        degrees=s.costs.degrees,
     )
     step_s = simulate(plan).step_s
     least = min(case.least_step_s, step_s)

@@ -14,24 +14,35 @@ from types import FrameType
 __all__ = ["interrupts"]
 
 
+class _Handler:
+    """Python's own answer to Ctrl-C, which also sets an event."""
+
+    def __init__(self, pressed: threading.Event) -> None:
+        self.pressed = pressed
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.pressed.set()
+        signal.default_int_handler(number, frame)
+
+
 @contextlib.contextmanager
 def interrupts() -> Iterator[threading.Event]:
     """An event that is set once the user pressed Ctrl-C; :class:`KeyboardInterrupt` is raised as always.
 
-    A part of a search may answer the exception with the best it has; the event tells the others. Only where
-    Python's own handler is in place, in the main thread; else the event is never set.
+    A part of a search may answer the exception with the best it has; the event tells the others, and those
+    of a search that this one is part of. Only where Python's own handler is in place, in the main thread;
+    else the event is never set.
     """
+    there = signal.getsignal(signal.SIGINT)
+    if isinstance(there, _Handler):
+        yield there.pressed
+        return
     pressed = threading.Event()
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        pressed.set()
-        signal.default_int_handler(number, frame)
-
-    is_ours = threading.current_thread() is threading.main_thread()
-    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or there is not signal.default_int_handler:
         yield pressed
         return
-    signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, _Handler(pressed))
     try:
         yield pressed
     finally:

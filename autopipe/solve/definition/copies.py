@@ -17,12 +17,16 @@ _STEPS = 2_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Taker:
-    """A stage that may take a value: what sending it there, receiving it, and computing it again cost."""
+    """A stage that may take a value: what sending it there, receiving it, and computing it again cost.
+
+    ``is_far`` says that its message goes to another host.
+    """
 
     stage: int
     send_ns: int
     receive_ns: int
     again_ns: int
+    is_far: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,10 +45,11 @@ class Moving:
     again_ns: tuple[int, ...]
     send_ns: tuple[int, ...]
     receive_ns: tuple[int, ...]
+    wire_ns: tuple[int, ...]
 
     @classmethod
     def nothing(cls, n_stages: int) -> Moving:
-        return cls(*[(0,) * n_stages] * 3)
+        return cls(*[(0,) * n_stages] * 4)
 
     def redone(self, taker: Taker) -> Moving:
         """With a value computed again by one that takes it."""
@@ -52,8 +57,10 @@ class Moving:
 
     def received(self, taker: Taker, source: int, send_ns: int) -> Moving:
         """With a value received by one that takes it, which its sender pays so much more for."""
-        receive_ns = _plus(self.receive_ns, taker.stage, taker.receive_ns)
-        return Moving(self.again_ns, _plus(self.send_ns, source, send_ns), receive_ns)
+        receive_ns, wire_ns = _plus(self.receive_ns, taker.stage, taker.receive_ns), self.wire_ns
+        if taker.is_far:
+            wire_ns = _plus(_plus(wire_ns, source, taker.send_ns), taker.stage, taker.receive_ns)
+        return Moving(self.again_ns, _plus(self.send_ns, source, send_ns), receive_ns, wire_ns)
 
 
 def _plus(row: tuple[int, ...], s: int, ns: int) -> tuple[int, ...]:

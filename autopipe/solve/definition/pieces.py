@@ -114,6 +114,8 @@ class Stage:
     """Where one stage runs: its rank, that rank's speed and memory, and its microbatches in flight.
 
     ``links`` are the kinds of the link it sends over and of the one it receives over (``Net.link_ns``).
+    ``nic`` is the network interface over which it reaches ranks of another ``host``, where it shares that
+    with other ranks; −1 where it has its own.
     """
 
     rank: int
@@ -121,6 +123,8 @@ class Stage:
     limit_bytes: int = HUGE
     in_flight: int = 1
     links: tuple[int, int] = (0, 0)
+    host: int = 0
+    nic: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,7 +134,8 @@ class StageLoad:
     ``extra_bytes`` of ``static_bytes`` are tied copies that an earlier stage of its rank holds already.
     ``recompute`` says that all of it is computed again in backward, ``blocks`` what of it otherwise;
     ``copies`` are the values that it computes instead of receiving them. By at most ``open_ns`` the best
-    choice of both may be cheaper, where the search for it was cut off.
+    choice of both may be cheaper, where the search for it was cut off. ``wire_ns`` is for how long its
+    messages hold the network interface that it shares.
     """
 
     forward_ns: int
@@ -149,8 +154,9 @@ class StageLoad:
     blocks: tuple[Block, ...] = ()
     copies: tuple[str, ...] = ()
     open_ns: int = 0
+    wire_ns: int = 0
 
-    def moved(self, again_ns: int, send_ns: int, receive_ns: int, overlap: bool) -> StageLoad:
+    def moved(self, again_ns: int, send_ns: int, receive_ns: int, wire_ns: int, overlap: bool) -> StageLoad:
         """With values computed again, sent and received beside; a stage that recomputes does so twice."""
         return dataclasses.replace(
             self,
@@ -159,6 +165,7 @@ class StageLoad:
             send_ns=self.send_ns + send_ns,
             receive_ns=self.receive_ns + receive_ns,
             load_ns=self.moved_ns(again_ns, send_ns, receive_ns, overlap),
+            wire_ns=self.wire_ns + wire_ns,
         )
 
     def moved_ns(self, again_ns: int, send_ns: int, receive_ns: int, overlap: bool) -> int:

@@ -5,7 +5,7 @@ solvers. This module is the definition that every solver, bound and test is held
 
 ::
 
-    minimise  max over stages s of  load(s)
+    minimise  max over ranks and shared network interfaces of  the sum of their loads
     load(s) = work(s) + transfers(s) + sync(s)          nothing hidden
             = max(work(s), transfers(s)) + sync(s)      overlap
     work(s)      = (forward + backward of its items and of the shares it touches) / speed(s)
@@ -16,9 +16,10 @@ solvers. This module is the definition that every solver, bound and test is held
     memory(s)    = static + in flight × kept + workspace + 2 × received + sent
     kept         = saved, less what recomputed blocks give up (the largest counts once as workspace)
 
-A rank's load is the sum of its stages'. What stays there adds up too, a tied parameter counted once; of what
-comes and goes the fullest moment of the schedule counts. A device's speed divides the sums of a stage, which
-are then rounded: merging items changes nothing.
+A rank's load is the sum of its stages'. A network interface that ranks share is loaded with all they send to
+and receive from other hosts, each message by itself, and counts like a rank. What stays on a rank adds up
+too, a tied parameter counted once; of what comes and goes the fullest moment of the schedule counts. A
+device's speed divides the sums of a stage, which are then rounded: merging items changes nothing.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Problem:
     def is_separable(self) -> bool:
         """Whether a stage's load depends on its own items alone, as the exact method needs."""
         paid_alike = not any(s.more_ns and len(s.items) > 2 for s in self.shares)
-        once = self.pair_ns is None and self.sender_pays == "once"
+        once = self.pair_ns is None and self.sender_pays == "once" and not self.stages_on
         return self.one_stage_per_rank and once and paid_alike and all(n.again_ns < 0 for n in self.nets)
 
     @functools.cached_property
@@ -110,6 +111,12 @@ class Problem:
         for s, stage in enumerate(self.stages):
             ranks.setdefault(stage.rank, []).append(s)
         return {rank: tuple(own) for rank, own in ranks.items()}
+
+    @functools.cached_property
+    def stages_on(self) -> Mapping[int, tuple[int, ...]]:
+        """The stages that share each network interface."""
+        nics = sorted({s.nic for s in self.stages if s.nic >= 0})
+        return {nic: tuple(x for x, s in enumerate(self.stages) if s.nic == nic) for nic in nics}
 
     @functools.cached_property
     def nets_of(self) -> tuple[tuple[int, ...], ...]:
@@ -182,13 +189,14 @@ class Problem:
         """The loads once it is chosen which stages compute values again."""
 
         def moved(paid: Moving) -> tuple[StageLoad, ...]:
-            rows = zip(loads, paid.again_ns, paid.send_ns, paid.receive_ns, strict=True)
-            return tuple(load.moved(a, s, r, self.overlap) for load, a, s, r in rows)
+            rows = zip(loads, paid.again_ns, paid.send_ns, paid.receive_ns, paid.wire_ns, strict=True)
+            return tuple(load.moved(a, s, r, w, self.overlap) for load, a, s, r, w in rows)
 
         def worst(paid: Moving) -> int:
             rows = zip(loads, paid.again_ns, paid.send_ns, paid.receive_ns, strict=True)
             there = [load.moved_ns(a, s, r, self.overlap) for load, a, s, r in rows]
-            return max(sum(there[s] for s in own) for own in self.stages_of.values())
+            wires = [load.wire_ns + ns for load, ns in zip(loads, paid.wire_ns, strict=True)]
+            return max(self._sums(self.stages_of, there) + self._sums(self.stages_on, wires))
 
         chosen, paid, least = settle(crossings, worst, self.n_stages, self.sender_pays == "once")
         open_ns = worst(paid) - least
@@ -220,7 +228,8 @@ class Problem:
             tallies[s].received_bytes += net.n_bytes
             if there.rank != here:
                 pair = self.pair_ns[here, there.rank][n] if self.pair_ns else (net.send_ns, net.receive_ns)
-                takers.append(Taker(s, *pair, scaled(net.again_ns, there.speed)))
+                far = there.host != self.stages[source].host
+                takers.append(Taker(s, *pair, scaled(net.again_ns, there.speed), far))
         if touched - {source}:
             tallies[source].sent_bytes += net.sent_bytes
         if takers and net.again_ns >= 0:
@@ -230,6 +239,9 @@ class Problem:
             tallies[source].send_ns += max(sends) if self.sender_pays == "once" else sum(sends)
             for taker in takers:
                 tallies[taker.stage].receive_ns += taker.receive_ns
+                if taker.is_far:
+                    tallies[source].wire_ns += taker.send_ns
+                    tallies[taker.stage].wire_ns += taker.receive_ns
 
     def _rank(self, rank: int, tallies: Sequence[_Tally]) -> tuple[StageLoad, ...]:
         """The loads of a rank's stages; those recompute that let it fit at the least load."""
@@ -280,6 +292,7 @@ class Problem:
             t.extra_bytes,
             stage_ns(forward + backward, t.send_ns + t.receive_ns, t.sync_ns, self.overlap),
             blocks,
+            wire_ns=t.wire_ns,
         )
 
     def least(self, loads: Sequence[StageLoad]) -> int:
@@ -311,13 +324,24 @@ class Problem:
         return [(most, x) for x in range(len(most))]
 
     def bottleneck(self, loads: Sequence[StageLoad]) -> int:
-        """The largest load of a rank: the sum over its stages; :data:`HUGE` or more where memory is short."""
-        worst = short = 0
-        for rank, own in self.stages_of.items():
-            held = [loads[s] for s in own]
-            worst = max(worst, sum(load.load_ns for load in held))
-            short += self.rank_bytes(rank, held) > self.stages[own[0]].limit_bytes
-        return worst + short * HUGE
+        """The largest load of a rank, the sum over its stages, or of a network interface that ranks share.
+
+        :data:`HUGE` or more where memory is short.
+        """
+        short = sum(
+            self.rank_bytes(rank, [loads[s] for s in own]) > self.stages[own[0]].limit_bytes
+            for rank, own in self.stages_of.items()
+        )
+        return max(self.loads_of(loads)) + short * HUGE
+
+    def loads_of(self, loads: Sequence[StageLoad]) -> list[int]:
+        """The load of each rank, then of each network interface that ranks share."""
+        ranks = self._sums(self.stages_of, [load.load_ns for load in loads])
+        return ranks + self._sums(self.stages_on, [load.wire_ns for load in loads])
+
+    @staticmethod
+    def _sums(groups: Mapping[int, Sequence[int]], each: Sequence[int]) -> list[int]:
+        return [sum(each[s] for s in own) for own in groups.values()]
 
 
 class _Tally:
@@ -335,13 +359,14 @@ class _Tally:
         "sent_bytes",
         "static_bytes",
         "sync_ns",
+        "wire_ns",
         "workspace_bytes",
     )
 
     def __init__(self) -> None:
         self.forward_ns = self.backward_ns = self.send_ns = self.receive_ns = self.sync_ns = 0
         self.static_bytes = self.saved_bytes = self.workspace_bytes = 0
-        self.received_bytes = self.sent_bytes = self.extra_bytes = 0
+        self.received_bytes = self.sent_bytes = self.extra_bytes = self.wire_ns = 0
         self.blocks: tuple[Block, ...] = ()
 
     def add(self, part: Item | Share) -> None:
@@ -381,13 +406,14 @@ def cheapest(problem: Problem) -> Problem:
     """The problem where every stage pays the least that its transfers can cost, whatever the others hold.
 
     Over unlike links, a stage pays at least what its cheapest to a later stage asks for what it sends, and
-    from an earlier one for what it receives.
+    from an earlier one for what it receives. Network interfaces that ranks share are left out.
     """
     shares = tuple(
         dataclasses.replace(s, sync_ns=min(s.sync_ns, *s.more_ns), more_ns=()) if s.more_ns else s
         for s in problem.shares
     )
-    nets, stages = problem.nets, problem.stages
+    nets = problem.nets
+    stages = tuple(dataclasses.replace(s, nic=-1) for s in problem.stages)
     if problem.pair_ns:
         kinds, tables = _links(problem)
         stages = tuple(dataclasses.replace(s, links=k) for s, k in zip(stages, kinds, strict=True))

@@ -203,7 +203,7 @@ class Rows:
 
 def _kind(stage: Stage) -> Stage:
     """What stages of equal loads have in common."""
-    return dataclasses.replace(stage, rank=0)
+    return dataclasses.replace(stage, rank=0, host=0, nic=-1)
 
 
 def best_chain(

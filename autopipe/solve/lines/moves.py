@@ -69,19 +69,18 @@ def fitting(problem: Problem, order: Sequence[int], deadline: float) -> tuple[in
 
 
 def _score(problem: Problem, stage_of: Sequence[int]) -> tuple[int, ...]:
-    """Bytes over all limits, then the ranks' loads, fullest first."""
+    """Bytes over all limits, then the loads of ranks and shared interfaces, fullest first."""
     loads = problem.loads(stage_of)
-    ranks, over = [], 0
-    for rank, own in problem.stages_of.items():
-        held = [loads[s] for s in own]
-        over += max(0, problem.rank_bytes(rank, held) - problem.stages[own[0]].limit_bytes)
-        ranks.append(sum(load.load_ns for load in held))
-    return (over, *sorted(ranks, reverse=True))
+    over = sum(
+        max(0, problem.rank_bytes(rank, [loads[s] for s in own]) - problem.stages[own[0]].limit_bytes)
+        for rank, own in problem.stages_of.items()
+    )
+    return (over, *sorted(problem.loads_of(loads), reverse=True))
 
 
 def _apart(problem: Problem) -> Problem:
     """The problem with every stage on a rank of its own, and no limits."""
-    own = (dataclasses.replace(s, rank=x, limit_bytes=HUGE) for x, s in enumerate(problem.stages))
+    own = (dataclasses.replace(s, rank=x, limit_bytes=HUGE, nic=-1) for x, s in enumerate(problem.stages))
     return dataclasses.replace(problem, stages=tuple(own), moments=(), recompute="never", pair_ns=None)
 
 

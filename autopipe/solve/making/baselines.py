@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from ...arguments import number
 from ...errors import InputError
 from ...graph import Op, OpGraph
 from ..definition.problem import Problem, Stage
@@ -17,6 +18,7 @@ __all__ = ["by_weight", "weights_of"]
 
 Weigh = Callable[[Op], float]
 
+_HEAVIEST = 1e30
 _FINE = 1 << 40
 """Weights are told apart to this part of their sum."""
 
@@ -37,10 +39,13 @@ def weights_of(graph: OpGraph, problem: Problem, balance: str | Weigh) -> tuple[
         raise InputError(
             f"balance {balance!r} is unknown; use 'cost', 'parameters', 'uniform' or a callable of an op"
         )
-    weights = tuple(sum(float(balance(graph.by_name[op])) for op in i.ops) for i in problem.items)
-    if any(w < 0 for w in weights):
-        raise InputError("balance gave a negative weight; weights are at least 0")
-    return weights
+    return tuple(sum(_weight(balance, graph.by_name[op]) for op in i.ops) for i in problem.items)
+
+
+def _weight(balance: Weigh, op: Op) -> float:
+    weight = balance(op)
+    weight = int(weight) if isinstance(weight, bool) else weight
+    return number(f"the weight that balance gave op {op.name!r}", weight, most=_HEAVIEST)
 
 
 def _fresh_parameters(graph: OpGraph, op: str, seen: set[str]) -> float:

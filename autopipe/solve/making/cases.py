@@ -97,11 +97,13 @@ def cases(
     *,
     min_ranks: int = 1,
     any_ranks: bool = False,
+    by_host: bool = False,
 ) -> list[Case]:
     """Every case to try, those that cannot be placed left out.
 
     With ``n_stages`` free, every number of ranks up to the cluster's is tried, from ``min_ranks`` on: the
-    first so many, or with ``any_ranks`` the fastest. Each has one stage, or two where the schedule is made
+    first so many, or with ``any_ranks`` the fastest; stages are laid on them in their order, or ``by_host``.
+    Each has one stage, or two where the schedule is made
     for several; pins rule out counts without their stages. Raises :class:`InputError` for counts that are
     none.
     """
@@ -114,13 +116,14 @@ def cases(
     for n_ranks in _rank_counts(source.cluster.n_ranks, min_ranks) if free else (source.cluster.n_ranks,):
         ranks = _chosen(source.cluster, n_ranks, any_ranks)
         there = source.on(ranks)
+        order = there.cluster.by_host if by_host else tuple(range(n_ranks))
         for name in names:
             stages = n_ranks * (2 if name in SEVERAL_PER_RANK else 1) if free else n_stages
             assert isinstance(stages, int)
             if free and stages < needed:
                 continue
             for n in _microbatch_counts(n_microbatches, stages):
-                out.append(Case(there, name, stages, n, balance, tuple(range(n_ranks)), ranks))
+                out.append(Case(there, name, stages, n, balance, order, ranks))
     return out
 
 
@@ -181,6 +184,11 @@ def _alike(cluster: Cluster, limits: Sequence[int], a: int, b: int) -> bool:
         return False
     if limits and limits[a] != limits[b]:
         return False
+    if cluster.shared_nics.get(a, -1) != cluster.shared_nics.get(b, -1):
+        return False
+    if not cluster.links:
+        sizes = [cluster.host_sizes[cluster.host(rank)] for rank in (a, b)]
+        return cluster.host(a) == cluster.host(b) or sizes == [1, 1]
     others = [x for x in range(cluster.n_ranks) if x not in (a, b)]
     pairs = itertools.chain([((a, b), (b, a))], *([((a, x), (b, x)), ((x, a), (x, b))] for x in others))
     return all(_rates(cluster, p) == _rates(cluster, q) for p, q in pairs)

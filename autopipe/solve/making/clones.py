@@ -21,12 +21,14 @@ def clones_of(
     link: Link,
     choice: str = "auto",
     kept: Collection[str] = (),
+    slower: float = 1.0,
 ) -> frozenset[str]:
     """The ops to compute again in each stage that needs them, rather than send.
 
-    A movable op is cloned where its forward, with all that must be cloned or sent to feed it, is no dearer
-    than receiving its value over ``link``, the cluster's fastest, and so over any. Numbers made from input
-    shapes always are, and what the model returns never is: it has a place of its own.
+    A movable op is cloned where its forward, with all that must be cloned or sent to feed it, takes no longer
+    than receiving its value over ``link``, the cluster's fastest, and so over any. Forwards take so much
+    longer on the slowest device, where stages recompute twice that. Numbers made from input shapes always
+    are, and what the model returns never is: it has a place of its own.
     ``choice`` ``never`` leaves the rest to be sent, ``always`` clones all that can be; ``kept`` never are.
     """
     takes, barred = inputs_of(graph), _barred(graph) | {*kept}
@@ -39,8 +41,9 @@ def clones_of(
         price[op.name] = ship
         if not _may_clone(op) or op.name in barred:
             continue
-        redo = costs[op.name].forward_s + sum(price[u] for u in set(takes[op.name]))
-        is_number = op.is_size and redo == costs[op.name].forward_s
+        own = slower * costs[op.name].forward_s
+        redo = own + sum(price[u] for u in set(takes[op.name]))
+        is_number = op.is_size and redo == own
         if is_number or choice == "always" or (choice == "auto" and redo <= ship):
             price[op.name] = redo
             again.add(op.name)
@@ -54,11 +57,12 @@ def copies_of(
     link: Link,
     clones: Collection[str],
     kept: Collection[str] = (),
+    slower: float = 1.0,
 ) -> dict[str, tuple[str, ...]]:
     """By value, the ops that make it again from the model's inputs, where a stage may do that.
 
-    Of the values that are not cloned anyway, those are offered that cost no more to make than to send and to
-    receive over ``link``, the slowest.
+    Of the values that are not cloned anyway, those are offered that take no longer to make, on the fastest
+    device, than to send and to receive over ``link``, the slowest.
     """
     takes, barred = inputs_of(graph), _barred(graph) | {*kept}
     made: dict[str, tuple[str, ...]] = {op.name: () for op in graph.inputs}
@@ -72,7 +76,7 @@ def copies_of(
         for name, ops in made.items()
         if ops
         and name not in clones
-        and sum(costs[v].forward_s for v in ops) <= 2 * link.seconds(sizes[name])
+        and slower * sum(costs[v].forward_s for v in ops) <= 2 * link.seconds(sizes[name])
     }
 
 

@@ -5,6 +5,7 @@ Merging what is free is left to ``contract``; solving to ``intervals`` and ``exa
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,7 +75,7 @@ class _Maker:
 
     def problem(self, schedule: Schedule) -> Problem:
         placement = schedule.placement
-        k, link = len(placement), cheapest_link(self.cluster, placement)
+        k, link = len(placement), cheapest_link(self.cluster)
         items = [self._item(op, k) for op in self.placed] + [Item(first=k - 1)]
         nets = tuple(self._net(op, link) for op in self.placed if self.users[op.name] - {self.index[op.name]})
         edges = {(n.producer, v) for n in nets for v in n.consumers}
@@ -129,15 +130,16 @@ class _Maker:
     def _pairs(
         self, nets: Sequence[Net], placement: Sequence[int]
     ) -> dict[tuple[int, int], tuple[tuple[int, int], ...]] | None:
+        if len(self.cluster.kinds) < 2:
+            return None
         ranks = sorted(set(placement))
-        pairs = [(a, b) for a in ranks for b in ranks if a != b]
-        links = {pair: self.cluster.link(*pair) for pair in pairs}
+        links = {(a, b): self.cluster.link(a, b) for a in ranks for b in ranks if a != b}
         rates = {pair: (link.latency_s, link.bandwidth_bytes_s) for pair, link in links.items()}
         tables = {
             rate: tuple(self._price(self.graph.by_name[n.value], Link(*rate)) for n in nets)
             for rate in set(rates.values())
         }
-        return {pair: tables[rates[pair]] for pair in pairs} if len(tables) > 1 else None
+        return {pair: tables[rate] for pair, rate in rates.items()}
 
     def _parameters(self) -> Iterable[Share]:
         """Every parameter and buffer as a share; one that a single item uses becomes part of it later."""
@@ -177,14 +179,23 @@ class _Maker:
 
     def _stages(self, schedule: Schedule) -> tuple[Stage, ...]:
         out = []
+        shared = self._shared_nics(schedule.placement)
         for rank, alive in zip(schedule.placement, schedule.in_flight, strict=True):
             device = self.cluster.devices[rank]
             limits = [device.usable_bytes]
             if self.settings.memory_limit:
                 limits.append(self.settings.memory_limit[rank])
             known = [b for b in limits if b is not None]
-            out.append(Stage(rank, device.speed, min(known, default=HUGE), alive))
+            host = self.cluster.host(rank) if shared else 0
+            limit = min(known, default=HUGE)
+            out.append(Stage(rank, device.speed, limit, alive, host=host, nic=shared.get(rank, -1)))
         return tuple(out)
+
+    def _shared_nics(self, placement: Sequence[int]) -> dict[int, int]:
+        """The network interface of each rank with stages that shares it with another such rank."""
+        nics = {rank: self.cluster.shared_nics[rank] for rank in {*placement} & {*self.cluster.shared_nics}}
+        count = collections.Counter(nics.values())
+        return {rank: nic for rank, nic in nics.items() if count[nic] > 1}
 
     def _pinned(self, problem: Problem) -> Problem:
         items = list(problem.items)

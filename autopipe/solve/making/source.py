@@ -16,7 +16,7 @@ from ...hardware import Cluster, Link
 from ..proof.step import Work
 from .clones import clones_of, copies_of, inputs_of
 
-__all__ = ["Settings", "Source", "cheapest_link", "links_of", "slowest_link"]
+__all__ = ["Settings", "Source", "cheapest_link", "slowest_link"]
 
 _INT_BYTES = 8
 _MOST_S = 1e6
@@ -102,16 +102,17 @@ class Source:
     @functools.cached_property
     def clones(self) -> frozenset[str]:
         """The ops that every stage which needs them computes for itself."""
-        link = cheapest_link(self.cluster)
-        return clones_of(self.graph, self.costs, self.sizes, link, self.settings.clone, self.asked)
+        link, runs = cheapest_link(self.cluster), 2 if self.settings.recompute == "always" else 1
+        slower = runs / min(d.speed for d in self.cluster.devices)
+        return clones_of(self.graph, self.costs, self.sizes, link, self.settings.clone, self.asked, slower)
 
     @functools.cached_property
     def copies(self) -> Mapping[str, tuple[str, ...]]:
         """By value, the ops that make it again, where each stage that takes it may choose to."""
         if self.settings.clone != "auto":
             return {}
-        slowest = slowest_link(self.cluster)
-        return copies_of(self.graph, self.costs, self.sizes, slowest, self.clones, self.asked)
+        slowest, speed = slowest_link(self.cluster), max(d.speed for d in self.cluster.devices)
+        return copies_of(self.graph, self.costs, self.sizes, slowest, self.clones, self.asked, 1 / speed)
 
     @functools.cached_property
     def work(self) -> Work:
@@ -137,29 +138,16 @@ class Source:
         return Work(total, dearest, max(forward.values(), default=0.0), max(both.values(), default=0.0))
 
 
-def links_of(cluster: Cluster, ranks: Sequence[int] | None = None) -> list[Link]:
-    """Every different link between some ranks, or all; the free one where there is but one rank."""
-    some = range(cluster.n_ranks) if ranks is None else ranks
-    found = {
-        (link.latency_s, link.bandwidth_bytes_s): link
-        for a in some
-        for b in some
-        if a != b
-        for link in [cluster.link(a, b)]
-    }
-    return list(found.values()) or [cluster.local]
-
-
-def cheapest_link(cluster: Cluster, ranks: Sequence[int] | None = None) -> Link:
-    """A link at least as fast as any between some ranks, for prices that bound the true ones."""
-    links = links_of(cluster, ranks)
+def cheapest_link(cluster: Cluster) -> Link:
+    """A link at least as fast as any between two ranks, for prices that bound the true ones."""
+    links = cluster.kinds or (cluster.local,)
     latency_s = min(link.latency_s for link in links)
     return Link(latency_s, max(link.bandwidth_bytes_s for link in links))
 
 
 def slowest_link(cluster: Cluster) -> Link:
     """The link over which a megabyte takes longest."""
-    return max(links_of(cluster), key=lambda link: link.seconds(1 << 20))
+    return max(cluster.kinds or (cluster.local,), key=lambda link: link.seconds(1 << 20))
 
 
 def _check_costs(graph: OpGraph, costs: CostTable) -> None:

@@ -60,7 +60,9 @@ def _runs(problem: Problem) -> Iterator[range]:
 def _table(problem: Problem, order: Sequence[int]) -> Array:
     """[stage, start, end] → load of the items from start to end in the order, on a rank of its own."""
     n = len(order)
-    own = tuple(dataclasses.replace(s, rank=x, limit_bytes=HUGE) for x, s in enumerate(problem.stages))
+    own = tuple(
+        dataclasses.replace(s, rank=x, limit_bytes=HUGE, nic=-1) for x, s in enumerate(problem.stages)
+    )
     free = "never" if problem.recompute == "auto" else problem.recompute
     apart = dataclasses.replace(problem, stages=own, moments=(), recompute=free)
     out = np.full((problem.n_stages, n + 1, n + 1), HUGE, dtype=np.int64)

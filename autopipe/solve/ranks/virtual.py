@@ -1,8 +1,8 @@
-"""Chains whose ranks hold several stages: exact for two a rank in a V or a loop, else searched, with a bound.
+"""Chains whose ranks hold several stages: first answers, then proofs where few downsets matter.
 
 A rank's load is the sum of its stages'. With two of them, ranks are taken in turn and the state is where the
 first stages have come to and where the second ones have: a V eats into the items from both ends, a loop goes
-along two chains at once. What two spans cost on one rank is left to ``spans``.
+along two chains at once. Loops of more are left to ``paths``, what spans cost on one rank to ``spans``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from ..definition.problem import HUGE, Array, Problem, cheapest, scaled
 from ..lines.intervals import best_chain
 from ..lines.moves import fitting, improve
 from ..lines.orders import orders
+from ..proof.packing import packed
+from .paths import Paths
 from .recut import recut
 from .spans import Bits, Spans, downsets, prefixes
 
@@ -35,13 +37,16 @@ _FITTING = 0.3
 _POLISHING = 0.1
 """Share of the time spent on a better first answer before the proof."""
 
+_PAIRING = 0.5
+"""Share of the time that is left for pairs of spans where they can prove it too."""
+
 
 def several(problem: Problem, deadline: float) -> Answer:
     """The best assignment found where ranks hold several stages, and a load that none beats.
 
-    Proved where each rank holds at most two stages, laid as a V or a loop, the graph has few downsets, values
-    go with the order of items and prices do not depend on what others hold (:func:`cheapest`); elsewhere the
-    bound is :func:`least_load`.
+    Proved where the graph has few downsets, each rank holds two stages, laid as a V or a loop, or more in a
+    loop, values go with the order of items and prices do not depend on what others hold (:func:`cheapest`);
+    with many downsets the bound is :func:`least_load`.
     Stops at ``deadline`` or Ctrl-C with the best so far.
     """
     known = Answer(None, HUGE, least_load(problem))
@@ -69,12 +74,15 @@ def _straight(problem: Problem) -> Problem:
 
 
 def least_load(problem: Problem) -> int:
-    """A bound on the fullest rank's load: a fair share of all that must be paid, and the dearest item."""
+    """A bound on the fullest rank's load: a fair share of all that must be paid, whole items, the dearest."""
     speeds = {s.rank: s.speed for s in problem.stages}
     fastest = max(speeds.values())
     works = (scaled(i.forward_ns, fastest) + scaled(i.backward_ns, fastest) for i in problem.items)
     if set(speeds.values()) == {1.0}:
-        return max(*works, -(-(problem.total_ns + _least_transfers(cheapest(problem))) // len(speeds)))
+        again = problem.recompute == "always"
+        whole = packed([i.work_ns + again * i.forward_ns for i in problem.items], len(speeds))
+        total_ns = problem.total_ns + again * sum(i.forward_ns for i in problem.items)
+        return max(*works, whole, -(-(total_ns + _least_transfers(cheapest(problem))) // len(speeds)))
     return max(*works, math.floor(problem.total_ns / sum(speeds.values())) - problem.n_stages, 0)
 
 
@@ -99,7 +107,7 @@ def _least_transfers(problem: Problem) -> int:
 
 def _start(problem: Problem, order: Sequence[int]) -> tuple[int, ...] | None:
     """The best chain of an order with every stage on a rank of its own."""
-    own = tuple(dataclasses.replace(s, rank=i) for i, s in enumerate(problem.stages))
+    own = tuple(dataclasses.replace(s, rank=i, nic=-1) for i, s in enumerate(problem.stages))
     found = best_chain(dataclasses.replace(problem, stages=own, moments=()), order)
     return found[1] if found else None
 
@@ -116,17 +124,30 @@ def _better(problem: Problem, known: Answer, stage_of: Sequence[int] | None) -> 
 def _paired(problem: Problem, cheap: Problem, known: Answer, deadline: float) -> Answer:
     """Better answers from pairs of spans: over every downset if they are few, else over single orders."""
     layout = _Layout.of(problem)
-    sets = downsets(cheap, _MOST_DOWNSETS) if layout else None
-    if layout and sets is not None:
+    sets = downsets(cheap, _MOST_DOWNSETS)
+    if sets is not None:
         now = time.perf_counter()
         known = _polished(problem, known, now + (deadline - now) * _POLISHING)
-        return _proved(problem, cheap, layout, sets, known, deadline)
+        if not (layout and layout.is_v):
+            until = deadline - (deadline - now) * _PAIRING * bool(layout)
+            known = _weighed(problem, cheap, sets, known, until)
+        if layout and not known.proved:
+            known = _proved(problem, cheap, layout, sets, known, deadline)
+        return known
     if layout and len(problem.items) < _MOST_DOWNSETS:
         for order in orders(problem):
             spans = Spans(_in_order(cheap, order), prefixes(range(len(order))))
             found = _Pairs(spans, layout, min(known.bottleneck_ns, HUGE) - 1, deadline).best()
             known = _better(problem, known, found and _reordered(found[1], order))
     return _polished(problem, known, deadline)
+
+
+def _weighed(problem: Problem, cheap: Problem, sets: Sequence[int], known: Answer, deadline: float) -> Answer:
+    """What paths through the downsets add: better answers, and a bound on all."""
+    found = Paths(cheap, sets).search(known.bottleneck_ns, known.lower_ns, deadline)
+    for stage_of in found.assignments:
+        known = _better(problem, known, stage_of)
+    return dataclasses.replace(known, lower_ns=max(known.lower_ns, min(found.lower_ns, known.bottleneck_ns)))
 
 
 def _polished(problem: Problem, known: Answer, deadline: float) -> Answer:
