@@ -44,6 +44,7 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
     started = time.perf_counter()
     rated: list[tuple[Plan, tuple[int, ...]]] = []
     rows: list[Candidate] = []
+    n_climbed = _CLIMBED if case.balance == "cost" else 0
     try:
         for label, stage_of in _in_time(_splits(case, problem, answer, deadline)):
             if rated and _is_late(started, len(rows), deadline):
@@ -54,9 +55,10 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
             if row.feasible:
                 rated.append((plan, stage_of))
     except KeyboardInterrupt:
-        # Ctrl-C costs the splits that were still to come
+        # Ctrl-C costs the splits and moves that were still to come
         if not rated:
             raise
+        n_climbed = 0
     if not rated:
         return None
     rated.sort(key=lambda r: r[0].step_s)
@@ -64,7 +66,7 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
     pace_s = (time.perf_counter() - started) / len(rows)
     # Ctrl-C here costs the moves, not the plan
     with contextlib.suppress(KeyboardInterrupt):
-        for plan, stage_of in rated[:_CLIMBED] if case.balance == "cost" else ():
+        for plan, stage_of in rated[:n_climbed]:
             better, moved = _climbed(case, problem, answer, plan, stage_of, deadline - pace_s)
             if moved not in listed:
                 listed.add(moved)

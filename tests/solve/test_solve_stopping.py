@@ -1,0 +1,127 @@
+"""What is stopped early says so: nothing found is not nothing there, and Ctrl-C costs no plan."""
+
+import math
+import signal
+import threading
+import time
+
+import pytest
+from language_model import cluster, made
+
+from autopipe.errors import InfeasibleError, InputError, UndecidedError
+from autopipe.solve import Answer
+from autopipe.solve.definition.problem import HUGE
+from autopipe.solve.stopping import interrupts
+
+
+def answers(monkeypatch, lowers):
+    """Every chain finds nothing, with these bounds in turn, the last of them from then on."""
+    rest = list(lowers)
+
+    def nothing(problem, **limits):
+        return Answer(None, HUGE, rest.pop(0) if len(rest) > 1 else rest[0])
+
+    monkeypatch.setattr("autopipe.solve.search.chain", nothing)
+    monkeypatch.setattr("autopipe.solve.step.by_weight", lambda *given: None)
+
+
+@pytest.mark.parametrize("lowers", [(0, HUGE), (HUGE, 0, HUGE), (HUGE, HUGE, 0)])
+def test_one_open_case_leaves_the_whole_question_open(monkeypatch, lowers):
+    answers(monkeypatch, lowers)
+    with pytest.raises(UndecidedError, match="none was ruled out"):
+        made(n_stages=None, time_limit_s=5.0)
+
+
+def test_only_proofs_for_every_case_rule_out_a_plan(monkeypatch):
+    answers(monkeypatch, (HUGE,))
+    with pytest.raises(InfeasibleError) as told:
+        made(n_stages=None, time_limit_s=5.0)
+    assert not isinstance(told.value, UndecidedError)
+
+
+def test_cases_there_was_no_time_for_are_open(monkeypatch):
+    answers(monkeypatch, (HUGE,))
+    with pytest.raises(UndecidedError, match="there was no time for the others"):
+        made(n_stages=None, schedule="auto", time_limit_s=0.0)
+
+
+@pytest.mark.parametrize("memory", [250_000, 320_000])
+def test_a_limit_nothing_fits_in_keeps_the_time_too(memory):
+    started = time.process_time()
+    with pytest.raises(InfeasibleError):
+        made(
+            cluster=cluster(8),
+            n_stages=None,
+            schedule="auto",
+            n_microbatches="auto",
+            memory_limit=memory,
+            time_limit_s=0.3,
+        )
+    assert time.process_time() - started < 0.8
+
+
+@pytest.mark.parametrize("call", [2, 3, 5])
+def test_ctrl_c_while_a_split_is_simulated_keeps_those_before_it(monkeypatch, call):
+    from autopipe.solve import step
+
+    calls, simulate = [], step.simulate
+
+    def interrupted(plan):
+        calls.append(plan)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGINT)
+        return simulate(plan)
+
+    monkeypatch.setattr(step, "simulate", interrupted)
+    plan = made()
+    assert len(calls) == call
+    assert plan.step_s == simulate(plan).step_s
+
+
+def test_a_search_within_a_search_hears_the_same_key():
+    with interrupts() as outer:
+        with interrupts() as inner, pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert inner is outer
+        assert outer.is_set()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_thread_is_never_told():
+    heard = []
+
+    def search():
+        with interrupts() as pressed:
+            heard.append(pressed.is_set())
+
+    thread = threading.Thread(target=search)
+    thread.start()
+    thread.join(timeout=10)
+    assert heard == [False]
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0, "heavy", None, 1e300])
+def test_a_balance_that_is_no_weight_is_refused(weight):
+    with pytest.raises(
+        InputError, match=r"the weight that balance gave op 'embed' is .*; it must be a number"
+    ):
+        made(balance=lambda op: weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("time_limit_s", math.nan),
+        ("time_limit_s", -1),
+        ("time_limit_s", math.inf),
+        ("optimizer_bytes_per_parameter_byte", math.nan),
+        ("optimizer_bytes_per_parameter_byte", -1.0),
+        ("memory_limit", math.nan),
+        ("pin", {"embed": 0.5}),
+        ("pin", {"embed": True}),
+        ("pin", {"embed": 10**20}),
+    ],
+)
+def test_numbers_that_are_none_are_refused(name, value):
+    with pytest.raises(InputError):
+        made(**{name: value})
