@@ -324,13 +324,39 @@ def _captured(
 
 
 def _leaves(forms: Mapping[bool, Sequence[Recording]]) -> frozenset[str]:
-    return frozenset(c.target for fs in forms.values() for f in fs for c in f.calls if c.op == "call_module")
+    """The modules whose own code is not recorded: called whole, or handed whole to a function."""
+    calls = [c for fs in forms.values() for f in fs for c in f.calls]
+    called = {c.target for c in calls if c.op == "call_module"}
+    handed = {c.target for c in calls if c.op == "get_attr" and isinstance(c.value, nn.Module)}
+    own = {c.path for c in calls if c.op != "call_module"}
+    return frozenset(called | {p for p in handed if not any(f"{o}.".startswith(f"{p}.") for o in own)})
 
 
 def _is_open(leaves: frozenset[str], path: str) -> bool:
     """Whether a module lies in no leaf, so that its state was read while the model was recorded."""
     names = path.split(".")
     return not any(".".join(names[: i + 1]) in leaves for i in range(len(names)))
+
+
+def _freed(session: Session, made: Made) -> Made:
+    """The same with functions kept whole that ask about sizes, where that lets more sizes vary."""
+    new = {f: None for f in made.functions if f not in session.attempt.functions}
+    before = session.attempt
+    recorded = session.again(new) if new else None
+    if recorded is None:
+        return made
+    with contextlib.suppress(CaptureError, ModelError, InputError):
+        other = Made(session, made.inputs, made.tensors, recorded, made.dynamic, None)
+        is_whole = [_modules(m.forms) for m in (other, made)]
+        fewer = [(len(m.variation.fixed), len(m.variation.checks)) for m in (other, made)]
+        if is_whole[0] == is_whole[1] and fewer[0] < fewer[1]:
+            return other
+    session.attempt = before
+    return made
+
+
+def _modules(forms: Mapping[bool, Sequence[Recording]]) -> dict[bool, list[Any]]:
+    return {flag: [c.target for c in fs[0].calls if c.op == "call_module"] for flag, fs in forms.items()}
 
 
 def _held_against_the_model(
@@ -341,7 +367,7 @@ def _held_against_the_model(
     Not asked of a model on meta, nor of one whose forms follow questions about the data.
     """
     while True:
-        made = Made(session, inputs, tensors, session.forms(), dynamic, known)
+        made = _freed(session, Made(session, inputs, tensors, session.forms(), dynamic, known))
         if session.device.type == "meta" or any(not isinstance(q, int) for q in made.questions.values()):
             _logger.info("the graph of %s was not held against it", inputs.model)
             return made

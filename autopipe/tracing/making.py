@@ -52,6 +52,7 @@ class Made:
     variation: what sizes the first form is right for; ``variations`` that of all, by id of the form.
     questions: by training flag, what tells which form inputs ask for. constants: by name, of all forms.
     shapes: formulas of the calls' shapes by id.
+    functions: those of the model's code that ask about sizes, so that others come out differently.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Made:
     ) -> None:
         self.session, self.inputs, self.tensors, self.dynamic = session, inputs, tensors, dynamic
         self.kind = functools.cache(functools.partial(opgraph.kind_of, session.model))
+        self.functions: dict[Any, None] = {}
         everything = list({id(r): r for records in recorded.values() for r in records}.values())
         self.constants = modes.share_constants(everything)
         unsized = [(r, r.branches) for r in everything]
@@ -244,7 +246,10 @@ class Made:
             self.kind,
             is_asked_for if isinstance(self.questions[flag], Question) else None,
         )
-        return explore(explorer, known)
+        try:
+            return explore(explorer, known)
+        finally:
+            self.functions.update(explorer.functions)
 
 
 def _size_of(name: str, axis: int) -> Call:

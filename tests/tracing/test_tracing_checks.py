@@ -139,3 +139,27 @@ def test_data_in_words_is_no_branch() -> None:
     x = torch.randn(5, 4)
     assert torch.equal(captured(x), model(x))
     assert {op.module_path for op in captured.ops.compute} >= {"first", "second"}
+
+
+class Policy(nn.Module):
+    """A policy whose distribution is made, and its arguments checked, in the model's own forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        chosen = torch.distributions.Normal(x[:, :2], x[:, 2:].exp(), validate_args=True)
+        return chosen.log_prob(torch.zeros_like(x[:, :2])), chosen.entropy()
+
+
+def test_the_checks_that_torch_makes_of_distributions_are_kept():
+    model = Policy()
+    captured = capture(model, (torch.randn(2, 4),))
+    x = torch.randn(3, 4)
+    for a, b in zip(captured(x), model(x), strict=True):
+        torch.testing.assert_close(a, b)
+    with pytest.raises(InputError, match="a check of the data"):
+        captured(torch.full((3, 4), torch.nan))

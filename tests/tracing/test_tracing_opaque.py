@@ -6,6 +6,7 @@ import pathlib
 import random
 import sys
 import types
+from random import random as chance
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import autopipe
 from autopipe.tracing import capture
 
 
@@ -173,3 +175,67 @@ class Net(nn.Module):
         assert any(op.source.startswith(place) for op in captured.ops.ops)
     finally:
         del sys.modules["torch_elsewhere"]
+
+
+class Sometimes(nn.Module):
+    """Draws by a name of its own for a function of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def guess(self, x: Tensor) -> Tensor:
+        return x * 2 if chance() < 0.5 else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.guess(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_draw_under_another_name_is_drawn_each_time() -> None:
+    model = Sometimes()
+    captured = capture(model, (torch.rand(2, 4),))
+    assert chance is random.random
+    for number in range(8):
+        x = torch.rand(2, 4)
+        random.seed(number)
+        expected = model(x)
+        random.seed(number)
+        assert torch.equal(captured(x), expected)
+
+
+class Features(nn.Module):
+    """Uses what a forward hook keeps of a layer inside, as feature extractors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+        self.head = nn.Linear(12, 2)
+        self.kept: dict[str, Tensor] = {}
+        self.net[2].register_forward_hook(self.keep)
+
+    def keep(self, module: nn.Module, args: Any, result: Tensor) -> None:
+        self.kept["hidden"] = result.flatten(1) * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.net(x)
+        hidden = self.kept.pop("hidden")
+        return self.head(torch.cat([y, hidden], 1))
+
+
+def test_what_a_hook_keeps_of_a_layer_is_that_of_each_call() -> None:
+    torch.manual_seed(0)
+    model = Features()
+    captured = capture(model, (torch.rand(2, 4),))
+    pipe = autopipe.split(model, 2, (torch.rand(2, 4),), costs="estimated", n_microbatches=1)
+    for rows in (2, 5):
+        x = torch.rand(rows, 4)
+        for run in (captured, pipe):
+            model.zero_grad()
+            model(x).sum().backward()
+            expected = [p.grad for p in model.parameters()]
+            model.zero_grad()
+            run(x).sum().backward()
+            torch.testing.assert_close([p.grad for p in model.parameters()], expected)

@@ -41,6 +41,13 @@ class Longest(nn.Module):
         return self.second(self.first(x[:, : int(lengths.max())]))
 
 
+class Summed(Longest):
+    """Goes through as many positions as the longest row has."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.second(sum(self.first(x[:, i]) for i in range(int(lengths.max()))))
+
+
 class Draws(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -92,8 +99,16 @@ def test_microbatches_of_one_step_take_the_forms_they_ask_for() -> None:
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-10, atol=1e-12)
 
 
-def test_a_number_met_for_the_first_time_is_refused_with_value_and_line() -> None:
+def test_a_number_that_torch_alone_takes_may_be_any() -> None:
     model = Longest()
+    captured = capture(model, (torch.randn(2, 6, WIDTH), torch.tensor([3, 5])))
+    x = torch.randn(4, 6, WIDTH)
+    for lengths in (torch.tensor([5, 1, 2, 3]), torch.tensor([2, 1, 2, 1])):
+        torch.testing.assert_close(captured(x, lengths), model(x, lengths))
+
+
+def test_a_number_met_for_the_first_time_is_refused_with_value_and_line() -> None:
+    model = Summed()
     captured = capture(model, (torch.randn(2, 6, WIDTH), torch.tensor([3, 5])))
     x = torch.randn(4, 6, WIDTH)
     lengths = torch.tensor([5, 1, 2, 3])

@@ -108,6 +108,7 @@ class Guard:
     """A number made from sizes that the model's Python turned into a plain value.
 
     ``function(*operands)`` gave ``outcome``; operands are the calls that compute them, or plain numbers.
+    ``inside`` is the function of the model's code which asks, where that could stay whole instead.
     """
 
     function: Callable[..., Any]
@@ -115,6 +116,7 @@ class Guard:
     outcome: Any
     path: str
     source: str
+    inside: Any = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

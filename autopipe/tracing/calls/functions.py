@@ -32,6 +32,7 @@ __all__ = [
     "classify",
     "is_numpy_scalar",
     "is_settled",
+    "is_whole_number",
     "on_one_device",
     "selects_by_mask",
     "storages",
@@ -275,6 +276,14 @@ def selects_by_mask(name: str, args: tuple[Any, ...]) -> bool:
         return False
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
     return any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in index)
+
+
+def is_whole_number(name: str, actual: Any) -> bool:
+    """Whether a read of this name asks a tensor for one whole number."""
+    tensor = next(iter(actual[0]), None)
+    if name not in ("item", "__int__") or not isinstance(tensor, torch.Tensor) or tensor.dtype is torch.bool:
+        return False
+    return not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def is_settled(call: Call) -> bool:

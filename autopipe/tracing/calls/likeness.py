@@ -15,7 +15,7 @@ from .call import Call, Recording, calls_in
 from .functions import qualified_name, tensors
 from .perform import is_size_of_made
 
-__all__ = ["is_equal", "is_same", "is_same_program", "key", "prune"]
+__all__ = ["is_equal", "is_same", "is_same_program", "is_twin", "key", "prune"]
 
 
 def key(call: Call) -> tuple[Any, ...]:
@@ -51,6 +51,18 @@ def is_same_program(a: Sequence[Call], b: Sequence[Call]) -> bool:
             return False
         twins[id(y)] = x
     return True
+
+
+def is_twin(a: Call, b: Call) -> bool:
+    """Whether two calls of a recording that writes nothing give the same: one op of the same values."""
+    if a is b:
+        return True
+    is_alike = (a.op, a.target, a.region) == (b.op, b.target, b.region) and len(a.inputs) == len(b.inputs)
+    is_plain = a.op.startswith("call") and not (a.is_random or a.mutated or a.has_effect or a.is_check)
+    if not is_alike or not is_plain or not all(map(is_twin, a.inputs, b.inputs)):
+        return False
+    twins = {id(y): x for x, y in zip(a.inputs, b.inputs, strict=True)}
+    return _is_same((a.args, a.kwargs), (b.args, b.kwargs), twins)
 
 
 def is_equal(a: Any, b: Any) -> bool:

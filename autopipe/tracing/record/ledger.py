@@ -16,11 +16,11 @@ from torch import nn
 from ..calls import functions, lifting, wording
 from ..calls.call import UNSAFE, Call, Depends, Guard, meta
 from ..inputs.structure import LEAF, Step, carries_tensors, flatten, paths, unflatten
-from . import checks, opaque, origin
+from . import casts, checks, opaque, origin
 from .branches import Branches
 from .extent import Extents
 from .position import Position
-from .restart import KeepFunction, OpenLeaf, WatchLeaves
+from .restart import FollowCasts, KeepFunction, OpenLeaf, WatchLeaves
 from .tracked import Expression, TrackedFloat, TrackedInt, pinned, plain, track
 
 __all__ = ["Ledger", "Piece", "Ref", "TensorMethod"]
@@ -78,6 +78,7 @@ class Ledger:
         self.watched: dict[int, tuple[torch.Tensor, str]] | None = None
         self.unseen: origin.Unseen | None = None
         self.extents = Extents()
+        self.has_data_numbers = False
 
     @property
     def recording(self) -> bool:
@@ -327,7 +328,23 @@ class Ledger:
                         return
                 self.at.refuse(Depends.INPUT, f"{wording.shown(operand)} ({operand.value} here)", source)
         key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
-        self.guards.setdefault(key, Guard(function, operands, outcome, self.at.path, source))
+        if key not in self.guards:
+            inside = opaque.innermost(self.at.divisible)
+            self.guards[key] = Guard(function, operands, outcome, self.at.path, source, inside)
+
+    def cast(self, name: str) -> None:
+        """A tracked number is about to be cast: where the code that does can be followed, it is."""
+        module = casts.module_casting(name)
+        if module is not None:
+            raise FollowCasts(module)
+
+    def look_up(self, expression: Expression, outcome: Any) -> None:
+        """A number from the data is a key: which is found depends on it."""
+        if self.has_data_numbers:
+            with self.at.hushed:
+                number = self.number(expression)
+            if isinstance(number, Call) and number.depends & Depends.DATA:
+                self.guard(expression, outcome)
 
     # ---------------------------------------------------------------- arguments
 

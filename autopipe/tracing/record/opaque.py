@@ -152,16 +152,25 @@ def replaced(
 
 
 @contextlib.contextmanager
-def drawing(notice: Callable[[str], None]) -> Iterator[None]:
-    """Calls ``notice(name)`` before each draw from numpy's or Python's global generator meanwhile."""
-    originals = [(module, name, getattr(module, name)) for module, names in _DRAWS.items() for name in names]
+def drawing(notice: Callable[[str], None], model: nn.Module) -> Iterator[None]:
+    """Calls ``notice(name)`` before each draw from numpy's or Python's global generator meanwhile.
+
+    By whatever name the files of the model's classes have the function.
+    """
+    originals = {(m.__name__, n): getattr(m, n) for m, names in _DRAWS.items() for n in names}
+    noticed = {id(o): _noticed(o, ".".join(at), notice) for at, o in originals.items()}
+    places = [(vars(sys.modules[m]), n, o) for (m, n), o in originals.items()]
+    for file in {cls.__module__ for m in model.modules() for cls in type(m).__mro__}:
+        namespace = vars(sys.modules.get(file, types))
+        if not file.startswith("torch."):
+            places += [(namespace, n, v) for n, v in namespace.items() if id(v) in noticed]
     try:
-        for module, name, original in originals:
-            setattr(module, name, _noticed(original, f"{module.__name__}.{name}", notice))
+        for namespace, name, original in places:
+            namespace[name] = noticed[id(original)]
         yield
     finally:
-        for module, name, original in originals:
-            setattr(module, name, original)
+        for namespace, name, original in places:
+            namespace[name] = original
 
 
 def _noticed(original: Callable[..., Any], name: str, notice: Callable[[str], None]) -> Callable[..., Any]:

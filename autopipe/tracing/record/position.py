@@ -89,6 +89,13 @@ class Position:
         file = "" if frame is None else frame.f_code.co_filename
         return not file.startswith(_SKIPPED[1]) or file.startswith(_LAYERS)
 
+    def innermost(self) -> str:
+        """``file:line`` of the innermost frame of Python that is not ours: the model's, or torch's own."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED[0]):
+            frame = frame.f_back
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
     def refuse(self, depends: Depends, what: str, source: str) -> NoReturn:
         """Stop recording: Python reads ``what``, a value that can differ next time."""
         shown = {
@@ -108,7 +115,7 @@ class Position:
         raise CloseModule(self.path, why)
 
     def divisible(self, module: nn.Module) -> str | None:
-        """The path of an open module with open modules inside; None of others, which may well stay whole."""
+        """The path of the root, or an open module with open ones inside; None of what may stay whole."""
         path = self.modules.get(id(module))
         inside = (self.modules.get(id(m), "") for m in module.modules() if m is not module)
-        return path if any(p and not self.is_leaf(p) for p in inside) else None
+        return path if path == "" or any(p and not self.is_leaf(p) for p in inside) else None

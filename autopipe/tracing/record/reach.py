@@ -57,7 +57,7 @@ class Reached:
             self.tensors.append((path, name, value))
         elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)):
             self.generators.append((path, name, value))
-        elif isinstance(value, (nn.Module, type, torch.jit.ScriptFunction)):
+        elif isinstance(value, (nn.Module, type, torch.jit.ScriptFunction)) or _is_namespace(value):
             return
         else:
             self._look_into(path, name, value, depth + 1)
@@ -89,6 +89,12 @@ class Reached:
         elif not type(value).__module__.startswith(_FOREIGN) and hasattr(value, "__dict__"):
             self.holders.append((path, name, vars(value)))
             yield from ((f"{name}.{k}", v) for k, v in list(vars(value).items()))
+
+
+def _is_namespace(value: Any) -> bool:
+    """Whether a dict holds the names of a module, Python's own among them: not to be emptied, ever."""
+    name = value.get("__name__") if isinstance(value, dict) else None
+    return isinstance(name, str) and vars(sys.modules.get(name, types)) is value
 
 
 def _content(cell: types.CellType) -> Any:

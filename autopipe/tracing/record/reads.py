@@ -14,6 +14,7 @@ import torch.utils.dlpack
 
 from ..calls import functions, wording
 from ..calls.call import UNSAFE, Call, Depends
+from ..calls.likeness import is_twin
 from ..calls.perform import Run, ask
 from . import checks
 from .branches import Branches, program
@@ -32,7 +33,8 @@ class Reads:
     ``run`` performs one call outside of the recording; ``sets_grad`` says whether the code itself has set
     the grad mode it is in. ``asked`` tells what of the surroundings the code asked for, and where:
     ``"grad"``, the grad mode, and ``"inputs"``, which of the inputs take gradients; ``dtypes`` whether it
-    asked for what autocast has a say in.
+    asked for what autocast has a say in. ``met_number`` says that a whole number in the data was asked for;
+    with ``keeps_numbers`` such numbers stay in the graph as long as only torch takes them.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Reads:
         self.at, self.ledger, self.branches, self.run, self.sets_grad = at, ledger, branches, run, sets_grad
         self.asked: dict[str, str] = {}
         self.dtypes = False
+        self.keeps_numbers, self.met_number = False, False
 
     def asks_for_grad_mode(self) -> None:
         """The model's own code asks whether gradients are enabled."""
@@ -93,10 +96,14 @@ class Reads:
         if name == "__dlpack__" and _is_within(_TAKEN_OVER):
             with self.at.hushed:
                 return func(*actual[0], **actual[1])
-        is_unsafe = bool(call.depends & UNSAFE) and not functions.is_settled(call)
-        is_check = is_unsafe and name == "__bool__" and checks.is_check(call.source)
+        is_unsafe = bool(call.depends & UNSAFE) and not self.is_settled(call, name)
+        is_check = is_unsafe and name == "__bool__" and self.is_check(call.source)
         is_message = name == "__format__" and checks.is_message(call.source)
         if is_unsafe and not is_check and not is_message:
+            if functions.is_whole_number(name, actual):
+                self.met_number = True
+                if self.keeps_numbers and (number := self.data_number(call, name, func, actual)) is not None:
+                    return number
             call.reads = frozenset().union(*map(functions.storages, functions.tensors(actual)))
             with self.at.hushed:
                 is_meta = self.ledger.device.type == "meta"
@@ -113,6 +120,28 @@ class Reads:
             return result
         call.is_size, call.value = True, result
         return track(result, Expression(None, (), result, ref=self.ledger.add(call)), self.ledger)
+
+    def is_check(self, source: str) -> bool:
+        """Whether a truth is asked for only to raise where it does not hold, by the model or by torch."""
+        return checks.is_check(source) or checks.is_check(self.at.innermost())
+
+    def is_settled(self, call: Call, name: str) -> bool:
+        """Whether a read can come out one way only: values that are made alike are equal."""
+        if name == "equal" and len(call.args) == 2 and all(isinstance(a, Call) for a in call.args):
+            return not any(c.writes for c in self.ledger.calls) and is_twin(*call.args)
+        return functions.is_settled(call)
+
+    def data_number(self, call: Call, name: str, func: Callable[..., Any], actual: Any) -> Any:
+        """A whole number in the data, read again at each run; None where it cannot be followed."""
+        if name == "__int__":
+            self.ledger.cast("int")
+        if name != "item" or self.ledger.device.type == "meta":
+            return None
+        with self.at.hushed:
+            call.value = func(*actual[0], **actual[1])
+        call.is_size, call.depends = True, call.depends | Depends.DATA
+        self.ledger.has_data_numbers = True
+        return track(call.value, Expression(None, (), call.value, ref=self.ledger.add(call)), self.ledger)
 
     def answer(self, call: Call, func: Callable[..., Any], actual: Any) -> Any:
         """What a read gives; of a meta model by computing what it reads, which sizes alone may decide."""

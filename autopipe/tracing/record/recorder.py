@@ -22,7 +22,7 @@ from ..calls.call import UNSAFE, Call, Depends, Recording, meta
 from ..calls.perform import run_call
 from ..calls.streams import DRAWING
 from ..inputs.structure import flatten
-from . import pieces
+from . import filling, pieces
 from .branches import Branches
 from .contexts import Contexts
 from .draws import Draws, Streams
@@ -52,6 +52,8 @@ class Recorder(TorchFunctionMode):
         outcomes: Sequence[Any] = (),
         kept: Collection[str] = (),
         by_value: bool = False,
+        keeps_numbers: bool = False,
+        hooked: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.at = Position(modules, is_leaf)
@@ -66,7 +68,9 @@ class Recorder(TorchFunctionMode):
         self.reads = Reads(
             self.at, self.ledger, self.branches, self.perform_aside, lambda: self.contexts.sets_grad
         )
+        self.reads.keeps_numbers = keeps_numbers
         self.kept = Kept(self.at, self.ledger, self, self.streams.here)
+        self.hooked = hooked
         self.leaf_path = ""
         self.checkpointed = Depth()
         self.failed: str | None = None
@@ -138,7 +142,10 @@ class Recorder(TorchFunctionMode):
             inside = list(module.modules())
             if not self.is_swapped(inside):
                 with self.at.hushed, self.stepped_aside():
-                    return self.leaf(module, inside, path, original, args, kwargs)
+                    result = self.leaf(module, inside, path, original, args, kwargs)
+                if path in self.hooked:
+                    self.run_hooks(module, path, args, kwargs, result)
+                return result
         if module._backward_hooks or module._backward_pre_hooks:
             raise CloseModule(
                 path, f"{path or type(module).__name__} has backward hooks, which need it whole"
@@ -151,6 +158,16 @@ class Recorder(TorchFunctionMode):
             raise
         finally:
             self.at.stack.pop()
+
+    def run_hooks(self, module: nn.Module, path: str, args: Any, kwargs: Any, result: Any) -> None:
+        """What forward hooks keep of a leaf's result is kept of the recorded one."""
+        for key, hook in list(module._forward_hooks.items()):
+            takes_kwargs = key in module._forward_hooks_with_kwargs
+            given = (module, args, kwargs, result) if takes_kwargs else (module, args, result)
+            if hook(*given) is not None:
+                raise CloseModule(
+                    path.rpartition(".")[0], f"a hook of {path} both keeps and changes its result"
+                )
 
     def is_swapped(self, inside: list[nn.Module]) -> bool:
         """Whether modules run with other parameters than their own (``torch.func.functional_call``)."""
@@ -183,7 +200,9 @@ class Recorder(TorchFunctionMode):
                 return run(*args, **kwargs)
 
         call.stream = self.streams.of_module(path, inside)
+        given = filling.dicts(args, kwargs, actual)
         result = self.perform(call, run_leaf, actual)
+        filling.refilled(self.ledger, call, given)
         call.mutated = self.changed(buffers, module, path)
         return result
 

@@ -10,6 +10,7 @@ import dataclasses
 
 __all__ = [
     "CloseModule",
+    "FollowCasts",
     "Function",
     "KeepFunction",
     "KeepReads",
@@ -54,6 +55,14 @@ class KeepReads(Restart):
     def __init__(self, source: str) -> None:
         super().__init__(source)
         self.source = source
+
+
+class FollowCasts(Restart):
+    """With the casts followed that the code of a module makes of numbers."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(module)
+        self.module = module
 
 
 class WatchLeaves(Restart):

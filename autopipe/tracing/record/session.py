@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -18,13 +18,14 @@ from ..calls.call import Recording, Setting
 from ..calls.likeness import is_same, prune
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
-from . import memos, opaque, patches
+from . import casts, memos, opaque, patches
 from .given import are_close, device_of, fresh, other_data
 from .leaves import Policy
 from .origin import Unseen, alive
 from .recorder import Recorder
 from .restart import (
     CloseModule,
+    FollowCasts,
     Function,
     KeepFunction,
     KeepReads,
@@ -52,18 +53,22 @@ class Refused(ModelError):
 class Attempt:
     """One way of recording a model, and what was found out about it.
 
-    ``exporting``: libraries are told that they are exported; ``by_value``: numbers made of inputs may be
-    read.
-    ``functions`` stay whole, and those that read data at the lines ``kept``.
+    ``exporting``: libraries are told that they are exported; ``numbers``: whole numbers in the data stay in
+    the graph as long as only torch takes them; ``by_value``: numbers made of inputs may be read.
+    ``functions`` stay whole, and those that read data at the lines ``kept``; ``met_number``: a whole number
+    in the data was asked for. Forward hooks of the leaves ``hooked`` keep what others then use.
     """
 
     policy: Policy
     exporting: bool = False
+    numbers: bool = False
     by_value: bool = False
     tried: set[tuple[str, bool]] = dataclasses.field(default_factory=set)
     functions: dict[Function | Method, None] = dataclasses.field(default_factory=dict)
     kept: set[str] = dataclasses.field(default_factory=set)
+    hooked: set[str] = dataclasses.field(default_factory=set)
     obstacles: list[str] = dataclasses.field(default_factory=list)
+    met_number: bool = False
 
 
 class Session:
@@ -81,6 +86,7 @@ class Session:
         self.first_policy, self.snapshot = policy, snapshot
         self.attempt = Attempt(policy)
         self.notes: list[str] = []
+        self.casting: set[str] = set()
         self.names = {id(t): n for n, t in reversed([*model.named_parameters(), *model.named_buffers()])}
         self.paths = {id(m): n for n, m in model.named_modules()}
         self.device = device_of(model, args, kwargs)
@@ -123,21 +129,33 @@ class Session:
                 found, error = None, refusal
             return self.fallen_back(found, error)
 
+    def again(self, functions: Mapping[Function | Method, None]) -> dict[bool, list[Recording]] | None:
+        """Other recordings, in which functions stay whole; None where that cannot be."""
+        before = self.attempt
+        kept = dict.fromkeys((*before.functions, *functions))
+        self.attempt = dataclasses.replace(before, functions=kept, tried=set(before.tried))
+        try:
+            with patches.applied(self.model.modules()) as self.route:
+                return self.found()
+        except (CaptureError, ModelError):
+            self.attempt = before
+            return None
+
     def fallen_back(
         self, found: dict[bool, list[Recording]] | None, error: CaptureError | Refused | None
     ) -> dict[bool, list[Recording]]:
         """What is best where recording the model's own path meets obstacles: it, or a way around."""
         kept, why = self.attempt, self.obstacles[0] if self.obstacles else str(error)
-        for exporting, by_value in ((True, False), (False, True)):
-            if by_value and found is not None:
+        for way in (*("numbers",) * kept.met_number, "exporting", "by_value"):
+            if way == "by_value" and found is not None:
                 break  # numbers asked for each time are worse than a module kept whole
-            self.attempt = Attempt(self.first_policy, exporting=exporting, by_value=by_value)
+            self.attempt = Attempt(self.first_policy, way == "exporting", way == "numbers", way == "by_value")
             try:
                 other = self.found()
             except (CaptureError, ModelError):
                 continue
             if found is None or len(self.obstacles) < len(kept.obstacles):
-                if exporting:
+                if self.attempt.exporting:
                     self.notes.append(
                         f"recorded with torch.compiler.is_exporting() answering yes, since the model's own "
                         f"path cannot be: {why}"
@@ -167,6 +185,9 @@ class Session:
             except KeepReads as found:
                 self.attempt.kept.add(found.source)
                 continue
+            except FollowCasts as found:
+                self.casting.add(found.module)
+                continue
             self.attempt.tried.add((leaf, False))
             self.policy = self.policy.with_opened([leaf])
         raise CaptureError(f"{type(self.model).__name__}: no set of leaves found in {_MOST_TRIES} recordings")
@@ -194,6 +215,8 @@ class Session:
         for setting in settings(asked, tensors):
             try:
                 found = self.record(natural.training, (), setting) if out else natural
+            except FollowCasts:
+                raise
             except (CaptureError, ModelError, Restart):
                 continue  # called so, the model is refused
             out += [under(r, asked, setting, names) for r in self.outcomes(found, setting)]
@@ -230,6 +253,8 @@ class Session:
             return self.record(known.training, script, setting)
         except (CaptureError, ModelError):
             return None
+        except FollowCasts:
+            raise
         except Restart:
             if branch.in_function:
                 raise KeepReads(branch.source) from None
@@ -246,6 +271,9 @@ class Session:
         close = isinstance(restart, CloseModule)
         if close:
             self.attempt.obstacles.append(restart.why)
+        if not close and not self.policy.is_openable(path) and path not in self.attempt.hooked:
+            self.attempt.hooked.add(path)
+            return
         if (path, close) in self.attempt.tried or (not close and not self.policy.is_openable(path)):
             parent = path.rpartition(".")[0]
             self.adjust(CloseModule(parent, restart.why))
@@ -307,14 +335,17 @@ class Session:
             outcomes,
             self.attempt.kept,
             self.attempt.by_value,
+            self.attempt.numbers,
+            self.attempt.hooked,
         )
         kept = recorder.kept
         try:
             with (
                 self.route.to(recorder, self.attempt.exporting),
                 opaque.replaced(self.attempt.functions, self.model, kept.function, kept.method),
-                opaque.drawing(kept.outside_draw),
+                opaque.drawing(kept.outside_draw, self.model),
                 memos.bypassed(recorder.at),
+                casts.followed(self.casting, recorder.at),
             ):
                 return recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
         except (CaptureError, ModelError):
@@ -323,6 +354,8 @@ class Session:
             if outcomes or setting != _AS_GIVEN or is_probe:
                 raise CaptureError(f"no data leads there: {_short(error)}") from error
             self.explain(error, recorder.failed, training)
+        finally:
+            self.attempt.met_number |= recorder.reads.met_number
 
     def inputs_of(self, setting: Setting) -> tuple[Any, Any]:
         """The example with gradients asked for as the setting has it."""

@@ -278,10 +278,15 @@ def preserved(model: nn.Module) -> Iterator[Snapshot]:
     """Whatever happens inside, leave ``model`` and the random generators as they were."""
     snapshot = Snapshot(model)
     python, numpy = random.getstate(), np.random.get_state()
+    gradients = [(p, p.grad) for p in model.parameters()]
     with torch.random.fork_rng(devices=snapshot.devices):
         try:
+            for parameter, _ in gradients:
+                parameter.grad = None
             yield snapshot
         finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
             snapshot.restore()
             snapshot.spent.put_back()
             random.setstate(python)

@@ -49,6 +49,12 @@ class Sink(Protocol):
     def guard(self, expression: Expression, outcome: Any) -> None:
         """A tracked number was turned into the plain ``outcome``: remember to check it."""
 
+    def cast(self, name: str) -> None:
+        """Code is about to make a plain number of a tracked one, maybe by calling ``int`` or ``float``."""
+
+    def look_up(self, expression: Expression, outcome: Any) -> None:
+        """A tracked number is a key, which may be found among others."""
+
 
 def track(value: Any, expression: Expression, sink: Sink) -> Any:
     """``value`` as a tracked number; bools and what is no number stay plain and are guarded."""
@@ -164,13 +170,21 @@ class _Tracked:
         return bool(self != 0)
 
     def __int__(self) -> int:
+        self.cast("int")
         return int(self.settle())
 
     def __float__(self) -> float:
+        self.cast("float")
         return float(self.settle())
 
     def __hash__(self) -> int:
+        if self.sink.recording:
+            self.sink.look_up(self.expression, plain(self))
         return hash(plain(self))
+
+    def cast(self, name: str) -> None:
+        if self.sink.recording:
+            self.sink.cast(name)
 
     def __reduce__(self) -> Any:
         return type(plain(self)), (plain(self),)
@@ -243,6 +257,7 @@ class TrackedFloat(_Tracked, float):  # type: ignore[misc]
     """A ``float`` made from sizes of tensors that depend on the inputs."""
 
     def __int__(self) -> int:
+        self.cast("int")
         return int(pin(self))
 
     @classmethod

@@ -106,7 +106,10 @@ class Referee:
             said = f"the captured graph fails: {next(iter(str(error).splitlines()), type(error).__name__)}"
         if not said:
             return None
-        first, second = (self._model(training, given, watched=True) for _ in range(2))
+        try:
+            first, second = (self._model(training, given, watched=True) for _ in range(2))
+        except Exception as error:
+            return self._placed(training, None, f"it fails when it is called again: {error}")
         if again := _difference(first, second):
             place = _first_apart(first, second)
             if place is not None and place.is_own:
@@ -181,7 +184,9 @@ class Referee:
         weights = [
             torch.linspace(0.5, 1.5, t.numel(), device=t.device).view(t.shape).to(t.dtype) for t in roots
         ]
-        found = torch.autograd.grad(roots, list(named.values()), weights, allow_unused=True)
+        wanted = list(named.values())
+        # kept, since the state of a model may hold the graph of an earlier call
+        found = torch.autograd.grad(roots, wanted, weights, allow_unused=True, retain_graph=True)
         return dict(zip(named, found, strict=True))
 
 

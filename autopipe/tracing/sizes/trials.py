@@ -48,7 +48,8 @@ class Explorer:
     ``call`` runs the model on tensors by placeholder name, ``given`` are the example's; ``start`` puts it
     back as it was given, in training mode or not: a run at one size may leave attributes that do not fit
     another; ``kind`` tells what a leaf is; ``is_asked_for`` whether inputs are of the kind that the forms are
-    for, where there are several.
+    for, where there are several. ``functions`` are those of the model's code whose questions about sizes come
+    out differently, so that it would be of use to keep them whole.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Explorer:
         self.is_asked_for = is_asked_for
         self.takes_grad_mode = any(form.takes_grad_mode for form in forms)
         self.harmless: set[int] = set()
+        self.functions: dict[Any, None] = {}
         self.drawn_out: set[Dim] = set()
 
     def prepare(self, form: Recording) -> None:
@@ -107,6 +109,7 @@ class Explorer:
         ]
         pins = [said for g, said in failed if g.function is pinned]
         if pins or (failed and self.differs(trial)):
+            self.functions.update((g.inside, None) for g, _ in failed if g.inside is not None)
             raise _Changed((pins or [failed[0][1]])[0])
         self.harmless.update(id(g) for g, _ in failed)
         return trial

@@ -1,0 +1,108 @@
+"""``int()`` and ``float()`` of sizes are followed, and whole numbers in the data stay in the graph."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from autopipe.errors import AutopipeError
+from autopipe.tracing import capture
+
+
+class Net(nn.Module):
+    """Four layers behind what a subclass does first."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+
+    def run(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+class Rounded(Net):
+    def forward(self, x):
+        n = x.shape[1]
+        padded = int(math.ceil(n / 4) * 4)
+        x = nn.functional.pad(x, (0, 0, 0, padded - n))
+        return self.run(x)[:, : int(n * 0.7)] / float(n)
+
+
+class Pooled(Net):
+    """The mean over the nodes of each graph; ``index`` says which graph a node is of."""
+
+    def forward(self, x, index):
+        x = self.run(x)
+        n_graphs = int(index.max()) + 1
+        out = x.new_zeros(n_graphs, x.shape[1]).index_add(0, index, x)
+        return out / torch.bincount(index, minlength=n_graphs)[:, None]
+
+
+class Chosen(Net):
+    """A number in the data goes where only Python can follow it."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.use = use
+
+    def forward(self, x, index):
+        return self.run(x) * self.use(index.max().item())
+
+
+def test_rounded_sizes_are_right_at_other_lengths():
+    model = Rounded()
+    found = capture(model, (torch.randn(2, 10, 4),))
+    for n in (10, 11, 13, 16):
+        x = torch.randn(3, n, 4)
+        torch.testing.assert_close(found(x), model(x))
+    assert not {"int", "float"} & set(globals())
+
+
+def test_a_number_of_groups_is_read_from_the_data_of_each_call():
+    model = Pooled()
+    found = capture(model, (torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])))
+    for index in ([0, 1, 2, 3, 4, 4], [0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 2, 2, 3]):
+        given = torch.randn(len(index), 4), torch.tensor(index)
+        torch.testing.assert_close(found(*given), model(*given))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda n: 2.0 if n > 2 else 3.0,
+        lambda n: {2: 2.0, 3: 3.0}[n],
+        lambda n: sum(float(i) for i in range(n)),
+        lambda n: math.isqrt(n + 10),
+    ],
+)
+def test_what_python_makes_of_a_number_in_the_data_is_never_stale(use):
+    model = Chosen(use)
+    x, index = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
+    try:
+        found = capture(model, (x, index))
+    except AutopipeError:
+        return
+    torch.testing.assert_close(found(x, index), model(x, index))
+    other = torch.tensor([0, 0, 1, 1, 2, 3])
+    try:
+        got = found(x, other)
+    except AutopipeError:
+        return
+    torch.testing.assert_close(got, model(x, other))
+
+
+class Twins(Net):
+    def forward(self, x):
+        one = self.layers[0](x)
+        a, b = one.div(self.layers[1].bias[0]), one.div(self.layers[1].bias[0])
+        return self.run(a if torch.equal(a, b) else b * 2)
+
+
+def test_values_that_are_made_alike_are_equal_whatever_the_data():
+    model = Twins()
+    found = capture(model, (torch.randn(2, 4),))
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(found(x), model(x))

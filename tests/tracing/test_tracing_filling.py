@@ -1,0 +1,72 @@
+"""Dicts that leaves fill and read: what is in them belongs to one run and may cross a cut."""
+
+import pytest
+import torch
+from torch import nn
+
+import autopipe
+from autopipe.tracing import capture
+
+
+class Shared(dict):
+    """A dict of a library's own."""
+
+
+class Writes(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.number, self.layer, self.out = number, nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, shared):
+        x = self.layer(x).tanh()
+        if self.number % 2 == 0:
+            shared[self.number] = (x, self.out(x))
+        else:
+            a, b = shared[self.number - 1]
+            x = x + a * b
+        return x
+
+
+class Takes(Writes):
+    """As that, and a value is used up by who reads it."""
+
+    def forward(self, x, shared):
+        if self.number % 2:
+            a, b = shared.pop(self.number - 1)
+            return self.layer(x) + a * b + len(shared)
+        return super().forward(x, shared)
+
+
+class Net(nn.Module):
+    def __init__(self, kind, layer, is_read=False):
+        super().__init__()
+        self.kind, self.is_read = kind, is_read
+        self.layers = nn.ModuleList([layer(i) for i in range(6)])
+
+    def forward(self, x):
+        shared = self.kind()
+        for layer in self.layers:
+            x = layer(x, shared=shared) if self.is_read else layer(x, shared)
+        return x + shared[4][1] if self.is_read else x
+
+
+@pytest.mark.parametrize("kind", [dict, Shared])
+@pytest.mark.parametrize(("layer", "is_read"), [(Writes, False), (Writes, True), (Takes, False)])
+def test_a_dict_that_layers_fill_and_read(kind, layer, is_read):
+    torch.manual_seed(0)
+    model = Net(kind, layer, is_read)
+    x = torch.randn(2, 4)
+    found = capture(model, (x,))
+    assert sum(op.kind == "module" for op in found.ops.ops) == 6
+    pipe = autopipe.split(model, 3, (x,), costs="estimated", n_microbatches=1)
+    for other in (torch.randn(2, 4), torch.randn(5, 4)):
+        expected = model(other)
+        for run in (found, pipe, pipe):
+            torch.testing.assert_close(run(other), expected)
+            model.zero_grad()
+            run(other).sum().backward()
+            got = [p.grad for p in model.parameters()]
+            model.zero_grad()
+            model(other).sum().backward()
+            for a, p in zip(got, model.parameters(), strict=True):
+                assert (a is None and p.grad is None) or torch.allclose(a, p.grad, atol=1e-6)
