@@ -408,6 +408,8 @@ def _faults(plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"{place}.ops", "has an op twice"
         if strange := {*stage.clones, *(op for ops in stage.recomputed for op in ops)} - own:
             yield place, f"has {min(strange)!r} among clones or recomputed, which is none of its ops"
+    if idle := [rank for rank in range(min(ranks, n + 1)) if rank not in plan.placement]:
+        yield "stages", f"has none on rank {idle[0]}; each of the cluster's ranks holds at least one"
     for x, b in enumerate(plan.boundaries):
         if not b.destinations or not all(b.source < d < n for d in b.destinations):
             yield f"boundaries[{x}]", f"goes from stage {b.source} to {b.destinations}, of {n} stages"

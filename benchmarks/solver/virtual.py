@@ -1,4 +1,4 @@
-"""The families with two stages on each of four ranks: how far is the proof, as a V and as a loop?
+"""The families with two or three stages on each of four ranks: how far is the proof, as a V and as a loop?
 
 Run as ``python -m benchmarks.solver.virtual``; prints one JSON list. Solving is left to the package.
 """
@@ -15,16 +15,16 @@ from autopipe.solve import Problem, Stage, chain
 
 from .families import problems
 
-SCHEDULES = ("zbv", "interleaved")
+LAYOUTS = (("zbv", 2), ("interleaved", 2), ("interleaved", 3))
 N_RANKS, N_MICROBATCHES, TIME_LIMIT_S, MOST_OPS = 4, 16, 4.0, 2000
 
 
 def rows() -> list[dict[str, Any]]:
-    """A row per schedule and family of at most ``MOST_OPS`` ops."""
+    """A row per layout and family of at most ``MOST_OPS`` ops."""
     return [
         _row(schedule, family, problem)
-        for schedule in SCHEDULES
-        for family, problem in problems(2 * N_RANKS)
+        for schedule, per_rank in LAYOUTS
+        for family, problem in problems(per_rank * N_RANKS)
         if len(problem.items) <= MOST_OPS
     ]
 
@@ -38,6 +38,7 @@ def _row(name: str, family: str, problem: Problem) -> dict[str, Any]:
     answer = chain(laid, time_limit_s=TIME_LIMIT_S)
     return {
         "schedule": name,
+        "stages": problem.n_stages,
         "family": family,
         "ops": len(problem.items),
         "proved": answer.proved,

@@ -119,14 +119,13 @@ class Problem:
         return {nic: tuple(x for x, s in enumerate(self.stages) if s.nic == nic) for nic in nics}
 
     @functools.cached_property
-    def nets_of(self) -> tuple[tuple[int, ...], ...]:
-        """The nets each item makes or takes."""
-        return _incidence(len(self.items), [(n.producer, *n.consumers) for n in self.nets])
-
-    @functools.cached_property
     def shares_of(self) -> tuple[tuple[int, ...], ...]:
         """The shares each item touches."""
-        return _incidence(len(self.items), [s.items for s in self.shares])
+        out: list[list[int]] = [[] for _ in self.items]
+        for x, share in enumerate(self.shares):
+            for v in set(share.items):
+                out[v].append(x)
+        return tuple(map(tuple, out))
 
     @functools.cached_property
     def before(self) -> tuple[tuple[int, ...], ...]:
@@ -467,14 +466,6 @@ def peak_bytes(problem: Problem, v: int) -> int:
     """Workspace of a stage that holds an item, as far as the item decides it."""
     shares = (problem.shares[s].workspace_bytes for s in problem.shares_of[v])
     return max(problem.items[v].workspace_bytes, *shares, 0)
-
-
-def _incidence(n_items: int, rows: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    out: list[list[int]] = [[] for _ in range(n_items)]
-    for r, row in enumerate(rows):
-        for v in set(row):
-            out[v].append(r)
-    return tuple(map(tuple, out))
 
 
 def closures(beside: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:

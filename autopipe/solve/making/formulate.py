@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -272,8 +271,3 @@ def _check_windows(problem: Problem) -> None:
 def largest_cut(problem: Problem) -> int:
     """The most stages the problem's items can be cut into: how many of them hold an op."""
     return sum(1 for i in problem.items if i.ops)
-
-
-def seconds_of(loads_ns: int) -> float:
-    """Nanoseconds as seconds."""
-    return loads_ns / 1e9 if loads_ns < HUGE else math.inf
