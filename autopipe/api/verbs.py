@@ -264,6 +264,8 @@ def _plan(
         lambda made: made.ops.digest,
     )
 
+    here: list[Capture] = []
+
     def decide() -> tuple[Plan, CostTable, tuple[str, ...]]:
         ranks = _cluster(captured, cluster, n_ranks, wanted, schedule, device)
         most = ranks.n_ranks * _stages_per_rank(schedule)
@@ -294,6 +296,7 @@ def _plan(
             may_open=balance == "cost" and costs in ("measured", "estimated"),
             time_limit_s=time_limit_s,
         )
+        here.append(planned.capture)
         opening: dict[str, Any] = {"opened": list(planned.opened), "opened_from": captured.ops.digest}
         opening |= training.written
         uncounted = [note for note in planned.costs.notes if measure.UNCOUNTED in note]
@@ -304,7 +307,9 @@ def _plan(
         return dataclasses.replace(planned.plan, settings=settings), planned.costs, planned.opened
 
     made, table, opened = decide_once(decide, _decision_to_text, _decision_of_text)
-    if opened:
+    if here:
+        captured = here[0]
+    elif opened:
         captured = captured.open(*opened)
     return Planned(captured, table, made, opened)
 

@@ -1,5 +1,8 @@
 """A plan that one leaf keeps from balance opens it by itself; what is pinned closed stays whole."""
 
+import itertools
+import signal
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +10,7 @@ from torch import nn
 import autopipe
 from autopipe.api.refine import TOLERANCE
 from autopipe.errors import CaptureError, InfeasibleError
+from autopipe.solve import solve
 
 
 class Block(nn.Module):
@@ -101,6 +105,7 @@ def test_leaves_that_are_alike_are_opened_together_and_recorded_once(monkeypatch
     )
     plan = autopipe.plan(Even(), 3, (torch.randn(64, 64),), costs="estimated")
     assert opened[0] == tuple(f"blocks.{i}" for i in range(1, 5))
+    assert len(opened) == len(set(opened))
     assert imbalance(plan) < 0.15
 
 
@@ -108,3 +113,34 @@ def test_what_no_finer_graph_can_fit_is_told_without_opening(monkeypatch):
     monkeypatch.setattr(autopipe.tracing.Capture, "open", lambda self, *paths: pytest.fail("opened"))
     with pytest.raises(InfeasibleError, match=r"hold 2\.0 KiB together"):
         split(Uneven(), memory_limit="1KiB")
+
+
+def test_ctrl_c_between_grains_keeps_the_plan_of_the_coarser_one(monkeypatch):
+    once = autopipe.tracing.Capture.open
+
+    def interrupted(self, *paths):
+        signal.raise_signal(signal.SIGINT)
+        return once(self, *paths)
+
+    monkeypatch.setattr(autopipe.tracing.Capture, "open", interrupted)
+    pipe = split(Uneven())
+    assert pipe.plan.settings["opened"] == []
+    pipe.verify()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_time_limit_is_for_all_grains_together(monkeypatch):
+    given = []
+
+    def told(*args, time_limit_s, **options):
+        given.append(time_limit_s)
+        return solve(*args, time_limit_s=time_limit_s, **options)
+
+    monkeypatch.setattr("autopipe.api.verbs.solve", told)
+    split(Uneven(), time_limit_s=30.0)
+    assert given[0] == 30.0
+    assert len(given) > 1
+    assert all(later < before for before, later in itertools.pairwise(given))
+    del given[:]
+    split(Uneven(), time_limit_s=0.0)
+    assert given == [0.0]
