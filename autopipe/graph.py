@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import InputError
@@ -22,7 +22,7 @@ from .units import Size, dtype_bytes, parse_size, size_at
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["Dim", "Op", "OpGraph", "Packed", "ParameterSpec", "TensorSpec"]
+__all__ = ["Dim", "Op", "OpGraph", "Packed", "ParameterSpec", "TensorSpec", "batch_dim"]
 
 VERSION = 1
 
@@ -95,6 +95,12 @@ class Dim:
         return (*self.where, *((p.op, 0) for p in self.packed))
 
 
+def batch_dim(dims: Sequence[Dim]) -> Dim | None:
+    """The dim called ``batch``, else the first that some input leads with."""
+    named = [d for d in dims if d.name == "batch"] or [d for d in dims if any(a == 0 for _, a in d.where)]
+    return named[0] if named else None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Op:
     """One node of the graph: a call of a leaf module, a function or a tensor method; an input; the output.
@@ -158,6 +164,8 @@ class OpGraph(Shown):
         mutated buffer, pieces of one tuple.
     parameters: every parameter and buffer the model has.
     dims: the input sizes that may vary.
+    tail: ops that are right on the whole batch alone, as they mix its rows, with those of sizes that they
+        need; they run there once all microbatches have come so far.
     """
 
     model: Name
@@ -167,6 +175,7 @@ class OpGraph(Shown):
     groups: tuple[tuple[Name, ...], ...] = ()
     parameters: tuple[ParameterSpec, ...] = ()
     dims: tuple[Dim, ...] = ()
+    tail: tuple[Name, ...] = ()
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, Op]:
@@ -205,6 +214,17 @@ class OpGraph(Shown):
         return {name: tuple(sorted(set(c), key=self.position.__getitem__)) for name, c in out.items()}
 
     @functools.cached_property
+    def last(self) -> frozenset[str]:
+        """The ops of the tail that lead to nothing else: the last stage computes them."""
+        found: set[str] = set()
+        tail = {*self.tail}
+        for op in reversed(self.ops):
+            takers = (c for c in self.consumers[op.name] if self.by_name[c].kind != "output")
+            if op.name in tail and all(c in found for c in takers):
+                found.add(op.name)
+        return frozenset(found)
+
+    @functools.cached_property
     def nx(self) -> nx.DiGraph[str]:
         """The data and order edges as a networkx DiGraph; nodes carry their :class:`Op` as ``op``."""
         import networkx as nx
@@ -235,6 +255,7 @@ class OpGraph(Shown):
             "groups": [list(g) for g in self.groups],
             "parameters": [_compact(p) for p in self.parameters],
             "dims": [_compact(d) for d in self.dims],
+            **({"tail": list(self.tail)} if self.tail else {}),
         }
 
     @classmethod
@@ -305,6 +326,8 @@ def _faults(graph: OpGraph) -> Iterator[tuple[str, str]]:
     for x, d in enumerate(graph.dims):
         if strange := {op for op, _ in d.places} - set(place):
             yield f"dims[{x}]", f"is read from {min(strange)!r}, which is no op"
+    if strange := set(graph.tail) - set(place):
+        yield "tail", f"has {min(strange)!r}, which is no op"
     for x, group in enumerate(graph.groups):
         if strange := set(group) - set(place):
             yield f"groups[{x}]", f"has {min(strange)!r}, which is no op"

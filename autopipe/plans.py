@@ -377,6 +377,7 @@ class _Settings(TypedDict, total=False):
     precision: Line
     optimizer: Line
     offload: Line
+    tail: Line
 
 
 def _from_dict(data: dict[str, Any], what: str) -> Plan:

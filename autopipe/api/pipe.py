@@ -227,8 +227,8 @@ class Pipe(nn.Module, metaclass=_Short):
 
         ``loss_fn(output, target)`` is for models that do not compute their own loss. Options are those of
         :class:`autopipe.runtime.Runtime`: ``n_microbatches``, ``schedule``, ``device``, ``mesh``,
-        ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``release``, ``feed``; None means what
-        the plan says.
+        ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``release``, ``feed``, ``mixed_rows``;
+        None means what the plan says.
         """
         join_group()
         runtime = Runtime(self.graph, self.plan, self.stages, loss_fn=loss_fn, **options)

@@ -84,7 +84,10 @@ def stage_table(plan: Plan) -> Table:
     )
     longest = max((s.seconds for s in plan.stages), default=0.0) or 1.0
     rows = tuple((*_stage_row(s, longest), *(_again(s),) * again) for s in plan.stages)
-    return Table("Stages", columns, rows, "Times per microbatch; load relative to the slowest stage.")
+    note = "Times per microbatch; load relative to the slowest stage."
+    if tail := plan.settings.get("tail"):
+        note += f" {tail}."
+    return Table("Stages", columns, rows, note)
 
 
 def _stage_row(s: StagePlan, longest: float) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
-"""What a runtime is told to do, and what a step gives back.
+"""What a runtime is told to do, once and at each call, and what a step gives back.
 
-Both are documented where users meet them, in ``runtime``.
+All are documented where users meet them, in ``runtime``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .data.weights import LossWeight
 from .reduce.precision import Autocast
 from .stage.initialise import Init
 
-__all__ = ["Options", "StepResult", "Where", "is_due"]
+__all__ = ["Options", "Request", "StepResult", "Where", "is_due"]
 
 Where = Literal["last", "all"]
 
@@ -31,6 +31,24 @@ MOST_MICROBATCHES = 2**16
 def is_due(n_done: int) -> bool:
     """Whether what is looked at now and then is looked at after so many calls: 0, 1, 2, 4, 8 and so on."""
     return n_done & (n_done - 1) == 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One call: the batch, in how many microbatches other than the options', and what is to be made of it.
+
+    ``grad``: backward too. ``outputs``: whether and where they are wanted. ``loss``: whether that is.
+    ``like_step``: with the random numbers of the next step.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Any = None
+    n_microbatches: int | None = None
+    grad: bool = False
+    outputs: bool | Where = False
+    loss: bool = True
+    like_step: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,14 +81,14 @@ class Options:
     stall_limit_s: float | None
     check_finite: bool
     feed: int | None
-    mixed_rows: Literal["refuse", "allow"] = "refuse"
+    mixed_rows: Literal["tail", "refuse", "allow"] = "tail"
     weights: str | pathlib.Path | Init | None = None
 
     def __post_init__(self) -> None:
         whole("n_microbatches", self.n_microbatches, most=MOST_MICROBATCHES)
         flag("release", self.release)
         flag("check_finite", self.check_finite)
-        one_of("mixed_rows", self.mixed_rows, ("refuse", "allow"))
+        one_of("mixed_rows", self.mixed_rows, ("tail", "refuse", "allow"))
         if isinstance(self.schedule, str) or not isinstance(self.schedule, (Schedule, type(None))):
             one_of("schedule", self.schedule, NAMES)
         if self.loss_fn is not None:

@@ -24,7 +24,7 @@ from ..units import parse_bytes
 from .data.weights import LossWeight
 from .engine import Engine
 from .keep.keeper import Keeper, Saving
-from .options import Options, StepResult, Where
+from .options import Options, Request, StepResult, Where
 from .reduce.precision import Autocast, clip_grad_norm
 from .report import Ran, Recorded, make_report
 from .stage.initialise import Init
@@ -67,8 +67,11 @@ class Runtime:
         what their stages use. By default every rank passes the same batch, and nothing is sent.
 
     mixed_rows: what to do with a batch in several microbatches where capture found that rows depend on one
-        another (contrastive losses, in-batch negatives): refuse it, or allow each microbatch to be a batch
-        of its own.
+        another (contrastive losses, in-batch negatives). ``"tail"``: where only the end of the model mixes
+        them, that runs once on the whole batch, loss and all, as soon as every microbatch has come so far;
+        gradients are those of the batch, every microbatch is held until then, and the schedule is one that
+        waits (GPipe or looped BFS). A model that mixes rows earlier is refused. ``"refuse"``: every one is.
+        ``"allow"``: each microbatch is a batch of its own.
 
     Raises :class:`InputError` when the plan does not fit the ranks that run, :class:`PlanError` when ranks
     hold different plans, :class:`StepError` when a rank never comes.
@@ -94,7 +97,7 @@ class Runtime:
         stall_limit_s: float | None = None,
         check_finite: bool = True,
         feed: int | None = None,
-        mixed_rows: Literal["refuse", "allow"] = "refuse",
+        mixed_rows: Literal["tail", "refuse", "allow"] = "tail",
         weights: str | pathlib.Path | Init | None = None,
     ) -> None:
         options = Options(
@@ -181,7 +184,16 @@ class Runtime:
                 "step() makes gradients, but they are off here (torch.no_grad or inference_mode); call it "
                 "outside, or evaluate() for the loss alone"
             )
-        return self._engine.run(args, kwargs, target, n_microbatches, grad=True, outputs=return_outputs)
+        return self._engine.run(
+            Request(
+                args=args,
+                kwargs=kwargs,
+                target=target,
+                n_microbatches=n_microbatches,
+                grad=True,
+                outputs=return_outputs,
+            )
+        )
 
     @torch.no_grad()
     def evaluate(
@@ -193,7 +205,15 @@ class Runtime:
         **kwargs: Any,
     ) -> StepResult:
         """The loss of one batch without gradients, in the model's present mode."""
-        return self._engine.run(args, kwargs, target, n_microbatches, grad=False, outputs=return_outputs)
+        return self._engine.run(
+            Request(
+                args=args,
+                kwargs=kwargs,
+                target=target,
+                n_microbatches=n_microbatches,
+                outputs=return_outputs,
+            )
+        )
 
     @torch.no_grad()
     def forward(
@@ -209,16 +229,15 @@ class Runtime:
         ``like_step`` draws the random numbers that the next step will, dropout's included: the outputs are
         those which that step has on the same batch, for a loss made of them elsewhere.
         """
-        run = self._engine.run
-        return run(
-            args,
-            kwargs,
-            None,
-            n_microbatches,
-            grad=False,
-            outputs=outputs_on,
-            loss=False,
-            like_step=like_step,
+        return self._engine.run(
+            Request(
+                args=args,
+                kwargs=kwargs,
+                n_microbatches=n_microbatches,
+                outputs=outputs_on,
+                loss=False,
+                like_step=like_step,
+            )
         ).outputs
 
     @contextlib.contextmanager
@@ -248,7 +267,8 @@ class Runtime:
 
         Each batch is what :meth:`step` takes: a mapping of its keyword arguments (``target`` among them) or a
         tuple of its positional ones. A batch weighs by what the loss averages over, rows or counted labels:
-        batches may be ragged. Ranks sum their gradients once, in the last.
+        batches may be ragged. What compares rows sees those of one batch. Ranks sum their gradients once, in
+        the last.
         Returns the loss of all batches together. Under ``feed`` the other ranks pass as many empty ones.
         """
         with self._engine.turn:

@@ -15,11 +15,12 @@ from .actions import Action, Schedule, StageTimes, Transfer, parse_action
 from .costaware import cost_aware
 from .drawing import draw
 from .interchange import from_csv, to_csv
-from .templates import COST_AWARE, NAMES, SPLIT, placement, template
+from .templates import BREADTH_FIRST, COST_AWARE, NAMES, SPLIT, placement, template
 from .validate import check, in_flight
 from .wire import Compute, Message, Recv, Send, Wire, wire_order
 
 __all__ = [
+    "BREADTH_FIRST",
     "COST_AWARE",
     "NAMES",
     "SPLIT",

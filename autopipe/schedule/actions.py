@@ -121,6 +121,13 @@ class Schedule(Shown):
         return any(a.kind in "IW" for row in self.actions for a in row)
 
     @functools.cached_property
+    def waits_for_all(self) -> bool:
+        """Whether the last stage begins to go backward after its last forward, as what mixes rows needs."""
+        row = self.actions[self.placement[-1]]
+        kinds = "".join(a.kind for a in row if a.stage == self.n_stages - 1)
+        return not re.search("[BIW]F", kinds)
+
+    @functools.cached_property
     def order(self) -> tuple[tuple[int, int, int], ...]:
         """Every action as (rank, 4 × stage + kind code, microbatch), each after all it depends on.
 

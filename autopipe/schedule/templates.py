@@ -18,7 +18,7 @@ from ..errors import InputError
 from .actions import Action, Kind, Schedule, may_overlap
 from .listing import Rules, list_schedule
 
-__all__ = ["COST_AWARE", "NAMES", "SPLIT", "TEMPLATES", "placement", "template"]
+__all__ = ["BREADTH_FIRST", "COST_AWARE", "NAMES", "SPLIT", "TEMPLATES", "placement", "template"]
 
 Cell = tuple[int, Kind, int]
 """(slot, kind, microbatch) of a pattern."""
@@ -42,6 +42,8 @@ NAMES = (*TEMPLATES, COST_AWARE)
 SPLIT = frozenset({"zb-h1", "zb-h2", "zbv", "dualpipev"})
 """The names that split backward into I and W."""
 LOOPED = frozenset({"interleaved", "looped-bfs", "forward-only"})
+BREADTH_FIRST = {"1f1b": "gpipe", "interleaved": "looped-bfs"}
+"""What runs every forward before a backward, in the places of another schedule."""
 V_SHAPED = frozenset({"zbv", "dualpipev"})
 
 

@@ -26,6 +26,7 @@ from .making.cases import Case
 from .making.compose import lay_out
 from .making.formulate import formulate
 from .making.source import Settings, Source
+from .making.tails import tail_words
 from .step import fastest
 
 __all__ = ["Explanation", "Move", "explain"]
@@ -59,7 +60,8 @@ class Explanation:
 
     ``memory_prices_s`` is, per rank, the seconds of a step that one more GiB there would save;
     ``recomputed_s``, per stage, those of a microbatch's backward that go into running ops again; ``nic_s``
-    those for which a microbatch's messages hold the fullest network interface that ranks share.
+    those for which a microbatch's messages hold the fullest network interface that ranks share;
+    ``tail`` says what runs once on the whole batch.
     """
 
     bottleneck_stage: int
@@ -69,6 +71,7 @@ class Explanation:
     memory_prices_s: tuple[float, ...] = ()
     recomputed_s: tuple[float, ...] = ()
     nic_s: float = 0.0
+    tail: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -91,7 +94,10 @@ class Explanation:
         ]
         if self.nic_s > self.bottleneck_s:
             head += f"; a network interface that ranks share is held longer, {format_seconds(self.nic_s)}"
-        return "\n".join([head, *(f"cut {m.cut}|{m.cut + 1}: {m}" for m in self.moves), *again, *prices])
+        tail = [self.tail] if self.tail else []
+        return "\n".join(
+            [head, *tail, *(f"cut {m.cut}|{m.cut + 1}: {m}" for m in self.moves), *again, *prices]
+        )
 
 
 def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float = 5.0) -> Explanation:
@@ -107,7 +113,7 @@ def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float
             f"the plan is of {plan.model} with graph {plan.graph_digest}, not of {graph.model} with graph "
             f"{graph.digest}; capture the model the plan was made for"
         )
-    source = Source.of(graph, costs, plan.cluster, _settings(plan))
+    source = Source.of(graph, costs, plan.cluster, _settings(plan)).cut_into(plan.n_microbatches)
     problem = formulate(source, plan_schedule(plan))
     now = _assignment(plan, problem)
     before, step_s = problem.bottleneck(problem.loads(now)), _step_s(plan, source, problem, now)
@@ -131,7 +137,8 @@ def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float
     dearest = max(plan.stages[worst].ops, key=lambda op: costs[op].seconds)
     prices = _memory_prices(plan, source, time.perf_counter() + time_limit_s)
     again = tuple(_recomputed_s(plan, costs, s) for s in range(plan.n_stages))
-    return Explanation(worst, dearest, loads[worst] / 1e9, tuple(moves), prices, again, nic_s)
+    words = tail_words(graph)
+    return Explanation(worst, dearest, loads[worst] / 1e9, tuple(moves), prices, again, nic_s, words)
 
 
 def _recomputed_s(plan: Plan, costs: CostTable, s: int) -> float:

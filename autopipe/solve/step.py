@@ -20,6 +20,7 @@ from .lines.moves import neighbours
 from .making.baselines import Weigh, by_weight, weights_of
 from .making.cases import Case
 from .making.compose import lay_out
+from .making.tails import tail_words
 
 __all__ = ["fastest"]
 
@@ -189,6 +190,7 @@ def _written(case: Case) -> dict[str, Any]:
         "dims": dict(costs.dims),
         "versions": dict(costs.versions),
         "ranks": list(case.ranks),
+        **({"tail": words} if (words := tail_words(case.source.graph)) else {}),
     }
 
 

@@ -5,7 +5,7 @@ Recording the graph is left to ``tracing``, deciding the cut to ``solve``, runni
 """
 
 from .build import build
-from .stage import Stage
+from .stage import Section, Stage
 from .verify import Parity, find_loss, relative_error, run_values, verify
 
-__all__ = ["Parity", "Stage", "build", "find_loss", "relative_error", "run_values", "verify"]
+__all__ = ["Parity", "Section", "Stage", "build", "find_loss", "relative_error", "run_values", "verify"]

@@ -6,7 +6,7 @@ Deciding the plan is left to ``solve``; the module that results is ``Stage``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from torch import fx
@@ -18,7 +18,7 @@ from ..tracing.graphs.scope import attach
 from . import rng
 from .again import Block
 from .parts import RECOMPUTED, Part, runs
-from .stage import Stage, StageForm
+from .stage import Section, Stage, StageForm
 
 if TYPE_CHECKING:
     from ..tracing import Capture
@@ -59,24 +59,47 @@ class _Flow:
         self.home = plan.stages_of
         self.last = plan.n_stages - 1
         self._check_all_placed(capture)
+        self.graphs, self.order = distinct_graphs(capture), capture.ops.position
+        is_last = all(self.last in self.home[name] for name in capture.ops.last)
+        self.tail = frozenset(capture.ops.tail if is_last else ())
         takes: list[dict[str, None]] = [{} for _ in plan.stages]
-        for graph in distinct_graphs(capture):
+        for graph in self.graphs:
             for stage in range(plan.n_stages):
                 for node in self.nodes(graph, stage):
                     for value in node.all_input_nodes:
                         if self._is_received(value, stage, node):
                             takes[stage][value.name] = None
-        order = capture.ops.position
-        inputs = [tuple(sorted(names, key=order.__getitem__)) for names in takes]
+        inputs = [self._in_order(names) for names in takes]
         gives: list[set[str]] = [set() for _ in plan.stages]
         for names in inputs:
             for name in names:
                 if name in self.home:
                     gives[self.home[name][0]].add(name)
         self.wires = tuple(
-            _Wires(taken, tuple(sorted(given, key=order.__getitem__)))
-            for taken, given in zip(inputs, gives, strict=True)
+            _Wires(taken, self._in_order(given)) for taken, given in zip(inputs, gives, strict=True)
         )
+
+    def _in_order(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(sorted(names, key=self.order.__getitem__))
+
+    def sections(self, stage: StagePlan) -> list[Section]:
+        """What one may run of a stage: all; where the model has a tail, the last stage before it, and it."""
+        wires, is_last = self.wires[stage.index], stage.index == self.last
+        outputs = () if is_last else wires.outputs
+        whole = Section("", stage.index, stage.rank, wires.inputs, outputs, is_last)
+        if not is_last or not self.tail:
+            return [whole]
+        taken, given = set(), set()
+        for graph in self.graphs:
+            ahead = {node.name for node in self.nodes(graph, stage.index, "body")}
+            inside = list(self.nodes(graph, stage.index, "tail"))
+            names = {node.name for node in inside}
+            values = {v.name for node in inside for v in node.all_input_nodes if v.op != "get_attr"} - names
+            taken |= values
+            given |= values & ahead
+        body = Section("body", stage.index, stage.rank, wires.inputs, self._in_order(given), False)
+        tail = Section("tail", stage.index + 1, stage.rank, self._in_order(taken), (), True)
+        return [whole, body, tail]
 
     def _check_all_placed(self, capture: Capture) -> None:
         missing = [op.name for op in capture.ops.compute if op.name not in self.home]
@@ -86,17 +109,29 @@ class _Flow:
                 "give each op of the graph to one stage"
             )
 
-    def nodes(self, graph: fx.Graph, stage: int) -> Iterator[fx.Node]:
-        """The nodes a stage runs, in order; for the last one the output node too."""
-        for node in graph.nodes:
-            runs_here = stage == self.last if node.op == "output" else stage in self.home.get(node.name, ())
-            if runs_here:
-                yield node
+    def nodes(self, graph: fx.Graph, stage: int, section: str = "") -> Iterator[fx.Node]:
+        """The nodes a stage runs, or a section of it, in order; for the last one the output node too."""
+        found = [node for node in graph.nodes if self._runs(node, stage)]
+        if section == "tail":
+            yield from (node for node in found if node.op == "output" or node.name in self.tail)
+            return
+        if section == "body":
+            kept: set[fx.Node] = set()
+            for node in reversed(found):
+                if node.op != "output" and (node.name not in self.tail or kept.intersection(node.users)):
+                    kept.add(node)
+            found = [node for node in found if node in kept]
+        yield from found
+
+    def _runs(self, node: fx.Node, stage: int) -> bool:
+        if stage == self.last and (node.op == "output" or node.name in self.tail):
+            return True
+        return stage in self.home.get(node.name, ())
 
     def _is_received(self, value: fx.Node, stage: int, user: fx.Node) -> bool:
         if value.op == "placeholder":
             return True
-        if value.op == "get_attr" or stage in self.home[value.name]:
+        if value.op == "get_attr" or self._runs(value, stage):
             return False
         source = self.home[value.name][0]
         if source > stage:
@@ -114,35 +149,27 @@ def distinct_graphs(capture: Capture) -> list[fx.Graph]:
 
 
 def _stage(capture: Capture, plan: Plan, flow: _Flow, index: int) -> Stage:
-    wires = flow.wires[index]
-    is_last = index == flow.last
     targets: set[str] = set()
     title = f"stage {index} of {plan.n_stages} of {plan.model}, graph {plan.graph_digest}"
 
-    def made(training: bool, number: int, graph: fx.Graph) -> StageForm:
-        part = _subgraph(capture, flow, graph, plan.stages[index], (training, number))
+    def made(section: Section, training: bool, number: int, graph: fx.Graph) -> StageForm:
+        part = _subgraph(capture, flow, graph, plan.stages[index], section, (training, number))
         for each in (part.graph, *part.blocks):
             targets.update(str(n.target) for n in each.nodes if n.op in ("get_attr", "call_module"))
-        return _form(part, title)
+        return _form(part, f"{section.name} of {title}" if section.name else title)
 
-    forms = {True: tuple(made(True, x, form.graph) for x, form in enumerate(capture.forms[True]))}
-    # where one graph serves both modes, one form does
-    known = {id(form.graph): forms[True][x] for x, form in enumerate(capture.forms[True])}
-    forms[False] = tuple(
-        known[id(form.graph)] if id(form.graph) in known else made(False, x, form.graph)
-        for x, form in enumerate(capture.forms[False])
-    )
-    outputs = () if is_last else wires.outputs
-    stage = Stage(
-        capture.model,
-        forms,
-        device=capture.device,
-        index=index,
-        rank=plan.stages[index].rank,
-        is_last=is_last,
-        inputs=wires.inputs,
-        outputs=outputs,
-    )
+    def forms(section: Section) -> dict[bool, tuple[StageForm, ...]]:
+        out = {True: tuple(made(section, True, x, form.graph) for x, form in enumerate(capture.forms[True]))}
+        # where one graph serves both modes, one form does
+        known = {id(form.graph): out[True][x] for x, form in enumerate(capture.forms[True])}
+        out[False] = tuple(
+            known[id(form.graph)] if id(form.graph) in known else made(section, False, x, form.graph)
+            for x, form in enumerate(capture.forms[False])
+        )
+        return out
+
+    sections = [(section, forms(section)) for section in flow.sections(plan.stages[index])]
+    stage = Stage(capture.model, sections, device=capture.device)
     attach(stage, capture.model, targets - {RECOMPUTED}, capture.constants)
     return stage
 
@@ -160,27 +187,27 @@ def _form(part: Part, title: str) -> StageForm:
 
 
 def _subgraph(
-    capture: Capture, flow: _Flow, graph: fx.Graph, stage: StagePlan, form: tuple[bool, int]
+    capture: Capture, flow: _Flow, graph: fx.Graph, stage: StagePlan, section: Section, form: tuple[bool, int]
 ) -> Part:
-    """The part of ``graph`` that one stage runs, as a graph of its own, and those of its blocks."""
-    part, wires = Part(capture.ops, form), flow.wires[stage.index]
+    """The part of ``graph`` that a section runs, as a graph of its own, and those of its blocks."""
+    part = Part(capture.ops, (section.name, *form))
     by_name = {node.name: node for node in graph.nodes}
-    for name in wires.inputs:
+    for name in section.inputs:
         part.take(name, by_name.get(name))
     again = {name for ops in stage.recomputed for name in ops}
     end = graph.output_node()
-    nodes = [node for node in flow.nodes(graph, stage.index) if node is not end]
+    nodes = [node for node in flow.nodes(graph, stage.index, section.name) if node is not end]
     for run in runs(nodes, stage.recomputed, capture.ops.order_edges):
         if run[0].name in again:
             part.add_block(run)
         else:
             part.add(run[0])
-    if stage.index == flow.last:
+    if section.is_last:
         part.bring(end)
         part.graph.output(fx.map_arg(end.args[0], part.copies.__getitem__))
         return part
     # a value that only another form computes is given as None
-    given = [part.copies.get(by_name[n]) if n in by_name else None for n in wires.outputs]
+    given = [part.copies.get(by_name[n]) if n in by_name else None for n in section.outputs]
     part.graph.output(tuple(given))
     return part
 

@@ -24,8 +24,8 @@ RECOMPUTED = "_recomputed"
 class Part:
     """A graph under way, with the copy in it of each captured node, and the graphs of its blocks."""
 
-    def __init__(self, ops: OpGraph, form: tuple[bool, int]) -> None:
-        """``form`` is the mode and number of the form whose part this is."""
+    def __init__(self, ops: OpGraph, form: tuple[str, bool, int]) -> None:
+        """``form`` says whose part this is: of a section, in a mode, of the form with a number."""
         self.ops, self.form = ops, form
         self.graph = fx.Graph()
         self.copies: dict[fx.Node, fx.Node] = {}

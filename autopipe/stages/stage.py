@@ -22,7 +22,7 @@ from ..tracing.graphs.scope import Scope
 from ..tracing.record.leaves import is_compiled
 from .again import Block
 
-__all__ = ["Stage", "StageForm"]
+__all__ = ["Section", "Stage", "StageForm"]
 
 _counter = itertools.count()
 
@@ -73,6 +73,26 @@ def _index_numbers(code: str) -> str:
     return code
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Section:
+    """What of a stage one call of it runs, with what that takes and gives.
+
+    ``name`` is ``""`` for all of it. The last stage of a model that mixes rows late has two more: ``body``,
+    which runs on microbatches, and ``tail``, which runs on all of them together and has the index after it.
+    """
+
+    name: str
+    index: int
+    rank: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    is_last: bool
+
+
+Forms = Mapping[bool, Sequence[StageForm]]
+"""By training flag, the forms by number."""
+
+
 class Stage(Scope):
     """One stage of a pipeline.
 
@@ -82,6 +102,7 @@ class Stage(Scope):
     inputs: names of the values ``forward`` takes, in order: model inputs and ops of earlier stages.
     outputs: names of the ops whose values it returns, in order. The last stage returns the model's flat
         output leaves instead (``is_last``), and its ``outputs`` are empty.
+    sections: what may be run of it in one call, by name.
     """
 
     _anchor: Tensor
@@ -89,19 +110,19 @@ class Stage(Scope):
     def __init__(
         self,
         model: nn.Module,
-        forms: Mapping[bool, Sequence[StageForm]],
+        sections: Sequence[tuple[Section, Forms]],
         *,
         device: torch.device,
-        index: int,
-        rank: int,
-        is_last: bool,
-        inputs: tuple[str, ...],
-        outputs: tuple[str, ...],
     ) -> None:
+        """``sections`` begin with all of the stage."""
         super().__init__(model)
-        self.index, self.rank, self.is_last = index, rank, is_last
-        self.inputs, self.outputs = inputs, outputs
-        self._forms = {flag: tuple(found) for flag, found in forms.items()}
+        whole = sections[0][0]
+        self.index, self.rank, self.is_last = whole.index, whole.rank, whole.is_last
+        self.inputs, self.outputs = whole.inputs, whole.outputs
+        self.sections = {section.name: section for section, _ in sections}
+        self._forms = {
+            (section.name, flag): tuple(found) for section, forms in sections for flag, found in forms.items()
+        }
         self.register_buffer("_anchor", torch.empty(0, device=device), persistent=False)
 
     @functools.cached_property
@@ -120,31 +141,32 @@ class Stage(Scope):
         """What generated code names where the model's own code named its device."""
         return self._anchor.device
 
-    def forward(self, *values: Any, form: int = 0) -> tuple[Any, ...]:
+    def forward(self, *values: Any, form: int = 0, section: str = "") -> tuple[Any, ...]:
         """The stage's values in the order of ``outputs`` (or the model's flat output leaves).
 
-        ``form`` is the number of the form that the model's inputs ask for (:meth:`Capture.form_of`).
+        ``form`` is the number of the form that the model's inputs ask for (:meth:`Capture.form_of`);
+        ``section`` what is run, which takes and gives what its :class:`Section` says.
         """
-        return self._forms[self.training][form].forward(self, *values)
+        return self._forms[section, self.training][form].forward(self, *values)
 
-    def _recomputed(self, training: bool, form: int, block: int, *values: Any) -> tuple[Any, ...]:
+    def _recomputed(self, section: str, training: bool, form: int, block: int, *values: Any) -> Any:
         """What a block of a form makes of what it takes."""
-        return self._forms[training][form].blocks[block](self, *values)
+        return self._forms[section, training][form].blocks[block](self, *values)
 
     @property
     def recomputes(self) -> bool:
         """Whether blocks run again in backward in the mode it is in now."""
-        return any(form.blocks for form in self._forms[self.training])
+        return any(form.blocks for form in self._forms["", self.training])
 
     @property
     def code(self) -> str:
         """The generated source of the example's form in the mode it is in now."""
-        return self._forms[self.training][0].code
+        return self._forms["", self.training][0].code
 
     @property
     def graph(self) -> fx.Graph:
         """The fx graph of the example's form in the mode it is in now."""
-        return self._forms[self.training][0].graph
+        return self._forms["", self.training][0].graph
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -303,6 +303,7 @@ def _captured(
         lambda c, i, t: shapes[id(c)][i] if id(c) in shapes else tuple(t.shape),
         made.variation.dims,
         made.kind,
+        made.tail,
     )
     return Capture(
         model=model,

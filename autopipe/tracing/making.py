@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ..errors import AutopipeError, InputError
+from ..graph import batch_dim
 from .calls.call import Call, Recording
 from .calls.functions import Named
 from .calls.likeness import is_same, prune
@@ -28,6 +29,7 @@ from .sizes.explore import explore
 from .sizes.guards import with_checks
 from .sizes.lengths import read_from_inputs
 from .sizes.rows import mixing
+from .sizes.tail import find_tail
 from .sizes.trials import Explorer
 from .sizes.variation import Check, Variation
 from .sizes.witness import witnesses
@@ -102,6 +104,18 @@ class Made:
         return self.variations[id(self.forms[False][0])]
 
     @property
+    def tail(self) -> tuple[str, ...]:
+        """Names of the ops that are right on the whole batch alone, whatever the form, and of what only they
+        need to be right there."""
+        tail = self.variation.tail
+        names = {*tail.ops}
+        for form in (form for forms in self.forms.values() for form in forms):
+            for call in form.calls:
+                if call.op != "output" and any(c.name in names for c in call.inputs):
+                    names.add(call.name)
+        return tuple(c.name for c in self.calls if c.name in names or c.name in tail.again)
+
+    @property
     def shapes(self) -> dict[int, Any]:
         return {k: v for variation in self.variations.values() for k, v in variation.shapes.items()}
 
@@ -121,17 +135,14 @@ class Made:
         variation = self._vary(distinct, self.tensors, 0, known)
         if self.dynamic:
             session = self.session
-            found = known.mixing if known else None
-            found = found or mixing(
-                session.model,
-                merged,
-                self.tensors,
-                variation.dims,
-                variation.shapes,
-                session.device,
-                session.start,
-            )
-            variation = dataclasses.replace(variation, mixing=found)
+            told = (merged, self.tensors, variation.dims, variation.shapes, session.device, session.start)
+            two = {d.name: d.example for d in variation.dims}
+            if (batch := batch_dim(variation.dims)) is not None:
+                two[batch.name] = 2
+            is_two = all(check.holds(two) for check in variation.checks)
+            found = known.mixing if known else mixing(session.model, *told, takes_two=is_two)
+            tail = find_tail(session.model, *told, found)
+            variation = dataclasses.replace(variation, mixing=found, tail=tail)
         taken = {c.name for form in distinct for c in form.calls}
         checked: dict[int, Recording] = {}
         for form in distinct:

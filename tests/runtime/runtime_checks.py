@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+import tail_checks
 import torch
 import torch.distributed as dist
 from runtime_models import (
@@ -149,6 +150,26 @@ def noise_does_not_depend_on_ranks():
     for schedule in ("gpipe", "zb-h1"):
         assert worst(train(schedule, world, world), wanted) < EXACT
     assert worst(train("interleaved", 2 * world, world), wanted) < EXACT
+
+
+def replicas_draw_their_own():
+    """On one batch each replica has other dropout masks, the same ones at another cut."""
+    world = dist.get_world_size()
+
+    def losses(n_ranks):
+        mesh = dist.init_device_mesh("cpu", (n_ranks, world // n_ranks), mesh_dim_names=("pp", "dp"))
+        torch.manual_seed(3)
+        x = torch.randn(9, 5, dtype=torch.float64)
+        made = make(Noisy().double(), (x,), {}, n_stages=n_ranks)
+        torch.manual_seed(5)
+        loss = Runtime(*made, loss_fn=F.mse_loss, mesh=mesh).step(x, target=x[:, :2]).loss.item()
+        found = [None] * world
+        dist.all_gather_object(found, (mesh.get_local_rank("dp"), loss))
+        return dict(found)
+
+    alone, cut = losses(1), losses(2)
+    assert len(set(alone.values())) == world
+    assert all(abs(loss - alone[replica]) < EXACT for replica, loss in cut.items())
 
 
 def accumulation_and_zero_grad():
@@ -422,6 +443,7 @@ def weights_come_and_go(directory):
 
 def replicas():
     data_parallel()
+    replicas_draw_their_own()
     tensor_parallel()
     sharded_weights_come_back()
     sharded_values_are_refused()
@@ -634,6 +656,10 @@ def messages_of_all_sizes():
             F.mse_loss(plain(x), x).backward()
             assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < 1e-5
     peers.connect = connect
+
+
+def tails():
+    tail_checks.on_ranks()
 
 
 def everything():

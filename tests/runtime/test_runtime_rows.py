@@ -56,8 +56,7 @@ def test_rows_that_do_not():
 
 
 def test_verify_warns(caplog):
-    args = torch.randn(6, 4), torch.randn(6, 4)
-    pipe = autopipe.split(Contrast(), 2, args, costs="estimated", n_microbatches=2)
+    pipe = autopipe.split(TimeFirst(), 2, (torch.randn(5, 6, 4),), costs="estimated", n_microbatches=2)
     pipe.verify()
     assert "microbatches do not give what the whole batch does" in caplog.text
     assert "n_microbatches=1" in caplog.text
@@ -126,7 +125,8 @@ def test_a_step_that_would_be_wrong_is_refused(make_model, n_inputs, where):
     shape = (6, 4) if make_model is not TimeFirst else (6, 3, 4)
     args = tuple(torch.randn(shape) for _ in range(n_inputs))
     pipe = autopipe.split(make_model(), 2, args, costs="estimated", n_microbatches=3)
-    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean() if y.ndim else y)
+    refuses = "tail" if make_model is TimeFirst else "refuse"
+    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean() if y.ndim else y, mixed_rows=refuses)
     with pytest.raises(autopipe.InputError, match="depend on one another") as refusal:
         runtime.step(*args)
     assert where in str(refusal.value)

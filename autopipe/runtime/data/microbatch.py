@@ -6,6 +6,7 @@ How much each microbatch weighs in the loss is left to ``weights``, running them
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -16,8 +17,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...errors import InputError
+from ...graph import batch_dim
 from ...tracing.inputs.packing import sample_rows
-from ...tracing.sizes.rows import batch_dim
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -41,7 +42,9 @@ class Batch:
     whole: input name → its value in the whole batch.
     given: ``whole`` as it was given, where it was given.
     packed: rows in each microbatch of every input that leads with several for each of the batch.
-    forms: the form of the model that each microbatch asks for by its values; none where there is but one.
+    forms: the form of the model that each microbatch asks for by its values, and at last that of the whole
+        batch; none where there is but one.
+    target: that of the whole batch, as it was given.
     """
 
     rows: tuple[int, ...]
@@ -52,6 +55,7 @@ class Batch:
     packed: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     forms: tuple[int, ...] = ()
+    target: Any = None
 
     @property
     def n_microbatches(self) -> int:
@@ -60,6 +64,18 @@ class Batch:
     def form(self, m: int) -> int:
         """The number of the form that microbatch ``m`` asks for."""
         return self.forms[m] if self.forms else 0
+
+    def as_one(self, device: torch.device) -> Batch:
+        """The batch in one piece, its target on ``device``."""
+        move = functools.partial(_moved, device)
+        return dataclasses.replace(
+            self,
+            rows=(sum(self.rows),),
+            leaves={name: (value,) for name, value in self.whole.items()},
+            targets=[pytree.tree_map(move, self.target)],
+            packed={name: (sum(rows),) for name, rows in self.packed.items()},
+            forms=self.forms[-1:],
+        )
 
     def sizes(self, m: int) -> tuple[int, ...]:
         """What tells the shapes of microbatch ``m`` from those of the others."""
@@ -72,12 +88,7 @@ class Batch:
 
     def on(self, device: torch.device, names: Collection[str], takes_target: bool) -> Batch:
         """The same batch with the inputs ``names``, and the target where it is taken, on ``device``."""
-
-        def to(value: Any) -> Any:
-            if isinstance(value, Tensor) and value.device != device:
-                return value.to(device, non_blocking=True)
-            return value
-
+        to = functools.partial(_moved, device)
         leaves, whole = dict(self.leaves), dict(self.whole)
         for name in names & whole.keys():
             there = to(whole[name])
@@ -159,7 +170,8 @@ class Splitter:
             else (value,) * len(sizes)
             for name, value in leaves.items()
         }
-        return Batch(sizes, columns, self._split_target(target, n_rows, sizes), axes, leaves, packed, leaves)
+        targets = self._split_target(target, n_rows, sizes)
+        return Batch(sizes, columns, targets, axes, leaves, packed, leaves, target=target)
 
     def _packed(self, leaves: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, list[int]]:
         """How many rows of each packed input belong to each microbatch."""
@@ -219,6 +231,12 @@ class Splitter:
         return leaf.split(sizes, axis)
 
 
+def _moved(device: torch.device, value: Any) -> Any:
+    if isinstance(value, Tensor) and value.device != device:
+        return value.to(device, non_blocking=True)
+    return value
+
+
 def _sizes(n_rows: int, n_microbatches: int) -> tuple[int, ...]:
     n = min(n_rows, n_microbatches)
     small, extra = divmod(n_rows, n)
@@ -226,8 +244,9 @@ def _sizes(n_rows: int, n_microbatches: int) -> tuple[int, ...]:
 
 
 def with_forms(batch: Batch, capture: Capture) -> Batch:
-    """The batch with the form that each microbatch asks for."""
+    """The batch with the forms that its microbatches and all of it ask for."""
     if not capture.has_questions:
         return batch
-    microbatches = ({n: c[m] for n, c in batch.leaves.items()} for m in range(batch.n_microbatches))
-    return dataclasses.replace(batch, forms=tuple(map(capture.form_of, microbatches)))
+    microbatches = [{n: c[m] for n, c in batch.leaves.items()} for m in range(batch.n_microbatches)]
+    whole = [batch.whole] if capture.ops.tail else []
+    return dataclasses.replace(batch, forms=tuple(map(capture.form_of, [*microbatches, *whole])))

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...stages import Stage, relative_error, run_values
-from .microbatch import Splitter, with_forms
+from ...tracing.sizes.tail import join, row_axes
+from .microbatch import Batch, Splitter, with_forms
 from .outputs import Outputs
 from .weights import Weigher
 
@@ -34,24 +35,34 @@ ALLOWED_BELOW = 0.1
 class MixedRows:
     """What the capture found that makes rows depend on one another, told when it comes to matter."""
 
-    def __init__(self, capture: Capture) -> None:
-        self._model, self._found = type(capture.model), capture.variation.mixing
-        self._mode = capture.model
+    def __init__(self, capture: Capture, mode: str, is_whole: bool) -> None:
+        """``is_whole``: what mixes rows at the model's end gets the whole batch."""
+        self._model, self._variation = capture.model, capture.variation
+        self._mode, self._is_whole = mode, is_whole
         self._warned = False
 
-    def check(self, allowed: bool) -> None:
+    def check(self) -> None:
         """Raise :class:`InputError` where microbatches would not be what the batch is; warn once of less.
 
-        Less is what is ``allowed``, and what mixes rows in training only, as batch norm does.
+        Less is what is allowed, and what mixes rows in training only, as batch norm does.
         """
-        always, training = self._found.always, self._found.training if self._mode.training else ""
-        name = self._model.__name__
-        if always and not allowed:
+        found, tail = self._variation.mixing, self._variation.tail
+        always, training = found.always, found.training
+        if self._is_whole:
+            always, training = "", tail.before
+        if not self._model.training:
+            training = ""
+        name = type(self._model).__name__
+        if always and self._mode != "allow":
+            why = ""
+            if self._mode == "tail":
+                told = "the plan does not have what follows in its last stage: plan again" if tail.ops else ""
+                why = f"; {tail.obstacle or told}"
             raise InputError(
-                f"rows of a batch of {name} depend on one another ({always}), so its microbatches do not "
-                f"give what the batch gives; pass n_microbatches=1, or move the loss that compares rows into "
-                f"loss_fn and gather there; runtime(batch_dims={{'name': axis}}) where the batch lies along "
-                f"another axis; mixed_rows='allow' to take each microbatch for a batch"
+                f"rows of a batch of {name} depend on one another ({always}{why}), so its microbatches do "
+                "not give what the batch gives; pass n_microbatches=1, or move the loss that compares rows "
+                "into loss_fn and gather there; runtime(batch_dims={'name': axis}) where the batch lies "
+                "along another axis; mixed_rows='allow' to take each microbatch for a batch"
             )
         if (always or training) and not self._warned:
             self._warned = True
@@ -79,17 +90,21 @@ def mixing(
     with _evaluating(capture.model):
         values, form = capture.bound(*capture.arguments(args, dict(kwargs)))
         batch = with_forms(Splitter(capture).split(values, None, n_microbatches), capture)
-        outputs = Outputs(capture)
+        outputs, has_tail = Outputs(capture), "tail" in stages[-1].sections
         try:
-            outputs.check(batch)
+            if not has_tail:
+                outputs.check(batch)
         except InputError as refusal:
             return str(refusal)
-        weights, _ = Weigher(capture, None, None, None).weigh(batch, args, kwargs, values)
-        parts = [
-            run_values(stages, {name: column[m] for name, column in batch.leaves.items()}, batch.form(m))
-            for m in range(batch.n_microbatches)
-        ]
-        joined = outputs.join(parts, batch, weights)
+        if has_tail:
+            joined = _joined_ahead(capture, stages, batch)
+        else:
+            parts = [
+                run_values(stages, {name: column[m] for name, column in batch.leaves.items()}, batch.form(m))
+                for m in range(batch.n_microbatches)
+            ]
+            weights, _ = Weigher(capture, None, None, None).weigh(batch, args, kwargs, values)
+            joined = outputs.join(parts, batch, weights)
         if _is_noisy(lambda: run_values(stages, values, form)):
             return capture.variation.mixing.always
         for i, (whole, found) in enumerate(zip(run_values(stages, values, form), joined, strict=True)):
@@ -99,6 +114,25 @@ def mixing(
             if whole.is_floating_point() and error > ALLOWED.get(whole.dtype, ALLOWED_BELOW):
                 return f"output {i} differs by {error:.1e} of its largest value"
     return ""
+
+
+def _joined_ahead(capture: Capture, stages: Sequence[Stage], batch: Batch) -> Sequence[Any]:
+    """The model's output leaves where its tail takes the whole batch, and all before it microbatches."""
+    *others, last = stages
+    body, tail = last.sections["body"], last.sections["tail"]
+    made: list[dict[str, Any]] = []
+    for m in range(batch.n_microbatches):
+        values = {name: column[m] for name, column in batch.leaves.items()}
+        for stage, section in [(s, s.sections[""]) for s in others] + [(last, body)]:
+            given = stage(*[values[n] for n in section.inputs], form=batch.form(m), section=section.name)
+            values.update(zip(section.outputs, given, strict=True))
+        made.append(values)
+    taken = [
+        batch.whole[n] if n in batch.whole else join([v[n] for v in made], row_axes(capture.ops, n))
+        for n in tail.inputs
+    ]
+    result: Sequence[Any] = last(*taken, form=(batch.forms or (0,))[-1], section=tail.name)
+    return result
 
 
 def _is_noisy(run: Callable[[], Sequence[Any]]) -> bool:

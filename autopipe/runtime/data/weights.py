@@ -41,7 +41,8 @@ class Weigher:
     """Weighs microbatches by what the loss averages over.
 
     ``reduction`` is ``"mean"`` or ``"sum"``, or None for what ``loss_fn`` says of itself, else the mean;
-    ``given`` overrules it. Without a ``loss_fn`` the model computes the loss.
+    ``given`` overrules it. Without a ``loss_fn`` the model computes the loss. Where that ``is_whole``,
+    made of all microbatches together, labels need not be counted.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Weigher:
         reduction: Literal["mean", "sum"] | None,
         given: LossWeight | None,
         loss_fn: Callable[..., Any] | None,
+        *,
+        is_whole: bool = False,
     ) -> None:
         if reduction not in ("mean", "sum", None):
             raise InputError(f"loss_reduction is {reduction!r}; it is 'mean' or 'sum'")
@@ -57,7 +60,8 @@ class Weigher:
         self.is_sum = (reduction or said.get("reduction")) == "sum"
         self._given = given
         self._labels = None if self.is_sum or "ignore_index" not in said else said
-        self._counted = _find(capture) if loss_fn is None and given is None and not self.is_sum else ()
+        is_counted = loss_fn is None and given is None and not self.is_sum and not is_whole
+        self._counted = _find(capture) if is_counted else ()
         self._has_warned = False
 
     def weigh(

@@ -13,6 +13,7 @@ from typing import Literal
 from ...errors import InputError
 from ...plans import Plan
 from ...schedule import (
+    BREADTH_FIRST,
     Action,
     Compute,
     Message,
@@ -25,10 +26,10 @@ from ...schedule import (
     wire_order,
 )
 from ...schedule.actions import KINDS, may_overlap
-from ...simulator import plan_schedule
+from ...simulator import plan_schedule, stage_times
 from ..wire.boundary import Edge
 
-__all__ = ["Program", "ProgramStep", "compile_program", "pick_schedule"]
+__all__ = ["Program", "ProgramStep", "compile_program", "pick_schedule", "step_program"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,15 +50,29 @@ class ProgramStep:
 Program = tuple[ProgramStep, ...]
 
 
-def pick_schedule(plan: Plan, wanted: str | Schedule | None, n_microbatches: int) -> Schedule:
+def pick_schedule(
+    plan: Plan, wanted: str | Schedule | None, n_microbatches: int, *, waits: bool = False
+) -> Schedule:
     """The schedule of a step with ``n_microbatches``: the plan's, or another that fits its placement.
 
     A given :class:`Schedule` for more microbatches loses the surplus ones; what remains is still valid.
-    Raises :class:`InputError` when its placement is not the plan's, or it has too few microbatches.
+    Where the end of the model ``waits`` for all of them, GPipe takes the place of a plan's schedule that does
+    not. Raises :class:`InputError` when the placement is not the plan's, microbatches are too few, or the
+    schedule asked for does not wait.
     """
     if isinstance(wanted, Schedule):
-        return _given(plan, wanted, n_microbatches)
-    return plan_schedule(plan, wanted, n_microbatches)
+        chosen = _given(plan, wanted, n_microbatches)
+    else:
+        chosen = plan_schedule(plan, wanted, n_microbatches)
+    if not waits or n_microbatches == 1 or chosen.waits_for_all:
+        return chosen
+    if wanted is None:
+        return plan_schedule(plan, BREADTH_FIRST["1f1b"], n_microbatches)
+    raise InputError(
+        f"the model mixes rows at its end, which waits for every microbatch, and schedule {chosen.name!r} "
+        f"goes backward in the last stage before that; use {' or '.join(map(repr, BREADTH_FIRST.values()))}, "
+        "n_microbatches=1, or mixed_rows='allow' to take each microbatch for a batch"
+    )
 
 
 def _given(plan: Plan, schedule: Schedule, n_microbatches: int) -> Schedule:
@@ -75,6 +90,27 @@ def _given(plan: Plan, schedule: Schedule, n_microbatches: int) -> Schedule:
     pairs = {b for row in rows for a, b in itertools.pairwise(row) if may_overlap(a, b)}
     overlapped = schedule.overlapped & pairs
     return dataclasses.replace(schedule, n_microbatches=n_microbatches, actions=rows, overlapped=overlapped)
+
+
+def step_program(
+    plan: Plan,
+    wanted: str | Schedule | None,
+    n_microbatches: int,
+    edges: Sequence[Edge],
+    rank: int | None,
+    *,
+    has_backward: bool,
+    waits: bool,
+) -> Program:
+    """The steps of ``rank``, or of all for None, in a call with so many microbatches.
+
+    ``waits``: the end of the model runs on all of them together, as no stage of its own.
+    """
+    schedule = pick_schedule(plan, wanted, n_microbatches, waits=waits and has_backward)
+    chosen = schedule if has_backward else forward_part(schedule)
+    known = all(s.forward_s for s in plan.stages)
+    crossing = [edge for edge in edges if edge.destination < plan.n_stages]
+    return compile_program(chosen, crossing, rank, stage_times(plan) if known else None)
 
 
 def forward_part(schedule: Schedule) -> Schedule:

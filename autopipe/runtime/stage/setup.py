@@ -18,7 +18,8 @@ from ... import accelerator
 from ...errors import InputError
 from ...graph import Op
 from ...plans import Plan
-from ...stages import Stage
+from ...stages import Section, Stage
+from ..options import Options
 from .initialise import Unfilled
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "exchange",
     "pick_device",
     "place",
+    "sections_of",
     "written_buffers",
 ]
 
@@ -78,6 +80,16 @@ def pick_device(
             return torch.device(here.type, index)
         return here
     return torch.device("cpu") if first is None or first.device.type == "meta" else first.device
+
+
+def sections_of(stages: Sequence[Stage], options: Options) -> list[Section]:
+    """What is run of each stage: all of it, or of the last, before and apart, what takes the whole batch."""
+    found = [stage.sections[""] for stage in stages]
+    last = stages[-1].sections
+    is_elsewhere = {*(options.batch_dims or ())} - {"target"}
+    if options.mixed_rows == "tail" and "tail" in last and not is_elsewhere:
+        return [*found[:-1], last["body"], last["tail"]]
+    return found
 
 
 def check_same(capture: Capture, stages: Sequence[Stage]) -> None:

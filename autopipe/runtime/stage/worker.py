@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...stages import Stage, rng
+from ...stages import Section, Stage, rng
 from ..data.microbatch import Batch
 from ..reduce.parallel import Replicas
 from ..wire.boundary import Edge, flatten
@@ -26,15 +26,15 @@ __all__ = ["StepInputs", "Worker"]
 class StepInputs:
     """What every worker needs to know of the step under way.
 
-    ``seeds`` are the gradients the loss of each microbatch starts backward with: its weight, times the
-    gradient scale. ``syncs`` says that gradients are reduced over ranks at the end. ``seed`` fixes the
-    random numbers of the step; None leaves the generators alone. ``tracked`` are the inputs whose gradients
-    are wanted.
+    ``seeds(weight, loss)`` is the gradient that the loss of a microbatch starts backward with: its weight,
+    times the gradient scale. ``syncs`` says that gradients are reduced over ranks at the end. ``seed`` fixes
+    the random numbers of the step; None leaves the generators alone. ``tracked`` are the inputs whose
+    gradients are wanted.
     """
 
     batch: Batch
     weights: Sequence[float]
-    seeds: Callable[[int, Tensor], Tensor]
+    seeds: Callable[[float, Tensor], Tensor]
     seed: int | None
     grad: bool
     want_loss: bool
@@ -48,7 +48,8 @@ class Worker:
 
     Attributes
     ----------
-    stage: the plan's stage. module: what is called: the stage, or a data-parallel wrapper of it.
+    stage: the plan's stage. section: what of it is run.
+    module: what is called: the stage, or a data-parallel wrapper of it.
     loss: computes (loss, flat output leaves) of a microbatch from the last stage's outputs.
     losses, outputs: of the step under way, detached; on the last stage only.
     receivers: the workers of later stages in this process, by stage.
@@ -58,6 +59,7 @@ class Worker:
     def __init__(
         self,
         stage: Stage,
+        section: Section,
         edges: Sequence[Edge],
         *,
         loss: Callable[[tuple[Any, ...], Any, int], Tensor],
@@ -66,12 +68,13 @@ class Worker:
         mutated: Sequence[tuple[nn.Module, str]] = (),
         is_random: bool = True,
     ) -> None:
-        self.stage = stage
+        self.stage, self.section = stage, section
         self.module: nn.Module = stage
-        self.edges_in = tuple(e for e in edges if e.destination == stage.index)
-        self.edges_out = tuple(e for e in edges if e.source == stage.index)
+        self.edges_in = tuple(e for e in edges if e.destination == section.index)
+        self.edges_out = tuple(e for e in edges if e.source == section.index)
         received = {name for e in self.edges_in for name in e.names}
-        self._own = tuple((i, n) for i, n in enumerate(stage.inputs) if n not in received)
+        self._own = tuple((i, n) for i, n in enumerate(section.inputs) if n not in received)
+        self._named: dict[str, Any] = {"section": section.name} if section.name else {}
         self._loss, self._forward_context = loss, forward_context
         self._recompute, self._mutated, self._is_random = recompute, tuple(mutated), is_random
         self._flags: dict[Any, tuple[tuple[bool, ...], ...]] = {}
@@ -95,11 +98,16 @@ class Worker:
             if name in step.tracked
         }
         self._columns = [(i, self.leaves.get(name, step.batch.leaves[name])) for i, name in self._own]
-        self._values: list[list[Any]] = [[None] * len(self.stage.inputs) for _ in range(n)]
+        self._values: list[list[Any]] = [[None] * len(self.section.inputs) for _ in range(n)]
         self._roots: list[Tensor | None] = [None] * n
         self._weight_work: list[WeightWork | None] = [None] * n
         self.losses: list[Tensor | None] = [None] * n
         self.outputs: list[list[Any] | None] = [None] * n
+
+    @property
+    def step(self) -> StepInputs:
+        """The step under way."""
+        return self._step
 
     def end(self) -> None:
         """Drop everything that belongs to a step, so that nothing holds a graph."""
@@ -168,17 +176,17 @@ class Worker:
 
     def _call(self, values: Sequence[Any], m: int) -> tuple[Any, ...]:
         if self._is_bare:
-            return self.module(*values, **self._form(m))
+            return self.module(*values, **self._options(m))
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._draws(m))
             stack.enter_context(self._replicas.around_forward())
             stack.enter_context(self._forward_context())
-            return self.module(*values, **self._form(m))
+            return self.module(*values, **self._options(m))
 
-    def _form(self, m: int) -> dict[str, int]:
-        """The argument that says which form microbatch ``m`` asks for; none for the first."""
+    def _options(self, m: int) -> dict[str, Any]:
+        """What says which form microbatch ``m`` asks for, and which section is run; nothing where all is."""
         form = self._step.batch.form(m)
-        return {"form": form} if form else {}
+        return {**self._named, "form": form} if form else self._named
 
     def _draws(self, m: int) -> contextlib.AbstractContextManager[Any]:
         """What fixes the random numbers of microbatch ``m``, in forward and where parts of it run again."""
@@ -193,7 +201,7 @@ class Worker:
 
     def _keep_results(self, outputs: tuple[Any, ...], m: int) -> None:
         """The loss and outputs of the last stage; anything not finite, when that is looked for."""
-        if self.stage.is_last:
+        if self.section.is_last:
             self._keep_last(outputs, m)
         if self._probe is not None:
             self._probe += [(m, self.stage.index, what) for what in self._not_finite(outputs, m)[:1]]
@@ -210,7 +218,7 @@ class Worker:
 
     def _not_finite(self, outputs: tuple[Any, ...], m: int) -> list[str]:
         bad = [f"parameter {n}" for n, p in self.stage.named_parameters() if not _is_finite(p)]
-        names = self.stage.outputs or ("the model's output",) * len(outputs)
+        names = self.section.outputs or ("the model's output",) * len(outputs)
         bad += [n for n, v in zip(names, outputs, strict=True) if not all(map(_is_finite, flatten([v])[0]))]
         loss = self.losses[m]
         return bad if loss is None or _is_finite(loss) else [*bad, "the loss"]
@@ -278,7 +286,7 @@ class Worker:
         loss, self._roots[m] = self._roots[m], None
         if loss is not None:
             roots.append(loss)
-            grads.append(self._step.seeds(m, loss))
+            grads.append(self._step.seeds(self._step.weights[m], loss))
         for edge in self.edges_out:
             edge.take(m, roots, grads)
         return roots, grads

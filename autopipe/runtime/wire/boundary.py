@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...errors import StepError
-from ...stages import Stage
+from ...stages import Section
 from .values import Unfit, dumps, loads
 
 __all__ = ["Edge", "Frame", "edges_between", "flatten"]
@@ -138,7 +138,7 @@ class Edge:
     values, gradients: what messages of either kind were announced to hold.
     """
 
-    def __init__(self, source: Stage, destination: Stage, names: Sequence[str]) -> None:
+    def __init__(self, source: Section, destination: Section, names: Sequence[str]) -> None:
         self.source, self.destination = source.index, destination.index
         self.names = tuple(names)
         self.outputs = tuple(
@@ -182,15 +182,15 @@ class Edge:
         self.roots[m] = self.grads[m] = None
 
 
-def edges_between(stages: Sequence[Stage]) -> tuple[Edge, ...]:
-    """One edge for each pair of stages where one hands the other a value.
+def edges_between(stages: Sequence[Section]) -> tuple[Edge, ...]:
+    """One edge for each pair of stages (or what is run of them) where one hands the other a value.
 
     A value goes to each other rank once: to the first of the rank's stages that needs it, which hands it on
     to the others there, and gathers their gradients.
     """
     producer = {name: stage for stage in stages for name in stage.outputs}
     names: dict[tuple[int, int], list[str]] = {}
-    holder: dict[tuple[str, int], Stage] = {(n, stage.rank): stage for n, stage in producer.items()}
+    holder: dict[tuple[str, int], Section] = {(n, stage.rank): stage for n, stage in producer.items()}
     for stage in stages:
         for name in stage.inputs:
             if name in producer:

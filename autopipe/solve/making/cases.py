@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from ...errors import InfeasibleError, InputError
 from ...hardware import Cluster
-from ...schedule import COST_AWARE, NAMES, SPLIT, build, placement
+from ...schedule import BREADTH_FIRST, COST_AWARE, NAMES, SPLIT, build, placement
 from ..definition.problem import Problem
 from ..proof.step import least_step_s
 from .baselines import Weigh
@@ -111,7 +111,7 @@ def cases(
     if not free and (not isinstance(n_stages, int) or n_stages < 1):
         raise InputError(f"n_stages is {n_stages!r}; use a number of at least 1 or 'auto'")
     needed = max((s + 1 if s >= 0 else -s for s in source.settings.pin.values()), default=1)
-    names = [n for n in NAMES if n != "forward-only"] if schedule == "auto" else [schedule]
+    names = _schedules(source, schedule, n_microbatches)
     out = []
     for n_ranks in _rank_counts(source.cluster.n_ranks, min_ranks) if free else (source.cluster.n_ranks,):
         ranks = _chosen(source.cluster, n_ranks, any_ranks)
@@ -123,8 +123,24 @@ def cases(
             if free and stages < needed:
                 continue
             for n in _microbatch_counts(n_microbatches, stages):
-                out.append(Case(there, name, stages, n, balance, order, ranks))
+                out.append(Case(there.cut_into(n), name, stages, n, balance, order, ranks))
     return out
+
+
+def _schedules(source: Source, asked: str, n_microbatches: int | str) -> list[str]:
+    """The names to try: for a model whose tail takes the whole batch, those that run every forward first."""
+    names = [n for n in NAMES if n != "forward-only"] if asked == "auto" else [asked]
+    if not source.graph.tail or n_microbatches == 1:
+        return names
+    able = {*BREADTH_FIRST.values(), "forward-only"}
+    fit = [name for name in dict.fromkeys(BREADTH_FIRST.get(n, n) for n in names) if name in able]
+    if not fit:
+        raise InputError(
+            f"{source.graph.model} mixes the rows of a batch from {source.graph.tail[0]} on, which therefore "
+            f"waits for every microbatch, and schedule {asked!r} goes backward before that; use "
+            f"{' or '.join(map(repr, BREADTH_FIRST.values()))}, or n_microbatches=1"
+        )
+    return fit
 
 
 def _rank_counts(most: int, least: int) -> list[int]:

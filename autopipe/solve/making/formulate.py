@@ -105,6 +105,7 @@ class _Maker:
             (op.name,),
             ns(c.forward_s),
             ns(c.backward_s) if training else 0,
+            first=k - 1 if op.name in self.graph.last else 0,
             saved_bytes=c.saved_bytes if training else 0,
             workspace_bytes=max(c.workspace_bytes, c.backward_workspace_bytes if training else 0),
         )

@@ -15,6 +15,7 @@ from ...graph import Op, OpGraph
 from ...hardware import Cluster, Link
 from ..proof.step import Work
 from .clones import clones_of, copies_of, inputs_of
+from .tails import with_tail
 
 __all__ = ["Settings", "Source", "cheapest_link", "slowest_link"]
 
@@ -71,6 +72,11 @@ class Source:
         limits = tuple(self.settings.memory_limit[r] for r in ranks) if self.settings.memory_limit else ()
         settings = dataclasses.replace(self.settings, memory_limit=limits)
         return dataclasses.replace(self, cluster=self.cluster.picked(ranks), settings=settings)
+
+    def cut_into(self, n_microbatches: int) -> Source:
+        """The same for a batch in so many microbatches, which the model's tail takes all at once."""
+        costs = with_tail(self.graph, self.costs, n_microbatches)
+        return self if costs is self.costs else dataclasses.replace(self, costs=costs)
 
     def matching(self, prefix: str, what: str) -> list[Op]:
         """The ops that a path or name given for ``what`` means. Raises :class:`PlanError` for none."""

@@ -50,6 +50,7 @@ def build(
     shape: Shape,
     dims: Sequence[Dim],
     kind: Callable[[str], Kind],
+    tail: Sequence[str] = (),
 ) -> OpGraph:
     """An op graph of ``calls``, the union of all forms in both modes; ``kind`` tells a leaf's by its path."""
     calls = [c for c in calls if c.op != "get_attr"]
@@ -74,6 +75,7 @@ def build(
         ),
         parameters=specs,
         dims=tuple(dims),
+        tail=tuple(tail),
     )
 
 

@@ -8,6 +8,7 @@ each run, so noise drawn inside is no mixing. What follows for microbatches is l
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import warnings
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...graph import Dim
+from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.functions import tensors
@@ -25,13 +26,18 @@ from ..calls.wording import shown
 from ..record.state import seed
 from .rerun import replay
 
-__all__ = ["Mixing", "batch_dim", "mixing"]
+__all__ = ["Mixing", "Rows", "is_close", "mixing", "rows_of"]
 
 _logger = logging.getLogger("autopipe")
 _ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Of the largest value; products of other sizes round otherwise."""
+_EQUAL = {torch.float64: 1e-12, torch.float32: 1e-5}
+"""More than rounding: all else being equal, so are the products' sizes."""
 _ALLOWED_BELOW = 0.1
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+Rows = Callable[..., Any]
+"""(rows, look) → what a form gives for the example's rows a and b in places such as ``"ab"``; ``look`` is
+shown each call with its value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,12 +51,6 @@ class Mixing:
     training: str = ""
 
 
-def batch_dim(dims: Sequence[Dim]) -> Dim | None:
-    """The dim called ``batch``, else the first that some input leads with."""
-    named = [d for d in dims if d.name == "batch"] or [d for d in dims if any(a == 0 for _, a in d.where)]
-    return named[0] if named else None
-
-
 @torch.no_grad()
 def mixing(
     model: nn.Module,
@@ -60,9 +60,12 @@ def mixing(
     shapes: _Shapes,
     device: torch.device,
     start: Callable[[bool], None],
+    *,
+    takes_two: bool,
 ) -> Mixing:
     """Run the forms on the tensors ``given``, three to five times each; ``start`` sets the mode.
 
+    Where the forms are right for two rows (``takes_two``), on two alone, as only these tell how rows weigh.
     Nothing is found on the meta device, nor where the graph does not run on rows in other places.
     """
     dim = batch_dim(dims)
@@ -73,31 +76,51 @@ def mixing(
         form = forms[training]
         if training and (found[False] or not _may_mix_in_training(form, forms)):
             return Mixing(found[False])
-
-        def run(rows: str, look: Any = None, form: Recording = form, training: bool = training) -> Any:
-            start(training)
-            seed(device)
-            return replay(model, form, _rows(given, dim, rows), device, look=look).result
-
+        begin, found[training] = functools.partial(start, training), ""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
-                found[training] = _found(form, run, dim, shapes)
-            except Exception as error:
-                # any Python of the model, on rows it may not take
-                _logger.debug("rows could not be told apart: %s", error)
-                found[training] = ""
+            for alone in (True, False) if takes_two and dim.example > 2 else (False,):
+                run = rows_of(model, form, given, dim, device, begin, alone=alone)
+                try:
+                    found[training] = _found(form, run, dim, shapes, is_longer=dim.example > 2 and not alone)
+                    break
+                except Exception as error:
+                    # any Python of the model, on rows it may not take: inputs may point to rows
+                    _logger.debug("rows could not be told apart: %s", error)
     return Mixing(found[False], found[True])
+
+
+def rows_of(
+    model: nn.Module,
+    form: Recording,
+    given: Mapping[str, Tensor],
+    dim: Dim,
+    device: torch.device,
+    start: Callable[[], None],
+    *,
+    alone: bool = False,
+) -> Rows:
+    """What runs a form on the example's first two rows in any order, the others behind them or left out.
+
+    ``start`` sets mode and state.
+    """
+
+    def run(rows: str, look: Any = None) -> Any:
+        start()
+        seed(device)
+        return replay(model, form, _rows(given, dim, rows, alone), device, look=look).result
+
+    return run
 
 
 def _may_mix_in_training(form: Recording, forms: Mapping[bool, Recording]) -> bool:
     return forms[True] is not forms[False] or any(c.mutated for c in form.calls)
 
 
-def _rows(given: Mapping[str, Tensor], dim: Dim, rows: str) -> dict[str, Tensor]:
+def _rows(given: Mapping[str, Tensor], dim: Dim, rows: str, alone: bool) -> dict[str, Tensor]:
     """The tensors with the example's first two rows, a and b, in the order of ``rows``; b made up if alike.
 
-    The rows behind them stay: inputs may point to rows. A third of ``rows`` comes last.
+    The rows behind them stay, unless these are to be ``alone``. A third of ``rows`` comes last.
     """
     picked: dict[str, tuple[Tensor, Tensor, int]] = {}
     for name, axis in dim.where:
@@ -109,7 +132,7 @@ def _rows(given: Mapping[str, Tensor], dim: Dim, rows: str) -> dict[str, Tensor]
     out = dict(given)
     for name, (a, b, axis) in picked.items():
         chosen = [a if row == "a" else b for row in rows]
-        rest = given[name].unbind(axis)[2:]
+        rest = () if alone else given[name].unbind(axis)[2:]
         made = torch.stack([*chosen[:2], *rest, *chosen[2:]], axis)
         out[name] = made.requires_grad_(given[name].requires_grad)
     return out
@@ -122,33 +145,81 @@ def _other(row: Tensor) -> Tensor:
     return row.roll(1, -1) if row.ndim else row
 
 
-def _found(form: Recording, run: Callable[..., Any], dim: Dim, shapes: _Shapes) -> str:
-    """What mixes rows in one form, in words, or nothing."""
-    leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
-    results = {rows: _leaves_of(run(rows), form) for rows in ("ab", "aa", "bb")}
-    for i, call in enumerate(leaves):
-        axes = _axes(call, 0, dim, shapes)
-        values = {rows: r[i] for rows, r in results.items()}
-        if any(_differ(values, axis) for axis in axes):
-            return _first(form, run, dim, shapes) or _said(call)
-    is_longer = dim.example > 2
-    singles = [i for i, c in enumerate(leaves) if _is_number(results["ab"][i]) and c.op != "placeholder"]
-    if singles and (
-        fault := _not_a_mean(results, singles, lambda rows: _leaves_of(run(rows), form), is_longer)
-    ):
-        leaf = leaves[fault[0]]
-        return f"{_first(form, run, dim, shapes) or _said(leaf)}; {_said(leaf)} is {fault[1]}"
-    return ""
+def _found(form: Recording, run: Rows, dim: Dim, shapes: _Shapes, *, is_longer: bool) -> str:
+    """What mixes rows in one form, in words, or nothing.
+
+    Where results differ by little, though by more than rounding, some op must differ by more.
+    """
+    results = _Results(form, run, is_longer)
+    fault = results.fault(dim, shapes, _ALLOWED)
+    if fault:
+        where = _first(form, run, dim, shapes)
+        return "; ".join(filter(None, (where, fault if results.is_number or not where else "")))
+    little = results.fault(dim, shapes, _EQUAL) or not results.are_finite
+    return _first(form, run, dim, shapes) if little else ""
+
+
+class _Results:
+    """What a form gives for rows in some places, its output leaves that calls made."""
+
+    def __init__(self, form: Recording, run: Rows, is_longer: bool) -> None:
+        self._form, self._run, self._is_longer = form, run, is_longer
+        self._leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
+        self._values: dict[str, list[Any]] = {}
+        self._numbers = [
+            i for i, c in enumerate(self._leaves) if _is_number(self.of("ab")[i]) and c.op != "placeholder"
+        ]
+        self.is_number = False
+
+    def of(self, rows: str) -> list[Any]:
+        """The leaves for these rows."""
+        if rows not in self._values:
+            result = self._run(rows)
+            made = zip(self._form.calls[-1].args[0], result, strict=True)
+            self._values[rows] = [v for c, v in made if isinstance(c, Call)]
+        return self._values[rows]
+
+    @property
+    def are_finite(self) -> bool:
+        """Whether the numbers among them tell anything: a mean of nothing does not."""
+        return all(
+            math.isfinite(float(self.of(rows)[i])) for rows in ("ab", "aa", "bb") for i in self._numbers
+        )
+
+    def fault(self, dim: Dim, shapes: _Shapes, allowed: Mapping[torch.dtype, float]) -> str:
+        """The first leaf that is not as rows alone make it, in words; ``is_number`` says which kind."""
+        for i, call in enumerate(self._leaves):
+            values = {rows: self.of(rows)[i] for rows in ("ab", "aa", "bb")}
+            if any(_differ(values, axis, allowed) for axis in _axes(call, 0, dim, shapes)):
+                self.is_number = False
+                return _said(call)
+        for i in self._numbers:
+            if words := self._no_mean(i, allowed.get(self.of("ab")[i].dtype, _ALLOWED_BELOW), allowed):
+                self.is_number = True
+                return f"{_said(self._leaves[i])} is {words}"
+        return ""
+
+    def _no_mean(self, i: int, allowed: float, level: Mapping[torch.dtype, float]) -> str:
+        """In words, where a number is no mean of the rows', evenly or weighted by what counts in each."""
+        ab, ba, aa, bb = figures = [float(self.of(rows)[i]) for rows in ("ab", "ba", "aa", "bb")]
+        if not all(map(math.isfinite, figures)):
+            return ""  # such as the mean loss of a row without labels
+        scale = max(map(abs, figures))
+        if abs(ab + ba - aa - bb) <= allowed * scale:
+            return ""
+        if self._is_longer and level is _ALLOWED and min(aa, bb) <= ab <= max(aa, bb):
+            return ""  # how the rows weigh cannot be told with others beside them
+        share = (bb - ab) / (ab - aa) if ab != aa else math.inf
+        if share > 0 and math.isfinite(share) and not self._is_longer:
+            found = float(self.of("abb")[i])
+            if abs(found - (share * aa + 2 * bb) / (share + 2)) <= allowed * scale:
+                return ""
+        return f"{ab:.6g} for two rows that alone give {aa:.6g} and {bb:.6g}"
 
 
 def _said(call: Call) -> str:
     what = call.target if call.op == "call_module" else shown(call, 3)
     return f"{what} at {call.source}" if call.source else str(what)
-
-
-def _leaves_of(result: Any, form: Recording) -> list[Any]:
-    """The values of an output's leaves that calls made, in order."""
-    return [v for c, v in zip(form.calls[-1].args[0], result, strict=True) if isinstance(c, Call)]
 
 
 def _axes(call: Call, index: int, dim: Dim, shapes: _Shapes) -> list[int]:
@@ -157,56 +228,26 @@ def _axes(call: Call, index: int, dim: Dim, shapes: _Shapes) -> list[int]:
     return [a for a, n in enumerate(known[index]) if str(n) == dim.name] if index < len(known) else []
 
 
-def _differ(values: Mapping[str, Any], axis: int) -> bool:
+def _differ(values: Mapping[str, Any], axis: int, allowed: Mapping[torch.dtype, float] = _ALLOWED) -> bool:
     """Whether row a is another beside b than beside a, or b than beside b."""
     ab, aa, bb = (values[rows] for rows in ("ab", "aa", "bb"))
     if not isinstance(ab, Tensor) or not ab.shape == aa.shape == bb.shape or axis >= ab.ndim:
         return False
-    return not (
-        _is_close(ab.select(axis, 0), aa.select(axis, 0))
-        and _is_close(ab.select(axis, 1), bb.select(axis, 1))
-    )
+    pairs = (ab.select(axis, 0), aa.select(axis, 0)), (ab.select(axis, 1), bb.select(axis, 1))
+    return not all(is_close(x, y, allowed) for x, y in pairs)
 
 
-def _is_close(x: Tensor, y: Tensor) -> bool:
+def is_close(x: Tensor, y: Tensor, allowed: Mapping[torch.dtype, float] = _ALLOWED) -> bool:
+    """Whether two tensors of numbers are equal up to what is allowed of the largest; whole numbers always."""
     if not (x.is_floating_point() or x.is_complex()):
         return True  # ranks and places of rows, such as where an expert put them
     x, y = x.nan_to_num(), y.nan_to_num()
     scale = max(float(x.abs().max()), float(y.abs().max())) if x.numel() else 0.0
-    return not scale or float((x - y).abs().max()) <= _ALLOWED.get(x.dtype, _ALLOWED_BELOW) * scale
+    return not scale or float((x - y).abs().max()) <= allowed.get(x.dtype, _ALLOWED_BELOW) * scale
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
-
-
-def _not_a_mean(
-    results: dict[str, list[Any]],
-    singles: Sequence[int],
-    run: Callable[[str], list[Any]],
-    is_longer: bool,
-) -> tuple[int, str] | None:
-    """The first of the numbers that is no mean of the rows', evenly or weighted by what counts in each."""
-    results["ba"] = run("ba")
-    for i in singles:
-        allowed = _ALLOWED.get(results["ab"][i].dtype, _ALLOWED_BELOW)
-        ab, ba, aa, bb = figures = [float(results[rows][i]) for rows in ("ab", "ba", "aa", "bb")]
-        if not all(map(math.isfinite, figures)):
-            continue  # such as the mean loss of a row without labels
-        scale = max(map(abs, figures))
-        if abs(ab + ba - aa - bb) <= allowed * scale:
-            continue
-        if is_longer and min(aa, bb) <= ab <= max(aa, bb):
-            continue  # how the rows weigh cannot be told with others beside them
-        share = (bb - ab) / (ab - aa) if ab != aa else math.inf
-        if share > 0 and math.isfinite(share) and not is_longer:
-            if "abb" not in results:
-                results["abb"] = run("abb")
-            found = float(results["abb"][i])
-            if abs(found - (share * aa + 2 * bb) / (share + 2)) <= allowed * scale:
-                continue
-        return i, f"{ab:.6g} for two rows that alone give {aa:.6g} and {bb:.6g}"
-    return None
 
 
 def _first(form: Recording, run: Callable[..., Any], dim: Dim, shapes: _Shapes) -> str:

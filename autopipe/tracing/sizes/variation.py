@@ -19,6 +19,7 @@ from ..inputs.arguments import Inputs
 from ..inputs.packing import packed_fault
 from .guards import SIGNS
 from .rows import Mixing
+from .tail import Tail
 
 __all__ = ["Check", "Fixed", "Variation"]
 
@@ -79,7 +80,8 @@ class Variation:
     """The dims that may vary, the (placeholder, axis) places that may not, checks, and every shape.
 
     ``shapes`` holds, by id of a call, formulas of its tensors' shapes; ``unsure`` ids of guards on numbers
-    whose formulas may be off, which the graph itself must check; ``mixing`` what makes rows depend on others.
+    whose formulas may be off, which the graph itself must check; ``mixing`` what makes rows depend on others,
+    ``tail`` the ops from there on, where they come late.
     """
 
     dims: tuple[Dim, ...] = ()
@@ -88,6 +90,7 @@ class Variation:
     shapes: Mapping[int, tuple[tuple[Size, ...], ...]] = dataclasses.field(default_factory=dict)
     unsure: frozenset[int] = frozenset()
     mixing: Mixing = dataclasses.field(default_factory=Mixing)
+    tail: Tail = dataclasses.field(default_factory=Tail)
 
     def check(self, inputs: Inputs, values: Mapping[str, Any]) -> None:
         """Raise :class:`InputError` where a size that is fixed has changed, or alters what the model does."""

@@ -1,0 +1,136 @@
+"""Takes in what a call brings: binds arguments, cuts the batch, weighs its pieces, or gets it from the feed.
+
+Cutting is left to ``microbatch``, weighing to ``weights``, what goes between ranks to ``feed``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from ...stages import Stage
+from ..options import Options, Request
+from ..wire.peers import Peers
+from .feed import Feed
+from .inputs import tracked
+from .microbatch import Batch, Splitter, with_forms
+from .weights import Weigher
+
+if TYPE_CHECKING:
+    from ...tracing import Capture
+
+__all__ = ["Intake", "Taken"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Taken:
+    """A batch in microbatches.
+
+    ``weights`` says what each weighs, ``counted`` what they counted together. ``inputs`` are those of the
+    caller's tensors that require a gradient.
+    """
+
+    batch: Batch
+    weights: Sequence[float]
+    counted: float
+    inputs: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+class Intake:
+    """Where batches come in, on the rank that has them and on those that are fed.
+
+    Attributes
+    ----------
+    is_fed: whether one rank has the batch, and gives the others theirs.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        options: Options,
+        splitter: Splitter,
+        weigher: Weigher,
+        feed: Feed | None,
+        peers: Peers | None,
+        stages: Sequence[Stage],
+        device: torch.device,
+        bind: Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Tensor]],
+    ) -> None:
+        """``bind`` gives a call's inputs by name."""
+        self._bind = bind
+        self._capture, self._options, self._device = capture, options, device
+        self._splitter, self._weigher, self._feed, self._peers = splitter, weigher, feed, peers
+        self._used = {name for stage in stages for name in stage.inputs}
+        self._takes_target = stages[-1].is_last
+        self.is_fed = feed is not None
+        self._rank = peers.rank if peers else 0
+        self._is_source = feed is None or feed.source == self._rank
+
+    def take(self, request: Request) -> Taken:
+        """The batch of this rank's arguments, or as it is fed."""
+        if self._feed is not None and not self._is_source:
+            return self._fed(self._feed, request)
+        kwargs, target = self._route(request.kwargs, request.target)
+        bound = self._bind(request.args, kwargs)
+        inputs = tracked(bound)
+        if inputs and self._feed is not None:
+            raise InputError(
+                f"{', '.join(inputs)} require a gradient, which what rank {self._feed.source} feeds the "
+                "others cannot get; make the runtime without feed and pass every rank the batch, or detach "
+                "them"
+            )
+        n = request.n_microbatches or self._options.n_microbatches
+        free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
+        batch = with_forms(self._splitter.split(free, target, n), self._capture)
+        weights, counted = [1.0] * batch.n_microbatches, 0.0
+        if request.loss:  # counted where the batch is: on the device every count would wait
+            weights, counted = self._weigher.weigh(batch, request.args, kwargs, bound)
+        if self._feed is not None:
+            self._feed.give(batch, target, n, (weights, counted))
+        batch = batch.on(self._device, self._used, self._takes_target)
+        return Taken(batch, weights, counted, inputs if request.grad else {})
+
+    def _fed(self, feed: Feed, request: Request) -> Taken:
+        if request.args or request.kwargs or request.target is not None:
+            raise InputError(
+                f"rank {self._rank} was given inputs, but only rank {feed.source} feeds this pipeline; call "
+                "step() without any here, or make the runtime without feed"
+            )
+        leaves, target, n, (weights, counted), forms = feed.take()
+        batch = dataclasses.replace(self._splitter.split(leaves, target, n), forms=forms)
+        return Taken(batch, weights, counted)
+
+    def shares(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[float]:
+        """What each batch's loss weighs in that of all together, alike on every rank."""
+        found: list[float | None] = []
+        if self._is_source:
+            for args, given in calls:
+                own = {name: value for name, value in given.items() if name != "target"}
+                kwargs, target = self._route(own, given.get("target"))
+                bound = self._bind(args, kwargs)
+                batch = self._splitter.split(bound, target, 1)
+                found.append(self._weigher.measure(batch, args, kwargs, bound))
+        if self._feed is not None and self._peers is not None:
+            found = self._peers.share(found, self._feed.source, list[float | None])
+        counts = [1.0 if n is None else n for n in found]
+        total = 1.0 if None in found else sum(counts)
+        if total == 0:
+            raise InputError("none of the batches has a label that counts; leave such batches out")
+        return [n / total for n in counts]
+
+    def _route(self, kwargs: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
+        """The target's way: to ``loss_fn``, or without one to the model's own argument of that name."""
+        if target is None or self._options.loss_fn is not None:
+            return kwargs, target
+        if "target" in inspect.signature(self._capture.model.forward).parameters:
+            return {**kwargs, "target": target}, None
+        raise InputError(
+            "step got a target, but nothing takes it: there is no loss_fn, and the model has no argument "
+            "'target'; pass loss_fn to runtime(), or the labels under the model's own name for them"
+        )

@@ -1,0 +1,72 @@
+"""What a step gives back: the loss of the whole batch on every rank, its outputs on those that want them.
+
+Joining microbatches is left to ``outputs``; computing them to ``worker``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..data.outputs import Outputs, share, weighted
+from ..options import StepResult, Where
+from ..stage.worker import StepInputs, Worker
+from ..wire.peers import Peers
+from ..wire.values import dtype_of, name_of
+
+if TYPE_CHECKING:
+    from ...tracing import Capture
+
+__all__ = ["Results"]
+
+
+class Results:
+    """Makes the results of steps; ``source`` is the pipeline rank that has them first."""
+
+    def __init__(
+        self, capture: Capture, outputs: Outputs, peers: Peers | None, source: int, device: torch.device
+    ) -> None:
+        self._capture, self._outputs, self._peers = capture, outputs, peers
+        self._source, self._device = source, device
+        self._dtype: torch.dtype | None = None
+        self._is_dtype_shared = False
+
+    def of(
+        self, step: StepInputs, last: Worker | None, outputs: bool | Where
+    ) -> tuple[StepResult, Tensor | None]:
+        """Of the step under way, with its loss in fp64; ``last`` is the worker at the end if it is here."""
+        leaves = total = None
+        if last is not None and step.want_loss:
+            total = weighted(last.losses, last.step.weights)
+            self._dtype = self._dtype or next(x.dtype for x in last.losses if x is not None)
+        if last is not None and step.want_outputs:
+            leaves = self._outputs.join([o or [] for o in last.outputs], last.step.batch, last.step.weights)
+        if self._peers is not None:
+            leaves, total = self._share(self._peers, step, leaves, total, outputs)
+        joined = None if leaves is None else self._capture.assemble(leaves)
+        loss = torch.full((), math.nan) if total is None else total.to(self._dtype)
+        return StepResult(loss, joined), total
+
+    def _share(
+        self,
+        peers: Peers,
+        step: StepInputs,
+        leaves: list[Any] | None,
+        total: Tensor | None,
+        outputs: bool | Where,
+    ) -> tuple[list[Any] | None, Tensor | None]:
+        """Outputs and loss on the ranks that are to have them."""
+        peers.position.words = "sharing the loss"
+        if step.want_loss:
+            if total is None:
+                total = torch.zeros((), device=self._device, dtype=torch.float64)
+            total = peers.broadcast(total, self._source)
+            if not self._is_dtype_shared:
+                mine = None if self._dtype is None else name_of(self._dtype)
+                self._dtype, self._is_dtype_shared = dtype_of(peers.share(mine or "", self._source)), True
+        if outputs in (True, "all"):
+            leaves = share(leaves, peers, self._source, self._device)
+        return leaves, total

@@ -1,0 +1,90 @@
+"""The workers of one process: one for each of its stages, and what wrapping the stages does to them.
+
+What a worker does is left to ``worker`` and ``whole``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ...errors import InputError
+from ...plans import Plan
+from ...stages import Section, Stage
+from ..reduce.precision import Autocast, autocast_context
+from ..wire.boundary import Edge
+from .loss import Loss
+from .setup import written_buffers
+from .whole import WholeWorker
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from ...tracing import Capture
+
+__all__ = ["make_workers", "wrap_all"]
+
+
+def make_workers(
+    capture: Capture,
+    plan: Plan,
+    stages: Sequence[Stage],
+    sections: Sequence[Section],
+    edges: Sequence[Edge],
+    loss: Loss,
+    autocast: Autocast,
+    device: torch.device,
+) -> dict[int, Worker]:
+    """By the index of their section, workers for what is run of the ``stages`` of this process."""
+    own, workers = {stage.index: stage for stage in stages}, dict[int, Worker]()
+    for section in sections:
+        is_tail = section.name == "tail"
+        stage = own.get(section.index - is_tail)
+        if stage is None:
+            continue
+        planned, by_name = plan.stages[stage.index], capture.ops.by_name
+        ops = [by_name[name] for name in planned.ops if name in by_name]
+        workers[section.index] = worker = (WholeWorker if is_tail else Worker)(
+            stage,
+            section,
+            edges,
+            loss=loss,
+            forward_context=autocast_context(autocast, device),
+            recompute=planned.recompute and not is_tail,
+            mutated=() if is_tail else written_buffers(stage, ops),
+            is_random=any(op.is_random for op in ops),
+        )
+        if isinstance(worker, WholeWorker):
+            worker.join_by(capture.ops)
+    for worker in workers.values():
+        worker.receivers = workers
+    return workers
+
+
+def wrap_all(
+    workers: Mapping[int, Worker], wrapper: Callable[[Stage], nn.Module | None], rank: int
+) -> dict[int, nn.Parameter]:
+    """Put every stage's workers behind what ``wrapper`` makes of it: by id of the old, each new parameter.
+
+    Raises :class:`InputError` where stages of this rank share a parameter and no longer do.
+    """
+    replaced: dict[int, nn.Parameter] = {}
+    for worker in workers.values():
+        if isinstance(worker, WholeWorker):
+            worker.wrap(workers[worker.stage.index].module)
+            continue
+        before = dict(worker.stage.named_parameters(remove_duplicate=False))
+        made = wrapper(worker.stage)
+        worker.wrap(worker.stage if made is None else made)
+        after = dict(worker.stage.named_parameters(remove_duplicate=False))
+        for name, old in before.items():
+            new = after.get(name, old)
+            if replaced.setdefault(id(old), new) is not new:
+                raise InputError(
+                    f"{name} is shared by several stages of rank {rank}, and the wrapper gave stage "
+                    f"{worker.stage.index} a copy of its own; plan with ties='colocate', or with one "
+                    "stage per rank"
+                )
+    return replaced

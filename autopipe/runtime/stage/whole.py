@@ -1,0 +1,80 @@
+"""The end of a model that mixes rows, at work once a step on all microbatches together.
+
+Which ops those are is told by the capture; what runs before them, on microbatches, is left to ``worker``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import InputError
+from ...graph import OpGraph
+from ...tracing.sizes.tail import join, row_axes
+from ..wire.boundary import Edge
+from .backward import backward
+from .worker import StepInputs, Worker
+
+__all__ = ["WholeWorker"]
+
+
+class WholeWorker(Worker):
+    """Joins what the microbatches give, and runs the tail, the loss and their backward on it at once.
+
+    It begins when the last value of the last microbatch has come, within the forward that gives it; the
+    microbatches' own backwards then find their gradients. Its step has one microbatch.
+    """
+
+    def join_by(self, ops: OpGraph) -> None:
+        """Where rows lie in what comes, by the shapes in the op graph."""
+        self._axes = {name: row_axes(ops, name) for edge in self.edges_in for name in edge.names}
+
+    def begin(self, step: StepInputs) -> None:
+        """Take up a step on microbatches as one on their batch."""
+        whole = dataclasses.replace(step, batch=step.batch.as_one(self.stage._device), weights=(1.0,))
+        super().begin(whole)
+        self._n_pieces = step.batch.n_microbatches
+        self._pieces: dict[tuple[Edge, int], Sequence[Any]] = {}
+
+    def end(self) -> None:
+        """Drop everything that belongs to a step."""
+        super().end()
+        self._pieces = {}
+
+    def accept(self, edge: Edge, m: int, values: Sequence[Any]) -> None:
+        """Keep what microbatch ``m`` gives; with the last of all, run."""
+        self._pieces[edge, m] = values
+        if len(self._pieces) < len(self.edges_in) * self._n_pieces:
+            return
+        for edge in self.edges_in:
+            columns = zip(*(self._pieces[edge, m] for m in range(self._n_pieces)), strict=True)
+            joined = [self._join(n, list(c)) for n, c in zip(edge.names, columns, strict=True)]
+            super().accept(edge, 0, joined)
+        self._pieces = {}
+        self.forward(0)
+        if self._step.grad:
+            self._turn_round()
+
+    def _join(self, name: str, parts: list[Any]) -> Any:
+        if any((part is None) is not (parts[0] is None) for part in parts):
+            raise InputError(
+                f"{name} is there in some microbatches and not in others, since the model goes another way "
+                "by their values; pass n_microbatches=1 for such a batch"
+            )
+        return join(parts, self._axes[name])
+
+    def _turn_round(self) -> None:
+        """Backward to the pieces that were joined, which gather their gradients."""
+        loss, self._roots[0] = self._roots[0], None
+        if loss is not None:
+            self._replicas.before_backward(False)
+            with self._draws(0):
+                backward([loss], [self._step.seeds(self._step.weights[0], loss)])
+        self._values[0] = []
+        for edge in self.edges_in:
+            for m in range(self._n_pieces):
+                edge.harvest(m)
+
+    def reduce(self) -> None:
+        """Nothing: the worker of what is before the tail reduces the gradients of the whole stage."""

@@ -1,0 +1,367 @@
+"""The tail of a model: the ops from those that mix rows on, which are right on a whole batch alone.
+
+Whether rows are mixed at all is told by ``rows``; running the tail once on all microbatches together is left
+to ``runtime``.
+
+What is before the tail gives row by row what the tail takes, so that its values in microbatches, joined along
+the batch, are those of the batch. That is looked at value by value, as in ``rows``, and then tried: a batch
+in two pieces up to the tail, and from there on as one, gives what the batch gives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...graph import Dim, OpGraph, batch_dim
+from ...units import Size, symbol
+from ..calls.call import Call, Recording, map_calls
+from ..calls.functions import tensors
+from ..calls.perform import run_call
+from ..inputs.structure import flatten, unflatten
+from .rerun import replay
+from .rows import Mixing, Rows, is_close, rows_of
+
+__all__ = ["Tail", "find_tail", "join", "row_axes"]
+
+MOST_PARAMETERS = 0.5
+"""The share of a model's parameters that its tail may have: with more, the mixing is in the middle."""
+
+Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tail:
+    """Names of the ops that run on the whole batch.
+
+    ``ops`` are all that follow from a mixing of rows; ``again`` those before them, of sizes alone, that they
+    need at the batch's sizes. Without any, ``obstacle`` says why there is none. ``before`` says what mixes
+    rows ahead of it, in training alone.
+    """
+
+    ops: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    obstacle: str = ""
+    before: str = ""
+
+
+def row_axes(ops: OpGraph, name: str) -> tuple[int | None, ...]:
+    """Where the rows of a batch lie in each tensor of an op's value."""
+    batch = batch_dim(ops.dims)
+    assert batch is not None
+    return tuple(_axis_in(t.shape, batch.name) for t in ops.by_name[name].outputs)
+
+
+def _axis_in(shape: Sequence[Size], dim: str) -> int | None:
+    """The axis that holds the rows of a batch; None where none does, −1 where several do."""
+    axes = [a for a, n in enumerate(shape) if symbol(dim) in getattr(n, "free_symbols", ())]
+    return axes[0] if len(axes) == 1 else -1 if axes else None
+
+
+def join(parts: Sequence[Any], axes: Sequence[int | None]) -> Any:
+    """A value of the batch from those of its pieces: tensors along their axes, else as the first has it."""
+    if len(parts) == 1:
+        return parts[0]
+    leaves, spec = flatten(parts[0])
+    rows = [leaves, *(flatten(part)[0] for part in parts[1:])]
+    places = iter(axes)
+    out = []
+    for column in zip(*rows, strict=True):
+        axis = next(places) if isinstance(column[0], Tensor) else None
+        out.append(column[0] if axis is None else torch.cat(column, axis))
+    return unflatten(spec, out)
+
+
+def find_tail(
+    model: nn.Module,
+    forms: Mapping[bool, Recording],
+    given: Mapping[str, Tensor],
+    dims: Sequence[Dim],
+    shapes: Shapes,
+    device: torch.device,
+    start: Callable[[bool], None],
+    found: Mixing,
+) -> Tail:
+    """The tail of a model that was ``found`` to mix rows; ``start`` sets the mode.
+
+    Layers that keep statistics of batches (batch norm) belong to it if they come late in a model that mixes
+    rows in evaluation too. Else they are left out, and each microbatch is a batch of its own there.
+    """
+    dim = batch_dim(dims)
+    if dim is None or not (found.always or found.training):
+        return Tail()
+
+    def tried(quiet: bool) -> Tail:
+        modes = (False, True) if found.always else (True,)
+        starts = {flag: functools.partial(_start, model, forms[flag], start, flag, quiet) for flag in modes}
+        runs = {flag: rows_of(model, forms[flag], given, dim, device, starts[flag]) for flag in modes}
+        views = {flag: _View(model, forms[flag], run, dim, shapes) for flag, run in runs.items()}
+        return _tail(model, views, given, device, start)
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            norms = _norms(forms[True])
+            tail = Tail() if norms and not found.always else tried(quiet=False)
+            if norms and not tail.ops:
+                late = tried(quiet=True)
+                return dataclasses.replace(late, before=f"{norms[0]} in training") if late.ops else tail
+            return tail
+        except Exception as error:
+            # any Python of the model, on rows it may not take
+            return Tail(obstacle=f"its rows could not be told apart: {error}")
+
+
+def _norms(form: Recording) -> list[str]:
+    """The modules that write buffers as they run, such as statistics of batches."""
+    return [str(c.target) for c in form.calls if c.mutated and c.op == "call_module"]
+
+
+def _start(model: nn.Module, form: Recording, start: Callable[[bool], None], flag: bool, quiet: bool) -> None:
+    """Set the mode, with what keeps statistics in evaluation where it is to be ``quiet``."""
+    start(flag)
+    for path in _norms(form) if quiet else ():
+        model.get_submodule(path).eval()
+
+
+def _tail(
+    model: nn.Module,
+    views: Mapping[bool, _View],
+    given: Mapping[str, Tensor],
+    device: torch.device,
+    start: Callable[[bool], None],
+) -> Tail:
+    names: frozenset[str] = frozenset()
+    while True:
+        grown = names.union(*(view.follow(names) for view in views.values()))
+        frontiers = [view.frontier(grown) for view in views.values()]
+        grown = grown.union(*(unfit for _, unfit in frontiers))
+        if grown == names:
+            break
+        names = grown
+    if not names:
+        return Tail(obstacle="no op of its own mixes them")
+    again = frozenset[str]().union(*(found for found, _ in frontiers))
+    obstacle = _too_large(model, views.values(), names)
+    if not obstacle and False in views:
+        start(False)
+        obstacle = views[False].differs(names | again, given, device)
+    return Tail(obstacle=obstacle) if obstacle else Tail(tuple(sorted(names)), tuple(sorted(again - names)))
+
+
+def _too_large(model: nn.Module, views: Iterable[_View], names: frozenset[str]) -> str:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    own = {id(p): p for view in views for p in view.parameters(names, parameters)}
+    share = sum(p.numel() for p in own.values()) / max(1, sum(p.numel() for p in model.parameters()))
+    if share <= MOST_PARAMETERS:
+        return ""
+    return f"it is in the middle: what follows has {share:.0%} of the parameters"
+
+
+class _View:
+    """One form of a model, and the values in it as rows change."""
+
+    def __init__(self, model: nn.Module, form: Recording, run: Rows, dim: Dim, shapes: Shapes) -> None:
+        self.model, self.form, self.dim, self.shapes = model, form, dim, shapes
+        self.calls = [c for c in form.calls if c.op not in ("placeholder", "get_attr", "output")]
+        self.seen: dict[str, dict[int, list[Tensor]]] = {}
+        for rows in ("ab", "aa", "bb"):
+            kept = self.seen[rows] = {}
+
+            def look(call: Call, value: Any, kept: dict[int, list[Tensor]] = kept) -> None:
+                kept[id(call)] = [t.detach().clone() for t in tensors(value)]
+
+            run(rows, look)
+        self.n_rows = max(2, dim.example)
+
+    # -- what follows from a mixing of rows ---------------------------------------------------------
+
+    def follow(self, names: Iterable[str]) -> set[str]:
+        """The calls with these names, those that mix rows, and all that depends on any of them."""
+        wanted, found, touched = {*names}, set[int](), set[int]()
+        written: set[int] = set()
+        for call in self.calls:
+            depends = any(id(c) in found for c in call.inputs)
+            aliases = bool(call.writes & touched or (call.storages | call.reads) & written)
+            if depends or aliases or call.name in wanted or self._mixes(call):
+                found.add(id(call))
+                touched |= call.storages | call.reads
+                written |= call.writes
+        return {c.name for c in self.calls if id(c) in found}
+
+    def _values(self, call: Call, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        ab, aa, bb = (self.seen[rows].get(id(call), [])[i] for rows in ("ab", "aa", "bb"))
+        return ab, aa, bb
+
+    def _mixes(self, call: Call) -> bool:
+        """Whether a call's value is not that of one row each, for whole numbers aside: places of rows."""
+        counts = {len(seen.get(id(call), ())) for seen in self.seen.values()}
+        if len(counts) > 1:
+            return True
+        return any(
+            self._values(call, i)[0].is_floating_point() and not self._is_by_row(call, i)
+            for i in range(self._count(call))
+        )
+
+    def _is_by_row(self, call: Call, i: int) -> bool:
+        """Whether one tensor of a call holds rows that depend on nothing but their own, or on no row."""
+        ab, aa, bb = self._values(call, i)
+        if _are_alike(ab, aa) and _are_alike(ab, bb):
+            return True
+        axis = self._axis(call, i)
+        if axis is None or axis < 0 or not ab.shape == aa.shape == bb.shape:
+            return False
+        pieces = self._by_row(ab, axis), self._by_row(aa, axis), self._by_row(bb, axis)
+        ab_rows, aa_rows, bb_rows = (p if p is not None else () for p in pieces)
+        if not ab_rows:
+            return False
+        return _are_alike(ab_rows[0], aa_rows[0]) and _are_alike(ab_rows[1], bb_rows[1])
+
+    def _axis(self, call: Call, i: int) -> int | None:
+        known = self.shapes.get(id(call), ())
+        return _axis_in(known[i], self.dim.name) if i < len(known) else -1
+
+    def _by_row(self, tensor: Tensor, axis: int) -> tuple[Tensor, ...] | None:
+        """The pieces of a tensor that belong to each row; None where it has no such pieces."""
+        if tensor.shape[axis] % self.n_rows:
+            return None
+        return tensor.chunk(self.n_rows, axis) if tensor.shape[axis] else None
+
+    # -- what goes into the tail --------------------------------------------------------------------
+
+    def taken(self, names: Iterable[str]) -> list[Call]:
+        """The calls outside the tail whose values it takes; the model's output is at its end."""
+        own = {*names}
+        inside = [c for c in self.form.calls if c.name in own or c.op == "output"]
+        found = dict.fromkeys(c for call in inside for c in call.inputs if c.name not in own)
+        return [c for c in found if c.op not in ("placeholder", "get_attr")]
+
+    def frontier(self, names: frozenset[str]) -> tuple[set[str], set[str]]:
+        """Of what the tail takes, the calls to make again from sizes, and those that cannot be joined."""
+        again, unfit, todo = set[str](), set[str](), self.taken(names)
+        while todo:
+            call = todo.pop()
+            if call.name in again or self._can_join(call):
+                continue
+            if self._can_repeat(call):
+                again.add(call.name)
+                todo += [c for c in call.inputs if c.op not in ("placeholder", "get_attr")]
+            else:
+                unfit.add(call.name)
+        return again, unfit
+
+    def _count(self, call: Call) -> int:
+        return len(self.seen["ab"].get(id(call), ()))
+
+    def _can_join(self, call: Call) -> bool:
+        n = self._count(call)
+        return n > 0 and all(self._joins(call, i) for i in range(n))
+
+    def _joins(self, call: Call, i: int) -> bool:
+        axis, (ab, aa, bb) = self._axis(call, i), self._values(call, i)
+        if not _are_alike(ab, aa) or not _are_alike(ab, bb):
+            return axis is not None and axis >= 0 and self._is_by_row(call, i)
+        if axis is None:
+            return not call.is_random
+        if axis < 0:
+            return False
+        rows = self._by_row(ab, axis)
+        return rows is not None and (call.is_random or all(_are_alike(rows[0], row) for row in rows[1:]))
+
+    def _can_repeat(self, call: Call) -> bool:
+        """Whether a call is made of sizes and constants, and may be made again at other sizes."""
+        if call.is_random or call.has_effect or call.writes or call.mutated:
+            return False
+        if not self._count(call) and not isinstance(call.value, _NUMBERS):
+            return False
+        is_same = all(_are_alike(*self._values(call, i)[:2]) for i in range(self._count(call)))
+        return is_same and not any(t.requires_grad for t in tensors(call.value))
+
+    def parameters(self, names: Iterable[str], known: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
+        """Those that calls of these names use."""
+        own, out = {*names}, []
+        for call in (c for c in self.calls if c.name in own):
+            if call.op == "call_module":
+                out += list(self.model.get_submodule(call.target).parameters())
+            out += [known[c.target] for c in call.inputs if c.op == "get_attr" and c.target in known]
+        return out
+
+    # -- a trial ------------------------------------------------------------------------------------
+
+    def differs(self, names: frozenset[str], given: Mapping[str, Tensor], device: torch.device) -> str:
+        """In words, what a batch gives otherwise that is in two pieces up to the ops ``names``; or nothing.
+
+        Not asked where noise is drawn: pieces draw other noise than the batch.
+        """
+        if any(c.is_random for c in self.calls):
+            return ""
+        whole = _doubled(given, self.dim)
+        values: list[dict[int, Any]] = []
+        for half in (0, 1):
+            kept: dict[int, Any] = {}
+            replay(
+                self.model,
+                self.form,
+                _half(whole, self.dim, half),
+                device,
+                look=functools.partial(_keep, kept),
+            )
+            values.append(kept)
+        known = {
+            id(c): join([v[id(c)] for v in values], [self._axis(c, i) for i in range(self._count(c))])
+            for c in self.taken(names)
+        }
+        expected = replay(self.model, self.form, whole, device).result
+        for a, b in zip(expected, self._rest(names, known, whole, device), strict=True):
+            if isinstance(a, Tensor) and not _are_alike(a, b):
+                return "rows joined ahead of it do not give what they give together"
+        return ""
+
+    def _rest(
+        self, names: frozenset[str], known: dict[int, Any], given: Mapping[str, Tensor], device: torch.device
+    ) -> Sequence[Any]:
+        """The form's output leaves from the ops ``names``, run on values that are known."""
+        values = dict(known)
+        for call in self.form.calls:
+            if call.name in names or call.op in ("placeholder", "get_attr"):
+                args, kwargs = (map_calls(x, lambda c: values[id(c)]) for x in (call.args, call.kwargs))
+                values[id(call)] = run_call(
+                    self.model, self.form.constants, call, args, kwargs, given, device
+                )
+        result: Sequence[Any] = map_calls(self.form.calls[-1].args[0], lambda c: values[id(c)])
+        return result
+
+
+def _are_alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, up to rounding where they round."""
+    if a.shape != b.shape:
+        return False
+    return is_close(a, b) if a.is_floating_point() or a.is_complex() else torch.equal(a, b)
+
+
+_NUMBERS = (int, float, tuple, torch.dtype, torch.device, type(None))
+
+
+def _keep(kept: dict[int, Any], call: Call, value: Any) -> None:
+    kept[id(call)] = value
+
+
+def _doubled(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
+    """The tensors with their rows twice over, the second time in the opposite order."""
+    out = dict(given)
+    for name, axis in dim.where:
+        out[name] = torch.cat([given[name].detach(), given[name].detach().flip(axis)], axis)
+    return out
+
+
+def _half(whole: Mapping[str, Tensor], dim: Dim, half: int) -> dict[str, Tensor]:
+    out = dict(whole)
+    for name, axis in dim.where:
+        out[name] = whole[name].chunk(2, axis)[half]
+    return out

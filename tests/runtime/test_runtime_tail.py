@@ -1,0 +1,155 @@
+"""What mixes rows at a model's end runs once on the whole batch: the same numbers as the plain model."""
+
+import pytest
+import runtime_ranks
+import torch
+from tail_checks import EXACT, batch, loss_fn, plain, runtime_of, same, split, worst
+from tail_models import MODELS, Early, Mined, Similar, TwoTowers, features
+
+import autopipe
+
+
+@pytest.mark.parametrize("make_model", MODELS)
+def test_equal_to_the_plain_model(make_model, caplog):
+    model, args, pipe = split(make_model, 1)
+    assert pipe.graph.ops.tail, pipe.graph.variation.tail.obstacle
+    for n_stages in (1, 2, 4):
+        if n_stages > 1:
+            pipe = split(pipe.graph, n_stages)[2]
+        (loss,), (output,), twin = plain(model, args)
+        runtime = runtime_of(pipe, make_model)
+        found = runtime.step(*args, return_outputs=True)
+        assert abs(found.loss.item() - loss) < EXACT
+        assert worst(runtime.named_parameters(), twin) < EXACT
+        same(found.outputs, output)
+        same(list(model.buffers()), list(twin.buffers()))
+        same(runtime.forward(*args), plain(model, args)[1][0])
+        model.zero_grad()
+    assert "depend on one another" not in caplog.text
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_equal_on_ranks(n_ranks):
+    runtime_ranks.run("tails", n_ranks, timeout_s=100)
+
+
+def test_a_model_that_mixes_in_the_middle_is_refused():
+    torch.manual_seed(0)
+    args = (*features(6), *features(6))
+    pipe = autopipe.split(Early(), 2, args, costs="estimated", n_microbatches=3)
+    assert not pipe.graph.ops.tail
+    with pytest.raises(autopipe.InputError, match=r"in the middle.*n_microbatches=1"):
+        pipe.runtime().step(*args)
+    assert torch.isfinite(pipe.runtime().step(*args, n_microbatches=1).loss)
+
+
+def test_refused_or_allowed_where_asked():
+    model, args, pipe = split(TwoTowers, 2)
+    with pytest.raises(autopipe.InputError, match="depend on one another"):
+        pipe.runtime(mixed_rows="refuse").step(*args)
+    (loss,), _, _ = plain(model, args)
+    assert abs(pipe.runtime(mixed_rows="allow").step(*args).loss.item() - loss) > 0.1
+
+
+def test_the_plan_waits_for_every_microbatch_and_says_so():
+    pipe = split(TwoTowers, 4)[2]
+    assert pipe.plan.schedule == "gpipe"
+    assert all(s.in_flight == pipe.plan.n_microbatches for s in pipe.plan.stages)
+    assert "mix the rows of a batch" in pipe.plan.settings["tail"]
+    assert "tail_models.py" in pipe.plan.settings["tail"]
+    assert "mix the rows of a batch" in str(pipe)
+    assert split(TwoTowers, 4, schedule="interleaved")[2].plan.schedule == "looped-bfs"
+    assert split(TwoTowers, 2, schedule="auto")[2].plan.schedule in ("gpipe", "looped-bfs")
+    assert split(TwoTowers, 2, schedule="zb-h1", n_microbatches=1)[2].plan.schedule == "zb-h1"
+    with pytest.raises(autopipe.InputError, match="'gpipe' or 'looped-bfs'"):
+        split(TwoTowers, 2, schedule="zb-h1")
+    with pytest.raises(autopipe.InputError, match="'gpipe' or 'looped-bfs'"):
+        pipe.runtime(schedule="1f1b")
+
+
+def test_its_memory_grows_with_the_batch():
+    """Scores of every pair: with the batch their bytes grow with its square, whatever the microbatches."""
+
+    def last(n):
+        torch.manual_seed(0)
+        args = (*features(n), *features(n))
+        made = autopipe.split(TwoTowers(), 2, args, costs="estimated", n_microbatches=4, time_limit_s=0.2)
+        return made.plan.stages[-1].memory_bytes
+
+    assert last(512) > 3.5 * last(256)
+
+
+def test_accumulated_scaled_and_weighed():
+    model, args, pipe = split(Mined, 2)
+    other = batch(Mined, 6)
+    losses, _, twin = plain(model, args, other)
+    runtime = runtime_of(pipe, Mined)
+    with runtime.no_sync():
+        runtime.step(*args)
+    runtime.step(*other)
+    assert worst(runtime.named_parameters(), twin) < EXACT
+    model.zero_grad()
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    runtime = runtime_of(pipe, Mined, scaler=scaler)
+    assert abs(runtime.step(*args).loss.item() - losses[0]) < EXACT
+    for p in model.parameters():
+        p.grad /= 64.0
+    assert worst(runtime.named_parameters(), plain(model, args)[2]) < EXACT
+
+
+def test_gradients_of_inputs():
+    model, (x, y), pipe = split(TwoTowers, 2)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    plain(model, (a, y))
+    pipe.runtime().step(b, y)
+    same(b.grad, a.grad)
+
+
+def test_dropout_does_not_depend_on_the_cut():
+    found = []
+    for n_stages in (1, 2, 4):
+        torch.manual_seed(0)
+        model = Similar().double().train()
+        x = torch.randn(7, 6, dtype=torch.float64)
+        pipe = autopipe.split(model, n_stages, (x,), costs="estimated", n_microbatches=3, time_limit_s=0.2)
+        torch.manual_seed(1)
+        loss = pipe.runtime(loss_fn).step(x).loss.item()
+        found.append((loss, [p.grad.clone() for p in model.parameters()]))
+    for loss, grads in found[1:]:
+        assert abs(loss - found[0][0]) < EXACT
+        same(grads, found[0][1])
+
+
+def test_batch_norm_ahead_of_the_tail_is_warned_of(caplog):
+    class Normed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.towers = torch.nn.BatchNorm1d(6), TwoTowers()
+
+        def forward(self, x, y):
+            return self.towers(self.norm(x), y)
+
+    torch.manual_seed(0)
+    args = (*features(8), *features(8))
+    captured = autopipe.capture(Normed(), args, open=["towers"])
+    pipe = autopipe.split(captured, 2, costs="estimated", n_microbatches=2)
+    assert pipe.graph.ops.tail
+    pipe.runtime().step(*args)
+    assert "norm in training" in caplog.text
+
+
+def test_verify_runs_the_tail_on_the_batch(caplog):
+    split(TwoTowers, 2)[2].verify()
+    assert "microbatches" not in caplog.text
+
+
+def test_a_plan_that_has_the_tail_elsewhere_is_refused():
+    from runtime_models import make
+
+    torch.manual_seed(0)
+    args = batch(TwoTowers)
+    captured, plan, stages = make(TwoTowers().double(), args, {}, n_stages=3)
+    assert "tail" not in stages[-1].sections
+    with pytest.raises(autopipe.InputError, match="plan again"):
+        autopipe.runtime.Runtime(captured, plan, stages).step(*args)
