@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 __all__ = ["Engine"]
 
 REMEMBERED_STEPS = 32
+LOOKED_AT = 2
+"""Steps in which replicas' batches are held against each other."""
 
 
 class Engine:
@@ -297,6 +299,9 @@ class Engine:
         for worker in self.workers.values():
             worker.begin(step)
         self._loss.begin(self._end_worker.step if self._end_worker else step)
+        is_replicated = any(worker.is_replicated for worker in self.workers.values())
+        if step.grad and self.n_steps < LOOKED_AT and is_replicated and self.options.feed is None:
+            self._replicas.notice_equal(step.batch.checksum(), self.device)
         if self._accord is None:
             return
         if step.grad:

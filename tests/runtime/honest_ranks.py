@@ -3,6 +3,7 @@
 ``python honest_ranks.py CHECK …`` is one rank of a check; without a process group the same checks run alone.
 """
 
+import contextlib
 import copy
 import logging
 import pathlib
@@ -85,6 +86,11 @@ READERS = {
     "torch.save": lambda model, pipe: torch.save(model, pathlib.Path("/dev/null")),
     "parameters_to_vector": lambda model, pipe: nn.utils.parameters_to_vector(model.parameters()),
     "buffers": lambda model, pipe: [float(b.double().sum()) for b in model.buffers()],
+    "numpy": lambda model, pipe: [p.detach().numpy().copy() for p in model.parameters()],
+    "foreach": lambda model, pipe: torch._foreach_norm(list(model.parameters())),
+    "functional_call": lambda model, pipe: torch.func.functional_call(
+        model, dict(model.named_parameters()), (torch.randn(8, 8),)
+    ),
     "sum of squares": lambda model, pipe: sum(float(p.detach().square().sum()) for p in model.parameters()),
 }
 
@@ -127,6 +133,57 @@ def stale():
     if not whole:
         with pytest.raises(autopipe.StaleError, match="is trained by rank"):
             model(torch.randn(8, 8))
+
+
+CHANGES = {
+    "a layer frozen": lambda model: model.body[1].requires_grad_(False),
+    "a layer thawed": lambda model: model.frozen.requires_grad_(True),
+    "weights loaded": lambda model: model.load_state_dict(
+        {k: v * 0.5 for k, v in Net().state_dict().items()}
+    ),
+    "a forward hook": lambda model: model.body[3].register_forward_hook(lambda m, a, out: out * 2),
+    "a forward pre-hook": lambda model: model.body[2].register_forward_pre_hook(lambda m, a: (a[0] * 2,)),
+    "a parameter's hook": lambda model: [
+        p.register_hook(lambda g: g * 2) for p in model.parameters() if p.requires_grad
+    ],
+    "a new parameter in place": lambda model: setattr(model.head, "bias", nn.Parameter(torch.ones(8))),
+    "evaluation mode": lambda model: model.eval(),
+}
+
+
+def changed():
+    """What a user changes of the model between steps is what ranks go on with."""
+    x, y = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(3))
+    for name, change in CHANGES.items():
+        model, pipe = make()
+        rt = pipe.runtime(loss_fn=mean_square)
+        optimizer = torch.optim.SGD(rt.parameters(), 0.1, momentum=0.9)
+        train(rt, optimizer, 1)
+        plain = alone(1).train()
+        for one in (model, plain):
+            torch.manual_seed(5)
+            change(one)
+        loss = rt.step(x, target=y).loss
+        expected = torch.zeros(())
+        for half, target in zip(x.chunk(2), y.chunk(2), strict=True):
+            part = mean_square(plain(half), target) / 2
+            part.backward()
+            expected += part.detach()
+        torch.testing.assert_close(loss, expected, msg=name)
+        norm = nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None])
+        torch.testing.assert_close(rt.clip_grad_norm_(1e9), norm, msg=name)
+    for change, message in (
+        (lambda model: model.half(), "dtype"),
+        (lambda model: setattr(model, "head", nn.Linear(8, 8)), "what Net holds"),
+        (lambda model: model.register_forward_hook(lambda m, a, out: out * 2), "hooks of Net"),
+    ):
+        model, pipe = make()
+        rt = pipe.runtime(loss_fn=mean_square)
+        train(rt, torch.optim.SGD(rt.parameters(), 0.1), 1)
+        with contextlib.suppress(autopipe.StaleError):
+            change(model)
+        with pytest.raises(autopipe.InputError, match=message):
+            rt.step(x, target=y)
 
 
 def clipping():
@@ -259,6 +316,31 @@ def told_of_whole():
     assert len(records) == (0 if is_whole() else 1)
 
 
+def equal_batches():
+    """Replicas that are given one another's batches (a sampler that does not shard) are told of it, once."""
+    if is_whole():
+        return
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("pp", "dp"))
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger = logging.getLogger("autopipe.runtime.reduce.parallel")
+    logger.addHandler(handler)
+    for shared in (False, True):
+        torch.manual_seed(0)
+        pipe = autopipe.split(Net(), 1, (torch.randn(8, 8),), n_ranks=1, n_microbatches=2, costs="estimated")
+        rt = pipe.runtime(loss_fn=mean_square, mesh=mesh)
+        group = mesh.get_group("dp")
+        rt.wrap(lambda s, g=group: nn.parallel.DistributedDataParallel(s, process_group=g))
+        torch.manual_seed(0 if shared else dist.get_rank())
+        for _ in range(3):
+            x, y = torch.randn(2, 8, 8)
+            rt.step(x, target=y)
+    logger.removeHandler(handler)
+    assert len(records) == 1
+    assert "DistributedSampler(dataset, num_replicas=2" in records[0].getMessage()
+
+
 class Tokens(nn.Module):
     """A language model whose loss averages over the labels that count."""
 
@@ -370,6 +452,7 @@ def chained():
 
 
 CHECKED = (
+    changed,
     accumulated,
     chained,
     stale,
@@ -380,6 +463,7 @@ CHECKED = (
     other_weights,
     wrapped,
     told_of_whole,
+    equal_batches,
 )
 CHECKS = {f.__name__: f for f in CHECKED}
 

@@ -7,6 +7,7 @@ first and reduced over the replicas once per step.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["ReplicaDims", "Replicas", "sum_gradients"]
+
+_logger = logging.getLogger(__name__)
 
 
 class Replicas:
@@ -64,9 +67,34 @@ class ReplicaDims:
         names: tuple[str, ...] = getattr(mesh, "mesh_dim_names", None) or ()
         self._names = [name for name in names if name != "pp" and name not in ONE_BATCH]
         self.index = 0
+        self._has_noticed = False
         for name in self._names:
             size = self._mesh.size(names.index(name))
             self.index = self.index * size + self._mesh.get_local_rank(name)
+
+    def notice_equal(self, checksum: int, device: torch.device) -> None:
+        """Say so, once, where replicas were given the same batch: they would train as one of them does.
+
+        Every replica's process of one rank calls it, and waits for the others.
+        """
+        for name in self._names:
+            group = self._mesh.get_group(name)
+            at = device if self._mesh.device_type == device.type else None
+            seen = torch.tensor([checksum, -checksum], device=at)
+            dist.all_reduce(seen, dist.ReduceOp.MAX, group=group)
+            high, low = seen.tolist()
+            n = dist.get_world_size(group)
+            if n > 1 and high == -low and not self._has_noticed:
+                self._has_noticed = True
+                _logger.warning(
+                    "the %d replicas along mesh dim %r were given equal batches, so together they train as "
+                    "one of them would; give each its share: DistributedSampler(dataset, num_replicas=%d, "
+                    "rank=mesh.get_local_rank(%r))",
+                    n,
+                    name,
+                    n,
+                    name,
+                )
 
     def share(self, counted: float, device: torch.device) -> Tensor:
         """What an even average over the replicas has to be multiplied by to weigh each by what it counted.

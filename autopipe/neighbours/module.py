@@ -1,0 +1,117 @@
+"""A pipeline as a module with a loss: for loops, of the user's own or of a library, that call ``backward``.
+
+Running batches is left to ``runtime``; loops of transformers, Accelerate and Lightning to their modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..runtime import Runtime
+
+__all__ = ["PipelineModule"]
+
+
+class PipelineModule(nn.Module):
+    """``loss = module(**batch); loss.backward()``, where the module is a split model.
+
+    Called in training with gradients on, it runs a step of the pipeline and keeps its gradients aside; the
+    loss's backward adds them, times whatever the loss was multiplied by, to the parameters' own. Otherwise it
+    gives the loss alone. Its parameters are this rank's, under the model's names; its mode is the model's.
+    Every rank calls it with the same batch, as :meth:`autopipe.runtime.Runtime.step` is called.
+
+    Attributes
+    ----------
+    runtime: this rank's part of the pipeline; for outputs, its ``evaluate`` and ``forward``.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
+        self._held = (runtime,)  # not a submodule
+        for name, parameter in runtime.named_parameters():
+            self.register_parameter(name.replace(".", "/"), parameter)
+        if not self._parameters:
+            self.register_parameter("none", runtime.engine.placeholder)
+        self.training = self._model.training
+
+    @property
+    def runtime(self) -> Runtime:
+        return self._held[0]
+
+    @property
+    def _model(self) -> nn.Module:
+        return self.runtime.engine.capture.model
+
+    def train(self, mode: bool = True) -> PipelineModule:
+        """The model's mode."""
+        self._model.train(mode)
+        return super().train(mode)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The loss of a batch, 0-d, on every rank; arguments are those of :meth:`Runtime.step`."""
+        if not (self.training and torch.is_grad_enabled()):
+            return self.runtime.evaluate(*args, **kwargs).loss
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        before = [p.grad for p in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            loss = self.runtime.step(*args, **kwargs).loss
+            made = [p.grad for p in parameters]
+        finally:
+            for parameter, grad in zip(parameters, before, strict=True):
+                parameter.grad = grad
+        # the graph wants something that requires a gradient, also where this rank has no parameters
+        anchor = torch.zeros((), device=loss.device, requires_grad=True)
+        made_loss: Tensor = _Loss.apply(anchor, loss, _Made(parameters, made))
+        return made_loss
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's, under the model's names."""
+        for name, parameter in super().named_parameters(*args, **kwargs):
+            yield name.replace("/", "."), parameter
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        raise InputError(
+            "a PipelineModule has this rank's part of the weights; module.runtime.save(folder) keeps all of "
+            "them, and pipe.merge() brings them here"
+        )
+
+
+class _Made:
+    """The gradients of one step, to be given to its parameters once."""
+
+    def __init__(self, parameters: list[nn.Parameter], grads: list[Tensor | None]) -> None:
+        self._parameters, self._grads = parameters, grads
+
+    @torch.no_grad()
+    def give(self, factor: Tensor) -> None:
+        if not self._grads:
+            raise InputError(
+                "backward of this loss has run before; call the module again for other gradients"
+            )
+        for parameter, grad in zip(self._parameters, self._grads, strict=True):
+            if grad is None:
+                continue
+            grad.mul_(factor.to(grad.dtype))
+            parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
+        self._grads = []
+
+
+class _Loss(torch.autograd.Function):
+    """The loss, whose backward gives a step's gradients to the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, loss: Tensor, made: _Made) -> Tensor:
+        ctx.made = made
+        return loss.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, None, None]:
+        ctx.made.give(grads[0])
+        return None, None, None

@@ -1,0 +1,346 @@
+"""transformers' ``Trainer`` for a split model: its own loop on every rank, each batch through the pipeline.
+
+Running batches and keeping weights are left to ``runtime``. All ranks together are one replica: each runs the
+loop over the same batches, so that the number of ranks changes no result.
+"""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import transformers
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..runtime import Runtime
+from .acceleration import PipelineAccelerator
+from .adapters import has_adapters, save_adapters
+from .together import meet
+
+__all__ = ["PipelineTrainer"]
+
+KEPT = "pipeline"
+"""The folder in a checkpoint that ``Runtime.save`` made, to resume from."""
+
+NOT_TAKEN: Mapping[str, str] = {
+    "fp16": "train with bf16=True, or in fp32",
+    "fsdp": "the pipeline has its own placement; leave it out",
+    "deepspeed": "the pipeline has its own placement; leave it out",
+    "activation_checkpointing": "enable it before split(), or plan with recompute='auto'",
+    "label_smoothing_factor": "give PipelineTrainer a loss_fn(output, target) that smooths",
+    "neftune_noise_alpha": "add the noise in the model before split()",
+    "use_liger_kernel": "apply the kernels to the model before split()",
+    "torch_compile": "compile stages with trainer.runtime.wrap(torch.compile)",
+    "auto_find_batch_size": "plan with memory_limit=... instead",
+    "push_to_hub": "push the folder that save_model() writes",
+    "fp16_full_eval": "evaluate as you train",
+    "bf16_full_eval": "evaluate as you train",
+    "save_on_each_node": "give a folder that every rank reaches",
+}
+"""Arguments that change the model or its placement behind the pipeline's back, and what to do instead."""
+
+
+class PipelineTrainer(transformers.Trainer):
+    """``transformers.Trainer`` that trains a :class:`autopipe.Pipe` on one rank or many.
+
+    ``model`` is the pipe that :func:`autopipe.split` made; ``loss_fn(output, target)`` is for models that
+    give no loss, ``target`` then being the batch's labels. ``runtime_options`` go to
+    :meth:`autopipe.Pipe.runtime`. All else is the Trainer's: arguments, data, collator, metrics, callbacks,
+    schedules, ``optimizers``.
+
+    Every rank makes it and calls its methods alike. Batch sizes are of the whole pipeline, as in one process.
+    ``bf16`` runs stages under autocast. Gradients of an accumulated batch are those of one batch, whatever
+    its pieces weigh. Only rank 0 logs and writes, and checkpoints are :meth:`Runtime.save`'s: any number of
+    ranks resumes them, ``from_pretrained`` reads them; of models with adapters, ``save_model`` writes these
+    alone.
+
+    Attributes
+    ----------
+    runtime: this rank's part of the pipeline.
+
+    Raises :class:`InputError` for arguments it does not take, saying what to do instead.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: transformers.TrainingArguments | None = None,
+        *positional: Any,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        runtime_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if not (hasattr(model, "plan") and hasattr(model, "runtime")):
+            raise InputError(
+                f"model is a {type(model).__name__}; PipelineTrainer trains what autopipe.split(model, ...) "
+                "made"
+            )
+        args = transformers.TrainingArguments("tmp_trainer") if args is None else args
+        _check(args, options)
+        if type(self).compute_loss is not PipelineTrainer.compute_loss:
+            raise InputError(
+                f"{type(self).__name__}.compute_loss would not be called: the loss is computed by the rank "
+                "that has the outputs; give loss_fn(output, target) instead"
+            )
+        mesh = (runtime_options or {}).get("mesh")
+        if mesh is not None and mesh.size() != model.plan.n_ranks:
+            raise InputError(
+                f"the mesh has {mesh.size()} ranks and the pipe {model.plan.n_ranks}: PipelineTrainer gives "
+                "all ranks the same batches, so replicas would train alike; plan for all ranks, or write "
+                "the loop"
+            )
+        self.pipe, self._given_args = model, args
+        own = copy.copy(args)
+        own.distributed_state = _OneReplica(args.distributed_state)
+        own._n_gpu = min(args.n_gpu, 1)
+        precision = {"autocast": torch.bfloat16} if args.bf16 else {}
+        self.runtime: Runtime = model.runtime(loss_fn, **{**precision, **(runtime_options or {})})
+        self._group: list[dict[str, Any]] = []
+        config = getattr(model.model, "config", None)
+        uses_cache = getattr(config, "use_cache", None)
+        super().__init__(model.model, own, *positional, **options)
+        if uses_cache is not None and config is not None:
+            config.use_cache = uses_cache  # as captured
+        self._check_optimizer()
+
+    # -- one replica --------------------------------------------------------------------------------
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        self.accelerator.__class__ = PipelineAccelerator
+        self.gather_function = self.accelerator.gather_for_metrics
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        # workers draw alike on every rank
+        state = self.args.distributed_state
+        state.process_index, rank = 0, state.process_index
+        try:
+            return super()._get_dataloader(*args, **kwargs)
+        finally:
+            state.process_index = rank
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """The runtime has put this rank's part there."""
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> Any:
+        return self.pipe
+
+    # -- training -----------------------------------------------------------------------------------
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Of this rank's own parameters, in the Trainer's groups."""
+        if self.optimizer is None:
+            whole: Any = self.model
+            decayed = set(self.get_decay_parameter_names(whole))
+            kind, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
+                self.args, whole
+            )
+            if {"params", "model", "optimizer_dict"} & set(options) or not isinstance(kind, type):
+                raise InputError(
+                    f"optim={self.args.optim} takes the whole model, of which this rank has a part; pass an "
+                    "optimizer over trainer.runtime.parameters() as optimizers=, or choose another"
+                )
+            trained = [(n, p) for n, p in self.runtime.named_parameters() if p.requires_grad]
+            groups = [
+                {"params": [p for n, p in trained if (n in decayed) == decays], "weight_decay": decay}
+                for decays, decay in ((True, self.args.weight_decay), (False, 0.0))
+            ]
+            self.optimizer = kind(groups, **options)
+        return self.optimizer
+
+    def _check_optimizer(self) -> None:
+        own = {id(p) for p in self.runtime.parameters()}
+        groups = self.optimizer.param_groups if self.optimizer is not None else ()
+        if any(id(p) not in own for group in groups for p in group["params"]):
+            raise InputError(
+                "optimizers= holds parameters that this rank does not train; leave it out, or make an "
+                "optimizer in a subclass's create_optimizer(), over self.runtime.parameters()"
+            )
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Keeps a piece of an accumulated batch; the last one brings the gradients, and the loss, of all."""
+        self.pipe.train()
+        optimizer: Any = self.optimizer
+        if callable(getattr(optimizer, "train", None)):
+            optimizer.train()
+        self._group.append(self._routed(self._prepare_inputs(inputs)))
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
+        group, self._group = self._group, []
+        return self.runtime.accumulate(group).loss.to(self.args.device)
+
+    def _routed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """As the runtime takes them: labels are the target where there is a loss_fn."""
+        given = dict(inputs)
+        if self.runtime.engine.options.loss_fn is not None and self.label_names:
+            labels = [given.pop(name) for name in self.label_names if name in given]
+            given["target"] = labels[0] if len(labels) == 1 else tuple(labels)
+        return given
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        return self.runtime.clip_grad_norm_(self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        return self.runtime.clip_grad_norm_(float("inf")) if grad_norm is None else grad_norm
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        raise InputError(
+            "PipelineTrainer does not compute the loss in one place; give it loss_fn(output, target) instead "
+            "of calling or overriding compute_loss"
+        )
+
+    # -- evaluation ---------------------------------------------------------------------------------
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Tensor | None, Any, Any]:
+        """The Trainer's, by way of the pipeline; outputs are on every rank, so that all decide alike."""
+        inputs = self._prepare_inputs(inputs)
+        has_labels = bool(self.label_names) and all(inputs.get(n) is not None for n in self.label_names)
+        labels: Any = tuple(inputs[n] for n in self.label_names) if has_labels else None
+        if ignore_keys is None:
+            config = getattr(self.model, "config", None)
+            ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
+        loss = None
+        if has_labels:
+            done = self.runtime.evaluate(
+                **self._routed(inputs), return_outputs=False if prediction_loss_only else "all"
+            )
+            loss, outputs = done.loss, done.outputs
+        else:
+            outputs = self.runtime.forward(**inputs)
+        if prediction_loss_only:
+            return loss, None, None
+        logits = _logits(
+            outputs,
+            (*ignore_keys, "loss"),
+            has_loss=has_labels and self.runtime.engine.options.loss_fn is None,
+        )
+        if self.args.bf16:
+            logits = torch.utils._pytree.tree_map(_to_fp32, logits)
+        return loss, logits, labels[0] if labels is not None and len(labels) == 1 else labels
+
+    # -- keeping ------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Every rank calls it. What ``from_pretrained`` reads; of a model with adapters, these alone.
+
+        The Trainer's own calls, for checkpoints, also keep what resuming needs.
+        """
+        path = pathlib.Path(str(output_dir or self.args.output_dir))
+        only_adapters = has_adapters(self.pipe.model)
+        if _internal_call or not only_adapters:
+            is_resumed = _internal_call and not self.args.save_only_model
+            self.runtime.save(path / KEPT, **(self._training_state() if is_resumed else {}))
+        if only_adapters:
+            save_adapters(self.runtime, path)
+        if self.args.should_save:
+            if not only_adapters:
+                _link_weights(path / KEPT, path)
+            if not _internal_call and (path / KEPT).exists():
+                shutil.rmtree(path / KEPT)
+            self._save_beside(path)
+        meet(self.runtime.engine, "saving a model")
+
+    def _training_state(self) -> dict[str, Any]:
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        return {"optimizer": optimizer, "scheduler": self.lr_scheduler}
+
+    def _save_beside(self, path: pathlib.Path) -> None:
+        tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(path)
+        torch.save(self._given_args, path / "training_args.bin")
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """With the model: see :meth:`save_model`."""
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self.args.should_save:  # all ranks draw alike
+            super()._save_rng_state(output_dir)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        path = pathlib.Path(resume_from_checkpoint)
+        self.runtime.load(path / KEPT if (path / KEPT).exists() else path)
+
+    def _load_best_model(self) -> None:
+        best = self.state.best_model_checkpoint
+        assert best is not None
+        self._load_from_checkpoint(best)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        if not (pathlib.Path(checkpoint) / KEPT).exists():
+            raise InputError(
+                f"{checkpoint} is a checkpoint of a plain Trainer, whose optimizer state is by position; "
+                "begin a new run from its weights (from_pretrained), or resume what a PipelineTrainer saved"
+            )
+        self.runtime.load(pathlib.Path(checkpoint) / KEPT, **self._training_state())
+
+
+def _link_weights(source: pathlib.Path, path: pathlib.Path) -> None:
+    """Have a save's weights and their configuration in ``path`` too, in the place of earlier ones."""
+    files = [f for f in source.iterdir() if f.name.startswith("model") or f.name.endswith("config.json")]
+    for old in (*path.glob("model*.safetensors"), path / "model.safetensors.index.json"):
+        old.unlink(missing_ok=True)
+    for file in files:
+        there = path / file.name
+        there.unlink(missing_ok=True)
+        try:
+            there.hardlink_to(file)
+        except OSError:  # a file system without
+            shutil.copy2(file, there)
+
+
+class _OneReplica:
+    """What a job's state is to the Trainer: one replica of the model, this being one of its processes."""
+
+    num_processes = 1
+    distributed_type = DistributedType.NO
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self.process_index = 0 if state is None else state.process_index
+        self.local_process_index = 0 if state is None else state.local_process_index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_state"], name)
+
+
+def _check(args: transformers.TrainingArguments, options: Mapping[str, Any]) -> None:
+    """Raise :class:`InputError` for all that is not taken."""
+    faults = [f"{name}: {instead}" for name, instead in NOT_TAKEN.items() if getattr(args, name, None)]
+    if options.get("compute_loss_func") is not None:
+        faults.append("compute_loss_func: give loss_fn(output, target)")
+    if options.get("model_init") is not None:
+        faults.append("model_init: split the model and pass the pipe")
+    if faults:
+        raise InputError(f"PipelineTrainer does not take {'; '.join(faults)}")
+
+
+def _logits(outputs: Any, ignored: tuple[str, ...], *, has_loss: bool) -> Any:
+    """What the Trainer hands to metrics of a model's outputs."""
+    if isinstance(outputs, Mapping):
+        logits: Any = tuple(v for k, v in outputs.items() if k not in ignored)
+    elif isinstance(outputs, (tuple, list)):
+        logits = tuple(outputs[1:] if has_loss else outputs)
+    else:
+        return outputs
+    return logits[0] if len(logits) == 1 else logits
+
+
+def _to_fp32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value

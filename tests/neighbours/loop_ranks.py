@@ -1,0 +1,111 @@
+"""A split GPT-2 in loops of other libraries: ``python loop_ranks.py CHECK FOLDER``.
+
+In a process of its own the plain model is trained, by the same library, and its weights go to the folder.
+"""
+
+import os
+import pathlib
+import sys
+import warnings
+
+import torch
+from causal_models import make
+
+import autopipe
+
+IS_PLAIN = "RANK" not in os.environ
+BATCHES, SIZE, N_PIECES = 4, 4, 2
+
+
+def dataset():
+    ids = torch.randint(3, 61, (BATCHES * SIZE, 7), generator=torch.Generator().manual_seed(0))
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def collate(rows):
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def loader(shuffle=False):
+    return torch.utils.data.DataLoader(dataset(), SIZE, shuffle=shuffle, collate_fn=collate)
+
+
+def model():
+    return make("gpt2").train()
+
+
+def piped(autocast=None):
+    from autopipe.neighbours.module import PipelineModule
+
+    ids = next(iter(loader()))
+    pipe = autopipe.split(model(), 2, (), ids, n_microbatches=2, costs="estimated", balance="uniform")
+    return pipe, PipelineModule(pipe.runtime(autocast=autocast))
+
+
+def hold(folder, name, weights, atol=1e-5):
+    file = pathlib.Path(folder) / f"{name}.pt"
+    if IS_PLAIN:
+        torch.save({k: v.clone() for k, v in weights.items()}, file)
+        return
+    torch.testing.assert_close(dict(weights), torch.load(file), atol=atol, rtol=atol)
+
+
+def plainly(folder):
+    """The user's own loop: accumulation by dividing the loss, and a scaled loss."""
+    pipe, module = (None, model()) if IS_PLAIN else piped()
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-3, eps=1e-4)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    for i, batch in enumerate(loader()):
+        loss = module(**batch)
+        loss = loss.loss if IS_PLAIN else loss
+        (3 * loss / N_PIECES).backward()
+        if (i + 1) % N_PIECES == 0:
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    if not IS_PLAIN:
+        before = [p.grad for p in module.parameters()]
+        unused = module(**batch)
+        assert all(p.grad is b for p, b in zip(module.parameters(), before, strict=True))
+        del unused
+        with torch.no_grad():
+            assert not module(**batch).requires_grad
+    hold(folder, "plainly", module.state_dict() if IS_PLAIN else pipe.merge().state_dict())
+
+
+def accelerated(folder, precision="no"):
+    """Accelerate's own loop: accumulation, clipping, a schedule, precision, saved and loaded state."""
+    from accelerate import Accelerator
+
+    from autopipe.neighbours.acceleration import PipelineAccelerator
+
+    kind = Accelerator if IS_PLAIN else PipelineAccelerator
+    accelerator = kind(cpu=True, gradient_accumulation_steps=N_PIECES, mixed_precision=precision)
+    pipe, module = (None, model()) if IS_PLAIN else piped(torch.bfloat16 if precision == "bf16" else None)
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-3, eps=1e-4)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    torch.manual_seed(7)
+    module, optimizer, batches, scheduler = accelerator.prepare(module, optimizer, loader(True), scheduler)
+    for epoch in range(2):
+        for batch in batches:
+            with accelerator.accumulate(module):
+                loss = module(**batch)
+                accelerator.backward(loss.loss if IS_PLAIN else loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(module.parameters(), 0.5)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        if epoch == 0 and not IS_PLAIN:
+            accelerator.save_state(f"{folder}/state{precision}")
+            optimizer.step()
+            accelerator.load_state(f"{folder}/state{precision}")
+    atol = 1e-5 if precision == "no" else 2e-3
+    weights = module.state_dict() if IS_PLAIN else pipe.merge().state_dict()
+    hold(folder, f"accelerated{precision}", weights, atol)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    globals()[sys.argv[1]](*sys.argv[2:])
