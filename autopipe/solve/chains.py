@@ -18,13 +18,13 @@ from .lines.intervals import best_chain
 from .lines.moves import fitting, improve
 from .lines.orders import orders
 from .proof.bounds import at_bound, lower_bound
-from .proof.branch import close
+from .proof.branch import close, is_small
 from .ranks.virtual import several
 
 __all__ = ["chain"]
 
 _CLOSING = 0.4
-"""Share of the time kept for placing items one by one where loads depend on each other."""
+"""Share of the time kept for placing items one by one where loads depend on each other and items are few."""
 
 _OVER = (1.1, 1.5, 3.0)
 """Over the bound by so much, first answers are looked for before any are taken."""
@@ -64,7 +64,8 @@ def _relaxed(problem: Problem, deadline: float) -> Answer:
     left to ``virtual``.
     """
     whole = merge(without_idle_limits(problem), ())
-    until = deadline - _CLOSING * max(0.0, deadline - time.perf_counter())
+    closing = _CLOSING if is_small(whole.problem) else 0.0
+    until = deadline - closing * max(0.0, deadline - time.perf_counter())
     answer = close(whole.problem, _bounded(whole.problem, until), deadline)
     stage_of = whole.expand(answer.stage_of) if answer.stage_of is not None else None
     return dataclasses.replace(answer, stage_of=stage_of)

@@ -16,13 +16,19 @@ from ..definition.blocks import freed_bytes
 from ..definition.contract import kept_rows
 from ..definition.problem import HUGE, Problem
 
-__all__ = ["close"]
+__all__ = ["close", "is_small"]
 
 _CHAINS = 20_000
 """Up to so many cuts of a line of as many items, problems are small."""
 
 _ITEMS = 100
 """Up to so many items are placed one by one in larger problems."""
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether so few chains or items are there that :func:`close` may look at them."""
+    n, k = len(problem.items), problem.n_stages
+    return n <= _ITEMS or math.comb(n + k - 1, k - 1) <= _CHAINS
 
 
 def close(problem: Problem, known: Answer, deadline: float) -> Answer:

@@ -101,6 +101,8 @@ class Paths:
         """What bounds the problem, given an answer and a bound; proved where that is at least as much."""
         dual, weights, met = self._dual(known_ns, deadline)
         lower = max(dual, lower_ns)
+        if lower >= known_ns or time.perf_counter() > deadline:
+            return Found(lower, tuple(met))
         evenly = np.full(len(self.ranks), 1 / len(self.ranks))
         sides = [_Side(w, self._ahead(w), self._behind(w)) for w in (weights, evenly)]
         top = min(known_ns, int(sum(t[t < HUGE].max(initial=0) for t in self.tables)) + 1)
