@@ -143,14 +143,20 @@ class Cluster:
         """
         n = whole("ranks_per_host", ranks_per_host, most=MOST_RANKS)
         n_ranks = whole("n_hosts times ranks_per_host", whole("n_hosts", n_hosts) * n, most=MOST_RANKS)
-        n_nics = n if nics_per_host is None else whole("nics_per_host", nics_per_host, most=n)
-        return cls(
-            (device or Device(),) * n_ranks,
-            tuple(r // n for r in range(n_ranks)),
-            local or Link(),
-            remote or Link(),
-            nics=tuple(r % n * n_nics // n for r in range(n_ranks)) if n_nics < n else (),
-        )
+        hosts = tuple(r // n for r in range(n_ranks))
+        made = cls((device or Device(),) * n_ranks, hosts, local or Link(), remote or Link())
+        return made if nics_per_host is None else made.with_nics(nics_per_host)
+
+    def with_nics(self, nics_per_host: int) -> Cluster:
+        """The cluster with so many network interfaces on each host, shared by neighbouring ranks."""
+        n_nics = whole("nics_per_host", nics_per_host, most=max(self.host_sizes.values()))
+        seen: collections.Counter[int] = collections.Counter()
+        nics = []
+        for host in map(self.host, range(self.n_ranks)):
+            size = self.host_sizes[host]
+            nics.append(seen[host] * min(n_nics, size) // size)
+            seen[host] += 1
+        return dataclasses.replace(self, nics=tuple(nics))
 
     @property
     def n_ranks(self) -> int:

@@ -32,6 +32,10 @@ RUN_TIMEOUT_S = 300
 @verb("measuring devices and links")
 def probe(
     ranks: Annotated[int, typer.Option(help="Processes to measure between, on this machine.", min=1)] = 2,
+    nics: Annotated[
+        int | None,
+        typer.Option(help="Network interfaces of each host, which neighbouring ranks share.", min=1),
+    ] = None,
     out: o.Out = None,
 ) -> Told:
     """Measure the devices here and the links between ranks; writes a cluster file for other verbs.
@@ -43,6 +47,8 @@ def probe(
     from ..measure import probe as measure_cluster
 
     cluster = measure_cluster(ranks)
+    if nics is not None:
+        cluster = cluster.with_nics(nics)
     if out is not None:
         out.write_text(json.dumps(cluster.to_dict()))
     columns = (

@@ -159,10 +159,11 @@ def test_a_library_built_for_another_torch_is_named(tmp_path, monkeypatch):
 
 def test_probe_writes_a_cluster_that_plans_take(tmp_path):
     out = tmp_path / "cluster.json"
-    done = invoke("probe", "--ranks", "2", "--json", "--out", out)
+    done = invoke("probe", "--ranks", "2", "--nics", "1", "--json", "--out", out)
     assert done.exit_code == 0, done.output
     cluster = autopipe.Cluster.from_dict(json.loads(out.read_text()))
     assert cluster.n_ranks == 2
+    assert cluster.nics == (0, 0)
     assert 0 < cluster.link(0, 1).bandwidth_bytes_s < 1e12
     assert invoke("plan", SAMPLE, "-n", "2", *ESTIMATED, "--cluster", out).exit_code == 0
 

@@ -116,5 +116,7 @@ def test_clusters_say_who_shares_an_interface():
     assert there.picked((0, 2, 5)).shared_nics == {}
     with pytest.raises(InputError, match="nics has 1 entries for 8 ranks"):
         dataclasses.replace(there, nics=(0,))
+    assert Cluster(there.devices, (0, 1, 0, 0, 1, 0, 0, 1)).with_nics(2).nics == (0, 0, 0, 0, 0, 1, 1, 1)
+    assert Cluster.of_hosts(2, 4, nics_per_host=4).shared_nics == {}
     with pytest.raises(InputError, match="nics_per_host is 5; it can be at most 4"):
         Cluster.of_hosts(2, 4, nics_per_host=5)
