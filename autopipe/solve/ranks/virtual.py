@@ -37,8 +37,8 @@ _FITTING = 0.3
 _POLISHING = 0.1
 """Share of the time spent on a better first answer before the proof."""
 
-_PAIRING = 0.5
-"""Share of the time that is left for pairs of spans where they can prove it too."""
+_PAIRING = 0.75
+"""Share of the time that pairs of spans get before paths, where ranks of a loop hold two stages."""
 
 
 def several(problem: Problem, deadline: float) -> Answer:
@@ -128,11 +128,11 @@ def _paired(problem: Problem, cheap: Problem, known: Answer, deadline: float) ->
     if sets is not None:
         now = time.perf_counter()
         known = _polished(problem, known, now + (deadline - now) * _POLISHING)
-        if not (layout and layout.is_v):
-            until = deadline - (deadline - now) * _PAIRING * bool(layout)
-            known = _weighed(problem, cheap, sets, known, until)
-        if layout and not known.proved:
-            known = _proved(problem, cheap, layout, sets, known, deadline)
+        if layout:
+            until = deadline if layout.is_v else now + (deadline - now) * _PAIRING
+            known = _proved(problem, cheap, layout, sets, known, until)
+        if not known.proved and not (layout and layout.is_v):
+            known = _weighed(problem, cheap, sets, known, deadline)
         return known
     if layout and len(problem.items) < _MOST_DOWNSETS:
         for order in orders(problem):
