@@ -10,8 +10,8 @@ import copy
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ _PLAIN = frozenset(
      types.BuiltinFunctionType, types.ModuleType, types.MethodWrapperType, slice, range, np.ndarray}
 )  # fmt: skip
 _FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "abc", "logging", "threading")
+_ASKS_FOR_ALL = frozenset({"globals", "eval", "exec", "vars", "locals"})
 _REGISTRIES = frozenset(vars(nn.Module()))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -33,13 +34,15 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 class Reached:
     """Places that hold what code may replace, by the path of the module they belong to and a name to show.
 
-    ``holders`` are mutable containers, ``classes`` classes, ``cells`` closures, ``tensors`` those found
+    ``holders`` are mutable containers, ``files`` the globals of source files with those of them that the
+    model's code names, ``classes`` classes, ``cells`` closures, ``tensors`` those found
     outside of parameters and buffers, ``generators`` random ones of the model's own, ``exhaustible`` what
     can be read only once.
     """
 
     def __init__(self) -> None:
         self.holders: list[tuple[str, str, Any]] = []
+        self.files: list[tuple[str, str, dict[str, Any], frozenset[str]]] = []
         self.classes: list[tuple[str, str, type]] = []
         self.cells: list[tuple[str, str, types.CellType]] = []
         self.tensors: list[tuple[str, str, torch.Tensor]] = []
@@ -125,11 +128,55 @@ def reached(model: nn.Module) -> Reached:
             if not name.startswith("__") and not callable(value):
                 out.visit(path, f"{cls.__qualname__}.{name}", value)
     for file, path in files.items():
-        out.holders.append((path, file, vars(sys.modules[file])) if file in sys.modules else ("", file, {}))
-        for name, value in list(vars(sys.modules.get(file, types)).items()):
-            if not name.startswith("__") and not callable(value):
-                out.visit(path, f"{name} of {file}", value)
+        known = vars(sys.modules[file]) if file in sys.modules else {}
+        own = [c for c in classes if c.__module__ == file]
+        names = _named([*own, *(f for f in out.seen.values() if isinstance(f, types.FunctionType))], known)
+        out.files.append((path, file, known, names))
+        for name in sorted(names):
+            if not callable(known[name]):
+                out.visit(path, f"{name} of {file}", known[name])
     return out
+
+
+def _named(start: Iterable[Any], known: dict[str, Any]) -> frozenset[str]:
+    """The globals in ``known`` that the code of these classes and functions names, or what it calls there.
+
+    What else a file has, such as the losses that a training script gathers, is none of the model's.
+    """
+    names: set[str] = set()
+    seen: set[int] = set()
+    waiting = list(start)
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, types.CodeType):
+            new = {n for n in thing.co_names if n in known and not n.startswith("__")} - names
+            new |= known.keys() - names if _ASKS_FOR_ALL & {*thing.co_names} else set()
+            names |= new
+            waiting += [known[n] for n in new]
+            waiting += thing.co_consts
+        else:
+            waiting += _code_of(thing, known)
+    return frozenset(n for n in names if not n.startswith("__"))
+
+
+def _code_of(thing: Any, known: dict[str, Any]) -> list[Any]:
+    """What holds the code of something callable, as far as it may be of the file with these globals."""
+    if isinstance(thing, types.FunctionType):
+        inner = [_content(cell) for cell in thing.__closure__ or ()]
+        return [*inner, thing.__code__] if thing.__globals__ is known else inner
+    if isinstance(thing, type):
+        is_of_file = thing.__module__ == known.get("__name__")
+        return [*vars(thing).values(), *thing.__bases__] if is_of_file else []
+    if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
+        return [thing.__func__]
+    if isinstance(thing, property):
+        return [thing.fget, thing.fset, thing.fdel]
+    if isinstance(thing, (partial, cached_property)):
+        return [thing.func]
+    return [getattr(thing, "__wrapped__", None)] if callable(thing) else []
 
 
 def saved(generator: Any) -> Callable[[], None]:

@@ -138,18 +138,16 @@ def _of_open(
 
 
 def _beside(found: Reached) -> Iterator[tuple[str, str, Callable[[], tuple[Any, ...]]]]:
+    for path, name, known, names in found.files:
+        asked = tuple(k for k in sorted(names) if isinstance(known[k], _SIMPLE))
+        yield path, f"a global of {name}", functools.partial(_picked, known, asked)
     for path, name, holder in found.holders:
-        is_file = isinstance(holder, dict) and holder.get("__name__") == name
-        if is_file:
-            known = tuple(k for k, v in holder.items() if not k.startswith("__") and isinstance(v, _SIMPLE))
-            yield path, f"a global of {name}", functools.partial(_picked, holder, known)
-        else:
-            yield path, name, functools.partial(_items, holder)
+        yield path, name, functools.partial(_items, holder)
     for path, name, cell in found.cells:
         yield path, name, functools.partial(_content, cell)
     for path, name, cls in found.classes:
-        known = tuple(k for k, v in vars(cls).items() if not k.startswith("__") and isinstance(v, _SIMPLE))
-        yield path, f"an attribute of class {name}", functools.partial(_picked, vars(cls), known)
+        asked = tuple(k for k, v in vars(cls).items() if not k.startswith("__") and isinstance(v, _SIMPLE))
+        yield path, f"an attribute of class {name}", functools.partial(_picked, vars(cls), asked)
 
 
 def _picked(held: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:

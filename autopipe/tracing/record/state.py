@@ -120,7 +120,8 @@ class _Spent:
 
     def __init__(self, model: nn.Module, found: Reached) -> None:
         names = {id(i): name for _, name, i in found.exhaustible}
-        held = [*(vars(m) for m in model.modules()), *(h for _, _, h in found.holders)] if names else []
+        beside = [*(h for _, _, h in found.holders), *(known for _, _, known, _ in found.files)]
+        held = [*(vars(m) for m in model.modules()), *beside] if names else []
         self.places = [
             (container, key, value)
             for container in held
@@ -183,21 +184,18 @@ class _Beside:
     """What was reached beside the modules' own attributes, at one moment."""
 
     def __init__(self, found: Reached) -> None:
-        self.holders = [
-            (p, n, h, copy.copy(h) if n not in _files(found) else dict(h)) for p, n, h in found.holders
-        ]
-        self.files = _files(found)
+        self.holders = [(p, n, h, copy.copy(h)) for p, n, h in found.holders]
+        self.files = [(p, n, known, {k: known[k] for k in names}) for p, n, known, names in found.files]
         self.classes = [
             (p, n, c, {k: v for k, v in vars(c).items() if _is_data(v)}) for p, n, c in found.classes
         ]
         self.cells = [(p, n, c, c.cell_contents) for p, n, c in found.cells if _is_filled(c)]
 
     def restore(self) -> None:
-        for _, name, holder, before in self.holders:
-            if name in self.files:
-                holder.update({k: v for k, v in before.items() if holder.get(k, v) is not v})
-            else:
-                _refill(holder, before)
+        for _, _, holder, before in self.holders:
+            _refill(holder, before)
+        for _, _, known, before in self.files:
+            known.update({k: v for k, v in before.items() if known.get(k, v) is not v})
         for _, _, cls, before in self.classes:
             for key, value in before.items():
                 if vars(cls).get(key, value) is not value:
@@ -207,14 +205,13 @@ class _Beside:
                 cell.cell_contents = content
 
     def changes(self) -> list[tuple[str, str]]:
-        out = []
-        for path, name, holder, before in self.holders:
-            if name in self.files:
-                out += [
-                    (path, f"{k} of {name}") for k, v in before.items() if _is_replaced(v, holder.get(k, v))
-                ]
-            elif (holder or before) and not _same(holder, before):
-                out.append((path, name))
+        out = [(p, n) for p, n, now, before in self.holders if (now or before) and not _same(now, before)]
+        out += [
+            (path, f"{k} of {name}")
+            for path, name, known, before in self.files
+            for k, v in before.items()
+            if _is_replaced(v, known.get(k, v))
+        ]
         out += [
             (path, f"{name}.{k}")
             for path, name, cls, before in self.classes
@@ -228,14 +225,13 @@ class _Beside:
         for path, name, holder, _ in self.holders:
             items = holder.items() if isinstance(holder, dict) else enumerate(holder)
             out.update({(path, f"{name}.{k}"): v for k, v in items if isinstance(v, _SIMPLE)})
+        for path, name, known, before in self.files:
+            asked = {k: known.get(k) for k in before}
+            out.update({(path, f"{name}.{k}"): v for k, v in asked.items() if isinstance(v, _SIMPLE)})
         for path, name, cls, before in self.classes:
             out.update({(path, f"{name}.{k}"): vars(cls).get(k) for k, v in before.items()})
         out.update({(p, n): c.cell_contents for p, n, c, v in self.cells if isinstance(v, _SIMPLE)})
         return out
-
-
-def _files(found: Reached) -> frozenset[str]:
-    return frozenset(n for _, n, h in found.holders if isinstance(h, dict) and h.get("__name__") == n)
 
 
 def _is_data(value: Any) -> bool:

@@ -1,0 +1,80 @@
+"""Globals beside a model's class: those that its code names are held against the capture, others are not."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopipe
+from autopipe.errors import InputError
+
+losses: list[float] = []
+history: dict[int, float] = {}
+n_steps = 0
+spare = nn.Linear(2, 2)
+SCALE = 2.0
+OFFSETS = {"first": 1.0}
+POWER = 1.0
+SHIFT = 0.0
+
+
+def _powered(x: Tensor) -> Tensor:
+    return x**POWER
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return function(*args) + SHIFT
+
+    return inner
+
+
+class Scaled(nn.Module):
+    """Uses globals directly, in a function it calls and in a decorator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+
+    @decorated
+    def forward(self, x: Tensor) -> Tensor:
+        return _powered(self.layers(x) * SCALE + OFFSETS["first"])
+
+
+@pytest.fixture
+def pipe():
+    torch.manual_seed(0)
+    return autopipe.split(Scaled(), 2, (torch.randn(8, 4),), costs="estimated")
+
+
+def test_what_a_training_script_gathers_is_none_of_the_models(pipe):
+    global n_steps
+    losses.append(1.0)
+    history[3] = 0.5
+    n_steps += 1
+    try:
+        assert pipe.graph.standing.changed() == []
+    finally:
+        losses.clear()
+        history.clear()
+        n_steps = 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("SCALE", 3.0), ("POWER", 2.0), ("SHIFT", 1.0), ("OFFSETS", 2.0)]
+)
+def test_what_its_code_names_is_noticed(pipe, monkeypatch, name, value):
+    x = torch.randn(8, 4)
+    before = pipe(x)
+    if name == "OFFSETS":
+        monkeypatch.setitem(OFFSETS, "first", value)
+    else:
+        monkeypatch.setitem(globals(), name, value)
+    with pytest.raises(InputError, match="changed after the capture"):
+        pipe(x)
+    monkeypatch.undo()
+    assert torch.equal(pipe(x), before)
