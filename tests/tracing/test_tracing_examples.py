@@ -67,7 +67,7 @@ def test_model_that_is_another_on_few_rows(behaviour):
 def test_rows_that_are_pointed_to_are_kept():
     picked = torch.randint(0, 20, (7, 3))
     model, args, found = captured("plain", picked)
-    assert min(Noting.rows) == 20
+    assert Noting.rows[0] == 20  # recorded on all of them; only whether rows mix is tried on two
     torch.testing.assert_close(found(*args), model(*args))
 
 
