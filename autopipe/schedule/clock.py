@@ -115,6 +115,11 @@ def _run_shared(schedule: Schedule, times: Sequence[StageTimes], edges: Edges, c
     starts: list[list[float]] = [[] for _ in rows]
     ends: list[list[float]] = [[] for _ in rows]
     link_free, wire_free, sent = [0.0] * n_links, [0.0] * (2 * schedule.n_ranks), []
+    placed = schedule.placement
+    held_by = [
+        [(out, cluster.wires(placed[out[4][0]], placed[out[4][1]]) if out[2] else ()) for out in row]
+        for row in outs
+    ]
     running: list[tuple[float, int]] = []
 
     def start(rank: int) -> None:
@@ -123,7 +128,9 @@ def _run_shared(schedule: Schedule, times: Sequence[StageTimes], edges: Edges, c
         if done == len(rows[rank]) or len(starts[rank]) > done:
             return
         code, m = rows[rank][done]
-        t = max([ends[rank][-1] if done else 0.0, *(arrivals[m] for arrivals in ins[code])])
+        t = ends[rank][-1] if done else 0.0
+        for arrivals in ins[code]:
+            t = max(t, arrivals[m])
         if t < math.inf:
             starts[rank].append(t)
             heapq.heappush(running, (t + seconds[code], rank))
@@ -134,17 +141,18 @@ def _run_shared(schedule: Schedule, times: Sequence[StageTimes], edges: Edges, c
         t, rank = heapq.heappop(running)
         code, m = rows[rank][len(ends[rank])]
         ends[rank].append(t)
-        for arrivals, link, busy, latency, (a, b, back, n_bytes) in outs[code]:
-            there = schedule.placement[b]
-            held = cluster.wires(rank, there) if busy else ()
-            left = max([t, link_free[link] if link >= 0 else t, *(wire_free[w] for w in held)])
-            arrivals[m] = left + busy + latency
+        for (arrivals, link, busy, latency, (a, b, back, n_bytes)), held in held_by[code]:
+            left = t
             if link >= 0:
+                left = max(t, link_free[link])
+                for w in held:
+                    left = max(left, wire_free[w])
                 link_free[link] = left + busy
                 for w in held:
                     wire_free[w] = left + busy
-                sent.append((a, b, back, m, left, arrivals[m], n_bytes))
-            start(there)
+                sent.append((a, b, back, m, left, left + busy + latency, n_bytes))
+            arrivals[m] = left + busy + latency
+            start(placed[b])
         start(rank)
     return Clock(schedule, starts, ends, sent)
 
