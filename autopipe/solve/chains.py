@@ -12,7 +12,8 @@ from typing import Any
 
 from .definition.answer import Answer, OutOfTime
 from .definition.contract import Contraction, contract, merge
-from .definition.problem import HUGE, Item, Problem, Share, cheapest, memory_bytes
+from .definition.problem import HUGE, Item, Problem, Share, memory_bytes
+from .definition.relaxed import cheapest
 from .lines.exact import prove
 from .lines.intervals import best_chain
 from .lines.moves import fitting, improve

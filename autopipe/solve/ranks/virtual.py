@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..definition.answer import Answer, OutOfTime
-from ..definition.problem import HUGE, Array, Problem, cheapest, scaled
+from ..definition.problem import HUGE, Array, Problem, scaled
+from ..definition.relaxed import cheapest
 from ..lines.intervals import best_chain
 from ..lines.moves import fitting, improve
 from ..lines.orders import orders
