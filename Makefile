@@ -1,5 +1,6 @@
 # make demo: split, plan and train a real model on this machine.  make test: everything CI checks.
-# make gpu: the tests that need a GPU.  All set themselves up in .venv with whichever Python 3.11+ is named by PYTHON.
+# make gpu: all that needs a GPU, tests and measurements, on the one there is; benchmarks/gpu keeps what it found.
+# All set themselves up in .venv with whichever Python 3.11+ is named by PYTHON.
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +19,7 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 
 gpu: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m gpu
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

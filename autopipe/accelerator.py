@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 __all__ = [
+    "CASTING",
     "Later",
     "backend",
     "current",
@@ -24,6 +25,7 @@ __all__ = [
     "identity",
     "is_async",
     "is_carried",
+    "kinds",
     "mark",
     "name",
     "peak_bytes",
@@ -31,8 +33,18 @@ __all__ = [
     "seconds",
     "synchronize",
     "total_bytes",
+    "upload",
     "using",
 ]
+
+CASTING = ("cpu", "cuda", "xpu", "hpu", "mps", "mtia")
+"""Kinds of device that torch has an autocast for; a plugin's joins them under its own name."""
+
+
+def kinds() -> tuple[str, ...]:
+    """All kinds of device whose autocast may be in force."""
+    here = torch.accelerator.current_accelerator()
+    return CASTING if here is None or here.type in CASTING else (*CASTING, here.type)
 
 
 def is_async(device: torch.device) -> bool:
@@ -143,6 +155,23 @@ def held_bytes(device: torch.device) -> int:
 def total_bytes(device: torch.device) -> int | None:
     """The device's memory; None where nobody says."""
     return torch.accelerator.get_memory_info(device)[1] if _is_counted(device) else None
+
+
+def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on the device; nobody waits, and one on the host may be changed as soon as this returns.
+
+    A copy out of pinned memory is read only when the device comes to it, and one out of other memory makes
+    the host wait; so it goes by way of pinned memory of its own.
+    """
+    if tensor.device == device:
+        return tensor
+    if not tensor.is_cpu or not is_async(device):
+        return tensor.to(device, non_blocking=is_async(device))
+    is_plain = tensor.layout is torch.strided and not (tensor.requires_grad or hasattr(tensor, "to_local"))
+    if device.type == "mps" or not is_plain:
+        return tensor.to(device)
+    staged = torch.empty_like(tensor, pin_memory=True)
+    return staged.copy_(tensor).to(device, non_blocking=True)
 
 
 class Later:

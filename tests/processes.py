@@ -10,33 +10,38 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 
-__all__ = ["run_ranks"]
+__all__ = ["finish", "free_port", "run_ranks", "start"]
 
 ROOT = pathlib.Path(__file__).parents[1]
+PATHS = (ROOT, ROOT / "tests", ROOT / "tests" / "runtime", ROOT / "tests" / "accelerator")
 
 
-def run_ranks(script: pathlib.Path, n_ranks: int, *args: str, timeout_s: float = 120) -> list[str]:
-    """Run ``script`` once per rank with torchrun's environment; each rank's output, in order.
-
-    Fails the test with the output of every rank when one exits non-zero or the time is up; only processes
-    started here are ended.
-    """
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens at."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+        return int(s.getsockname()[1])
+
+
+def start(
+    script: pathlib.Path, n_ranks: int, *args: object, environment: Mapping[str, str] | None = None
+) -> list[subprocess.Popen[str]]:
+    """The processes of all ranks, with torchrun's environment and what ``environment`` adds."""
     common = {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(n_ranks),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+        "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
+        **(environment or {}),
     }
-    ranks = [
+    return [
         subprocess.Popen(
-            [sys.executable, str(script), *args],
+            [sys.executable, "-X", "faulthandler", str(script), *map(str, args)],
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -45,25 +50,44 @@ def run_ranks(script: pathlib.Path, n_ranks: int, *args: str, timeout_s: float =
         )
         for rank in range(n_ranks)
     ]
+
+
+def finish(processes: Sequence[subprocess.Popen[str]], timeout_s: float) -> list[tuple[int, str]]:
+    """(exit code, output) of each; those that are not done in time are ended, and say so."""
     deadline = time.monotonic() + timeout_s
-    outputs, failures = [], []
+    results = []
     try:
-        for rank, process in enumerate(ranks):
+        for process in processes:
             try:
                 output, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 output, _ = process.communicate()
-                failures.append(f"rank {rank} was still running after {timeout_s} s")
-            outputs.append(output)
-            if process.returncode:
-                failures.append(f"rank {rank} exited with {process.returncode}")
+                output += f"\n(still running after {timeout_s} s)"
+            results.append((process.returncode, output))
     finally:
-        for process in ranks:
+        for process in processes:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    text = "\n".join(f"--- rank {r}\n{o[-3000:]}" for r, o in enumerate(outputs))
-    assert not failures, f"{'; '.join(failures)}\n{text}"
-    return outputs
+    return results
+
+
+def run_ranks(
+    script: pathlib.Path,
+    n_ranks: int,
+    *args: object,
+    timeout_s: float = 120,
+    environment: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Run ``script`` once per rank; each rank's output, in order.
+
+    Fails the test with the output of every rank when one exits non-zero or the time is up; only processes
+    started here are ended.
+    """
+    results = finish(start(script, n_ranks, *args, environment=environment), timeout_s)
+    text = "\n".join(f"--- rank {r}\n{output[-3000:]}" for r, (_, output) in enumerate(results))
+    failed = [f"rank {r} exited with {code}" for r, (code, _) in enumerate(results) if code]
+    assert not failed, f"{script.name} {' '.join(map(str, args))}: {'; '.join(failed)}\n{text}"
+    return [output for _, output in results]

@@ -38,7 +38,7 @@ from .keep.alike import check_weights, fingerprints
 from .keep.away import absent, mark, readable
 from .keep.whole import gather_weights
 from .options import Options, Request, StepResult
-from .reduce.parallel import ReplicaDims
+from .reduce.parallel import ReplicaDims, Replicas
 from .reduce.precision import placeholder, spread_overflow
 from .reduce.ties import TieSum, find_ties
 from .stage.crew import make_workers, wrap_all
@@ -71,6 +71,7 @@ class Engine:
     records: (start, duration, clock) of recent training steps.
     turn: held by the thread that uses the runtime.
     syncs: whether a step ends with gradients summed over ranks. factor: what gradients are multiplied by.
+    share: what they are multiplied by beside replicas' own, where that is not each step's to say.
     """
 
     def __init__(self, capture: Capture, plan: Plan, stages: tuple[Stage, ...], options: Options) -> None:
@@ -78,6 +79,8 @@ class Engine:
         self.n_steps = self.n_forwards = 0
         self.syncs = True
         self.factor = 1.0
+        self.share: Tensor | None = None
+        self._was_wrapped = False
         self.records: collections.deque[tuple[float, float, Clock]] = collections.deque(
             maxlen=REMEMBERED_STEPS
         )
@@ -172,6 +175,8 @@ class Engine:
         """Put every stage's worker behind what ``wrapper`` makes of it; ties follow replaced parameters."""
         is_as_captured = not self.capture.standing.changed()
         replaced = wrap_all(self.workers, wrapper, self.rank)
+        self._was_wrapped = True
+        Replicas.join([worker.replicas for worker in self.workers.values()])
         self.counted_elsewhere = {id(replaced[i]) for i in self.counted_elsewhere if i in replaced}
         if self._ties is not None:
             self._ties.replace(replaced)
@@ -252,9 +257,27 @@ class Engine:
         """The one that computes the loss, where this process has it."""
         return self.workers.get(len(self._sections) - 1)
 
-    def shares(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[float]:
-        """What each batch's loss weighs in that of all together, alike on every rank."""
-        return self._intake.shares(calls)
+    def shares(
+        self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
+    ) -> tuple[list[float], Tensor | None]:
+        """What each batch's loss weighs in that of all together, alike on every rank.
+
+        And what all together weigh beside replicas' own, on the ranks that ask each step.
+        """
+        found, total = self._intake.shares(calls)
+        asks = total is not None and self._weighs_replicas()
+        return found, self._replicas.share(total, self.device) if asks and total is not None else None
+
+    def _weighs_replicas(self) -> bool:
+        """Whether this rank says what a batch weighs beside those of other replicas: it makes the loss.
+
+        A last stage without parameters has nothing to wrap.
+        """
+        last = self.workers.get(len(self.all_stages) - 1)
+        if last is None:
+            return False
+        trains = any(p.requires_grad for p in last.stage.parameters())
+        return last.is_replicated or (self._was_wrapped and not trains)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
         """Inputs by name. A changed model (a layer thawed) is recorded again, whatever its values."""
@@ -269,9 +292,8 @@ class Engine:
         scaler = self.options.scaler if grad else None
         # every rank's scaler must know its scale before it can unscale
         scale = None if scaler is None else scaler.scale(torch.ones((), device=self.device))
-        last = self.workers.get(len(self.all_stages) - 1)
-        if grad and counted and last is not None and last.is_replicated:
-            share = self._replicas.share(counted, self.device)
+        if grad and counted is not None and self._weighs_replicas():
+            share = self.share if self.share is not None else self._replicas.share(counted, self.device)
             scale = share if scale is None else scale * share
 
         def seeds(weight: float, loss: Tensor) -> Tensor:

@@ -272,7 +272,10 @@ class Runtime:
         Returns the loss of all batches together. Under ``feed`` the other ranks pass as many empty ones.
         """
         with self._engine.turn:
-            return self._accumulate(batches, n_microbatches)
+            try:
+                return self._accumulate(batches, n_microbatches)
+            finally:
+                self._engine.share = None
 
     def _accumulate(
         self, batches: Iterable[Mapping[str, Any] | tuple[Any, ...]], n_microbatches: int | None
@@ -280,7 +283,7 @@ class Runtime:
         calls = [((), dict(b)) if isinstance(b, Mapping) else (tuple(b), {}) for b in batches]
         if not calls:
             raise InputError("accumulate() got no batches; give it at least one")
-        shares = self._engine.shares(calls)
+        shares, self._engine.share = self._engine.shares(calls)
         # a batch without labels that count has no loss
         counted = [(call, share) for call, share in zip(calls, shares, strict=True) if share]
         total = torch.zeros((), dtype=torch.float64)

@@ -231,7 +231,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     gradients = [(p, p.grad) for p in model.parameters()]
     buffers = [(b, b.detach().clone()) for b in model.buffers() if not b.is_meta]
     devices = {p.device for p, _ in gradients if accelerator.is_async(p.device)}
-    kind = next(iter(devices)).type if devices else "cuda"
+    kind = next(iter(devices)).type if devices else "cpu"
     with torch.random.fork_rng(sorted(d.index for d in devices), device_type=kind):
         try:
             yield

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -142,7 +142,8 @@ class Capture:
         training = self.model.training
         is_same = not any(name.startswith("what ") for name in changed)
         try:
-            again = _capture(self.model, *self.example, self.policy, self.dynamic, self.variation)
+            with _all_on(self.device, self.model):  # its stages may have been put elsewhere
+                again = _capture(self.model, *self.example, self.policy, self.dynamic, self.variation)
             is_same = is_same and _is_same(self, again, training)
         except (CaptureError, ModelError, InputError):
             is_same = False
@@ -191,6 +192,20 @@ class Capture:
         module = self._others[training, number] if number else self.modules[training]
         module.training = training
         return self.assemble(module(*values.values()), training)
+
+
+@contextlib.contextmanager
+def _all_on(device: torch.device, model: nn.Module) -> Iterator[None]:
+    """Within it every parameter and buffer that is on another device has its values on this one."""
+    away = [(t, t.data) for t in (*model.parameters(), *model.buffers()) if t.device != device]
+    away = [(t, data) for t, data in away if not t.is_meta and not hasattr(t, "to_local")]
+    try:
+        for tensor, data in away:
+            tensor.data = data.to(device)
+        yield
+    finally:
+        for tensor, data in away:
+            tensor.data = data
 
 
 def _is_same(a: Capture, b: Capture, training: bool) -> bool:

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from processes import PATHS, run_ranks
 
-TESTS = pathlib.Path(__file__).parents[1]
 NEEDED = "AUTOPIPE_NEEDS_SIMULATED"
 """Set where a missing compiler must fail the tests, not skip them."""
 
@@ -22,8 +22,7 @@ def simulated():
         if NEEDED in os.environ:
             pytest.fail(f"{reason}, and {NEEDED} is set")
         pytest.skip(reason)
-    folders = (TESTS.parent, TESTS, TESTS / "runtime", pathlib.Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, PATHS)), "OMP_NUM_THREADS": "1"}
     build = subprocess.run(
         [sys.executable, "-c", "import simulated"],
         env=environment,
@@ -33,6 +32,18 @@ def simulated():
     )
     assert build.returncode == 0, build.stdout[-2000:] + build.stderr[-4000:]
     return environment
+
+
+@pytest.fixture(scope="session")
+def on_ranks(simulated):
+    """Runs a script of this folder on ranks with a device for each and one more; what they printed."""
+
+    def run(script, n_ranks, *arguments, timeout_s=100, **more):
+        environment = {**simulated, "SIM_DEVICES": str(n_ranks + 1), **more}
+        path = pathlib.Path(__file__).with_name(script)
+        return run_ranks(path, n_ranks, *arguments, timeout_s=timeout_s, environment=environment)
+
+    return run
 
 
 def _which(tool):

@@ -1,7 +1,11 @@
 """The runtime on the simulated accelerator: right, without races, and the host never waits after warm-up."""
 
+import pathlib
+
 import pytest
-import ranks
+from processes import run_ranks
+
+HERE = pathlib.Path(__file__).parent
 
 
 @pytest.mark.timeout(150)
@@ -10,20 +14,50 @@ import ranks
     [(1, ["1f1b", "zbv"]), (2, []), (4, ["interleaved"])],
     ids=["one", "two", "four"],
 )
-def test_schedules(simulated, n_ranks, schedules):
-    ranks.run(simulated, "runtime_checks.py", n_ranks, "schedules", *schedules, timeout_s=140)
+def test_schedules(on_ranks, n_ranks, schedules):
+    on_ranks("accelerated_checks.py", n_ranks, "schedules", *schedules, timeout_s=140)
 
 
 @pytest.mark.timeout(120)
-def test_each_class_of_fault(simulated):
-    ranks.run(simulated, "runtime_checks.py", 2, "each_class_of_fault", timeout_s=110)
+def test_each_class_of_fault(on_ranks):
+    on_ranks("accelerated_checks.py", 2, "each_class_of_fault", timeout_s=110)
 
 
 @pytest.mark.timeout(120)
-def test_the_rank_picks_its_device(simulated):
-    ranks.run(simulated, "runtime_checks.py", 2, "the_rank_picks_its_device", timeout_s=110)
+def test_the_rank_picks_its_device(on_ranks):
+    on_ranks("accelerated_checks.py", 2, "the_rank_picks_its_device", timeout_s=110)
 
 
 @pytest.mark.timeout(120)
-def test_one_card_runs_many_ranks(simulated):
-    ranks.run({**simulated, "SIM_CARD": "one"}, "runtime_checks.py", 2, "one_card_runs_many_ranks")
+def test_one_card_runs_many_ranks(on_ranks):
+    on_ranks("accelerated_checks.py", 2, "one_card_runs_many_ranks", SIM_CARD="one")
+
+
+@pytest.mark.timeout(120)
+def test_every_kind_of_value_crosses(on_ranks):
+    on_ranks("crossing_checks.py", 2, SIM="1")
+
+
+@pytest.mark.timeout(120)
+def test_every_kind_of_value_crosses_on_one_card(on_ranks):
+    on_ranks("crossing_checks.py", 2, SIM="1", SIM_CARD="one")
+
+
+@pytest.mark.timeout(120)
+def test_every_kind_of_value_crosses_on_the_host():
+    run_ranks(HERE / "crossing_checks.py", 2)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("n_ranks", "checks"),
+    [
+        (2, ["one_rank_feeds", "shapes_may_depend_on_data", "accumulation_and_zero_grad"]),
+        (2, ["weights_come_and_go", "checkpoints", "matched_report"]),
+        (2, ["buckets"]),
+        (4, ["data_parallel"]),
+    ],
+    ids=lambda checks: checks[0] if isinstance(checks, list) else None,
+)
+def test_check_of_the_runtime(on_ranks, n_ranks, checks):
+    on_ranks("shared_checks.py", n_ranks, *checks, timeout_s=180)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import ranks
 
 HERE = pathlib.Path(__file__).parent
 RACES = ("event_not_awaited", "freed_while_in_use", "overwritten_while_in_use")
@@ -75,8 +74,8 @@ GROUPS = (
 
 
 @pytest.fixture(scope="module")
-def on_two_ranks(simulated):
-    return [json.loads(out.splitlines()[-1]) for out in ranks.run(simulated, "group_programs.py", 2)]
+def on_two_ranks(on_ranks):
+    return [json.loads(out.splitlines()[-1]) for out in on_ranks("group_programs.py", 2)]
 
 
 def test_every_group_program_is_looked_at(on_two_ranks):

@@ -249,7 +249,7 @@ def make(model, args, kwargs, *, n_stages, block_size=0, **options):
 
 
 def grads(named):
-    return {name: None if p.grad is None else p.grad.clone() for name, p in named}
+    return {name: None if p.grad is None else p.grad.detach().cpu().clone() for name, p in named}
 
 
 def worst(found, wanted):
@@ -259,5 +259,5 @@ def worst(found, wanted):
         if (value is None) != (wanted[name] is None):
             return float("inf")
         if value is not None and value.numel():
-            worst = max(worst, (value - wanted[name]).abs().max().item())
+            worst = max(worst, (value.cpu() - wanted[name].cpu()).abs().max().item())
     return worst

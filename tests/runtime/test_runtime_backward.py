@@ -6,6 +6,7 @@ import pytest
 import torch
 from runtime_models import Custom, Twice, grads, worst
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from autopipe.runtime.stage.backward import backward_input
 
@@ -30,14 +31,19 @@ class Branches(nn.Module):
         return self.norm(self.lstm(x)[0]), self.side.sum()
 
 
-def run(model, split, xs):
+def split(roots, seeds, leaves):
+    """With the roots as they are, or what stands for them."""
+    return backward_input([*roots[1:], *map(get_gradient_edge, roots[:1])], [*seeds[1:], *seeds[:1]], leaves)
+
+
+def run(model, is_split, xs):
     model.zero_grad()
     for x in xs:
         out, alone = model(x)
         roots, seeds = [out, alone], [torch.ones_like(out).cumsum(1), torch.ones_like(alone)]
-        if split:
+        if is_split:
             leaves = [x] if x.requires_grad else []
-            work = backward_input(roots, seeds, leaves)
+            work = split(roots, seeds, leaves)
             if leaves:
                 assert x.grad is not None
             early = grads(model.named_parameters())
@@ -71,7 +77,7 @@ def test_only_what_cannot_wait_is_early():
     model = Branches().double()
     x = inputs(True)[0]
     out, alone = model(x)
-    work = backward_input([out, alone], [torch.ones_like(out), torch.ones_like(alone)], [x])
+    work = split([out, alone], [torch.ones_like(out), torch.ones_like(alone)], [x])
     early = {name for name, g in grads(model.named_parameters()).items() if g is not None}
     # used at several nodes (an LSTM on the CPU runs its cell's ops one by one), below a custom function,
     # or beside the spine
@@ -96,7 +102,7 @@ def test_a_hook_on_a_value_counts_once():
     x, loss = build(plain)
     loss.backward()
     leaf, loss = build(lin)
-    backward_input([loss], [torch.ones_like(loss)], [leaf]).run()
+    split([loss], [torch.ones_like(loss)], [leaf]).run()
     torch.testing.assert_close(lin.weight.grad, plain.weight.grad)
     torch.testing.assert_close(leaf.grad, x.grad)
 
@@ -106,5 +112,19 @@ def test_hooks_on_accumulation_forbid_the_split():
     calls = []
     lin.weight.register_post_accumulate_grad_hook(lambda p: calls.append(p.grad is not None))
     x = torch.ones(2, 3, requires_grad=True)
-    backward_input([lin(x).sum()], [torch.ones(())], [x]).run()
+    split([lin(x).sum()], [torch.ones(())], [x]).run()
     assert calls == [True]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_parts_run_once():
+    """What ``torch.compile`` made gives up in a backward what it saved: only a whole one is right."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)).double()
+    plain = copy.deepcopy(model)
+    model = nn.Sequential(model[0], torch.compile(model[1:4], backend="aot_eager"), model[4])
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    split([model(x).sin().sum()], [torch.ones((), dtype=torch.float64)], [x]).run()
+    plain(x.detach()).sin().sum().backward()
+    found = [p.grad for p in model.parameters()]
+    assert all(torch.allclose(a, p.grad) for a, p in zip(found, plain.parameters(), strict=True))

@@ -1,10 +1,13 @@
 """Whatever happens to one rank, all others end soon and say the same."""
 
+import pathlib
 import re
 import time
 
 import pytest
-import runtime_ranks
+from processes import finish, start
+
+SCRIPT = pathlib.Path(__file__).with_name("runtime_ranks.py")
 
 CASES = {
     # how rank 1 fails: (what everyone is told, seconds until they are)
@@ -37,7 +40,7 @@ ENDED = {"kill host": 0, "host left": 0} | dict.fromkeys(("kill", "exit", "stuck
 def test_all_ranks_end_with_one_message(how, tmp_path):
     message, limit_s = CASES[how]
     started = time.monotonic()
-    results = runtime_ranks.finish(runtime_ranks.start("failing", 3, how, 3, tmp_path), 60)
+    results = finish(start(SCRIPT, 3, "failing", how, 3, tmp_path), 60)
     assert time.monotonic() - started < 55
     told = set()
     for rank, (code, out) in enumerate(results):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from autopipe.errors import StepError
 from autopipe.runtime.wire import link as links_module
-from autopipe.runtime.wire.announcement import Announcement
+from autopipe.runtime.wire.announcement import Announcement, Form
 from autopipe.runtime.wire.board import Board, StoreGone
 from autopipe.runtime.wire.link import LINK_BYTES, Link, connect
 
@@ -212,7 +212,7 @@ def test_a_store_that_does_not_answer_stops_nobody():
 def test_lazy_conjugates_and_negatives_cross_as_their_values(size):
     z = torch.randn(size, dtype=torch.complex64)
     tensors = [z.conj(), z.conj().imag]
-    announced = Announcement(tuple((tuple(t.shape), t.dtype, False) for t in tensors))
-    found = announced.from_wire([t.view(t.dtype) for t in announced.to_wire(tensors)])
+    announced = Announcement(tuple(map(Form.of, tensors)))
+    found = announced.from_wire([t.view(t.dtype) for t in announced.to_wire(tensors)], torch.device("cpu"))
     assert all(not t.is_conj() and not t.is_neg() for t in announced.to_wire(tensors))
     assert all(torch.equal(a, b) for a, b in zip(found, tensors, strict=True))

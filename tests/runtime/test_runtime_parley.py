@@ -1,14 +1,11 @@
 """Ranks that agree before there is a pipeline: nobody waits for who is gone, and nothing is unpickled."""
 
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 
 import pytest
-import runtime_ranks
+from processes import start
 
 SCRIPT = """
     import os, signal, sys, time
@@ -47,24 +44,7 @@ SCRIPT = """
 def run(how, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    common = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(runtime_ranks.free_port()),
-        "WORLD_SIZE": "2",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "XDG_CACHE_HOME": str(tmp_path),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), how],
-            env={**common, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    ranks = start(script, 2, how, environment={"XDG_CACHE_HOME": str(tmp_path)})
     try:
         first = ranks[0].communicate(timeout=100)[0]
         if how == "stopped":

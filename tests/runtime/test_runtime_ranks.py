@@ -1,13 +1,17 @@
 """On several ranks over gloo: the same results as one process, exactly."""
 
+import pathlib
+
 import pytest
-import runtime_ranks
+from processes import run_ranks
+
+SCRIPT = pathlib.Path(__file__).with_name("runtime_ranks.py")
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("n_ranks", [2, 3, 4])
 def test_ranks_equal_one_process(n_ranks):
-    runtime_ranks.run("everything", n_ranks, timeout_s=150)
+    run_ranks(SCRIPT, n_ranks, "everything", timeout_s=150)
 
 
 @pytest.mark.timeout(120)
@@ -22,15 +26,15 @@ def test_ranks_equal_one_process(n_ranks):
     ],
 )
 def test_check(check, n_ranks):
-    runtime_ranks.run(check, n_ranks, timeout_s=100)
+    run_ranks(SCRIPT, n_ranks, check, timeout_s=100)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("check", ["checkpoints", "weights_come_and_go"])
 def test_check_of_files(check, tmp_path):
-    runtime_ranks.run(check, 2, tmp_path, timeout_s=100)
+    run_ranks(SCRIPT, 2, check, tmp_path, timeout_s=100)
 
 
 @pytest.mark.timeout(120)
 def test_memory_does_not_grow():
-    runtime_ranks.run("growth", 2, 300, timeout_s=100)
+    run_ranks(SCRIPT, 2, "growth", 300, timeout_s=100)

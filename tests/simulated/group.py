@@ -132,6 +132,13 @@ class Group(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "simccl"
 
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
     def _lane(self, tensors: Sequence[Tensor], peer: int | None = None) -> Lane:
         self.check()
         for t in tensors:

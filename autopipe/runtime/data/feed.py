@@ -12,15 +12,17 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ... import accelerator
 from ...stages import Stage
-from ..wire.announcement import Announced, Announcement
+from ..wire.announcement import Announced, Announcement, Form
 from ..wire.boundary import flatten
 from ..wire.peers import Peers
 from .microbatch import Batch
+from .weights import Weights
 
 __all__ = ["Feed", "Given"]
 
-Given = tuple[dict[str, Any], Any, int, tuple[list[float], float], tuple[int, ...]]
+Given = tuple[dict[str, Any], Any, int, Weights, tuple[int, ...]]
 """(inputs by name, target, asked number of microbatches, weight of each and what they counted, the form each
 asks for): a tensor that is of no use to this rank is on the meta device."""
 
@@ -32,7 +34,7 @@ class Header(msgspec.Struct, frozen=True):
     told: Announced
     owners: list[str | None]
     n_microbatches: int
-    weights: tuple[list[float], float]
+    weights: Weights
     forms: tuple[int, ...]
 
 
@@ -55,26 +57,27 @@ class Feed:
         self._last = stages[-1].rank
         self._others = [rank for rank in range(peers.n_ranks) if rank != source]
 
-    def give(
-        self, batch: Batch, target: Any, n_microbatches: int, weights: tuple[list[float], float]
-    ) -> None:
+    def give(self, batch: Batch, target: Any, n_microbatches: int, weights: Weights) -> None:
         """Send a batch from the source."""
         names = list(batch.whole)
         tensors, frame = flatten([*batch.whole.values(), target])
         owners = self._owners(names, batch.whole, len(tensors))
-        told = Announcement(tuple((tuple(t.shape), t.dtype, False) for t in tensors), frame).told()
-        header = Header(names, told, owners, n_microbatches, weights, batch.forms)
+        owners = self._owners(names, batch.whole, len(tensors))
         is_sent = [any(self._is_used(o, r) for r in self._others) for o in owners]
         tensors = [
-            t.to(self._device, non_blocking=True).contiguous() if sent else t
+            accelerator.upload(t, self._device) if sent else t
             for t, sent in zip(tensors, is_sent, strict=True)
         ]
+        forms = tuple(map(Form.of, tensors))
+        told = Announcement(forms, frame).told()
+        header = Header(names, told, owners, n_microbatches, weights, batch.forms)
+        laid = [f.to_wire(t) if sent else t for f, t, sent in zip(forms, tensors, is_sent, strict=True)]
         leaving = []
         for rank in self._others:
             self._peers.tell(header, rank)
             leaving += [
                 self._peers.group.send(t, rank)
-                for t, owner in zip(tensors, owners, strict=True)
+                for t, owner in zip(laid, owners, strict=True)
                 if self._is_used(owner, rank)
             ]
         for work in leaving:
@@ -88,11 +91,13 @@ class Feed:
         header = peers.hear(self.source, Header)
         told = Announcement.heard(header.told)
         tensors = []
-        for (shape, dtype, _), owner in zip(told.tensors, header.owners, strict=True):
-            is_used = self._is_used(owner, peers.rank)
-            tensors.append(torch.empty(shape, dtype=dtype, device=self._device if is_used else "meta"))
-            if is_used:
-                peers.group.wait(peers.group.recv(tensors[-1], self.source))
+        for form, owner in zip(told.tensors, header.owners, strict=True):
+            if not self._is_used(owner, peers.rank):
+                tensors.append(torch.empty(form.shape, dtype=form.dtype, device="meta"))
+                continue
+            laid = form.empty(self._device)
+            peers.group.wait(peers.group.recv(laid, self.source))
+            tensors.append(form.from_wire(laid))
         peers.position.waits_for = -1
         *values, target = tensors if told.frame is None else told.frame.fill(tensors)
         inputs = dict(zip(header.names, values, strict=True))

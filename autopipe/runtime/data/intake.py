@@ -38,7 +38,7 @@ class Taken:
 
     batch: Batch
     weights: Sequence[float]
-    counted: float
+    counted: float | None
     inputs: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
@@ -88,7 +88,8 @@ class Intake:
         n = request.n_microbatches or self._options.n_microbatches
         free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
         batch = with_forms(self._splitter.split(free, target, n), self._capture)
-        weights, counted = [1.0] * batch.n_microbatches, 0.0
+        weights: list[float] = [1.0] * batch.n_microbatches
+        counted: float | None = None
         if request.loss:  # counted where the batch is: on the device every count would wait
             weights, counted = self._weigher.weigh(batch, request.args, kwargs, bound)
         if self._feed is not None:
@@ -106,8 +107,13 @@ class Intake:
         batch = dataclasses.replace(self._splitter.split(leaves, target, n), forms=forms)
         return Taken(batch, weights, counted)
 
-    def shares(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[float]:
-        """What each batch's loss weighs in that of all together, alike on every rank."""
+    def shares(
+        self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
+    ) -> tuple[list[float], float | None]:
+        """What each batch's loss weighs in that of all together, alike on every rank; and what all counted.
+
+        That is None for sums.
+        """
         found: list[float | None] = []
         if self._is_source:
             for args, given in calls:
@@ -122,7 +128,7 @@ class Intake:
         total = 1.0 if None in found else sum(counts)
         if total == 0:
             raise InputError("none of the batches has a label that counts; leave such batches out")
-        return [n / total for n in counts]
+        return [n / total for n in counts], None if None in found else total
 
     def _route(self, kwargs: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
         """The target's way: to ``loss_fn``, or without one to the model's own argument of that name."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ... import accelerator
 from ...errors import InputError
 from ...graph import batch_dim
 from ...tracing.inputs.packing import sample_rows
@@ -100,7 +101,7 @@ class Batch:
                     there.split(list(sizes), self.axes.get(name, 0)) if is_cut else (there,) * len(self.rows)
                 )
         targets = self.targets
-        if takes_target and device.type != "cpu":
+        if takes_target:
             targets = [pytree.tree_map(to, target) for target in targets]
         return dataclasses.replace(self, leaves=leaves, targets=targets, whole=whole)
 
@@ -110,7 +111,9 @@ class Batch:
         for value in self.given.values():
             if isinstance(value, Tensor) and value.layout is torch.strided and not hasattr(value, "to_local"):
                 flat = value.detach().reshape(-1)
-                some = flat[:: max(1, flat.numel() // LOOKED_AT)].contiguous().cpu()
+                some = (
+                    flat[:: max(1, flat.numel() // LOOKED_AT)].resolve_conj().resolve_neg().contiguous().cpu()
+                )
                 found = zlib.crc32(some.view(torch.uint8).numpy().tobytes(), found)
         return found
 
@@ -232,9 +235,7 @@ class Splitter:
 
 
 def _moved(device: torch.device, value: Any) -> Any:
-    if isinstance(value, Tensor) and value.device != device:
-        return value.to(device, non_blocking=True)
-    return value
+    return accelerator.upload(value, device) if isinstance(value, Tensor) else value
 
 
 def _sizes(n_rows: int, n_microbatches: int) -> tuple[int, ...]:

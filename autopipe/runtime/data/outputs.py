@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from ...errors import InputError
 from ...units import symbol
-from ..wire.announcement import Announcement
+from ..wire.announcement import Announcement, Form
 from ..wire.boundary import flatten
 from ..wire.peers import Peers
 from .microbatch import Batch
@@ -122,10 +122,11 @@ def weighted(losses: Sequence[Tensor | None], weights: Sequence[float]) -> Tenso
 def share(leaves: list[Any] | None, peers: Peers, source: int, device: torch.device) -> list[Any]:
     """Flat output leaves of pipeline rank ``source``, on every rank."""
     tensors, frame = flatten(leaves or [])
-    mine = Announcement(tuple((tuple(t.shape), t.dtype, False) for t in tensors), frame).told()
-    told = Announcement.heard(peers.share(mine, source))
-    if peers.rank != source:
-        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in told.tensors]
-        frame = told.frame
-    tensors = [peers.broadcast(t.contiguous(), source) for t in tensors]
-    return tensors if frame is None else frame.fill(tensors)
+    told = Announcement.heard(peers.share(Announcement(tuple(map(Form.of, tensors)), frame).told(), source))
+    if peers.rank == source:
+        laid = [form.to_wire(t) for form, t in zip(told.tensors, tensors, strict=True)]
+    else:
+        laid = [form.empty(device) for form in told.tensors]
+    laid = [peers.broadcast(t, source) if t.numel() else t for t in laid]
+    tensors = [form.from_wire(t) for form, t in zip(told.tensors, laid, strict=True)]
+    return tensors if told.frame is None else told.frame.fill(tensors)

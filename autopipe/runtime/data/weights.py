@@ -29,12 +29,14 @@ from .microbatch import Batch
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["LossWeight", "Weigher"]
+__all__ = ["LossWeight", "Weigher", "Weights"]
 
 _logger = logging.getLogger(__name__)
 
 LossWeight = Callable[[tuple[Any, ...], dict[str, Any], Any], float]
 """``loss_weight(args, kwargs, target)`` of one microbatch; only ratios matter."""
+Weights = tuple[list[float], float | None]
+"""What each microbatch weighs, and what all of them counted together."""
 
 
 class Weigher:
@@ -66,25 +68,26 @@ class Weigher:
 
     def weigh(
         self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any]
-    ) -> tuple[list[float], float]:
+    ) -> Weights:
         """The weight of each microbatch, and what all of them counted; for means they sum to 1.
 
-        What was counted says how much the batch weighs beside those of data-parallel replicas; a sum counts
-        nothing. ``bound`` are the arguments' own tensors by input: those in ``batch`` may be elsewhere.
+        What was counted says how much the batch weighs beside those of data-parallel replicas: None for a
+        sum, 0 where no label counts. ``bound`` are the arguments' own tensors by input: those in ``batch``
+        may be elsewhere.
         Raises :class:`InputError` when a given weight is negative, or all are zero.
         """
         if self._given is not None:
             return _normalised(self._ask(batch, args, kwargs, bound))
         if self.is_sum:
-            return [1.0] * batch.n_microbatches, 0.0
+            return [1.0] * batch.n_microbatches, None
         by_rows = _normalised(batch.rows)
-        sums = [([1.0] * batch.n_microbatches, 0.0) for loss in self._counted if loss.is_sum]
+        sums: list[Weights] = [([1.0] * batch.n_microbatches, None) for loss in self._counted if loss.is_sum]
         counts = [loss.counts(batch) for loss in self._counted if not loss.is_sum]
-        if self._labels is not None:
+        if self._labels is not None and all(map(_are_labels, batch.targets)):
             counts = [_read([_weight_of_labels(target, **self._labels) for target in batch.targets])]
         found = sums + [_normalised(count) for count in counts if sum(count)]
         if not found:
-            return by_rows
+            return by_rows[0], 0.0 if counts else by_rows[1]
         if all(_are_close(found[0][0], other) for other, _ in found[1:]):
             return found[0]
         if not self._has_warned:
@@ -100,7 +103,7 @@ class Weigher:
             return sum(self._ask(batch, args, kwargs, bound))
         if self.is_sum:
             return None
-        if self._labels is not None and all(_are_labels(target) for target in batch.targets):
+        if self._labels is not None and all(map(_are_labels, batch.targets)):
             return sum(_read([_weight_of_labels(target, **self._labels) for target in batch.targets]))
         if self._counted:
             return None if self._counted[0].is_sum else sum(self._counted[0].counts(batch))
@@ -124,7 +127,7 @@ def _are_labels(target: Any) -> bool:
     return isinstance(target, Tensor) and not target.is_floating_point()
 
 
-def _normalised(weights: Sequence[float]) -> tuple[list[float], float]:
+def _normalised(weights: Sequence[float]) -> Weights:
     """Shares of a whole, and the whole."""
     total = sum(weights)
     if total <= 0 or min(weights) < 0:

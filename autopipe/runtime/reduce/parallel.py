@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["ReplicaDims", "Replicas", "sum_gradients"]
+from .buckets import Buckets
+
+__all__ = ["ReplicaDims", "Replicas"]
 
 _logger = logging.getLogger(__name__)
 
@@ -25,35 +27,55 @@ class Replicas:
     """How a wrapped stage's replicas are kept together: by nobody, DDP, or FSDP2."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._ddp = module if isinstance(module, nn.parallel.DistributedDataParallel) else None
+        self.ddp = module if isinstance(module, nn.parallel.DistributedDataParallel) else None
         fsdp = getattr(dist, "fsdp", None)
         self._fsdp: Any = module if fsdp is not None and isinstance(module, fsdp.FSDPModule) else None
+        self._buckets: Buckets | None = None
 
     @property
     def is_plain(self) -> bool:
         """No wrapper: the backward may be split."""
-        return self._ddp is None and self._fsdp is None
+        return self.ddp is None and self._fsdp is None
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._buckets is not None:
+            self._buckets.begin()
 
     def around_forward(self) -> contextlib.AbstractContextManager[Any]:
         """A context that keeps DDP from reducing after each microbatch."""
-        return contextlib.nullcontext() if self._ddp is None else self._ddp.no_sync()
+        return contextlib.nullcontext() if self.ddp is None else self.ddp.no_sync()
 
     def before_backward(self, is_last: bool) -> None:
-        """Tell FSDP whether this is the backward after which gradients are to be reduced."""
+        """Say whether this is the backward after which gradients are to be reduced."""
         if self._fsdp is not None:
             self._fsdp.set_is_last_backward(is_last)
             self._fsdp.set_reshard_after_backward(is_last)
             self._fsdp.set_requires_gradient_sync(is_last)
+        if self._buckets is not None and is_last:
+            self._buckets.watch(self)
+
+    def after_backward(self) -> None:
+        """Say that a backward is through."""
+        if self._buckets is not None:
+            self._buckets.look_away()
 
     def after_step(self) -> None:
-        """Average what DDP held back."""
-        if self._ddp is None:
-            return
-        group = self._ddp.process_group
-        parameters = [p for p in self._ddp.parameters() if p.requires_grad]
-        sum_gradients(
-            parameters, lambda flat: dist.all_reduce(flat, group=group), 1 / dist.get_world_size(group)
-        )
+        """Average what DDP held back, as far as that is not done."""
+        if self._buckets is not None:
+            self._buckets.finish()
+
+    @staticmethod
+    def join(of_rank: Sequence[Replicas]) -> None:
+        """Let the stages of a rank that have the same replicas reduce in one order."""
+        by_group: dict[Any, list[Replicas]] = {}
+        for one in of_rank:
+            if one.ddp is not None:
+                by_group.setdefault(one.ddp.process_group, []).append(one)
+        for group, same in by_group.items():
+            buckets = Buckets(group, {one: one.ddp for one in same if one.ddp is not None})
+            for one in same:
+                one._buckets = buckets
 
 
 class ReplicaDims:
@@ -107,53 +129,9 @@ class ReplicaDims:
             group = self._mesh.get_group(name)
             dist.all_reduce(total, group=group)
             n *= dist.get_world_size(group)
-        return (counted * n / total).to(device)
+        # all may have counted nothing
+        return (counted * n / total.clamp(min=torch.finfo(total.dtype).tiny)).to(device)
 
 
 ONE_BATCH = frozenset(("tp", "sp", "ep", "etp", "tensor", "expert", "model"))
 """Names of dims whose ranks work on one batch together, and so draw the same random numbers."""
-
-
-def sum_gradients(
-    parameters: Sequence[nn.Parameter], all_reduce: Callable[[Tensor], object], scale: float = 1.0
-) -> None:
-    """Sum gradients over all callers, times ``scale``; one with no gradient anywhere keeps none.
-
-    One message per dtype.
-    """
-    by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        by_dtype.setdefault(parameter.dtype, []).append(parameter)
-    for dtype, same in by_dtype.items():
-        has = torch.tensor([p.grad is not None for p in same], dtype=dtype)
-        has = has.to(same[0].device, non_blocking=True)
-        parts = [local(p.grad if p.grad is not None else torch.zeros_like(p)) for p in same]
-        flat = torch.cat([has, *(part.reshape(-1) for part in parts)])
-        all_reduce(flat)
-        missing = any(p.grad is None for p in same)
-        anywhere = (flat[: len(same)] > 0).tolist() if missing else [True] * len(same)
-        pieces = flat[len(same) :].split([part.numel() for part in parts])
-        for parameter, part, piece, some in zip(same, parts, pieces, anywhere, strict=True):
-            if some:
-                _put(parameter, part, piece * scale if scale != 1.0 else piece)
-
-
-def _put(parameter: nn.Parameter, part: Tensor, total: Tensor) -> None:
-    part.copy_(total.view_as(part))
-    if parameter.grad is None or parameter.grad.layout is not torch.strided:
-        parameter.grad = _like(parameter, part)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor; any other tensor itself, dense."""
-    if hasattr(tensor, "to_local"):
-        return tensor.to_local()
-    return tensor if tensor.layout is torch.strided else tensor.to_dense()
-
-
-def _like(parameter: Tensor, part: Tensor) -> Tensor:
-    if not hasattr(parameter, "to_local"):
-        return part
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(part, parameter.device_mesh, parameter.placements, run_check=False)  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from ...accelerator import Later
 from ...errors import StepError
 from ...stages import Stage
 from ..wire.group import Group
-from .parallel import local, sum_gradients
+from .sums import local, sum_gradients
 
 __all__ = ["Tie", "TieSum", "find_ties"]
 

@@ -22,21 +22,34 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import has_torch_function
 
-__all__ = ["WeightWork", "backward", "backward_input"]
+__all__ = ["Root", "WeightWork", "backward", "backward_input", "root_of"]
 
 
-def backward(roots: Sequence[Tensor], grads: Sequence[Tensor], **options: Any) -> None:
+Root = Tensor | GradientEdge
+KEPT_BYTES = 1 << 14
+"""Below this size a root is kept as the tensor it is: torch takes longer to check edges."""
+
+
+def root_of(tensor: Tensor) -> Root:
+    """Where a gradient enters the graph, once its tensor is needed no more: that may then be freed."""
+    return tensor if tensor.nbytes < KEPT_BYTES else get_gradient_edge(tensor)
+
+
+def backward(roots: Sequence[Root], grads: Sequence[Tensor], **options: Any) -> None:
     """``torch.autograd.backward``, during which function modes that are in force stay so.
 
-    Given tensors, torch hands the call to the innermost mode and turns it off meanwhile; edges, which it
-    takes longer to check, it does not.
+    Given tensors, torch hands the call to the innermost mode and turns it off meanwhile; edges it does not.
     """
     if has_torch_function(tuple(roots)):
         if "inputs" in options:
             options["inputs"] = [get_gradient_edge(t) for t in options["inputs"]]
-        torch.autograd.backward([get_gradient_edge(t) for t in roots], grads, **options)
+        torch.autograd.backward([_edge(root) for root in roots], grads, **options)
     else:
-        torch.autograd.backward(roots, grads, **options)
+        torch.autograd.backward(roots, grads, **options)  # type: ignore[arg-type]  # it takes both mixed
+
+
+def _edge(root: Root) -> GradientEdge:
+    return get_gradient_edge(root) if isinstance(root, Tensor) else root
 
 
 @dataclasses.dataclass
@@ -47,7 +60,7 @@ class WeightWork:
     """
 
     parts: list[tuple[Node, _Note, list[Tensor]]]
-    whole: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None
+    whole: tuple[Sequence[Root], Sequence[Tensor]] | None = None
 
     def run(self) -> None:
         """Accumulate the weight gradients, later nodes first as a whole backward would."""
@@ -61,17 +74,18 @@ class WeightWork:
         self.parts, self.whole = [], None
 
 
-def backward_input(roots: Sequence[Tensor], grads: Sequence[Tensor], leaves: Sequence[Tensor]) -> WeightWork:
+def backward_input(roots: Sequence[Root], grads: Sequence[Tensor], leaves: Sequence[Tensor]) -> WeightWork:
     """Accumulate gradients into ``leaves``; return the work that completes those of the parameters.
 
     ``leaves`` are the stage's inputs that require a gradient. Without any, all the work is left to W; where
-    a parameter has a hook on its accumulation, none is.
+    a parameter has a hook on its accumulation, or compiled code would give up in I what W needs, none is.
     """
     if not leaves:
         return WeightWork([], (roots, grads))
-    parts, early = _Spine(roots, leaves).split()
+    spine = _Spine(roots, leaves)
+    parts, early = spine.split()
     late = [p for _, _, ps in parts for p in ps]
-    if not late or any(p._post_accumulate_grad_hooks for p in (*early, *late)):
+    if spine.is_compiled or not late or any(p._post_accumulate_grad_hooks for p in (*early, *late)):
         backward(roots, grads)
         return WeightWork([])
     for node, note, _ in parts:
@@ -100,14 +114,20 @@ class _Note:
 class _Spine:
     """The autograd graph of one microbatch in one stage, sorted into spine and what hangs off it."""
 
-    def __init__(self, roots: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    def __init__(self, roots: Sequence[Root], leaves: Sequence[Tensor]) -> None:
         inputs = {get_gradient_edge(leaf).node for leaf in leaves}
-        self._roots = {get_gradient_edge(root).node for root in roots}
+        self._roots = {_edge(root).node for root in roots}
         self._order = _topological(self._roots)
         self._on_spine: set[Node] = set()
         for node in self._order:
             if node in inputs or any(c in self._on_spine for c, _ in node.next_functions):
                 self._on_spine.add(node)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether part of it is one of ``torch.compile``'s functions, whose backward runs only once."""
+        custom = (type(node) for node in self._order if isinstance(node, BackwardCFunction))
+        return any(kind.__name__ == "CompiledFunctionBackward" for kind in custom)
 
     def split(self) -> tuple[list[tuple[Node, _Note, list[Tensor]]], list[Tensor]]:
         """(node, room for its gradients, its own parameters) latest first; and those to do in I."""

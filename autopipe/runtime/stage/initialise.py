@@ -98,8 +98,10 @@ def initialise(
         return
     own = {id(t) for t in pending.values()}
     devices = [device] if device.type != "cpu" else []
-    kind = device.type if devices else "cuda"
-    with torch.random.fork_rng(devices=devices, device_type=kind), _Seeded(seed, pending, device) as draws:
+    with (
+        torch.random.fork_rng(devices=devices, device_type=device.type),
+        _Seeded(seed, pending, device) as draws,
+    ):
         for path, module, owner in list(_children_first(model)):
             held = {id(t) for t in (*module.parameters(), *module.buffers())}
             if held.isdisjoint(own) or (tables_only and not _has_tables(module, unfilled)):

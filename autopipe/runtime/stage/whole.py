@@ -68,7 +68,7 @@ class WholeWorker(Worker):
         """Backward to the pieces that were joined, which gather their gradients."""
         loss, self._roots[0] = self._roots[0], None
         if loss is not None:
-            self._replicas.before_backward(False)
+            self.replicas.before_backward(False)
             with self._draws(0):
                 backward([loss], [self._step.seeds(self._step.weights[0], loss)])
         self._values[0] = []

@@ -17,7 +17,7 @@ from ...stages import Section, Stage, rng
 from ..data.microbatch import Batch
 from ..reduce.parallel import Replicas
 from ..wire.boundary import Edge, flatten
-from .backward import WeightWork, backward, backward_input
+from .backward import Root, WeightWork, backward, backward_input, root_of
 
 __all__ = ["StepInputs", "Worker"]
 
@@ -53,6 +53,7 @@ class Worker:
     loss: computes (loss, flat output leaves) of a microbatch from the last stage's outputs.
     losses, outputs: of the step under way, detached; on the last stage only.
     receivers: the workers of later stages in this process, by stage.
+    replicas: how other processes hold the same stage, if any do.
     leaves: of the inputs whose gradients are wanted, those of each microbatch that gather them.
     """
 
@@ -78,7 +79,7 @@ class Worker:
         self._loss, self._forward_context = loss, forward_context
         self._recompute, self._mutated, self._is_random = recompute, tuple(mutated), is_random
         self._flags: dict[Any, tuple[tuple[bool, ...], ...]] = {}
-        self._replicas = Replicas(stage)
+        self.replicas = Replicas(stage)
         self._probe: list[tuple[int, int, str]] | None = None
         self.receivers: dict[int, Worker] = {}
 
@@ -87,9 +88,13 @@ class Worker:
         n = step.batch.n_microbatches
         self._step: StepInputs = step
         self._n_backwards = 0
+        self.replicas.begin()
+        # what decides, beside what arrives, which outputs require a gradient
+        own = self.stage.parameters() if self._recompute else ()
+        self._training = self.stage.training, *(p.requires_grad for p in own)
         needs_seed = step.seed is not None and self._is_random
         self._is_bare = (
-            not needs_seed and self._replicas.is_plain and self._forward_context is contextlib.nullcontext
+            not needs_seed and self.replicas.is_plain and self._forward_context is contextlib.nullcontext
         )
         self._scopes: dict[int, rng.Scope] = {}
         self.leaves: dict[str, list[Tensor]] = {
@@ -124,16 +129,16 @@ class Worker:
 
     def wrap(self, module: nn.Module) -> None:
         """Call ``module``, a data-parallel wrapper, instead of the stage."""
-        self.module, self._replicas = module, Replicas(module)
+        self.module, self.replicas = module, Replicas(module)
 
     @property
     def is_replicated(self) -> bool:
         """Whether other processes hold the same stage and average gradients with it."""
-        return not self._replicas.is_plain
+        return not self.replicas.is_plain
 
     def reduce(self) -> None:
         """Reduce gradients over data-parallel replicas, once all microbatches are through."""
-        self._replicas.after_step()
+        self.replicas.after_step()
 
     @contextlib.contextmanager
     def probing(self, found: list[tuple[int, int, str]]) -> Iterator[None]:
@@ -157,12 +162,12 @@ class Worker:
         self._keep_results(outputs, m)
         for edge in self.edges_out:
             self._emit(edge, m, _picked(edge, outputs, values), None)
-        if not self._step.grad:
-            self._values[m] = []
+        self._values[m] = []
 
     def _forward_to_forget(self, values: list[Any], m: int) -> None:
         """Forward that keeps inputs only; the first of its kind learns which outputs require a gradient."""
-        key = self._step.batch.signature(m), self._step.tracked
+        arrived = tuple(isinstance(v, Tensor) and v.requires_grad for v in values)
+        key = self._step.batch.signature(m), self._training, arrived
         known = self._flags.get(key)
         with contextlib.nullcontext() if known is None else torch.no_grad():
             outputs = self._call(values, m)
@@ -171,7 +176,6 @@ class Worker:
             known = self._flags[key] = self._learn_flags(outputs, values)
         for edge, flags in zip(self.edges_out, known, strict=True):
             self._emit(edge, m, _picked(edge, outputs, values), flags)
-            edge.roots[m] = None
         self._roots[m] = None
 
     def _call(self, values: Sequence[Any], m: int) -> tuple[Any, ...]:
@@ -179,7 +183,7 @@ class Worker:
             return self.module(*values, **self._options(m))
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._draws(m))
-            stack.enter_context(self._replicas.around_forward())
+            stack.enter_context(self.replicas.around_forward())
             stack.enter_context(self._forward_context())
             return self.module(*values, **self._options(m))
 
@@ -234,9 +238,8 @@ class Worker:
         tensors, frame = flatten(values)
         if flags is None:
             flags = [t.requires_grad for t in tensors] if self._step.grad else (False,) * len(tensors)
-        edge.roots[m] = (
-            [t for t, flag in zip(tensors, flags, strict=True) if flag] if self._step.grad else None
-        )
+        keeps_graph = self._step.grad and not self._recompute
+        edge.roots[m] = _roots(tensors, flags) if keeps_graph else None
         receiver = self.receivers.get(edge.destination)
         if receiver is None:
             edge.outbox[m] = ([t.detach() for t in tensors], frame, tuple(flags))
@@ -260,7 +263,7 @@ class Worker:
         leaves = [leaf for edge in self.edges_in for leaf in edge.leaves[m] or ()]
         leaves += [column[m] for column in self.leaves.values()]
         # blocks would run again for every part of a split backward
-        if roots and self._replicas.is_plain and not self.stage.recomputes:
+        if roots and self.replicas.is_plain and not self.stage.recomputes:
             with self._draws(m):
                 self._weight_work[m] = backward_input(roots, grads, leaves)
         elif roots:
@@ -275,13 +278,13 @@ class Worker:
             with self._draws(m):
                 work.run()
 
-    def _collect(self, m: int) -> tuple[list[Tensor], list[Tensor]]:
+    def _collect(self, m: int) -> tuple[list[Root], list[Tensor]]:
         self._n_backwards += 1
         is_last = self._n_backwards == self._step.batch.n_microbatches
-        self._replicas.before_backward(is_last and self._step.syncs)
+        self.replicas.before_backward(is_last and self._step.syncs)
         if self._recompute:
             self._run_again(m)
-        roots: list[Tensor] = []
+        roots: list[Root] = []
         grads: list[Tensor] = []
         loss, self._roots[m] = self._roots[m], None
         if loss is not None:
@@ -298,9 +301,10 @@ class Worker:
             self._keep_results(outputs, m)
         for edge in self.edges_out:
             tensors, _ = flatten(_picked(edge, outputs, self._values[m]))
-            edge.roots[m] = [t for t in tensors if t.requires_grad]
+            edge.roots[m] = _roots(tensors, [t.requires_grad for t in tensors])
 
     def _finish(self, m: int) -> None:
+        self.replicas.after_backward()
         for edge in self.edges_in:
             edge.harvest(m)
         self._values[m] = []
@@ -309,6 +313,10 @@ class Worker:
 def _picked(edge: Edge, outputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """What goes along an edge, of what its source gave and took."""
     return [outputs[o] if o >= 0 else values[~o] for o in edge.outputs]
+
+
+def _roots(tensors: Sequence[Tensor], flags: Sequence[bool]) -> list[Root]:
+    return [root_of(t) for t, flag in zip(tensors, flags, strict=True) if flag]
 
 
 @contextlib.contextmanager

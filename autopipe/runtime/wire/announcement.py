@@ -6,6 +6,8 @@ Sending announcements and messages is left to ``channel``.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -15,115 +17,178 @@ from torch import Tensor
 from .boundary import Frame
 from .values import dtype_of, name_of
 
-__all__ = ["Announced", "Announcement"]
+__all__ = ["Announced", "Announcement", "Form", "ToldForm"]
 
 PACK_BYTES = 1 << 14
 """Tensors below this size share one message: a copy is then cheaper than another message."""
 ALIGN_BYTES = 16
 
+ToldForm = tuple[tuple[int, ...], str, bool, bool, tuple[int, ...]]
+"""A :class:`Form` in a message."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Form:
+    """All that is to be known of a tensor before it comes.
+
+    ``is_cpu`` says that it is in the host's memory, whatever the pipeline runs on. ``order`` are its dims
+    from the outermost in memory to the innermost; none where that is their own order, or memory has gaps.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool = False
+    is_cpu: bool = False
+    order: tuple[int, ...] = dataclasses.field(default=(), compare=False)
+
+    @classmethod
+    def of(cls, tensor: Tensor, requires_grad: bool = False) -> Form:
+        """That of a dense tensor."""
+        return cls(tuple(tensor.shape), tensor.dtype, requires_grad, tensor.is_cpu, _order(tensor))
+
+    @property
+    def n_bytes(self) -> int:
+        """Of its numbers."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def told(self) -> ToldForm:
+        """As part of a message."""
+        return self.shape, name_of(self.dtype), self.requires_grad, self.is_cpu, self.order
+
+    @classmethod
+    def heard(cls, found: ToldForm) -> Form:
+        """Of a message."""
+        shape, name, requires_grad, is_cpu, order = found
+        return cls(shape, dtype_of(name), requires_grad, is_cpu, order)
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Contiguous memory for it, as it lies on the wire: in the host's where it is there."""
+        return torch.empty(self._wire_shape, dtype=self.dtype, device="cpu" if self.is_cpu else device)
+
+    def to_wire(self, tensor: Tensor) -> Tensor:
+        """Contiguous, and with conjugation or negation that torch only notes carried out."""
+        laid = tensor.permute(self.order) if self.order else tensor
+        if laid.is_conj() or laid.is_neg():
+            laid = laid.resolve_conj().resolve_neg()
+        return laid.contiguous()
+
+    def from_wire(self, laid: Tensor) -> Tensor:
+        """The tensor again, of what came."""
+        if not self.order:
+            return laid
+        back = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return laid.permute(back)
+
+    def view(self, memory: Tensor) -> Tensor:
+        """What lies in so many bytes, as on the wire."""
+        return memory.view(self.dtype).view(self._wire_shape)
+
+    @property
+    def _wire_shape(self) -> tuple[int, ...]:
+        return tuple(self.shape[d] for d in self.order) if self.order else self.shape
+
+
+NOTHING = Form((0,), torch.uint8)
+
+
+def _order(tensor: Tensor) -> tuple[int, ...]:
+    if tensor.is_contiguous():
+        return ()
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.ndim), key=lambda d: -strides[d]))
+    return order if tensor.permute(order).is_contiguous() else ()
+
 
 class Announced(msgspec.Struct, frozen=True):
     """An announcement as a message."""
 
-    tensors: list[tuple[tuple[int, ...], str, bool]]
+    tensors: list[ToldForm]
     frame: str | None
     present: tuple[bool, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Announcement:
-    """What a message holds: per tensor its shape, dtype and whether it requires a gradient; and the frame.
+    """What a message holds: the form of each tensor; and the frame.
 
     For gradients ``present`` says which of the edge's differentiable tensors got one.
     """
 
-    tensors: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
+    tensors: tuple[Form, ...]
     frame: Frame | None = None
     present: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
-        small = [i for i, n in enumerate(self._bytes()) if n < PACK_BYTES]
-        object.__setattr__(self, "packed", tuple(small) if len(small) > 1 else ())
-        object.__setattr__(self, "flags", tuple(flag for _, _, flag in self.tensors))
+        sizes = [form.n_bytes for form in self.tensors]
+        small = [i for i, n in enumerate(sizes) if 0 < n < PACK_BYTES]
+        is_cpu = bool(small) and self.tensors[small[0]].is_cpu
+        packed = [i for i in small if self.tensors[i].is_cpu == is_cpu]
+        packed = packed if len(packed) > 1 else []
+        room = [-(-sizes[i] // ALIGN_BYTES) * ALIGN_BYTES for i in packed]
+        starts = list(itertools.accumulate(room, initial=0))
+        derived = {
+            "n_bytes": sum(sizes),
+            "flags": tuple(form.requires_grad for form in self.tensors),
+            "alone": tuple(i for i, n in enumerate(sizes) if n and i not in packed),
+            "packed": tuple((i, a, a + sizes[i]) for i, a in zip(packed, starts, strict=False)),
+            "pack": Form((starts[-1],), torch.uint8, is_cpu=is_cpu),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
-    packed: tuple[int, ...] = dataclasses.field(default=(), init=False, compare=False)
+    n_bytes: int = dataclasses.field(default=0, init=False, compare=False)
     flags: tuple[bool, ...] = dataclasses.field(default=(), init=False, compare=False)
+    alone: tuple[int, ...] = dataclasses.field(default=(), init=False, compare=False)
+    packed: tuple[tuple[int, int, int], ...] = dataclasses.field(default=(), init=False, compare=False)
+    pack: Form = dataclasses.field(default=NOTHING, init=False, compare=False)
 
     def told(self) -> Announced:
         """As a message."""
-        tensors = [(shape, name_of(dtype), flag) for shape, dtype, flag in self.tensors]
-        return Announced(tensors, None if self.frame is None else self.frame.to_text(), self.present)
+        text = None if self.frame is None else self.frame.to_text()
+        return Announced([form.told() for form in self.tensors], text, self.present)
 
     @classmethod
     def heard(cls, found: Announced) -> Announcement:
         """Of a message."""
-        tensors = tuple((shape, dtype_of(name), flag) for shape, name, flag in found.tensors)
-        return cls(tensors, None if found.frame is None else Frame.from_text(found.frame), found.present)
-
-    def _bytes(self) -> list[int]:
-        return [torch.Size(shape).numel() * dtype.itemsize for shape, dtype, _ in self.tensors]
-
-    @property
-    def n_bytes(self) -> int:
-        """Of the tensors a message holds."""
-        return sum(self._bytes())
-
-    @property
-    def _offsets(self) -> list[int]:
-        """Where each packed tensor begins in the pack, and at last where it ends."""
-        sizes, offsets = self._bytes(), [0]
-        for i in self.packed:
-            offsets.append(offsets[-1] + -(-sizes[i] // ALIGN_BYTES) * ALIGN_BYTES)
-        return offsets
+        frame = None if found.frame is None else Frame.from_text(found.frame)
+        return cls(tuple(map(Form.heard, found.tensors)), frame, found.present)
 
     def matches(self, tensors: Sequence[Tensor], frame: Frame | None, flags: Sequence[bool]) -> bool:
         """Whether a message is as announced; runs for every message sent."""
         if len(tensors) != len(self.tensors) or frame != self.frame:
             return False
-        for tensor, flag, (shape, dtype, flagged) in zip(tensors, flags, self.tensors, strict=True):
-            if tensor.shape != shape or tensor.dtype is not dtype or flag != flagged:
+        for tensor, flag, form in zip(tensors, flags, self.tensors, strict=True):
+            if tensor.shape != form.shape or tensor.dtype is not form.dtype or flag != form.requires_grad:
+                return False
+            if tensor.is_cpu != form.is_cpu:
                 return False
         return True
 
     def buffers(self, device: torch.device) -> list[Tensor]:
         """Empty memory for what is on the wire: the large tensors, then the pack."""
-        alone = [
-            torch.empty(shape, dtype=dtype, device=device)
-            for i, (shape, dtype, _) in enumerate(self.tensors)
-            if i not in self.packed
-        ]
+        buffers = [self.tensors[i].empty(device) for i in self.alone]
+        return [*buffers, self.pack.empty(device)] if self.packed else buffers
+
+    def to_wire(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors as :meth:`buffers` lays them out; what has no numbers is not sent."""
+        laid = [self.tensors[i].to_wire(tensors[i]) for i in self.alone]
         if self.packed:
-            alone.append(torch.empty(self._offsets[-1], dtype=torch.uint8, device=device))
-        return alone
+            pack = self.pack.empty(tensors[self.packed[0][0]].device)
+            for i, start, end in self.packed:
+                form = self.tensors[i]
+                form.from_wire(form.view(pack[start:end])).copy_(tensors[i])
+            laid.append(pack)
+        return laid
 
-    def to_wire(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The tensors as :meth:`buffers` lays them out, contiguous."""
-        if not self.packed:
-            return [_plain(t) for t in tensors]
-        pack = torch.empty(self._offsets[-1], dtype=torch.uint8, device=tensors[0].device)
-        for view, i in zip(self._views(pack), self.packed, strict=True):
-            view.copy_(tensors[i])
-        return [_plain(t) for i, t in enumerate(tensors) if i not in self.packed] + [pack]
-
-    def from_wire(self, buffers: list[Tensor]) -> list[Tensor]:
+    def from_wire(self, buffers: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """The tensors again, out of filled buffers."""
-        if not self.packed:
-            return buffers
-        views = iter(self._views(buffers[-1]))
-        alone = iter(buffers)
-        return [next(views) if i in self.packed else next(alone) for i in range(len(self.tensors))]
-
-    def _views(self, pack: Tensor) -> list[Tensor]:
-        offsets, sizes = self._offsets, self._bytes()
+        found = dict(zip(self.alone, buffers, strict=False))
+        for i, start, end in self.packed:
+            found[i] = self.tensors[i].view(buffers[-1][start:end])
         return [
-            pack[start : start + sizes[i]].view(self.tensors[i][1]).view(self.tensors[i][0])
-            for i, start in zip(self.packed, offsets, strict=False)
+            form.from_wire(found[i] if i in found else form.empty(device))
+            for i, form in enumerate(self.tensors)
         ]
 
     def __str__(self) -> str:
-        return ", ".join(f"{dtype}{list(shape)}" for shape, dtype, _ in self.tensors) or "no tensor"
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """Contiguous, and with conjugation or negation that torch only notes carried out."""
-    return tensor.clone() if tensor.is_conj() or tensor.is_neg() else tensor.contiguous()
+        return ", ".join(f"{form.dtype}{list(form.shape)}" for form in self.tensors) or "no tensor"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
 from ...errors import StepError
@@ -132,7 +133,8 @@ class Edge:
     outputs, inputs: the values' places in the outputs of the one and the inputs of the other; ``~i`` in
         ``outputs`` for what the source took as its own input ``i`` and only passes on.
     outbox: what the source gave and has not been sent yet, when the destination is on another rank.
-    roots: where gradients enter the source's graph: its own outputs that require a gradient.
+    roots: where gradients enter the source's graph, of its own outputs that require one; they leave the
+        outputs' memory free.
     leaves: what the destination's graph grows from: the same values, detached.
     grads: the gradients of ``leaves`` that require one, on their way back.
     values, gradients: what messages of either kind were announced to hold.
@@ -153,7 +155,7 @@ class Edge:
         self.outbox: list[tuple[list[Tensor], Frame | None, tuple[bool, ...]] | None] = [
             None
         ] * n_microbatches
-        self.roots: list[list[Tensor] | None] = [None] * n_microbatches
+        self.roots: list[Sequence[Tensor | GradientEdge] | None] = [None] * n_microbatches
         self.leaves: list[list[Tensor] | None] = [None] * n_microbatches
         self.grads: list[Sequence[Tensor | None] | None] = [None] * n_microbatches
 
@@ -173,7 +175,7 @@ class Edge:
             self.grads[m] = [leaf.grad for leaf in leaves]
             self.leaves[m] = None
 
-    def take(self, m: int, roots: list[Tensor], grads: list[Tensor]) -> None:
+    def take(self, m: int, roots: list[Tensor | GradientEdge], grads: list[Tensor]) -> None:
         """Append the roots of microbatch ``m`` that a gradient came back for, and those gradients."""
         for root, grad in zip(self.roots[m] or (), self.grads[m] or (), strict=True):
             if grad is not None:

@@ -18,14 +18,16 @@ from torch import Tensor
 
 from ... import accelerator
 from ...errors import StepError
-from .announcement import Announced, Announcement
+from .announcement import Announced, Announcement, Form
 from .boundary import Book, Edge
+from .group import Group
 from .peers import Peers
 
 __all__ = ["Channel"]
 
 LAG = 2
-"""Messages to one peer under way before the host waits for the oldest, which stays till it has left."""
+"""Messages to one peer under way before the oldest is waited for: by the host, on an accelerator by its
+stream, which may then use that message's memory again."""
 
 Arriving = tuple[Announcement, list[Tensor], list[Any]]
 
@@ -54,13 +56,8 @@ class Channel:
         tensors, frame, flags = held
         known = edge.values.settled.get(self.signatures[m])
         if known is None:
-            if any(hasattr(t, "to_local") for t in tensors):
-                raise StepError(
-                    f"stage {edge.source} gives a DTensor among {', '.join(edge.names)}; what crosses "
-                    "stages is a plain tensor: let the layer that makes it return one (use_local_output=True)"
-                )
-            shapes = zip(tensors, flags, strict=True)
-            known = Announcement(tuple((tuple(t.shape), t.dtype, flag) for t, flag in shapes), frame)
+            _check_plain(edge, tensors)
+            known = Announcement(tuple(map(Form.of, tensors, flags)), frame)
             self._announce("F", edge, m, peer, known)
         elif not known.matches(tensors, frame, flags):
             raise StepError(
@@ -87,15 +84,16 @@ class Channel:
         grads, edge.grads[m] = edge.grads[m] or (), None
         known = edge.gradients.settled.get(self.signatures[m])
         if known is None:
-            given = [(tuple(g.shape), g.dtype, True) for g in grads if g is not None]
-            known = Announcement(tuple(given), None, tuple(g is not None for g in grads))
+            dense = [None if g is None else _dense(g) for g in grads]
+            forms = tuple(Form.of(g, True) for g in dense if g is not None)
+            known = Announcement(forms, None, tuple(g is not None for g in grads))
             self._announce("B", edge, m, peer, known)
         self._send(known.to_wire(self._as_announced(edge, grads, known)), peer)
 
     def _as_announced(self, edge: Edge, grads: Sequence[Tensor | None], known: Announcement) -> list[Tensor]:
         """The gradients that are sent: dense, and zero where there is none this time."""
         out = []
-        shapes = iter(known.tensors)
+        forms = iter(known.tensors)
         for grad, is_sent in zip(grads, known.present, strict=True):
             if not is_sent:
                 if grad is not None:
@@ -105,10 +103,8 @@ class Channel:
                         "value this rarely in the stage that computes it"
                     )
                 continue
-            shape, dtype, _ = next(shapes)
-            if grad is None:
-                grad = torch.zeros(shape, dtype=dtype, device=self._device)
-            out.append(grad if grad.layout is torch.strided else grad.to_dense())
+            form = next(forms)
+            out.append(form.from_wire(form.empty(self._device).zero_()) if grad is None else _dense(grad))
         return out
 
     def recv_grads(self, edge: Edge, m: int, peer: int) -> None:
@@ -149,24 +145,24 @@ class Channel:
         announced = self._book(kind, edge).settled.get(self.signatures[m])
         announced = announced or self._learn(kind, edge, m, peer)
         buffers = announced.buffers(self._device)
-        works = [self._group.recv(b, peer) for b in buffers]
+        works = [self._carrier(b).recv(b, peer) for b in buffers]
         self._arriving[kind, edge, m] = (announced, buffers, works)
+
+    def _carrier(self, tensor: Tensor) -> Group:
+        """What moves a tensor: another group where it is in the host's memory and the pipeline is not."""
+        return self._peers.control if self._is_async and tensor.is_cpu else self._group
 
     def _wait(self, kind: str, edge: Edge, m: int) -> tuple[Announcement, list[Tensor]]:
         announced, buffers, works = self._arriving.pop((kind, edge, m))
-        for work in works:
-            self._group.wait(work)
+        for work, buffer in zip(works, buffers, strict=True):
+            self._carrier(buffer).wait(work)
         # an accelerator's wait returns even when the message never came
         self._peers.watch.raise_if_failed()
-        return announced, announced.from_wire(buffers)
+        return announced, announced.from_wire(buffers, self._device)
 
     def _send(self, tensors: Sequence[Tensor], peer: int) -> None:
         leaving = self._leaving[peer]
-        leaving.append([(self._group.send(tensor, peer), tensor) for tensor in tensors])
-        if self._is_async:
-            while leaving and all(self._group.is_done(work) for work, _ in leaving[0]):
-                leaving.popleft()
-            return
+        leaving.append([(self._carrier(tensor).send(tensor, peer), tensor) for tensor in tensors])
         while len(leaving) > LAG:
             self._finish(leaving.popleft())
 
@@ -177,5 +173,25 @@ class Channel:
                 self._finish(leaving.popleft())
 
     def _finish(self, message: list[tuple[Any, Tensor]]) -> None:
-        for work, _ in message:
-            self._group.wait(work)
+        for work, tensor in message:
+            self._carrier(tensor).wait(work)
+
+
+def _check_plain(edge: Edge, tensors: Sequence[Tensor]) -> None:
+    """Raise :class:`StepError` for what does not lie in one rank's memory as it is."""
+    for tensor in tensors:
+        if hasattr(tensor, "to_local"):
+            raise StepError(
+                f"stage {edge.source} gives a DTensor among {', '.join(edge.names)}; what crosses "
+                "stages is a plain tensor: let the layer that makes it return one (use_local_output=True)"
+            )
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+            raise StepError(
+                f"stage {edge.source} gives a tensor that is {kind} among {', '.join(edge.names)}; what "
+                "crosses ranks is dense: keep what makes it and what takes it in one stage (pin them to one)"
+            )
+
+
+def _dense(grad: Tensor) -> Tensor:
+    return grad if grad.layout is torch.strided else grad.to_dense()

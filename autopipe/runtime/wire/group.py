@@ -29,7 +29,7 @@ class Group(Protocol):
     """Messages among ``ranks`` (numbers within the pipeline), of contiguous tensors.
 
     What ``send`` and ``recv`` return is under way; ``wait`` lets what follows use it: the host waits, or on
-    an accelerator its stream. ``is_done`` says without waiting that it is over.
+    an accelerator its stream.
     """
 
     ranks: tuple[int, ...]
@@ -37,7 +37,6 @@ class Group(Protocol):
     def send(self, tensor: Tensor, peer: int) -> Any: ...
     def recv(self, tensor: Tensor, peer: int) -> Any: ...
     def wait(self, work: Any) -> None: ...
-    def is_done(self, work: Any) -> bool: ...
     def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None: ...
     def broadcast(self, tensor: Tensor, source: int) -> None: ...
     def connect(self, pairs: Iterable[tuple[int, int]], limit_s: float) -> None: ...
@@ -90,10 +89,6 @@ class HostGroup:
     def wait(self, work: Any) -> None:
         """Block until it is over."""
         work.wait(FOREVER)
-
-    def is_done(self, work: Any) -> bool:
-        """Never known before a wait: gloo finishes a message in it."""
-        return False
 
     def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:
         """Reduce over all members, in place."""
@@ -185,10 +180,6 @@ class DeviceGroup:
     def wait(self, work: Any) -> None:
         """Let the current stream wait. Given a time limit, the host would."""
         work.wait()
-
-    def is_done(self, work: Any) -> bool:
-        """Whether the device is through with it."""
-        return bool(work.is_completed())
 
     def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:
         """Reduce over all members, in place."""

@@ -195,7 +195,8 @@ class Peers:
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """``tensor`` of pipeline rank ``source``, on every rank."""
         self.position.waits_for = source if source != self.rank else -1
-        self.group.broadcast(tensor, source)
+        is_aside = tensor.is_cpu and self._device.type != "cpu"
+        (self.control if is_aside else self.group).broadcast(tensor, source)
         self.position.waits_for = -1
         return tensor
 

@@ -16,9 +16,9 @@ from torch import fx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Ambient", "Region", "SavedHooks", "ambient", "difference", "enter", "insert", "leave"]
+from ...accelerator import kinds
 
-_DEVICES = ("cpu", "cuda")
+__all__ = ["Ambient", "Region", "SavedHooks", "ambient", "difference", "enter", "insert", "leave"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +67,7 @@ Ambient = tuple[bool, tuple[tuple[str, bool, torch.dtype, bool], ...]]
 def ambient() -> Ambient:
     """The grad mode and autocast state in force now."""
     cache = torch.is_autocast_cache_enabled()
-    casts = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), cache) for d in _DEVICES)
+    casts = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), cache) for d in kinds())
     return torch.is_grad_enabled(), casts
 
 

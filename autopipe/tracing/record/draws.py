@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ... import accelerator
 from ..calls.streams import Counting, Stream, drawer
 
 __all__ = ["Draws", "Streams"]
@@ -28,8 +29,9 @@ class Draws:
 
     def _read(self) -> bytes:
         state = torch.default_generator.get_state().numpy().tobytes()
-        if self.device.type == "cuda":
-            state += torch.cuda.get_rng_state(self.device).numpy().tobytes()
+        own = accelerator.default_generator(self.device)
+        if own is not None and own is not torch.default_generator:
+            state += own.get_state().numpy().tobytes()
         return state
 
     def drawn(self) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ... import accelerator
 from ...errors import CaptureError
 from .reach import Reached, reached, saved, state_of
 
@@ -45,7 +46,7 @@ class Snapshot:
             id(t): (t, t.detach().clone()) for t in (*model.buffers(), *small) if not _is_absent(t)
         }
         self.generators = [saved(g) for _, _, g in self.reached.generators]
-        self.devices = [d for d in {t.device for t in model.parameters()} if d.type == "cuda"]
+        self.devices = [d for d in {t.device for t in model.parameters()} if accelerator.is_async(d)]
 
     def restore(self) -> None:
         """Put everything back, the same objects with the same content."""
@@ -275,7 +276,8 @@ def preserved(model: nn.Module) -> Iterator[Snapshot]:
     snapshot = Snapshot(model)
     python, numpy = random.getstate(), np.random.get_state()
     gradients = [(p, p.grad) for p in model.parameters()]
-    with torch.random.fork_rng(devices=snapshot.devices):
+    kind = snapshot.devices[0].type if snapshot.devices else "cpu"
+    with torch.random.fork_rng(devices=snapshot.devices, device_type=kind):
         try:
             for parameter, _ in gradients:
                 parameter.grad = None
@@ -301,8 +303,9 @@ def seed(device: torch.device) -> None:
     ``torch.manual_seed`` would do, but formats a traceback each time where CUDA is not in use.
     """
     torch.default_generator.manual_seed(0)
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(0)
+    own = accelerator.default_generator(device)
+    if own is not None and own is not torch.default_generator:
+        own.manual_seed(0)
 
 
 def seed_all(device: torch.device) -> None:
@@ -320,8 +323,9 @@ def generators(device: torch.device | None = None) -> tuple[Any, ...]:
     if device is None:
         return outside
     own = torch.default_generator.get_state().numpy().tobytes()
-    if device.type == "cuda":
-        own += torch.cuda.get_rng_state(device).numpy().tobytes()
+    there = accelerator.default_generator(device)
+    if there is not None and there is not torch.default_generator:
+        own += there.get_state().numpy().tobytes()
     return (*outside, own)
 
 

@@ -19,7 +19,7 @@ def redrawn(given: Mapping[str, Tensor], seed: int) -> Iterator[dict[str, Tensor
     A model may take ints only in a certain relation, as a text that holds one token for each patch.
     """
     generator = torch.Generator().manual_seed(seed)
-    floats = {n: _redraw(t, generator) for n, t in given.items() if t.is_floating_point()}
+    floats = {n: _redraw(t, generator) for n, t in given.items() if _is_float(t)}
     others = {n: _redraw(t, generator) for n, t in given.items() if n not in floats}
     if others:
         yield {n: (floats | others)[n] for n in given}
@@ -36,11 +36,15 @@ def _redraw(tensor: Tensor, generator: torch.Generator) -> Tensor:
         new = _masked(tensor.detach().cpu())
     else:
         new = flat[torch.randint(flat.numel(), flat.shape, generator=generator)].view(tensor.shape)
-        if tensor.is_floating_point():
+        if _is_float(tensor):
             new = new * (0.5 + 0.5 * torch.rand(new.shape, generator=generator)).to(new.dtype)
         elif tensor.dim() and _is_sorted(tensor):
-            new = new.sort(-1).values
+            new = new.long().sort(-1).values.to(new.dtype)
     return new.to(tensor.device).requires_grad_(tensor.requires_grad)
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _is_mask(flat: Tensor) -> bool:
@@ -56,4 +60,4 @@ def _masked(tensor: Tensor) -> Tensor:
 
 
 def _is_sorted(tensor: Tensor) -> bool:
-    return tensor.shape[-1] > 1 and bool((tensor.diff(dim=-1) >= 0).all())
+    return tensor.shape[-1] > 1 and bool((tensor.long().diff(dim=-1) >= 0).all())

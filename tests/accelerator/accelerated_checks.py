@@ -1,4 +1,4 @@
-"""What the runtime does on the simulated accelerator; ``python runtime_checks.py CHECK ...`` is one rank.
+"""What the runtime does on the simulated accelerator; ``python accelerated_checks.py CHECK ...`` is one rank.
 
 Every rank works on the device after its own number while device 0 is current. Each check runs eagerly under
 the order check, and lazily, and its results equal the CPU's.
@@ -208,6 +208,101 @@ def times_are_the_devices():
     assert all(seconds > 5e-4 for stage in report.stages for seconds in stage.measured.values())
 
 
+def a_batch_may_be_overwritten():
+    """In pinned memory or not: as soon as the call returns, whenever the device comes to it."""
+    torch.manual_seed(0)
+    model = Wide().double()
+    plain = copy.deepcopy(model)
+    x = torch.randn(4, 8, dtype=torch.float64).pin_memory()
+    target = x.clone().pin_memory()
+    made = make(model, (x.clone(),), {}, n_stages=WORLD, n_ranks=WORLD)
+    for feed in (None, 0):
+        runtime = Runtime(*made, loss_fn=nn.functional.mse_loss, device=DEVICE, feed=feed)
+        for i in range(3):
+            given = {} if feed is not None and RANK else {"x": x, "target": target}
+            if i == 2:
+                with simulated.waits("autopipe") as found:
+                    runtime.step(**given)
+                assert not found
+            else:
+                runtime.step(**given)
+            nn.functional.mse_loss(plain(x), target).backward()
+            x += 1.0  # the next batch, in the same memory
+            target *= 0.5
+        named = {n: p.grad for n, p in runtime.named_parameters()}
+        assert worst(named, {n: p.grad for n, p in plain.named_parameters()}) < EXACT
+
+
+def the_callers_stream_is_used():
+    """A step made within a stream of the user's, between work of theirs on it."""
+    for i in range(2):
+        torch.manual_seed(0)
+        plain = Wide().double()
+        made = make(copy.deepcopy(plain), (torch.randn(4, 8).double(),), {}, n_stages=WORLD, n_ranks=WORLD)
+        runtime = Runtime(*made, loss_fn=nn.functional.mse_loss, device=DEVICE)
+        torch.accelerator.synchronize(DEVICE)
+        side = torch.Stream(DEVICE)
+        for _ in range(2):
+            with side if i else contextlib.nullcontext():
+                x = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+                there = x.to(DEVICE) * 2
+                loss = runtime.step(there, target=there, n_microbatches=2).loss * 3
+                found = {n: p.grad.cpu() for n, p in runtime.named_parameters() if p.grad is not None}
+                loss = loss.item()
+        wanted = nn.functional.mse_loss(plain(2 * x), 2 * x)
+        (2 * wanted).backward()
+        assert abs(loss - 3 * wanted.item()) < EXACT
+        assert worst(found, {n: p.grad for n, p in plain.named_parameters()}) < EXACT
+
+
+class Bulky(nn.Module):
+    """What crosses is large, and nobody's backward needs it."""
+
+    def __init__(self, n_columns):
+        super().__init__()
+        self.grow, self.shrink, self.n = nn.Linear(8, 8), nn.Linear(8, 8), n_columns
+
+    def forward(self, x):
+        large = self.grow(x).repeat(1, self.n)
+        return self.shrink(large.view(len(x), self.n, 8).sum(1))
+
+
+def what_was_sent_is_let_go():
+    """However many microbatches are in flight, a rank holds a few messages, not the outputs of all."""
+    n_columns, m = 4096, 16
+    message = 8 * 8 * n_columns
+    for schedule in ("gpipe", "1f1b"):
+        torch.manual_seed(0)
+        model, x = Bulky(n_columns), torch.randn(m, 8)
+        made = make(model, (x[:2],), {}, n_stages=2, n_ranks=WORLD, schedule=schedule, cuts=[2])
+        runtime = Runtime(*made, loss_fn=nn.functional.mse_loss, device=DEVICE, n_microbatches=m)
+        runtime.step(x, target=x)
+        torch.accelerator.synchronize(DEVICE)
+        torch.accelerator.reset_peak_memory_stats(DEVICE)
+        before = torch.accelerator.memory_allocated(DEVICE)
+        runtime.step(x, target=x)
+        held = (torch.accelerator.max_memory_allocated(DEVICE) - before) / (message / 2)
+        assert held < 9, (schedule, RANK, held)
+
+
+def thawed_layers_train():
+    """Recomputed stages learn anew what requires a gradient, whenever that changes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double()
+    model[0].requires_grad_(False)
+    plain, x = copy.deepcopy(model), torch.randn(4, 8, dtype=torch.float64)
+    made = make(model, (x,), {}, n_stages=WORLD, n_ranks=WORLD, recompute=tuple(range(WORLD)))
+    runtime = Runtime(*made, loss_fn=nn.functional.mse_loss, device=DEVICE)
+    for thawed in (False, True, False):
+        for one in (model, plain):
+            one[0].requires_grad_(thawed)
+            one.zero_grad()
+        runtime.step(x, target=x, n_microbatches=2)
+        nn.functional.mse_loss(plain(x), x).backward()
+        named = {n: p.grad for n, p in runtime.named_parameters()}
+        assert worst(named, {n: p.grad for n, p in plain.named_parameters()}) < EXACT, thawed
+
+
 def out_of_memory_is_told_as_such():
     torch.manual_seed(0)
     runtime, *_ = mse_step(Wide(), WORLD)
@@ -273,6 +368,10 @@ def _fails(*_):
 
 def each_class_of_fault():
     every_dtype_crosses()
+    a_batch_may_be_overwritten()
+    the_callers_stream_is_used()
+    what_was_sent_is_let_go()
+    thawed_layers_train()
     dropout_hangs_on_nothing()
     a_scaler_steps_where_nothing_trains()
     times_are_the_devices()
@@ -282,19 +381,34 @@ def each_class_of_fault():
     assert not simulated.take_races()
 
 
+def both_ways(call, backend="gloo"):
+    """Join the group, make the call eagerly under the order check and lazily, and leave."""
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
+    for settings in WAYS.values():
+        with simulated.settings(**settings):
+            call()
+    assert not simulated.take_races()
+    leave()
+
+
+def leave():
+    """End well, and the host of the store last."""
+    print("done", flush=True)
+    if WORLD > 1:
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"done {RANK}", "")
+        if RANK == 0:
+            store.wait([f"done {rank}" for rank in range(WORLD)])
+            time.sleep(0.2)
+    os._exit(0)
+
+
 def main(check, *arguments):
     if WORLD > 1:
         named = () if check == "the_rank_picks_its_device" else ("gloo",)
         dist.init_process_group(*named, timeout=datetime.timedelta(seconds=60))
     globals()[check](*arguments)
-    print("done", flush=True)
-    if WORLD > 1:
-        store = dist.distributed_c10d._get_default_store()
-        store.set(f"done {RANK}", "")
-        if RANK == 0:  # it hosts the store
-            store.wait([f"done {rank}" for rank in range(WORLD)])
-            time.sleep(0.2)
-    os._exit(0)
+    leave()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,43 @@
+"""No accelerator is named where any would do: "cuda" stands only where a figure or a file is NVIDIA's."""
+
+import io
+import pathlib
+import tokenize
+
+import autopipe
+
+ROOM = pathlib.Path(autopipe.__file__).parent
+MAKERS_OWN = {
+    "accelerator.py": "the kinds that torch has an autocast for",
+    "hardware.py": "which attention kernels a described device runs",
+    "measure/attention.py": "which attention kernels a described device runs",
+    "measure/devices.py": "descriptions of NVIDIA's devices",
+    "measure/clock.py": "what changes times on NVIDIA's devices alone",
+    "cli/options.py": "examples of torch devices",
+    "cli/planning.py": "names of torch devices",
+}
+TORCHS = {"is_cuda", "__cuda_array_interface__"}
+"""Attributes of tensors that torch calls so."""
+
+
+def named(path):
+    """The lines on which code, not prose, names it."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    for token in tokens:
+        is_prose = token.type == tokenize.COMMENT or token.string.lstrip("rbuf").startswith(('"""', "'''"))
+        if "cuda" in token.string.lower() and not is_prose and token.string.strip("\"'") not in TORCHS:
+            yield token.start[0], token.line.strip()
+
+
+def test_cuda_is_named_only_where_it_is_meant():
+    found = {
+        f"{path.relative_to(ROOM).as_posix()}:{line}: {text}"
+        for path in ROOM.rglob("*.py")
+        if path.relative_to(ROOM).as_posix() not in MAKERS_OWN
+        for line, text in named(path)
+    }
+    assert not found, "use autopipe.accelerator: " + "; ".join(sorted(found))
+
+
+def test_the_places_that_may_name_it_do():
+    assert all(list(named(ROOM / place)) for place in MAKERS_OWN)
