@@ -29,6 +29,7 @@ __all__ = [
     "Rebuild",
     "Versions",
     "as_call",
+    "changes_itself",
     "classify",
     "is_numpy_scalar",
     "is_settled",
@@ -268,6 +269,12 @@ def writes_in_place(name: str, actual: Any) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
 
 
+def changes_itself(call: Call) -> bool:
+    """Whether a method changes its tensor in place, be it only in how it is laid out or derived."""
+    name = call.target if call.op == "call_method" else ""
+    return name.endswith("_") and not name.endswith("__")
+
+
 def selects_by_mask(name: str, args: tuple[Any, ...]) -> bool:
     """Whether the result's shape depends on data: indexing with a boolean tensor, one-argument ``where``."""
     if name == "where":
@@ -367,7 +374,7 @@ class Versions:
         copies = [
             (t, t.detach().clone())
             for t in named.values()
-            if is_held(t) and not t.is_meta and t.numel() <= _LOOKED_AT
+            if is_held(t) and not t.is_meta and t.layout is torch.strided and t.numel() <= _LOOKED_AT
         ]
         return cls(tuple((n, t, _version(t)) for n, t in named.items()), tuple(copies))
 

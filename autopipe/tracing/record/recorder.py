@@ -27,7 +27,7 @@ from .branches import Branches
 from .contexts import Contexts
 from .draws import Draws, Streams
 from .kept import Kept
-from .leaves import is_compiled
+from .leaves import calls_otherwise, is_compiled
 from .ledger import Ledger
 from .origin import Unseen
 from .position import Depth, Position
@@ -116,6 +116,7 @@ class Recorder(TorchFunctionMode):
             tuple(self.branches.found),
             self.reads.asked,
             dtypes=self.reads.dtypes,
+            flags=self.reads.flags,
         )
 
     def __torch_function__(
@@ -138,7 +139,7 @@ class Recorder(TorchFunctionMode):
         path = self.at.modules.get(id(module))
         if path is None:
             return original(*args, **kwargs)
-        if self.at.stack and path and self.at.is_leaf(path):
+        if self.at.stack and path and self.at.is_leaf(path) and not calls_otherwise(module):
             inside = list(module.modules())
             if not self.is_swapped(inside):
                 with self.at.hushed, self.stepped_aside():
@@ -329,6 +330,8 @@ class Recorder(TorchFunctionMode):
             call.depends |= Depends.RANDOM
             call.stream = call.stream or self.streams.here()
         written = before.written()
+        if functions.changes_itself(call) and isinstance(result, torch.Tensor):
+            written.append(result)
         call.reads = before.storages
         call.writes = frozenset().union(*(functions.storages(t) for t in written))
         return self.ledger.adopt_result(self.ledger.add(call), result, {id(t) for t in written})
