@@ -14,13 +14,21 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-import torch._functorch.apis
-import torch._functorch.eager_transforms
 import torch.utils.checkpoint
 from torch import nn
-from torch.autograd.function import _SingleLevelFunction
 from torch.utils.checkpoint import CheckpointFunction
 
+from ...torch_private import (
+    BACKWARD,
+    CHECKPOINT,
+    CUSTOM_FUNCTION,
+    GRAD,
+    GRAD_AND_VALUE,
+    JVP,
+    LINEARIZE,
+    VJP,
+    VMAP,
+)
 from ..calls.functions import CustomFunction
 from .contexts import ENTERED
 from .kept import is_copying
@@ -87,7 +95,7 @@ def _function_apply(route: Route, original: Any) -> Any:
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = route.active
-        bound = super(_SingleLevelFunction, cls).apply
+        bound = super(CUSTOM_FUNCTION, cls).apply
         if recorder is None:
             return bound(*args, **kwargs)
         if cls is CheckpointFunction:
@@ -314,9 +322,8 @@ _FLAGS = (
     "is_inference_mode_enabled", "get_num_threads", "initial_seed",
 )  # fmt: skip
 _BACKENDS = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
-_TRANSFORMS = torch._functorch.eager_transforms
 _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
-    (_SingleLevelFunction, "apply", _function_apply),
+    (CUSTOM_FUNCTION, "apply", _function_apply),
     *((context, "__enter__", _entered) for context in ENTERED),
     *((context, "__exit__", _left) for context in ENTERED),
     (torch, "is_grad_enabled", _is_grad_enabled),
@@ -324,15 +331,15 @@ _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     *((torch, name, _asked(f"torch.{name}")) for name in _FLAGS),
     *((torch.backends.cuda, name, _asked(f"torch.backends.cuda.{name}")) for name in _BACKENDS),
     (type(os.environ), "__getitem__", _variable),
-    (torch.autograd, "_engine_run_backward", _run_backward),
+    (*BACKWARD, _run_backward),
     (torch.Tensor, "__reduce_ex__", _reduced),
-    (_TRANSFORMS, "grad_impl", _grad_of("grad")),
-    (_TRANSFORMS, "grad_and_value_impl", _grad_of("grad_and_value")),
-    (_TRANSFORMS, "_jvp_with_argnums", _jvp),
-    (_TRANSFORMS, "_vjp_with_argnums", _refused_function("vjp")),
-    (_TRANSFORMS, "linearize", _refused_function("linearize")),
-    (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint),
-    (torch._functorch.apis, "vmap_impl", _vmap),
+    (*GRAD, _grad_of("grad")),
+    (*GRAD_AND_VALUE, _grad_of("grad_and_value")),
+    (*JVP, _jvp),
+    (*VJP, _refused_function("vjp")),
+    (*LINEARIZE, _refused_function("linearize")),
+    (*CHECKPOINT, _checkpoint),
+    (*VMAP, _vmap),
     (torch, "from_numpy", _from_numpy),
     (builtins, "len", _len),
     (builtins, "range", _range),

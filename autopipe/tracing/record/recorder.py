@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn, overrides
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ...errors import CaptureError
+from ...torch_private import function_modes, pop_function_mode, push_function_mode
 from ..calls import functions
 from ..calls.call import UNSAFE, Call, Depends, Recording, meta
 from ..calls.perform import run_call
@@ -215,14 +216,14 @@ class Recorder(TorchFunctionMode):
     @contextlib.contextmanager
     def stepped_aside(self) -> Iterator[None]:
         """What is done meanwhile does not come by this mode, unless another one was entered since."""
-        is_top = overrides._get_current_function_mode() is self
+        is_top = function_modes()[-1:] == [self]
         if is_top:
-            overrides._pop_mode()
+            pop_function_mode()
         try:
             yield
         finally:
             if is_top:
-                overrides._push_mode(self)
+                push_function_mode(self)
 
     @contextlib.contextmanager
     def inside_leaf(self, path: str, compiled: bool) -> Iterator[None]:
@@ -230,7 +231,7 @@ class Recorder(TorchFunctionMode):
         self.leaf_path = path
         flags = functions.ExportFlags.read()
         functions.ExportFlags(False, False).write()
-        comes_by = self in overrides._get_current_function_mode_stack()
+        comes_by = self in function_modes()
         mode = self if self.ledger.watched is not None else self.streams
         try:
             with contextlib.nullcontext() if compiled or comes_by else mode:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from ...torch_private import CALL_HOOK
 from ..calls.functions import ExportFlags
 from .recorder import Recorder
 
@@ -58,10 +59,6 @@ class Route:
             self.hooks.put_on()
 
 
-_HOOK = "_compiled_call_impl"
-"""What ``nn.Module.__call__`` calls where a module has it: the code that ``Module.compile`` makes."""
-
-
 class _Hooks:
     """Lets each module's calls take the route, by an attribute of its own.
 
@@ -70,21 +67,22 @@ class _Hooks:
 
     def __init__(self, route: Route, modules: Iterable[nn.Module]) -> None:
         self.places = [
-            (vars(m), {_HOOK: vars(m)[_HOOK]} if _HOOK in vars(m) else {}, _routed(route, m)) for m in modules
+            (vars(m), {CALL_HOOK: vars(m)[CALL_HOOK]} if CALL_HOOK in vars(m) else {}, _routed(route, m))
+            for m in modules
         ]
 
     def put_on(self) -> None:
         for attributes, _, hook in self.places:
-            attributes[_HOOK] = hook
+            attributes[CALL_HOOK] = hook
 
     def put_back(self) -> None:
         for attributes, own, _ in self.places:
-            attributes.pop(_HOOK, None)
+            attributes.pop(CALL_HOOK, None)
             attributes.update(own)
 
 
 def _routed(route: Route, module: nn.Module) -> Callable[..., Any]:
-    original = module._compiled_call_impl or module._call_impl
+    original = getattr(module, CALL_HOOK) or module._call_impl
 
     def call(*args: Any, **kwargs: Any) -> Any:
         recorder = route.active

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ...errors import InputError
+from ...torch_private import CALL_HOOK
 from ..calls import regions
 from .reach import HOOKS, Reached, reached
 from .reads import Flag
@@ -23,7 +24,7 @@ __all__ = ["Standing"]
 
 _SIMPLE = (int, float, str, bool, type(None), tuple)
 _HELD = ("_parameters", "_buffers", "_modules")
-_OF_ALL = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
+_OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
 
 
 class Standing:
