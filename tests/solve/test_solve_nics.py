@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import random
 import time
 
 import pytest
@@ -120,3 +121,15 @@ def test_clusters_say_who_shares_an_interface():
     assert Cluster.of_hosts(2, 4, nics_per_host=4).shared_nics == {}
     with pytest.raises(InputError, match="nics_per_host is 5; it can be at most 4"):
         Cluster.of_hosts(2, 4, nics_per_host=5)
+
+
+def test_the_kinds_of_links_are_those_of_all_pairs():
+    for seed in range(300):
+        draw = random.Random(seed)
+        n = draw.randint(1, 5)
+        hosts = tuple(draw.randint(0, 2) for _ in range(n)) if draw.random() < 0.7 else ()
+        given, some = [Link(0, 1.0 + x) for x in range(3)], draw.choice((0, 0.5, 1))
+        links = {p: draw.choice(given) for p in itertools.permutations(range(n), 2) if draw.random() < some}
+        there = Cluster(cluster(n).devices, hosts, Link(0, 10.0), Link(0, 20.0), links)
+        pairs = {there.link(a, b) for a, b in itertools.permutations(range(n), 2)}
+        assert set(there.kinds) == pairs
