@@ -97,6 +97,20 @@ class Experts(nn.Module):
         return F.cross_entropy(logits, labels) + 0.1 * balance, logits
 
 
+class Counted(nn.Module):
+    """Balance of experts counted in place, over rows that a mask of ones in the example counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.router = layers(3), nn.Linear(WIDTH, 3)
+
+    def forward(self, x, mask):
+        share = self.router(x + self.body(x)).softmax(-1)
+        load = torch.zeros(3, dtype=x.dtype).scatter_add_(0, share.argmax(-1), mask.to(x.dtype))
+        n = mask.sum()
+        return (load / n * ((share * mask[:, None]).sum(0) / n)).sum()
+
+
 class Normalised(nn.Module):
     """A squared error over the variance in the batch."""
 
@@ -218,6 +232,7 @@ MODELS = {
     Mined: lambda n: (*features(n), labels(n)),
     Supervised: lambda n: (*features(n), labels(n)),
     Experts: lambda n: (*features(n), labels(n)),
+    Counted: lambda n: (*features(n), torch.ones(n, dtype=torch.int64)),
     Normalised: lambda n: (*features(n), torch.randn(n)),
     Ranked: lambda n: (*features(n), torch.randn(n)),
     Regular: lambda n: (*features(n), *features(n)),

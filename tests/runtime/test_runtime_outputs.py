@@ -37,10 +37,10 @@ class Shapes(nn.Module):
         return {**out, "similarity": x[:, 0] @ x[:, 0].T} if self.mixes else out
 
 
-def shapes(mixes=False):
+def shapes(mixes=False, **options):
     torch.manual_seed(0)
     model, x = Shapes(mixes).double(), torch.randn(4, 3, 4, dtype=torch.float64)
-    return model, x, Runtime(*make(model, (x,), {}, n_stages=2, n_microbatches=2))
+    return model, x, Runtime(*make(model, (x,), {}, n_stages=2, n_microbatches=2), **options)
 
 
 @pytest.mark.parametrize("rows", [3, 4, 5])
@@ -57,6 +57,8 @@ def test_outputs_are_joined_where_their_batch_is(rows, caplog):
 
 def test_outputs_that_microbatches_cannot_give_are_refused():
     model, x, runtime = shapes(mixes=True)
+    torch.testing.assert_close(runtime.forward(x)["similarity"], model(x)["similarity"], rtol=0, atol=1e-12)
+    model, x, runtime = shapes(mixes=True, mixed_rows="allow")
     with pytest.raises(InputError, match=r"axes 0, 1.*n_microbatches=1"):
         runtime.forward(x)
     torch.testing.assert_close(

@@ -15,6 +15,41 @@ class Helper:
         self.names = {"python": vars(builtins), "here": globals()}
 
 
+class Registry(dict):
+    """Keeps by class name what it is given, and makes something of what is taken out."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(str(type(key)), value)
+
+    def __getitem__(self, key):
+        return super().__getitem__(key)()
+
+
+REGISTRY = Registry()
+
+
+class Registered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        REGISTRY[x] = list
+        return self.b(self.a(x) + len(REGISTRY["made"]))
+
+
+def test_containers_of_classes_of_their_own_are_left_as_they_were():
+    dict.__setitem__(REGISTRY, "made", tuple)
+    model = Registered()
+    with preserved(model) as snapshot:
+        model(torch.randn(2, 4))
+        assert len(REGISTRY) == 2
+        snapshot.restore()
+        assert list(dict.items(REGISTRY)) == [("made", tuple)]
+    capture(model, (torch.randn(2, 4),))
+    assert list(dict.items(REGISTRY)) == [("made", tuple)]
+
+
 def test_namespaces_are_never_emptied():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model.helper = Helper()

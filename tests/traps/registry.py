@@ -20,10 +20,7 @@ WIDTH = 8
 Outcome = Literal["right", "refused", "safe"]
 Inputs = Callable[[int, int, int], tuple[Any, ...]]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
-ROOMS = (
-    "tensors", "derivatives", "hooks", "draws", "state", "numbers", "structures", "writes", "sizes", "values",
-    "layers", "surroundings",
-)  # fmt: skip
+ROOMS = ("tensors", "derivatives", "hooks", "draws", "state", "numbers", "structures", "writes")
 
 
 def sequences(batch: int, length: int, seed: int) -> tuple[Any, ...]:
@@ -67,8 +64,7 @@ class Trap:
         a call; ``safe``: either.
     inputs: (batch, length, seed) to arguments.
     later: what is done to the model after it was captured and called.
-    around: the context that later calls run in; ``within`` the one that it is captured in.
-    room: the module here that holds it.
+    around: the context that later calls run in.
     """
 
     build: Callable[[], nn.Module]
@@ -76,8 +72,6 @@ class Trap:
     inputs: Inputs
     later: Callable[[Any], Any] | None
     around: Context
-    within: Context
-    room: str
 
 
 TRAPS: dict[str, Trap] = {}
@@ -89,7 +83,6 @@ def trap(
     inputs: Inputs = sequences,
     later: Callable[[Any], Any] | None = None,
     around: Context = contextlib.nullcontext,
-    within: Context = contextlib.nullcontext,
     prepare: Callable[[Any], Any] | None = None,
     **held: Callable[[], Any],
 ) -> Callable[[Any], Any]:
@@ -109,7 +102,7 @@ def trap(
             return model
 
         assert name not in TRAPS, name
-        TRAPS[name] = Trap(build, outcome, inputs, later, around, within, made.__module__.rpartition(".")[2])
+        TRAPS[name] = Trap(build, outcome, inputs, later, around)
         return made
 
     return add

@@ -73,7 +73,9 @@ def wrap_all(
     replaced: dict[int, nn.Parameter] = {}
     for worker in workers.values():
         if isinstance(worker, WholeWorker):
-            worker.wrap(workers[worker.stage.index].module)
+            ahead = workers[worker.stage.index]
+            worker.wrap(ahead.module)
+            worker.replicas = ahead.replicas
             continue
         before = dict(worker.stage.named_parameters(remove_duplicate=False))
         made = wrapper(worker.stage)

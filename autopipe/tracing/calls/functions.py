@@ -16,8 +16,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ... import torch_private
-from ...torch_private import FUNCTION_HOMES, export_flags, is_operator, set_export_flags
 from ..inputs.structure import Spec, unflatten
 from .call import UNSAFE, Call, Depends
 
@@ -31,7 +29,6 @@ __all__ = [
     "Rebuild",
     "Versions",
     "as_call",
-    "changes_itself",
     "classify",
     "is_numpy_scalar",
     "is_settled",
@@ -120,11 +117,12 @@ def classify(func: Callable[..., Any]) -> tuple[Kind, str]:
 
 _BY_IDENTITY = ("metadata", "read", "state")
 """Kinds of which other functions may bear the names: ``torch.autograd.grad`` is not ``Tensor.grad``."""
+_HOMES = (torch.Tensor, torch, torch._C, torch._C._VariableFunctions)
 
 
 def _is_torchs_own(func: Any, name: str) -> bool:
     """Whether torch itself has the function, or the tensor's property, under its name."""
-    return name == "__delete__" or any(getattr(home, name, None) == func for home in FUNCTION_HOMES)
+    return name == "__delete__" or any(getattr(home, name, None) == func for home in _HOMES)
 
 
 @functools.cache
@@ -181,7 +179,7 @@ def qualified_name(func: Callable[..., Any]) -> str:
     if isinstance(func, Named):
         return func.shown
     try:
-        return torch_private.qualified_name(func)
+        return torch.fx.node._get_qualified_name(func)
     except (RuntimeError, AttributeError):
         return getattr(func, "__qualname__", type(func).__qualname__)
 
@@ -190,7 +188,7 @@ def _resolves(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
     if getattr(builtins, name, None) is func or (getattr(func, "__module__", None) == "_operator"):
         return True
-    if is_operator(func):
+    if isinstance(func, torch._ops.OpOverload):
         return True
     root, *rest = qualified_name(func).split(".")
     found: Any = sys.modules.get(root)
@@ -268,12 +266,6 @@ def takes_numpy(actual: Any) -> bool:
 def writes_in_place(name: str, actual: Any) -> bool:
     """Whether a function's name says that it writes to its first argument."""
     return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
-
-
-def changes_itself(call: Call) -> bool:
-    """Whether a method changes its tensor in place, be it only in how it is laid out or derived."""
-    name = call.target if call.op == "call_method" else ""
-    return name.endswith("_") and not name.endswith("__")
 
 
 def selects_by_mask(name: str, args: tuple[Any, ...]) -> bool:
@@ -375,7 +367,7 @@ class Versions:
         copies = [
             (t, t.detach().clone())
             for t in named.values()
-            if is_held(t) and not t.is_meta and t.layout is torch.strided and t.numel() <= _LOOKED_AT
+            if is_held(t) and not t.is_meta and t.numel() <= _LOOKED_AT
         ]
         return cls(tuple((n, t, _version(t)) for n, t in named.items()), tuple(copies))
 
@@ -410,7 +402,8 @@ class ExportFlags:
 
     @classmethod
     def read(cls) -> ExportFlags:
-        return cls(*export_flags())
+        return cls(torch.compiler._is_exporting_flag, torch.compiler._is_compiling_flag)
 
     def write(self) -> None:
-        set_export_flags(self.exporting, self.compiling)
+        torch.compiler._is_exporting_flag = self.exporting
+        torch.compiler._is_compiling_flag = self.compiling

@@ -34,7 +34,6 @@ from .restart import (
     Restart,
     WatchLeaves,
 )
-from .route import Route
 from .settings import settings, under
 from .state import Snapshot, seed, switch
 
@@ -92,7 +91,7 @@ class Session:
         self.paths = {id(m): n for n, m in model.named_modules()}
         self.device = device_of(model, args, kwargs)
         self.known = frozenset(map(id, snapshot.tensors_held()))
-        self.route = Route()
+        self.route = patches.Route()
 
     @property
     def policy(self) -> Policy:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import operator
 import random
 import types
@@ -112,8 +111,8 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def _is_absent(tensor: torch.Tensor) -> bool:
-    """Whether there is no content to keep: on meta, not there yet in a lazy module, or laid out otherwise."""
-    return torch.nn.parameter.is_lazy(tensor) or tensor.is_meta or tensor.layout is not torch.strided
+    """Whether there is no content to keep: on meta, or not there yet in a lazy module."""
+    return torch.nn.parameter.is_lazy(tensor) or tensor.is_meta
 
 
 class _Spent:
@@ -159,7 +158,9 @@ class _Held:
 
     def __init__(self, attributes: dict[str, Any]) -> None:
         self.values = dict(attributes)
-        self.contents = [(k, v, v.copy()) for k, v in attributes.items() if isinstance(v, (dict, list, set))]
+        self.contents = [
+            (k, v, _content(v)) for k, v in attributes.items() if isinstance(v, (dict, list, set))
+        ]
 
     def restore(self, now: dict[str, Any]) -> None:
         for _, value, content in self.contents:
@@ -185,7 +186,7 @@ class _Beside:
     """What was reached beside the modules' own attributes, at one moment."""
 
     def __init__(self, found: Reached) -> None:
-        self.holders = [(p, n, h, copy.copy(h)) for p, n, h in found.holders]
+        self.holders = [(p, n, h, _content(h)) for p, n, h in found.holders]
         self.files = [(p, n, known, {k: known[k] for k in names}) for p, n, known, names in found.files]
         self.classes = [
             (p, n, c, {k: v for k, v in vars(c).items() if _is_data(v)}) for p, n, c in found.classes
@@ -224,7 +225,7 @@ class _Beside:
     def numbers(self) -> dict[tuple[str, str], Any]:
         out = {}
         for path, name, holder, _ in self.holders:
-            items = holder.items() if isinstance(holder, dict) else enumerate(holder)
+            items = dict.items(holder) if isinstance(holder, dict) else enumerate(holder)
             out.update({(path, f"{name}.{k}"): v for k, v in items if isinstance(v, _SIMPLE)})
         for path, name, known, before in self.files:
             asked = {k: known.get(k) for k in before}
@@ -252,9 +253,26 @@ def _is_replaced(before: Any, after: Any) -> bool:
 
 def _refill(container: Any, content: Any) -> None:
     """Put the content of a mutable container back."""
-    if (container or content) and not _same(container, content):
-        container.clear()
-        (container.extend if isinstance(container, (list, collections.deque)) else container.update)(content)
+    if _same(container, content):
+        return
+    kind = _kind(container)
+    kind.clear(container)
+    if isinstance(container, dict):
+        for key, value in content.items():
+            kind.__setitem__(container, key, value)
+    else:
+        (kind.update if kind is set else kind.extend)(container, content)
+
+
+def _kind(container: Any) -> Any:
+    """The class whose methods reach a container's content: one of its own may make something of it."""
+    kinds = collections.OrderedDict, dict, list, set, collections.deque
+    return next(kind for kind in kinds if isinstance(container, kind))
+
+
+def _content(container: Any) -> Any:
+    """What a container holds, in a plain one."""
+    return dict(dict.items(container)) if isinstance(container, dict) else _kind(container).copy(container)
 
 
 def _equals(before: Any, after: Any) -> bool:
@@ -264,7 +282,7 @@ def _equals(before: Any, after: Any) -> bool:
 def _same(a: Any, b: Any) -> bool:
     """Whether two containers of one kind hold the same objects."""
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(map(operator.is_, a.values(), b.values()))
+        return dict.keys(a) == dict.keys(b) and all(map(operator.is_, dict.values(a), dict.values(b)))
     if isinstance(a, (list, collections.deque)):
         return len(a) == len(b) and all(map(operator.is_, a, b))
     return bool(a == b)

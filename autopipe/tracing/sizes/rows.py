@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ def mixing(
     *,
     takes_two: bool,
 ) -> Mixing:
-    """Run the forms on the tensors ``given``, three to five times each; ``start`` sets the mode.
+    """Run the forms on the tensors ``given``, three to ten times each; ``start`` sets the mode.
 
     Where the forms are right for two rows (``takes_two``), on two alone, as only these tell how rows weigh.
     Nothing is found on the meta device, nor where the graph does not run on rows in other places.
@@ -80,14 +80,35 @@ def mixing(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for alone in (True, False) if takes_two and dim.example > 2 else (False,):
-                run = rows_of(model, form, given, dim, device, begin, alone=alone)
+                is_longer = dim.example > 2 and not alone
                 try:
-                    found[training] = _found(form, run, dim, shapes, is_longer=dim.example > 2 and not alone)
+                    for rows in (given, *_contrary(given, dim, form)):
+                        run = rows_of(model, form, rows, dim, device, begin, alone=alone)
+                        found[training] = found[training] or _found(
+                            form, run, dim, shapes, is_longer=is_longer
+                        )
                     break
                 except Exception as error:
                     # any Python of the model, on rows it may not take: inputs may point to rows
                     _logger.debug("rows could not be told apart: %s", error)
     return Mixing(found[False], found[True])
+
+
+def _contrary(given: Mapping[str, Tensor], dim: Dim, form: Recording) -> Iterator[dict[str, Tensor]]:
+    """The tensors with a second row of the other sign: one expert may take all the example's rows.
+
+    Of no use where no number is made of rows, or all of them are whole numbers.
+    """
+    out = dict(given)
+    if not any(isinstance(c, Call) and _is_number(c.value) for c in form.calls[-1].args[0]):
+        return
+    for name, axis in dim.where:
+        if given[name].is_floating_point() and given[name].shape[axis] > 1:
+            changed = given[name].detach().clone()
+            changed.select(axis, 1).neg_()
+            out[name] = changed.requires_grad_(given[name].requires_grad)
+    if any(out[name] is not given[name] for name in given):
+        yield out
 
 
 def rows_of(
