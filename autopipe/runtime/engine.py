@@ -39,7 +39,7 @@ from .keep.away import absent, mark, readable
 from .keep.whole import gather_weights
 from .options import Options, Request, StepResult
 from .reduce.parallel import ReplicaDims, Replicas
-from .reduce.precision import placeholder, spread_overflow
+from .reduce.precision import autocast_context, placeholder, spread_overflow
 from .reduce.ties import TieSum, find_ties
 from .stage.crew import make_workers, wrap_all
 from .stage.initialise import initialise
@@ -280,12 +280,16 @@ class Engine:
         return last.is_replicated or (self._was_wrapped and not trains)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Inputs by name. A changed model (a layer thawed) is recorded again, whatever its values."""
-        try:
-            return self.capture.bind(args, kwargs)
-        except StaleError:
-            with readable(self._absent):
+        """Inputs by name. A changed model (a layer thawed) is recorded again, whatever its values.
+
+        In the surroundings that stages run in, since the model's own code may ask for the autocast there.
+        """
+        with autocast_context(self.options.autocast, self.device)():
+            try:
                 return self.capture.bind(args, kwargs)
+            except StaleError:
+                with readable(self._absent):
+                    return self.capture.bind(args, kwargs)
 
     def _inputs(self, taken: Taken, request: Request) -> StepInputs:
         grad, weights, counted = request.grad, taken.weights, taken.counted

@@ -148,9 +148,11 @@ class Capture:
         except (CaptureError, ModelError, InputError):
             is_same = False
         if not is_same:
+            is_cast = any(name.startswith("autocast") for name in changed)
+            remedy = "within the same torch.autocast" if is_cast else "as the model is now, or put it back"
             raise InputError(
                 f"{self.inputs.model}: {', '.join(changed)} changed after the capture, and the model's own "
-                "code acts on it; capture again as the model is now, or put it back"
+                f"code acts on it; capture again {remedy}"
             )
         self.standing.accept()
 
