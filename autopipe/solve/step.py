@@ -62,7 +62,7 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
         n_climbed = 0
     if not rated:
         return None
-    rated.sort(key=lambda r: r[0].step_s)
+    rated.sort(key=lambda r: _rank(r[0]))
     best, listed = rated[0][0], {stage_of for _, stage_of in rated}
     pace_s = (time.perf_counter() - started) / len(rows)
     # Ctrl-C here costs the moves, not the plan
@@ -72,8 +72,13 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
             if moved not in listed:
                 listed.add(moved)
                 rows.append(_row(f"{case.label}: moved", better, problem, moved))
-                best = min(best, better, key=lambda p: p.step_s)
+                best = min(best, better, key=_rank)
     return dataclasses.replace(best, candidates=tuple(rows))
+
+
+def _rank(plan: Plan) -> tuple[float, float]:
+    """What plans are chosen by: the step, and where steps are equal but for rounding, the fullest stage."""
+    return float(f"{plan.step_s:.9g}"), max(stage.memory_bytes for stage in plan.stages)
 
 
 def _in_time(splits: Iterator[Split]) -> Iterator[Split]:
@@ -137,7 +142,7 @@ def _climbed(
             if problem.bottleneck(problem.loads(moved)) >= HUGE:
                 continue
             after = _plan(case, problem, answer, moved)
-            if after.step_s < plan.step_s:
+            if _rank(after) < _rank(plan):
                 plan, stage_of, improved = after, moved, True
                 break
     return plan, stage_of

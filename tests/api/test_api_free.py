@@ -43,3 +43,10 @@ def test_a_plan_with_its_ranks_in_another_order_trains_like_the_model():
     assert work.index(max(work)) == SPEEDS.index(max(SPEEDS))
     loss = pipe.runtime(loss_fn=nn.functional.mse_loss).step(X, target=Y).loss
     assert torch.allclose(loss, nn.functional.mse_loss(pipe(X), Y))
+
+
+def test_of_steps_that_are_equal_the_plan_that_needs_least_memory_is_taken():
+    """Messages take longer than work here, so that many cuts have the same step but for rounding."""
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+    pipe = autopipe.split(model, 4, (torch.randn(32, 64),), n_microbatches=8, costs="estimated")
+    assert [len(stage.ops) for stage in pipe.plan.stages] == [2, 2, 2, 2]
