@@ -1,5 +1,6 @@
 # make demo: split, plan and train a real model on this machine.  make test: everything CI checks.
 # make gpu: all that needs a GPU, tests and measurements, on the one there is; benchmarks/gpu keeps what it found.
+# make site: the documentation, in build/site.
 # All set themselves up in .venv with whichever Python 3.11+ is named by PYTHON.
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test gpu clean
+.PHONY: demo test gpu site clean
 
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 -m autopipe.demo
@@ -20,6 +21,9 @@ test: $(READY)
 
 gpu: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu
+
+site: $(READY)
+	$(BIN)/python -m sphinx -q -W notebooks build/site
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -277,7 +277,7 @@ class Pipe(nn.Module, metaclass=_Short):
         return to_megatron_layout(self.graph.ops, self.plan)
 
     def __repr__(self) -> str:
-        return f"{self.plan}"
+        return "\n".join([f"{self.plan}", *(f"Note: {note}" for note in self.capture.notes)])
 
     def _repr_html_(self) -> str:
         return self.plan._repr_html_()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.utils import _pytree as pytree
 
 from ..look.table import seconds
+from ..torch_private import pytree
 
 if TYPE_CHECKING:
     from ..api import Pipe

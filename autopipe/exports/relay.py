@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..errors import InputError
 from ..stages import Stage
 from ..stages.verify import undisturbed
+from ..torch_private import pytree
 from ..tracing import Capture
 
 __all__ = ["Relay", "relays"]

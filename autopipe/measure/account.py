@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..torch_private import TorchDispatchMode, pytree, unsafe_view
 from .flops import flops_of
 
 __all__ = ["NOTHING", "UNCOUNTED", "Counter", "Kernels", "Saved", "storage_bytes", "tensors"]
@@ -185,7 +184,7 @@ def _moved_bytes(tensor: Tensor) -> int:
     return n if tensor.numel() else 0
 
 
-_FREE_VIEWS = frozenset({torch.ops.aten.detach.default, torch.ops.aten._unsafe_view.default})
+_FREE_VIEWS = frozenset({torch.ops.aten.detach.default, unsafe_view})
 """Views that are not declared as such."""
 
 _FREE = frozenset(

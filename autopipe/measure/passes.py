@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..costs import OpCost
+from ..torch_private import pytree
 from .account import Counter, Kernels
 from .clock import Stopwatch, spread
 from .replay import Piece, Replay, Tape

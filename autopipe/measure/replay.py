@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from .. import accelerator
 from ..errors import CostError, InputError
 from ..graph import Op, TensorSpec
+from ..torch_private import pytree
 from ..tracing.calls.regions import recomputed
 from ..tracing.sizes.dims import resize
 from ..units import size_at

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..errors import InputError
 from ..runtime.engine import Engine
 from ..runtime.stage.setup import exchange
+from ..torch_private import pytree
 from .causal import Layout, refuse
 
 __all__ = ["Relay"]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..runtime import Runtime
+from ..torch_private import pytree
 from .acceleration import PipelineAccelerator
 from .adapters import has_adapters, save_adapters
 from .together import meet
@@ -229,7 +230,7 @@ class PipelineTrainer(transformers.Trainer):
             has_loss=has_labels and self.runtime.engine.options.loss_fn is None,
         )
         if self.args.bf16:
-            logits = torch.utils._pytree.tree_map(_to_fp32, logits)
+            logits = pytree.tree_map(_to_fp32, logits)
         return loss, logits, labels[0] if labels is not None and len(labels) == 1 else labels
 
     # -- keeping ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..errors import InputError
+from ..torch_private import CALL_HOOK
 from ..tracing.graphs.scope import Scope
 from ..tracing.record.leaves import is_compiled
 from .again import Block
@@ -134,7 +135,7 @@ class Stage(Scope):
     @property
     def is_plain(self) -> bool:
         """Whether nothing in the whole model is compiled code, whose single draws cannot be followed."""
-        return not any(m._compiled_call_impl or is_compiled(m) for m in self._twin[0].modules())
+        return not any(getattr(m, CALL_HOOK) or is_compiled(m) for m in self._twin[0].modules())
 
     @property
     def _device(self) -> torch.device:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -38,8 +37,6 @@ from .sizes.explore import confirm
 from .sizes.variation import Variation
 
 __all__ = ["Capture", "capture"]
-
-_logger = logging.getLogger("autopipe")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,14 +130,23 @@ class Capture:
         def run(call: Call, args: Any, kwargs: Any) -> Any:
             return run_call(self.model, self.constants, call, args, kwargs, values, device)
 
-        number = choose(self.questions[training], run)
+        try:
+            number = choose(self.questions[training], run)
+        except InputError:
+            raise
+        except Exception as error:  # most likely inputs of sizes that the question is not for
+            self.forms[training][0].variation.check(self.inputs, values)
+            raise InputError(
+                f"{self.inputs.model}: what the model asks of its inputs cannot be asked of these: {error}"
+            ) from error
         self.forms[training][number].variation.check(self.inputs, values)
         return number
 
     def _hold_changed(self, changed: Sequence[str]) -> None:
         """Record again as the model stands: a change that leaves the graph as it was is of no account."""
         training = self.model.training
-        is_same = not any(name.startswith("what ") for name in changed)
+        # a model is recorded outside of inference mode, whatever it is called in
+        is_same = not any(n.startswith("what ") or "inference_mode" in n for n in changed)
         try:
             with _all_on(self.device, self.model):  # its stages may have been put elsewhere
                 again = _capture(self.model, *self.example, self.policy, self.dynamic, self.variation)
@@ -333,7 +339,7 @@ def _captured(
         device=session.device,
         policy=session.policy,
         variation=made.variation,
-        standing=Standing(model, functools.partial(_is_open, _leaves(made.forms)), made.dtypes),
+        standing=Standing(model, functools.partial(_is_open, _leaves(made.forms)), made.dtypes, made.flags),
         dynamic=dynamic,
         forms=graphs,
         questions=made.questions,
@@ -382,16 +388,25 @@ def _held_against_the_model(
 ) -> Made:
     """Forms that are the model on other data, and what may vary; recorded again where they are not.
 
-    Not asked of a model on meta, nor of one whose forms follow questions about the data.
+    Not asked of a model on meta. Where forms follow questions about the data, that of the example is.
     """
     while True:
         made = _freed(session, Made(session, inputs, tensors, session.forms(), dynamic, known))
-        if session.device.type == "meta" or any(not isinstance(q, int) for q in made.questions.values()):
-            _logger.info("the graph of %s was not held against it", inputs.model)
+        if session.device.type == "meta":
+            session.notes.append(
+                "the graph was not held against the model on other data: on the meta device there are none"
+            )
             return made
         forms = {flag: found[0] for flag, found in made.forms.items()}
         referee = Referee(
-            session.model, forms, inputs, tensors, made.variation, session.device, session.start
+            session.model,
+            forms,
+            inputs,
+            tensors,
+            made.variation,
+            session.device,
+            session.start,
+            made.is_of_the_example,
         )
         fault = referee.fault()
         if fault is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -98,6 +98,11 @@ class Made:
     def dtypes(self) -> bool:
         """Whether the model's own code asked for what autocast has a say in."""
         return any(form.dtypes for forms in self.forms.values() for form in forms)
+
+    @property
+    def flags(self) -> dict[str, tuple[Callable[[], Any], Any]]:
+        """What the model's own code asked of torch and of the process."""
+        return {k: v for forms in self.forms.values() for form in forms for k, v in form.flags.items()}
 
     @property
     def variation(self) -> Variation:
@@ -214,6 +219,10 @@ class Made:
         setting = self.distinct[flag][0][number].setting
         choices = (setting.apply(g) for g in (self.tensors, *witnesses(self.tensors)))
         return next((g for g in choices if self._asks_for(flag, number, g)), None)
+
+    def is_of_the_example(self, flag: bool, given: Mapping[str, torch.Tensor]) -> bool:
+        """Whether inputs ask for the form that the example takes in a mode."""
+        return isinstance(self.questions[flag], int) or self._asks_for(flag, 0, given)
 
     def _asks_for(self, flag: bool, number: int, given: Mapping[str, torch.Tensor]) -> bool:
         def run(call: Call, args: Any, kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Values of every kind that cross between ranks, into a pipeline and out of it; one rank of a check.
 
-``SIM`` unset runs the same on CPU ranks. Each kind has a way to be made out of the stage's values and a way
-to be used that tells a wrong number, a wrong layout or a wrong device.
+On the simulated accelerator where ``SIM`` is set, on ``DEVICE`` where that is, else on the CPU. Each kind has
+a way to be made out of the stage's values and a way to be used that tells a wrong number, layout or device.
 """
 
 import copy
@@ -227,7 +227,7 @@ def main():
     if "SIM" not in os.environ:
         dist.init_process_group("gloo")
         for check in CHECKS:
-            check(None)
+            check(os.environ.get("DEVICE"))
         dist.destroy_process_group()
         return
     import accelerated_checks

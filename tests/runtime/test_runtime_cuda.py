@@ -1,13 +1,15 @@
-"""All stages on one CUDA device in this process: the same results, on the device's own clock.
+"""On one CUDA device: all stages in this process, and several ranks that share the card by way of the host.
 
 Between devices the runtime goes over NCCL, whose order of messages ``rendezvous`` in ``runtime_checks``
 imitates; that needs two GPUs to see for itself.
 """
 
 import copy
+import pathlib
 
 import pytest
 import torch
+from processes import run_ranks
 from runtime_models import Adversary, Noisy, adversary_batch, adversary_loss, grads, make, worst
 from torch import nn
 
@@ -98,3 +100,19 @@ def test_actions_are_timed_on_the_device():
     report = runtime.report()
     assert all(seconds > 0 for stage in report.stages for seconds in stage.measured.values())
     assert 0 < report.timeline.step_s < 10
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("n_ranks", [2, 4])
+@pytest.mark.parametrize(
+    "check", ["adversary_on_every_schedule", "one_rank_feeds", "shapes_may_depend_on_data"]
+)
+def test_ranks_share_a_card(check, n_ranks):
+    script = pathlib.Path(__file__).with_name("runtime_ranks.py")
+    run_ranks(script, n_ranks, check, environment={"DEVICE": "cuda:0"}, timeout_s=180)
+
+
+@pytest.mark.timeout(200)
+def test_every_kind_of_value_crosses_on_a_card():
+    script = pathlib.Path(__file__).parents[1] / "accelerator" / "crossing_checks.py"
+    run_ranks(script, 2, environment={"DEVICE": "cuda:0"}, timeout_s=180)

@@ -20,7 +20,10 @@ WIDTH = 8
 Outcome = Literal["right", "refused", "safe"]
 Inputs = Callable[[int, int, int], tuple[Any, ...]]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
-ROOMS = ("tensors", "derivatives", "hooks", "draws", "state", "numbers", "structures", "writes")
+ROOMS = (
+    "tensors", "derivatives", "hooks", "draws", "state", "numbers", "structures", "writes", "sizes", "values",
+    "layers", "surroundings",
+)  # fmt: skip
 
 
 def sequences(batch: int, length: int, seed: int) -> tuple[Any, ...]:
@@ -64,7 +67,8 @@ class Trap:
         a call; ``safe``: either.
     inputs: (batch, length, seed) to arguments.
     later: what is done to the model after it was captured and called.
-    around: the context that later calls run in.
+    around: the context that later calls run in; ``within`` the one that it is captured in.
+    room: the module here that holds it.
     """
 
     build: Callable[[], nn.Module]
@@ -72,6 +76,8 @@ class Trap:
     inputs: Inputs
     later: Callable[[Any], Any] | None
     around: Context
+    within: Context
+    room: str
 
 
 TRAPS: dict[str, Trap] = {}
@@ -83,6 +89,7 @@ def trap(
     inputs: Inputs = sequences,
     later: Callable[[Any], Any] | None = None,
     around: Context = contextlib.nullcontext,
+    within: Context = contextlib.nullcontext,
     prepare: Callable[[Any], Any] | None = None,
     **held: Callable[[], Any],
 ) -> Callable[[Any], Any]:
@@ -102,7 +109,7 @@ def trap(
             return model
 
         assert name not in TRAPS, name
-        TRAPS[name] = Trap(build, outcome, inputs, later, around)
+        TRAPS[name] = Trap(build, outcome, inputs, later, around, within, made.__module__.rpartition(".")[2])
         return made
 
     return add

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ... import accelerator
 from ...errors import InputError
 from ...graph import batch_dim
+from ...torch_private import pytree
 from ...tracing.inputs.packing import sample_rows
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from ...errors import InputError
+from ...torch_private import foreach_mul
 from ...units import symbol
 from ..wire.announcement import Announcement, Form
 from ..wire.boundary import flatten
@@ -115,7 +116,7 @@ def weighted(losses: Sequence[Tensor | None], weights: Sequence[float]) -> Tenso
     """Σ weight × loss in fp64; a microbatch of weight 0 adds nothing, though its mean of nothing is NaN."""
     terms = [(loss.double(), w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
     # the weights go along as plain numbers: as a tensor the host would wait for their copy
-    products = torch._foreach_mul([loss for loss, _ in terms], [w for _, w in terms])
+    products = foreach_mul([loss for loss, _ in terms], [w for _, w in terms])
     return torch.stack(products).sum()
 
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from ...errors import InputError
+from ...torch_private import pytree
 from .microbatch import Batch
 
 if TYPE_CHECKING:

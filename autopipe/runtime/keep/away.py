@@ -17,11 +17,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from ...errors import StaleError
 from ...stages import Stage
+from ...torch_private import UnseenByFunctions
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -76,7 +76,7 @@ class Away(nn.Parameter):
             everything = (*args, *(kwargs or {}).values())
             nested = (x for a in everything for x in (a if isinstance(a, (tuple, list)) else (a,)))
             raise StaleError(_told(next(x for x in nested if isinstance(x, Away)), func))
-        with torch._C.DisableTorchFunctionSubclass():
+        with UnseenByFunctions():
             return func(*args, **(kwargs or {}))
 
     def __repr__(self) -> str:  # type: ignore[override]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...errors import AutopipeError, StoreError
 from ...stages import Stage
+from ...torch_private import pytree
 from ..wire.values import dumps
 from .folder import MANIFEST, Draft, forget_oldest, sync
 from .manifest import FORMAT, VERSION, FileRecord, Manifest, digest
@@ -144,7 +145,7 @@ def staged(cargo: Cargo) -> Cargo:
     return dataclasses.replace(
         cargo,
         weights=weights,
-        state=torch.utils._pytree.tree_map(lambda x: copy(x) if isinstance(x, Tensor) else x, cargo.state),
+        state=pytree.tree_map(lambda x: copy(x) if isinstance(x, Tensor) else x, cargo.state),
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
 from ...errors import StepError
+from ...torch_private import foreach_mul_, foreach_norm
 from ..wire.group import Group
 
 __all__ = ["autocast_context", "clip_grad_norm", "placeholder", "spread_overflow"]
@@ -96,7 +97,7 @@ def clip_grad_norm(
     for grads in _alike([p.grad for p in parameters if p.grad is not None]):
         factor = scale.to(grads[0].dtype).to(grads[0].device)
         if _is_plain(grads[0]):
-            torch._foreach_mul_(grads, factor)
+            foreach_mul_(grads, factor)
         else:
             for grad in grads:
                 grad.mul_(factor)
@@ -109,7 +110,7 @@ def foreach_norms(grads: Sequence[Tensor], order: float) -> list[Tensor]:
     for same in _alike(grads):
         wide = torch.promote_types(same[0].dtype, torch.float32)
         if _is_plain(same[0]) and not same[0].is_complex():
-            norms += torch._foreach_norm(same, order, dtype=wide)
+            norms += foreach_norm(same, order, dtype=wide)
         else:
             norms += [_norm(grad, order, wide) for grad in same]
     return norms

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import InputError
 from ...stages import rng
+from ...torch_private import TorchDispatchMode
 
 __all__ = ["Init", "Unfilled", "initialise"]
 

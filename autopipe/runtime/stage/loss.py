@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ...errors import InputError
 from ...stages import find_loss
+from ...torch_private import pytree
 from ..data.outputs import Outputs, weighted
 from ..options import Options, is_due
 from .worker import StepInputs

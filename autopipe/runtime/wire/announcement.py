@@ -67,10 +67,7 @@ class Form:
 
     def to_wire(self, tensor: Tensor) -> Tensor:
         """Contiguous, and with conjugation or negation that torch only notes carried out."""
-        laid = tensor.permute(self.order) if self.order else tensor
-        if laid.is_conj() or laid.is_neg():
-            laid = laid.resolve_conj().resolve_neg()
-        return laid.contiguous()
+        return _plain(tensor.permute(self.order) if self.order else tensor)
 
     def from_wire(self, laid: Tensor) -> Tensor:
         """The tensor again, of what came."""
@@ -89,6 +86,12 @@ class Form:
 
 
 NOTHING = Form((0,), torch.uint8)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
 
 
 def _order(tensor: Tensor) -> tuple[int, ...]:
@@ -130,6 +133,7 @@ class Announcement:
             "n_bytes": sum(sizes),
             "flags": tuple(form.requires_grad for form in self.tensors),
             "alone": tuple(i for i, n in enumerate(sizes) if n and i not in packed),
+            "is_bare": not packed and 0 not in sizes and not any(form.order for form in self.tensors),
             "packed": tuple((i, a, a + sizes[i]) for i, a in zip(packed, starts, strict=False)),
             "pack": Form((starts[-1],), torch.uint8, is_cpu=is_cpu),
         }
@@ -138,6 +142,7 @@ class Announcement:
 
     n_bytes: int = dataclasses.field(default=0, init=False, compare=False)
     flags: tuple[bool, ...] = dataclasses.field(default=(), init=False, compare=False)
+    is_bare: bool = dataclasses.field(default=False, init=False, compare=False)
     alone: tuple[int, ...] = dataclasses.field(default=(), init=False, compare=False)
     packed: tuple[tuple[int, int, int], ...] = dataclasses.field(default=(), init=False, compare=False)
     pack: Form = dataclasses.field(default=NOTHING, init=False, compare=False)
@@ -171,6 +176,8 @@ class Announcement:
 
     def to_wire(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors as :meth:`buffers` lays them out; what has no numbers is not sent."""
+        if self.is_bare:
+            return [_plain(tensor) for tensor in tensors]
         laid = [self.tensors[i].to_wire(tensors[i]) for i in self.alone]
         if self.packed:
             pack = self.pack.empty(tensors[self.packed[0][0]].device)
@@ -182,6 +189,8 @@ class Announcement:
 
     def from_wire(self, buffers: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """The tensors again, out of filled buffers."""
+        if self.is_bare:
+            return list(buffers)
         found = dict(zip(self.alone, buffers, strict=False))
         for i, start, end in self.packed:
             found[i] = self.tensors[i].view(buffers[-1][start:end])

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.utils import _pytree as pytree
 
 from ...errors import StepError
 from ...stages import Section
+from ...torch_private import pytree
 from .values import Unfit, dumps, loads
 
 __all__ = ["Edge", "Frame", "edges_between", "flatten"]

@@ -17,6 +17,7 @@ from torch.distributed import ReduceOp
 
 from ... import accelerator
 from ...errors import InputError
+from ...torch_private import backend_plugin, plugin_options
 from .link import LINK_BYTES, Link
 
 __all__ = ["FOREVER", "DeviceGroup", "Group", "HostGroup", "StagedGroup", "make_group"]
@@ -228,7 +229,7 @@ def _backend(name: str, store: Any, rank: int, size: int) -> Any:
         if hasattr(options, "is_high_priority_stream"):
             options.is_high_priority_stream = True
         return own(store, rank, size, options)
-    plugin = dist.Backend._plugins.get(name.upper())
+    plugin = backend_plugin(name)
     if plugin is None:
         raise InputError(
             f"no process-group backend {name!r} is at hand; import the package that registers it, or pass "
@@ -236,7 +237,7 @@ def _backend(name: str, store: Any, rank: int, size: int) -> Any:
         )
     if not plugin.extended_api:
         return plugin.creator_fn(store, rank, size, FOREVER)
-    options = dist.distributed_c10d._DistributedBackendOptions()  # type: ignore[attr-defined]
+    options = plugin_options()
     options.store, options.group_rank, options.group_size = store, rank, size
     options.timeout, options.group_id = FOREVER, "autopipe"
     options.global_ranks_in_group = list(range(size))

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ...errors import StepError
+from ...torch_private import default_store
 from .board import Board, StoreGone
 
 __all__ = ["SILENCE_S", "Parley"]
@@ -37,7 +38,7 @@ class Parley:
         _held[self.n_ranks] += 1
         self._limit_s = SILENCE_S if limit_s is None else limit_s
         self._late_factor = LATE_FACTOR if limit_s is None else 1.0
-        store: Any = dist.distributed_c10d._get_default_store()
+        store: Any = default_store()
         self._board = Board(store, f"talk/{self.n_ranks}/{_held[self.n_ranks]}", lambda: self._limit_s)
         self._heard: dict[int, tuple[str | None, float]] = {}
         self._stop = threading.Event()

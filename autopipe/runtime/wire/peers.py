@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import AutopipeError, InputError, PlanError, StepError
+from ...torch_private import default_store
 from .board import Board
 from .failure import Patience, Position, Watch, first_difference, roll_call
 from .group import FOREVER, Group, HostGroup, make_group
@@ -83,7 +84,7 @@ class Peers:
         self._device = device
         name = "-".join(map(str, ranks))
         _made[name] = _made.get(name, -1) + 1
-        default: Any = dist.distributed_c10d._get_default_store()
+        default: Any = default_store()
         self._host = default  # lives as long as the others may ask it
         is_hosted_here = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         prefix = f"autopipe/{name}/{_made[name]}"

@@ -164,7 +164,8 @@ class Recording:
 
     It holds for inputs whose ``branches`` come out alike, and for surroundings like the ``setting`` as far as
     the code ``asked`` for them: ``"grad"``, the grad mode, ``"inputs"``, which inputs take gradients, each
-    with the line that does; ``dtypes`` tells whether the code asked for what autocast has a say in.
+    with the line that does; ``dtypes`` tells whether the code asked for what autocast has a say in, and
+    ``flags`` are questions to torch and the process, each with how to ask again and the answer.
     """
 
     training: bool
@@ -176,6 +177,7 @@ class Recording:
     asked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     setting: Setting = dataclasses.field(default_factory=Setting)
     dtypes: bool = False
+    flags: Mapping[str, tuple[Callable[[], Any], Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def takes_grad_mode(self) -> bool:

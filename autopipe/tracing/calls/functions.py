@@ -16,6 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ... import torch_private
+from ...torch_private import FUNCTION_HOMES, export_flags, is_operator, set_export_flags
 from ..inputs.structure import Spec, unflatten
 from .call import UNSAFE, Call, Depends
 
@@ -29,6 +31,7 @@ __all__ = [
     "Rebuild",
     "Versions",
     "as_call",
+    "changes_itself",
     "classify",
     "is_numpy_scalar",
     "is_settled",
@@ -117,12 +120,11 @@ def classify(func: Callable[..., Any]) -> tuple[Kind, str]:
 
 _BY_IDENTITY = ("metadata", "read", "state")
 """Kinds of which other functions may bear the names: ``torch.autograd.grad`` is not ``Tensor.grad``."""
-_HOMES = (torch.Tensor, torch, torch._C, torch._C._VariableFunctions)
 
 
 def _is_torchs_own(func: Any, name: str) -> bool:
     """Whether torch itself has the function, or the tensor's property, under its name."""
-    return name == "__delete__" or any(getattr(home, name, None) == func for home in _HOMES)
+    return name == "__delete__" or any(getattr(home, name, None) == func for home in FUNCTION_HOMES)
 
 
 @functools.cache
@@ -179,7 +181,7 @@ def qualified_name(func: Callable[..., Any]) -> str:
     if isinstance(func, Named):
         return func.shown
     try:
-        return torch.fx.node._get_qualified_name(func)
+        return torch_private.qualified_name(func)
     except (RuntimeError, AttributeError):
         return getattr(func, "__qualname__", type(func).__qualname__)
 
@@ -188,7 +190,7 @@ def _resolves(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
     if getattr(builtins, name, None) is func or (getattr(func, "__module__", None) == "_operator"):
         return True
-    if isinstance(func, torch._ops.OpOverload):
+    if is_operator(func):
         return True
     root, *rest = qualified_name(func).split(".")
     found: Any = sys.modules.get(root)
@@ -266,6 +268,12 @@ def takes_numpy(actual: Any) -> bool:
 def writes_in_place(name: str, actual: Any) -> bool:
     """Whether a function's name says that it writes to its first argument."""
     return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
+
+
+def changes_itself(call: Call) -> bool:
+    """Whether a method changes its tensor in place, be it only in how it is laid out or derived."""
+    name = call.target if call.op == "call_method" else ""
+    return name.endswith("_") and not name.endswith("__")
 
 
 def selects_by_mask(name: str, args: tuple[Any, ...]) -> bool:
@@ -367,7 +375,7 @@ class Versions:
         copies = [
             (t, t.detach().clone())
             for t in named.values()
-            if is_held(t) and not t.is_meta and t.numel() <= _LOOKED_AT
+            if is_held(t) and not t.is_meta and t.layout is torch.strided and t.numel() <= _LOOKED_AT
         ]
         return cls(tuple((n, t, _version(t)) for n, t in named.items()), tuple(copies))
 
@@ -402,8 +410,7 @@ class ExportFlags:
 
     @classmethod
     def read(cls) -> ExportFlags:
-        return cls(torch.compiler._is_exporting_flag, torch.compiler._is_compiling_flag)
+        return cls(*export_flags())
 
     def write(self) -> None:
-        torch.compiler._is_exporting_flag = self.exporting
-        torch.compiler._is_compiling_flag = self.compiling
+        set_export_flags(self.exporting, self.compiling)

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from ...torch_private import FUNCTION_HOMES
+
 __all__ = ["DRAWING", "Counting", "Stream", "drawer"]
 
 _NAMES = (
@@ -32,7 +34,7 @@ _NAMES = (
 
 
 def _named() -> Iterator[Callable[..., Any]]:
-    for place in (torch, torch.Tensor, F, torch.nn.init, torch._C._VariableFunctions):
+    for place in (*FUNCTION_HOMES, F, torch.nn.init):
         yield from (getattr(place, name) for name in _NAMES if callable(getattr(place, name, None)))
 
 

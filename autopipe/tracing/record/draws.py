@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import accelerator
+from ...torch_private import TorchDispatchMode
 from ..calls.streams import Counting, Stream, drawer
 
 __all__ = ["Draws", "Streams"]

@@ -110,6 +110,12 @@ def is_atomic(module: nn.Module) -> bool:
     return (own and type(module) not in _LISTS) or is_compiled(module)
 
 
+def calls_otherwise(module: nn.Module) -> bool:
+    """Whether the model's own class says what calling the module does beside its forward."""
+    cls = type(module)
+    return cls.__call__ is not nn.Module.__call__ and not cls.__module__.startswith("torch.")
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module is scripted or wrapped by ``torch.compile``."""
     if isinstance(module, torch.jit.ScriptModule):

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...torch_private import CALL_HOOK
 from ..calls.functions import Named, tensors
 from .restart import Function, Method
 
@@ -122,7 +123,7 @@ class _Noted(dict[str, Any]):
     __iter__ = items = values = keys = _all
 
 
-_OF_ALL = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
+_OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
 
 
 class _Recorded(functools.partial[Any]):

@@ -7,103 +7,35 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-import torch._functorch.apis
-import torch._functorch.eager_transforms
 import torch.utils.checkpoint
 from torch import nn
-from torch.autograd.function import _SingleLevelFunction
 from torch.utils.checkpoint import CheckpointFunction
 
-from ..calls.functions import CustomFunction, ExportFlags
+from ...torch_private import (
+    BACKWARD,
+    CHECKPOINT,
+    CUSTOM_FUNCTION,
+    GRAD,
+    GRAD_AND_VALUE,
+    JVP,
+    LINEARIZE,
+    VJP,
+    VMAP,
+)
+from ..calls.functions import CustomFunction
 from .contexts import ENTERED
 from .kept import is_copying
-from .recorder import Recorder
+from .route import Route
 from .tracked import TrackedFloat, TrackedInt, call, counted
 
-__all__ = ["Route", "applied"]
-
-
-class Route:
-    """Where patched calls go: to ``recorder`` while one is set and records, else to the originals."""
-
-    def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
-        self.recorder: Recorder | None = None
-        self.hooks = _Hooks(self, modules)
-        self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-
-    @property
-    def active(self) -> Recorder | None:
-        """The recorder, if calls are to be recorded now."""
-        return self.recorder if self.recorder is not None and self.recorder.at.is_recorded else None
-
-    @contextlib.contextmanager
-    def to(self, recorder: Recorder, exporting: bool) -> Iterator[None]:
-        """Route calls, those of the modules among them, to ``recorder``.
-
-        With ``exporting``, ``torch.compiler.is_exporting()`` and ``is_compiling()`` answer yes meanwhile, so
-        that libraries avoid shortcuts that depend on the data.
-        """
-        recorder.suspended, self.recorder = self._without_hooks, recorder
-        flags = ExportFlags.read()
-        ExportFlags(exporting or flags.exporting, exporting or flags.compiling).write()
-        self.hooks.put_on()
-        try:
-            yield
-        finally:
-            self.hooks.put_back()
-            flags.write()
-            self.recorder = None
-
-    @contextlib.contextmanager
-    def _without_hooks(self) -> Iterator[None]:
-        self.hooks.put_back()
-        try:
-            with self.suspended():
-                yield
-        finally:
-            self.hooks.put_on()
-
-
-_HOOK = "_compiled_call_impl"
-"""What ``nn.Module.__call__`` calls where a module has it: the code that ``Module.compile`` makes."""
-
-
-class _Hooks:
-    """Lets each module's calls take the route, by an attribute of its own.
-
-    To patch ``nn.Module`` itself would make Python forget what it knows of every class below it.
-    """
-
-    def __init__(self, route: Route, modules: Iterable[nn.Module]) -> None:
-        self.places = [
-            (vars(m), {_HOOK: vars(m)[_HOOK]} if _HOOK in vars(m) else {}, _routed(route, m)) for m in modules
-        ]
-
-    def put_on(self) -> None:
-        for attributes, _, hook in self.places:
-            attributes[_HOOK] = hook
-
-    def put_back(self) -> None:
-        for attributes, own, _ in self.places:
-            attributes.pop(_HOOK, None)
-            attributes.update(own)
-
-
-def _routed(route: Route, module: nn.Module) -> Callable[..., Any]:
-    original = module._compiled_call_impl or module._call_impl
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        recorder = route.active
-        if recorder is None:
-            return original(*args, **kwargs)
-        return recorder.module(module, original, args, kwargs)
-
-    return call
+__all__ = ["applied"]
 
 
 Maker = Callable[[Route, Any], Any]
@@ -163,7 +95,7 @@ def _function_apply(route: Route, original: Any) -> Any:
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = route.active
-        bound = super(_SingleLevelFunction, cls).apply
+        bound = super(CUSTOM_FUNCTION, cls).apply
         if recorder is None:
             return bound(*args, **kwargs)
         if cls is CheckpointFunction:
@@ -216,6 +148,37 @@ def _cast(route: Route, original: Any) -> Any:
         return original(*args)
 
     return ask
+
+
+def _asked(name: str) -> Maker:
+    """A question to torch or to the process, whose answer is watched from then on."""
+
+    def make(route: Route, original: Any) -> Any:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            recorder = route.active
+            if recorder is not None and recorder.at.is_own_code():
+                shown = f"{name}({', '.join(map(repr, args))})"
+                recorder.reads.flags[shown] = functools.partial(original, *args, **kwargs), result
+            return result
+
+        return ask
+
+    return make
+
+
+def _variable(route: Route, original: Any) -> Any:
+    """An environment variable is being read, whether it is set or not."""
+
+    def __getitem__(self: Any, key: str) -> Any:
+        recorder = route.active
+        if recorder is not None and recorder.at.is_own_code():
+            read = functools.partial(os.environ.get, key)
+            with recorder.at.hushed:
+                recorder.reads.flags[f"the environment variable {key}"] = read, read()
+        return original(self, key)
+
+    return __getitem__
 
 
 def _run_backward(route: Route, original: Any) -> Any:
@@ -353,22 +316,30 @@ _MATH = (
     "tan", "tanh", "atan", "atan2", "radians", "degrees", "gamma", "lgamma", "erf",
 )  # fmt: skip
 _CASTS = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled")
-_TRANSFORMS = torch._functorch.eager_transforms
+_FLAGS = (
+    "get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled",
+    "is_deterministic_algorithms_warn_only_enabled", "get_float32_matmul_precision", "is_anomaly_enabled",
+    "is_inference_mode_enabled", "get_num_threads", "initial_seed",
+)  # fmt: skip
+_BACKENDS = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
 _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
-    (_SingleLevelFunction, "apply", _function_apply),
+    (CUSTOM_FUNCTION, "apply", _function_apply),
     *((context, "__enter__", _entered) for context in ENTERED),
     *((context, "__exit__", _left) for context in ENTERED),
     (torch, "is_grad_enabled", _is_grad_enabled),
     *((torch, name, _cast) for name in _CASTS),
-    (torch.autograd, "_engine_run_backward", _run_backward),
+    *((torch, name, _asked(f"torch.{name}")) for name in _FLAGS),
+    *((torch.backends.cuda, name, _asked(f"torch.backends.cuda.{name}")) for name in _BACKENDS),
+    (type(os.environ), "__getitem__", _variable),
+    (*BACKWARD, _run_backward),
     (torch.Tensor, "__reduce_ex__", _reduced),
-    (_TRANSFORMS, "grad_impl", _grad_of("grad")),
-    (_TRANSFORMS, "grad_and_value_impl", _grad_of("grad_and_value")),
-    (_TRANSFORMS, "_jvp_with_argnums", _jvp),
-    (_TRANSFORMS, "_vjp_with_argnums", _refused_function("vjp")),
-    (_TRANSFORMS, "linearize", _refused_function("linearize")),
-    (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint),
-    (torch._functorch.apis, "vmap_impl", _vmap),
+    (*GRAD, _grad_of("grad")),
+    (*GRAD_AND_VALUE, _grad_of("grad_and_value")),
+    (*JVP, _jvp),
+    (*VJP, _refused_function("vjp")),
+    (*LINEARIZE, _refused_function("linearize")),
+    (*CHECKPOINT, _checkpoint),
+    (*VMAP, _vmap),
     (torch, "from_numpy", _from_numpy),
     (builtins, "len", _len),
     (builtins, "range", _range),

@@ -22,8 +22,9 @@ from .ledger import Ledger, Ref, TensorMethod
 from .position import Position
 from .tracked import Expression, plain, track
 
-__all__ = ["Reads"]
+__all__ = ["Flag", "Reads"]
 
+Flag = tuple[Callable[[], Any], Any]
 _TAKEN_OVER = torch.utils.dlpack.from_dlpack.__code__
 
 
@@ -33,8 +34,9 @@ class Reads:
     ``run`` performs one call outside of the recording; ``sets_grad`` says whether the code itself has set
     the grad mode it is in. ``asked`` tells what of the surroundings the code asked for, and where:
     ``"grad"``, the grad mode, and ``"inputs"``, which of the inputs take gradients; ``dtypes`` whether it
-    asked for what autocast has a say in. ``met_number`` says that a whole number in the data was asked for;
-    with ``keeps_numbers`` such numbers stay in the graph as long as only torch takes them.
+    asked for what autocast has a say in; ``flags`` are questions to torch and the process, each with how to
+    ask again and the answer. ``met_number`` says that a whole number in the data was asked for; with
+    ``keeps_numbers`` such numbers stay in the graph as long as only torch takes them.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Reads:
         self.asked: dict[str, str] = {}
         self.dtypes = False
         self.keeps_numbers, self.met_number = False, False
+        self.flags: dict[str, Flag] = {}
 
     def asks_for_grad_mode(self) -> None:
         """The model's own code asks whether gradients are enabled."""

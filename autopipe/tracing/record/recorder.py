@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn, overrides
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ...errors import CaptureError
+from ...torch_private import function_modes, pop_function_mode, push_function_mode
 from ..calls import functions
 from ..calls.call import UNSAFE, Call, Depends, Recording, meta
 from ..calls.perform import run_call
@@ -27,7 +28,7 @@ from .branches import Branches
 from .contexts import Contexts
 from .draws import Draws, Streams
 from .kept import Kept
-from .leaves import is_compiled
+from .leaves import calls_otherwise, is_compiled
 from .ledger import Ledger
 from .origin import Unseen
 from .position import Depth, Position
@@ -116,6 +117,7 @@ class Recorder(TorchFunctionMode):
             tuple(self.branches.found),
             self.reads.asked,
             dtypes=self.reads.dtypes,
+            flags=self.reads.flags,
         )
 
     def __torch_function__(
@@ -138,7 +140,7 @@ class Recorder(TorchFunctionMode):
         path = self.at.modules.get(id(module))
         if path is None:
             return original(*args, **kwargs)
-        if self.at.stack and path and self.at.is_leaf(path):
+        if self.at.stack and path and self.at.is_leaf(path) and not calls_otherwise(module):
             inside = list(module.modules())
             if not self.is_swapped(inside):
                 with self.at.hushed, self.stepped_aside():
@@ -214,14 +216,14 @@ class Recorder(TorchFunctionMode):
     @contextlib.contextmanager
     def stepped_aside(self) -> Iterator[None]:
         """What is done meanwhile does not come by this mode, unless another one was entered since."""
-        is_top = overrides._get_current_function_mode() is self
+        is_top = function_modes()[-1:] == [self]
         if is_top:
-            overrides._pop_mode()
+            pop_function_mode()
         try:
             yield
         finally:
             if is_top:
-                overrides._push_mode(self)
+                push_function_mode(self)
 
     @contextlib.contextmanager
     def inside_leaf(self, path: str, compiled: bool) -> Iterator[None]:
@@ -229,7 +231,7 @@ class Recorder(TorchFunctionMode):
         self.leaf_path = path
         flags = functions.ExportFlags.read()
         functions.ExportFlags(False, False).write()
-        comes_by = self in overrides._get_current_function_mode_stack()
+        comes_by = self in function_modes()
         mode = self if self.ledger.watched is not None else self.streams
         try:
             with contextlib.nullcontext() if compiled or comes_by else mode:
@@ -329,6 +331,8 @@ class Recorder(TorchFunctionMode):
             call.depends |= Depends.RANDOM
             call.stream = call.stream or self.streams.here()
         written = before.written()
+        if functions.changes_itself(call) and isinstance(result, torch.Tensor):
+            written.append(result)
         call.reads = before.storages
         call.writes = frozenset().union(*(functions.storages(t) for t in written))
         return self.ledger.adopt_result(self.ledger.add(call), result, {id(t) for t in written})

@@ -34,6 +34,7 @@ from .restart import (
     Restart,
     WatchLeaves,
 )
+from .route import Route
 from .settings import settings, under
 from .state import Snapshot, seed, switch
 
@@ -91,7 +92,7 @@ class Session:
         self.paths = {id(m): n for n, m in model.named_modules()}
         self.device = device_of(model, args, kwargs)
         self.known = frozenset(map(id, snapshot.tensors_held()))
-        self.route = patches.Route()
+        self.route = Route()
 
     @property
     def policy(self) -> Policy:

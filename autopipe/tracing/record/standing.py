@@ -15,14 +15,16 @@ import torch
 from torch import nn
 
 from ...errors import InputError
+from ...torch_private import CALL_HOOK
 from ..calls import regions
 from .reach import HOOKS, Reached, reached
+from .reads import Flag
 
 __all__ = ["Standing"]
 
 _SIMPLE = (int, float, str, bool, type(None), tuple)
 _HELD = ("_parameters", "_buffers", "_modules")
-_OF_ALL = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
+_OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
 
 
 class Standing:
@@ -30,12 +32,15 @@ class Standing:
 
     Attributes and hooks of those modules, what they hold directly, the objects, closures and globals that
     their code reaches; of every parameter its dtype and whether it takes a gradient; and each one's mode
-    beside the model's. Where the code asked for ``dtypes``, the autocast that the model is called under.
+    beside the model's. Where the code asked for ``dtypes``, the autocast that the model is called under; what
+    else it asked of torch and of the process, the ``flags``.
     """
 
-    def __init__(self, model: nn.Module, is_open: Callable[[str], bool], dtypes: bool = True) -> None:
-        self.model, self.dtypes = model, dtypes
-        self.casts = {regions.ambient()[1]}
+    def __init__(
+        self, model: nn.Module, is_open: Callable[[str], bool], dtypes: bool, flags: Mapping[str, Flag]
+    ) -> None:
+        self.model, self.dtypes, self.flags = model, dtypes, dict(flags)
+        self.casts = {_casts()}
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
         self.beside = _of_open(reached(model), is_open)
         flags = tuple(m.training for _, m in self.opened)
@@ -52,7 +57,7 @@ class Standing:
                 "the capture; call it once, which holds that against the capture, or capture again"
             )
         opened = frozenset(path for path, _ in self.opened)
-        return _copied, (self.model, opened, self.modes, self.dtypes, self.casts)
+        return _copied, (self.model, opened, self.modes, self.dtypes, self.flags, self.casts)
 
     def changed(self) -> list[str]:
         """What is not as it was, by name; empty as a rule."""
@@ -68,16 +73,22 @@ class Standing:
             root = self.model.training
             path = next((p for p, m in self.opened if p and m.training != root), "")
             out.append(f"the mode of {path or type(self.model).__name__}")
-        cast = regions.ambient()[1]
-        shown = ", ".join(f"{device} to {dtype}" for device, enabled, dtype, _ in cast if enabled) or "off"
-        return [self._named(name) for name in out] + [f"autocast ({shown})"] * (
-            self.dtypes and cast not in self.casts
-        )
+        flagged = [name for name, (ask, answer) in self.flags.items() if ask() != answer]
+        return [self._named(name) for name in out] + flagged + self._cast_anew()
+
+    def _cast_anew(self) -> list[str]:
+        """The autocast and default dtype in force, in words, where they are new and matter."""
+        now = _casts()
+        if not self.dtypes or now in self.casts:
+            return []
+        shown = ", ".join(f"{device} to {dtype}" for device, enabled, dtype, _ in now[0] if enabled) or "off"
+        return [f"autocast ({shown}; default dtype {now[1]})"]
 
     def accept(self) -> None:
         """Take the present state for the one that was recorded."""
         self.values = self._read()
-        self.casts.add(regions.ambient()[1])
+        self.casts.add(_casts())
+        self.flags = {name: (ask, ask()) for name, (ask, _) in self.flags.items()}
         self.modes[self.model.training].add(tuple(m.training for _, m in self.opened))
 
     def _named(self, name: str) -> str:
@@ -110,6 +121,10 @@ class Standing:
         return out
 
 
+def _casts() -> tuple[Any, torch.dtype]:
+    return regions.ambient()[1], torch.get_default_dtype()
+
+
 def _shown(model: nn.Module, path: str) -> str:
     return path or type(model).__name__
 
@@ -123,9 +138,10 @@ def _copied(
     opened: frozenset[str],
     modes: dict[bool, set[tuple[bool, ...]]],
     dtypes: bool,
+    flags: dict[str, Flag],
     casts: set[Any],
 ) -> Standing:
-    made = Standing(model, opened.__contains__, dtypes)
+    made = Standing(model, opened.__contains__, dtypes, flags)
     made.modes, made.casts = modes, casts
     return made
 

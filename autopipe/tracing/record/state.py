@@ -111,8 +111,8 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def _is_absent(tensor: torch.Tensor) -> bool:
-    """Whether there is no content to keep: on meta, or not there yet in a lazy module."""
-    return torch.nn.parameter.is_lazy(tensor) or tensor.is_meta
+    """Whether there is no content to keep: on meta, not there yet in a lazy module, or laid out otherwise."""
+    return torch.nn.parameter.is_lazy(tensor) or tensor.is_meta or tensor.layout is not torch.strided
 
 
 class _Spent:

@@ -36,8 +36,10 @@ def line(n_layers, n_ranks, per_rank, *, overlap=True, limit=HUGE, draw=None, ti
     )
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize(("n_layers", "n_ranks", "per_rank"), [(24, 4, 3), (30, 3, 4)])
+@pytest.mark.parametrize(
+    ("n_layers", "n_ranks", "per_rank", "overlap"),
+    [(24, 4, 3, True), (24, 4, 3, False), (30, 3, 4, False), (80, 8, 4, True), (126, 16, 3, True)],
+)
 def test_long_chains_of_alike_layers_are_proved(n_layers, n_ranks, per_rank, overlap):
     started = time.process_time()
     answer = chain(line(n_layers, n_ranks, per_rank, overlap=overlap), time_limit_s=10.0)

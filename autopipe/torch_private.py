@@ -1,0 +1,152 @@
+"""Every private name of torch that autopipe uses, in one place: what to look at when torch changes.
+
+What is done with them is left to whoever imports them; ``tests/test_torch_private.py`` holds each to what is
+relied on, and that no other module reaches for one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+import torch.autograd.function
+import torch.utils.checkpoint
+from torch import overrides
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "ATTRIBUTES",
+    "BACKWARD",
+    "CALL_HOOK",
+    "CHECKPOINT",
+    "CUSTOM_FUNCTION",
+    "FUNCTION_HOMES",
+    "GRAD",
+    "GRAD_AND_VALUE",
+    "JVP",
+    "LINEARIZE",
+    "VJP",
+    "VMAP",
+    "TorchDispatchMode",
+    "UnseenByFunctions",
+    "backend_plugin",
+    "default_store",
+    "export_flags",
+    "foreach_mul",
+    "foreach_mul_",
+    "foreach_norm",
+    "function_modes",
+    "is_operator",
+    "plugin_options",
+    "pop_function_mode",
+    "push_function_mode",
+    "pytree",
+    "qualified_name",
+    "set_export_flags",
+    "unsafe_view",
+]
+
+ATTRIBUTES = {
+    "torch.nn.Module": (
+        "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
+        "_backward_pre_hooks", "_forward_hooks_with_kwargs", "_non_persistent_buffers_set", "_call_impl",
+    ),
+    "torch.Tensor": ("_version", "_base", "_is_view", "_post_accumulate_grad_hooks"),
+    "torch.UntypedStorage": ("_cdata",),
+    "torch._ops.OpOverload": ("_schema",),
+    "torch.ops.aten": (
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    ),
+}  # fmt: skip
+"""Attributes of torch's objects, by what they are of."""
+
+# ---------------------------------------------------------------- functions and modes
+
+foreach_mul: Any = torch._foreach_mul
+foreach_mul_: Any = torch._foreach_mul_
+foreach_norm: Any = torch._foreach_norm
+unsafe_view = torch.ops.aten._unsafe_view.default
+"""A view that is not declared as one."""
+
+UnseenByFunctions = torch._C.DisableTorchFunctionSubclass
+"""A context in which tensors' own ``__torch_function__`` is not asked."""
+
+FUNCTION_HOMES: tuple[Any, ...] = (torch.Tensor, torch, torch._C, torch._C._VariableFunctions)
+"""Where torch has its functions: what a function mode is given is an attribute of one of them."""
+
+
+def function_modes() -> list[Any]:
+    """The function modes that are entered, the innermost last."""
+    return overrides._get_current_function_mode_stack()
+
+
+def pop_function_mode() -> Any:
+    """Take the innermost function mode away, without leaving it."""
+    return overrides._pop_mode()
+
+
+def push_function_mode(mode: Any) -> None:
+    """Put a function mode on top of the others, without entering it."""
+    overrides._push_mode(mode)
+
+
+def qualified_name(function: Any) -> str:
+    """The dotted name by which fx writes a function down; raises RuntimeError where there is none."""
+    return torch.fx.node._get_qualified_name(function)
+
+
+def is_operator(function: Any) -> bool:
+    """Whether a function is an overload of an operator: ``torch.ops.aten.add.Tensor``."""
+    return isinstance(function, torch._ops.OpOverload)
+
+
+def export_flags() -> tuple[bool, bool]:
+    """What ``torch.compiler.is_exporting()`` and ``is_compiling()`` answer."""
+    return torch.compiler._is_exporting_flag, torch.compiler._is_compiling_flag
+
+
+def set_export_flags(exporting: bool, compiling: bool) -> None:
+    """Let ``torch.compiler.is_exporting()`` and ``is_compiling()`` answer so."""
+    torch.compiler._is_exporting_flag, torch.compiler._is_compiling_flag = exporting, compiling
+
+
+# ---------------------------------------------------------------- places that a capture patches
+
+CALL_HOOK = "_compiled_call_impl"
+"""What ``nn.Module.__call__`` calls where a module has it: the code that ``Module.compile`` makes."""
+
+CUSTOM_FUNCTION: Any = torch.autograd.function._SingleLevelFunction
+"""Whose ``apply`` every ``autograd.Function.apply`` ends in, under whatever name it was bound."""
+
+BACKWARD = (torch.autograd, "_engine_run_backward")
+"""What ``backward`` and ``grad`` end in."""
+
+CHECKPOINT = (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator")
+"""The generator around what ``checkpoint(..., use_reentrant=False)`` calls."""
+
+_TRANSFORMS = importlib.import_module("torch._functorch.eager_transforms")
+VMAP = (importlib.import_module("torch._functorch.apis"), "vmap_impl")
+GRAD, GRAD_AND_VALUE = (_TRANSFORMS, "grad_impl"), (_TRANSFORMS, "grad_and_value_impl")
+JVP, VJP = (_TRANSFORMS, "_jvp_with_argnums"), (_TRANSFORMS, "_vjp_with_argnums")
+LINEARIZE = (_TRANSFORMS, "linearize")
+"""What the transforms of ``torch.func`` end in, as (module, name)."""
+
+# ---------------------------------------------------------------- torch.distributed
+
+
+def default_store() -> Any:
+    """The store that ``init_process_group`` made or was given."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def backend_plugin(name: str) -> Any:
+    """What a device's package registered as the process-group backend of this name; None without one."""
+    return torch.distributed.Backend._plugins.get(name.upper())
+
+
+def plugin_options() -> Any:
+    """Empty options for a backend that takes them."""
+    return torch.distributed.distributed_c10d._DistributedBackendOptions()  # type: ignore[attr-defined]

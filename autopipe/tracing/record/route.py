@@ -1,0 +1,93 @@
+"""Where calls of a model's modules, and of what is patched, go while it is being recorded.
+
+What is patched beside the modules is left to ``patches``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from ...torch_private import CALL_HOOK
+from ..calls.functions import ExportFlags
+from .recorder import Recorder
+
+__all__ = ["Route"]
+
+
+class Route:
+    """Where patched calls go: to ``recorder`` while one is set and records, else to the originals."""
+
+    def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
+        self.recorder: Recorder | None = None
+        self.hooks = _Hooks(self, modules)
+        self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+    @property
+    def active(self) -> Recorder | None:
+        """The recorder, if calls are to be recorded now."""
+        return self.recorder if self.recorder is not None and self.recorder.at.is_recorded else None
+
+    @contextlib.contextmanager
+    def to(self, recorder: Recorder, exporting: bool) -> Iterator[None]:
+        """Route calls, those of the modules among them, to ``recorder``.
+
+        With ``exporting``, ``torch.compiler.is_exporting()`` and ``is_compiling()`` answer yes meanwhile, so
+        that libraries avoid shortcuts that depend on the data.
+        """
+        recorder.suspended, self.recorder = self._without_hooks, recorder
+        flags = ExportFlags.read()
+        ExportFlags(exporting or flags.exporting, exporting or flags.compiling).write()
+        self.hooks.put_on()
+        try:
+            yield
+        finally:
+            self.hooks.put_back()
+            flags.write()
+            self.recorder = None
+
+    @contextlib.contextmanager
+    def _without_hooks(self) -> Iterator[None]:
+        self.hooks.put_back()
+        try:
+            with self.suspended():
+                yield
+        finally:
+            self.hooks.put_on()
+
+
+class _Hooks:
+    """Lets each module's calls take the route, by an attribute of its own.
+
+    To patch ``nn.Module`` itself would make Python forget what it knows of every class below it.
+    """
+
+    def __init__(self, route: Route, modules: Iterable[nn.Module]) -> None:
+        self.places = [
+            (vars(m), {CALL_HOOK: vars(m)[CALL_HOOK]} if CALL_HOOK in vars(m) else {}, _routed(route, m))
+            for m in modules
+        ]
+
+    def put_on(self) -> None:
+        for attributes, _, hook in self.places:
+            attributes[CALL_HOOK] = hook
+
+    def put_back(self) -> None:
+        for attributes, own, _ in self.places:
+            attributes.pop(CALL_HOOK, None)
+            attributes.update(own)
+
+
+def _routed(route: Route, module: nn.Module) -> Callable[..., Any]:
+    original = getattr(module, CALL_HOOK) or module._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        recorder = route.active
+        if recorder is None:
+            return original(*args, **kwargs)
+        return recorder.module(module, original, args, kwargs)
+
+    return call

@@ -1,0 +1,258 @@
+"""Each private name of torch does what is relied on, and no other module of the package uses one."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+
+import autopipe
+from autopipe import torch_private as private
+
+ROOT = pathlib.Path(autopipe.__file__).parent
+TREES = {p: ast.parse(p.read_text()) for p in sorted(ROOT.rglob("*.py"))}
+OTHERS = {str(p.relative_to(ROOT)): tree for p, tree in TREES.items() if p.name != "torch_private.py"}
+LISTED = {name for names in private.ATTRIBUTES.values() for name in names}
+ONE = torch.ones(1)
+EXAMPLES = {
+    "torch.nn.Module": nn.Linear(1, 1),
+    "torch.Tensor": ONE,
+    "torch.UntypedStorage": ONE.untyped_storage(),
+    "torch._ops.OpOverload": torch.ops.aten.add.Tensor,
+    "torch.ops.aten": torch.ops.aten,
+}
+"""One of each kind of object whose attributes are listed."""
+
+
+def parts(node: ast.expr) -> list[str]:
+    """``a.b.c`` as its parts; empty for what is no dotted name."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    inner = parts(node.value) if isinstance(node, ast.Attribute) else []
+    return [*inner, node.attr] if inner and isinstance(node, ast.Attribute) else []
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def imported(tree: ast.AST) -> dict[str, str]:
+    """What the names that a module imports from torch stand for."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {
+                a.asname or "torch": a.name if a.asname else "torch" for a in node.names if is_torchs(a.name)
+            }
+            found |= {a.name: a.name for a in node.names if is_torchs(a.name)}
+        elif isinstance(node, ast.ImportFrom) and not node.level and is_torchs(node.module or ""):
+            found |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    return found
+
+
+def is_torchs(name: str) -> bool:
+    return name.split(".")[0] == "torch"
+
+
+def reached(tree: ast.AST) -> set[str]:
+    """Private names of torch that a module imports, or reaches by dots from what it imports."""
+    aliases = imported(tree)
+    found = set(aliases.values())
+    for node in ast.walk(tree):
+        chain = parts(node) if isinstance(node, ast.Attribute) else []
+        if chain and chain[0] in aliases:
+            found.add(".".join([aliases[chain[0]], *chain[1:]]))
+    names = {n for n in found if any(map(is_private, n.split(".")))}
+    return {n for n in names if n.rpartition(".")[2] not in LISTED}
+
+
+def own_names() -> set[str]:
+    """Every private name that the package itself defines."""
+    names: set[str] = set()
+    for node in (n for tree in TREES.values() for n in ast.walk(tree)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    return names
+
+
+def test_no_other_module_reaches_for_torchs_private_names() -> None:
+    assert {path: names for path, tree in OTHERS.items() if (names := reached(tree))} == {}
+
+
+def test_attributes_of_torchs_objects_are_listed() -> None:
+    used = {
+        node.attr
+        for tree in OTHERS.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_private(node.attr)
+    }
+    torchs = {name for name in used if any(hasattr(example, name) for example in EXAMPLES.values())}
+    assert torchs - own_names() - LISTED == set()
+
+
+@pytest.mark.parametrize("owner", private.ATTRIBUTES)
+def test_listed_attributes_are_there(owner: str) -> None:
+    assert [n for n in private.ATTRIBUTES[owner] if not hasattr(EXAMPLES[owner], n)] == []
+
+
+class Triple(Function):
+    """Whose gradient is not that of its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * 5
+
+
+BOUND = Triple.apply
+
+
+def told(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    """What comes by a place from now on."""
+    original: Any = getattr(owner, name)
+    seen: list[Any] = []
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        seen.append(args)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, replacement)
+    return seen
+
+
+def test_every_custom_function_ends_in_one_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def apply(cls: Any, *args: Any) -> Any:
+        seen.append(cls)
+        return super(private.CUSTOM_FUNCTION, cls).apply(*args)
+
+    monkeypatch.setattr(private.CUSTOM_FUNCTION, "apply", classmethod(apply))
+    x = torch.ones(2, requires_grad=True)
+    BOUND(x).sum().backward()
+    assert seen == [Triple]
+    assert x.grad is not None
+    assert x.grad.tolist() == [5, 5]
+
+
+def test_backward_and_grad_end_in_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = told(monkeypatch, *private.BACKWARD)
+    x = torch.ones(2, requires_grad=True)
+    (x * 2).sum().backward()
+    torch.autograd.grad((x * 2).sum(), x)
+    assert len(seen) == 2
+
+
+def test_a_checkpoint_ends_in_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = told(monkeypatch, *private.CHECKPOINT)
+    torch.utils.checkpoint.checkpoint(torch.sin, torch.ones(2, requires_grad=True), use_reentrant=False)
+    assert len(seen) == 1
+
+
+TRANSFORMED = {
+    private.VMAP: lambda x: torch.vmap(torch.sin)(x),
+    private.GRAD: lambda x: torch.func.grad(lambda t: t.sum())(x),
+    private.GRAD_AND_VALUE: lambda x: torch.func.grad_and_value(lambda t: t.sum())(x),
+    private.JVP: lambda x: torch.func.jvp(torch.sin, (x,), (x,)),
+    private.VJP: lambda x: torch.func.vjp(torch.sin, x),
+}
+
+
+@pytest.mark.parametrize("place", TRANSFORMED, ids=lambda place: place[1])
+def test_a_transform_ends_in_the_place(monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
+    seen = told(monkeypatch, *place)
+    TRANSFORMED[place](torch.ones(2))
+    assert seen
+
+
+def test_linearize_is_there() -> None:
+    assert callable(getattr(*private.LINEARIZE))
+
+
+def test_a_module_with_the_hook_is_called_through_it() -> None:
+    layer = nn.Linear(2, 2)
+    assert getattr(layer, private.CALL_HOOK) is None
+    vars(layer)[private.CALL_HOOK] = lambda x: x * 7
+    assert layer(torch.ones(1)).item() == 7
+
+
+def test_function_modes_come_and_go() -> None:
+    class Mode(TorchFunctionMode):
+        pass
+
+    mode = Mode()
+    with mode:
+        assert private.function_modes()[-1] is mode
+        assert private.pop_function_mode() is mode
+        assert not private.function_modes()
+        private.push_function_mode(mode)
+    assert not private.function_modes()
+
+
+def test_export_flags_answer_as_set() -> None:
+    before = private.export_flags()
+    try:
+        private.set_export_flags(True, False)
+        assert torch.compiler.is_exporting()
+        assert private.export_flags() == (True, False)
+    finally:
+        private.set_export_flags(*before)
+    assert not torch.compiler.is_exporting()
+
+
+def test_functions_have_homes_and_names() -> None:
+    for name in ("add", "rand", "equal"):
+        assert any(callable(getattr(home, name, None)) for home in private.FUNCTION_HOMES)
+    assert private.qualified_name(torch.sin) == "torch.sin"
+    assert private.is_operator(torch.ops.aten.add.Tensor)
+    assert not private.is_operator(torch.add)
+
+
+def test_many_tensors_at_once() -> None:
+    a = [torch.ones(2), torch.ones(3)]
+    assert [t.tolist() for t in private.foreach_mul(a, [2.0, 3.0])] == [[2, 2], [3, 3, 3]]
+    private.foreach_mul_(a, torch.tensor(2.0))
+    assert [float(n) for n in private.foreach_norm(a, 1.0)] == [4, 6]
+
+
+def test_a_subclass_is_not_asked_within_the_context() -> None:
+    class Loud(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError
+
+    x = torch.ones(1).as_subclass(Loud)
+    with private.UnseenByFunctions():
+        assert torch.add(x, 1) is not None
+
+
+def test_tensors_tell_of_writes_views_and_memory() -> None:
+    x = torch.ones(3)
+    version, view = x._version, x[1:]
+    view.add_(1)
+    assert x._version == version + 1
+    assert view._base is x
+    assert x.untyped_storage()._cdata == view.untyped_storage()._cdata
+
+
+def test_what_of_distributed_is_used_is_there(tmp_path: pathlib.Path) -> None:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        private.default_store().set("key", "value")
+        assert private.default_store().get("key") == b"value"
+    finally:
+        torch.distributed.destroy_process_group()
+    assert private.backend_plugin("no such backend") is None
+    assert hasattr(private.plugin_options(), "group_id")
