@@ -25,6 +25,7 @@ __all__ = [
     "identity",
     "is_async",
     "is_carried",
+    "keep_freed",
     "kinds",
     "mark",
     "name",
@@ -200,6 +201,20 @@ def empty_cache(device: torch.device) -> None:
     """Give back what the allocator keeps for later."""
     if is_async(device):
         torch.accelerator.empty_cache()
+
+
+_SETTLING_BYTES = 31 << 20
+"""The largest block whose end raises what glibc keeps for later: its limit cannot pass 32 MiB."""
+
+
+def keep_freed(device: torch.device) -> None:
+    """Bring the host's C allocator where training brings it: freed memory is kept, not faulted in anew.
+
+    A new process gives every large block back at once, which makes light ops on large tensors several times
+    as long, until a block larger than all of theirs has come and gone.
+    """
+    if device.type == "cpu":
+        torch.zeros(_SETTLING_BYTES, dtype=torch.uint8)
 
 
 def _index(device: torch.device) -> int:

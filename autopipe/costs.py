@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from .errors import InputError
-from .schema import Bytes, Count, Line, Name, Real, Seconds, Share, build, differs, versioned
+from .schema import Bytes, Count, Line, Name, Positive, Real, Seconds, Share, build, differs, versioned
 from .shown import Shown
 
 __all__ = ["CostTable", "Degrees", "OpCost"]
@@ -95,11 +95,14 @@ class CostTable(Shown):
     device: what they were measured on or estimated for, such as ``"NVIDIA H200"``.
     source: ``measured``, ``estimated`` or ``given``.
     residual: whole-model time over the sum of the op costs, minus one, before calibration; None if not run.
-    optimizer_s_per_byte: seconds of the optimizer step per byte of parameter.
+    optimizer_s_per_byte, optimizer_s_per_tensor: seconds of the optimizer step, for each byte of the
+        parameters and beside that for each parameter, however small.
     versions: torch and library versions the figures depend on.
     notes: what went wrong or was made up on the way, a line each.
     optimizer_workspace_bytes: what an optimizer step needs above weights, gradients and state.
     degrees: over how many ranks each op is spread.
+    alone: the seconds with no other rank at work on the machine, over those given, which are with as many
+        busy as there will be.
     """
 
     costs: Mapping[Name, OpCost]
@@ -112,6 +115,8 @@ class CostTable(Shown):
     notes: tuple[str, ...] = ()
     optimizer_workspace_bytes: Bytes = 0
     degrees: Degrees = Degrees()
+    optimizer_s_per_tensor: Seconds = 0.0
+    alone: Positive = 1.0
 
     def __getitem__(self, op: str) -> OpCost:
         return self.costs.get(op, _FREE)

@@ -24,19 +24,31 @@ _LONGEST_S, _FASTEST = 1e9, 1e24
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
-    """A connection from one rank to another: a transfer takes ``latency_s + bytes / bandwidth_bytes_s``."""
+    """A connection from one rank to another: a transfer takes ``latency_s + bytes / bandwidth_bytes_s``.
+
+    ``host_s`` and ``host_s_per_byte`` are of a host's core that a transfer keeps busy at each end, if any: of
+    each message, and of each byte beside that.
+    """
 
     latency_s: Seconds = 0.0
     bandwidth_bytes_s: float = float("inf")
     source: Line = ""
+    host_s: Seconds = 0.0
+    host_s_per_byte: Seconds = 0.0
 
     def __post_init__(self) -> None:
         number("latency_s", self.latency_s, unit="seconds", most=_LONGEST_S)
+        number("host_s", self.host_s, unit="seconds", most=_LONGEST_S)
+        number("host_s_per_byte", self.host_s_per_byte, unit="seconds", most=_LONGEST_S)
         number("bandwidth_bytes_s", self.bandwidth_bytes_s, above=True, unit="bytes per second")
 
     def seconds(self, n_bytes: float) -> float:
         """Seconds to move ``n_bytes``; 0 for nothing."""
         return self.latency_s + n_bytes / self.bandwidth_bytes_s if n_bytes else 0.0
+
+    def working_s(self, n_bytes: float) -> float:
+        """Seconds that a core is busy with ``n_bytes`` at each end; 0 for nothing."""
+        return self.host_s + n_bytes * self.host_s_per_byte if n_bytes else 0.0
 
     def all_reduce_s(self, n_bytes: float, n_ranks: int) -> float:
         """Seconds for ``n_ranks`` to sum ``n_bytes`` round a ring of such links: 2 (n − 1) pieces of 1/n."""
@@ -98,6 +110,8 @@ class Cluster:
     ``links`` maps (from, to) rank pairs; a missing pair uses ``local`` on one host and ``remote`` across.
     ``nics`` is the network interface of its host that each rank uses to reach other hosts: messages of ranks
     of one host with the same number go one after another, each way. Without it every rank has its own.
+    ``cores`` has, for each host, how many of its ranks can compute at the same time; without it every rank
+    has a processor of its own.
     """
 
     devices: tuple[Device, ...]
@@ -106,6 +120,7 @@ class Cluster:
     remote: Link = Link()
     links: Mapping[tuple[int, int], Link] = dataclasses.field(default_factory=dict)
     nics: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.devices)
@@ -114,6 +129,12 @@ class Cluster:
         for what, given in (("hosts", self.hosts), ("nics", self.nics)):
             if given and len(given) != n:
                 raise InputError(f"{what} has {len(given)} entries for {n} ranks; give none, or one per rank")
+        if self.cores and len(self.cores) <= max(self.hosts, default=0):
+            raise InputError(
+                f"cores has {len(self.cores)} entries for {1 + max(self.hosts, default=0)} hosts"
+            )
+        for n_cores in self.cores:
+            whole("cores", n_cores, most=MOST_RANKS)
         for pair in self.links:
             if not (0 <= pair[0] < n and 0 <= pair[1] < n) or pair[0] == pair[1]:
                 raise InputError(f"links has {pair}, which are no two of the ranks 0 to {n - 1}")
@@ -216,6 +237,14 @@ class Cluster:
             return self.links[source, destination]
         return self.local if self.host(source) == self.host(destination) else self.remote
 
+    @property
+    def crowd(self) -> tuple[int, int] | None:
+        """Ranks and cores of the host where ranks most outnumber cores; None where every rank has one."""
+        hosts = [self.host(rank) for rank in range(self.n_ranks)]
+        pairs = [(hosts.count(h), self.cores[h]) for h in sorted(set(hosts))] if self.cores else []
+        crowded = [(ranks, cores) for ranks, cores in pairs if ranks > cores]
+        return max(crowded, key=lambda pair: pair[0] / pair[1], default=None)
+
     def picked(self, ranks: Sequence[int]) -> Cluster:
         """The cluster of some of the ranks, numbered anew in the order given."""
         place = {rank: x for x, rank in enumerate(ranks)}
@@ -238,6 +267,7 @@ class Cluster:
             "remote": _link_to_dict(self.remote),
             "links": [[a, b, _link_to_dict(link)] for (a, b), link in sorted(self.links.items())],
             "nics": list(self.nics),
+            "cores": list(self.cores),
         }
 
     @classmethod
@@ -255,6 +285,7 @@ class Cluster:
                 found.remote.link,
                 {(a, b): link.link for a, b, link in found.links},
                 found.nics,
+                found.cores,
             )
         except InputError as error:
             raise refuse(what, "", str(error)) from None
@@ -267,11 +298,13 @@ class _LinkFile:
     latency_s: Seconds
     bandwidth_bytes_s: Positive | None
     source: Line
+    host_s: Seconds
+    host_s_per_byte: Seconds
 
     @property
     def link(self) -> Link:
         bandwidth = float("inf") if self.bandwidth_bytes_s is None else self.bandwidth_bytes_s
-        return Link(self.latency_s, bandwidth, self.source)
+        return Link(self.latency_s, bandwidth, self.source, self.host_s, self.host_s_per_byte)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -282,6 +315,7 @@ class _ClusterFile:
     remote: _LinkFile
     links: tuple[tuple[Index, Index, _LinkFile], ...]
     nics: tuple[Index, ...]
+    cores: tuple[Index, ...]
 
 
 def _link_to_dict(link: Link) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from .schema import (
     Index,
     Line,
     Name,
+    Positive,
     Seconds,
     Share,
     build,
@@ -57,6 +58,7 @@ class StagePlan:
     gradient_bytes: of the parameters that require a gradient.
     saved_bytes: kept for backward, per microbatch in flight; what blocks hold to run again included.
     held_bytes: that part of ``saved_bytes`` which blocks hold to run again.
+    n_trained: how many parameters require a gradient: an optimizer takes time for each, whatever its size.
     workspace_bytes: peak above the rest while an action runs.
     in_flight: most microbatches alive at once under the plan's schedule.
     memory_bytes: predicted peak: weights, gradients, optimizer state, in flight × saved, workspace, buffers.
@@ -79,6 +81,7 @@ class StagePlan:
     memory_bytes: Bytes = 0
     recomputed: tuple[tuple[Name, ...], ...] = ()
     held_bytes: Bytes = 0
+    n_trained: Index = 0
 
     @property
     def seconds(self) -> float:
@@ -367,6 +370,8 @@ class _Settings(TypedDict, total=False):
     memory_limit: Bytes | str | list[Bytes | str] | None
     optimizer_bytes_per_parameter_byte: Share
     optimizer_s_per_byte: Seconds
+    optimizer_s_per_tensor: Seconds
+    alone: Positive
     costs: Line
     dims: dict[Name, Count]
     versions: dict[Name, Line]

@@ -60,7 +60,7 @@ def table() -> CostTable:
 def cluster() -> Cluster:
     device = Device("H200", 10**11, {"bfloat16": 9e14}, 4.8e12, 5e-6, 1.0, "a datasheet", "cuda")
     links = {(0, 1): Link(1e-5, 1e9, "probed"), (1, 0): Link(2e-5, 2e9, "probed")}
-    return Cluster((device, device), (0, 1), Link(), Link(1e-4, 1e8), links)
+    return Cluster((device, device), (0, 1), Link(), Link(1e-4, 1e8, "", 1e-5, 1e-9), links, cores=(2, 4))
 
 
 def plan() -> Plan:

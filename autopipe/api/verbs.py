@@ -28,6 +28,7 @@ from ..costs import CostTable
 from ..errors import InputError
 from ..graph import Op
 from ..hardware import Cluster, Device, Link
+from ..measure.load import places
 from ..plans import Plan
 from ..schema import load
 from ..simulator import Timeline
@@ -382,7 +383,15 @@ def _cluster(
             f"set n_stages to {n_ranks} or more, or n_ranks to {n_stages} or fewer"
         )
     described, link = _hardware(captured, device)
-    return Cluster.uniform(n_ranks, described, link)
+    cluster = Cluster.uniform(n_ranks, described, link)
+    return dataclasses.replace(cluster, cores=(places(),)) if _is_host(captured, device) else cluster
+
+
+def _is_host(captured: Capture, device: str | torch.device | Device | None) -> bool:
+    """Whether ranks are to compute on this machine's own processor."""
+    if isinstance(device, Device) or (isinstance(device, str) and not _is_torch_device(device)):
+        return False
+    return (torch.device(device) if device is not None else device_of(captured.model)).type == "cpu"
 
 
 def _stages_per_rank(schedule: str) -> int:
@@ -452,5 +461,4 @@ def _busy_peers(captured: Capture, device: str | torch.device | None) -> int:
     where = torch.device(device) if device is not None else device_of(captured.model)
     if not in_group() or where.type != "cpu":
         return 0
-    beside = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-    return min(beside, os.cpu_count() or 1) - 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())) - 1

@@ -45,6 +45,8 @@ def tables(item: Any) -> tuple[Table, ...]:
 @headline.register
 def _(plan: Plan) -> str:
     ranks = f"{plan.n_stages} stages on {plan.n_ranks} ranks"
+    if crowd := plan.cluster.crowd:
+        ranks += f" ({crowd[0]} of which share {_n(crowd[1], 'core', 'cores')})"
     run = f"{plan.schedule}, {_n(plan.n_microbatches, 'microbatch', 'microbatches')}"
     return f"{plan.model}: {ranks}, {run}, step {seconds(plan.step_s)} predicted, {certificate(plan)}"
 

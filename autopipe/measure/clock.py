@@ -24,13 +24,16 @@ class Stopwatch:
     """Seconds by key: ``with watch("key"): ...``, then :meth:`read`.
 
     On an accelerator the code is bracketed by events in the current stream, so launches overlap with work as
-    they do in training; nothing waits until :meth:`read`. Elsewhere the host's clock is read.
+    they do in training; nothing waits until :meth:`read`. Elsewhere the host's clock is read. ``host_s`` has
+    what the host took since the last read, by key: where that is the longer, the device waited for it.
     """
 
     def __init__(self, device: torch.device | str):
         self.device = torch.device(device)
         self._is_async = accelerator.is_async(self.device)
         self._marks: list[tuple[Hashable, Any, Any]] = []
+        self.host_s: dict[Hashable, float] = {}
+        self._taken: dict[Hashable, float] = {}
         self._key: Hashable = None
         self._start: Any = None
 
@@ -39,12 +42,14 @@ class Stopwatch:
         return self
 
     def __enter__(self) -> Stopwatch:
-        self._start = self._now()
+        self._start, self._start_s = self._now(), time.perf_counter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        taken = time.perf_counter() - self._start_s
+        self._taken[self._key] = self._taken.get(self._key, 0.0) + taken
         self._marks.append((self._key, self._start, self._now()))
 
     def _now(self) -> Any:
@@ -58,6 +63,7 @@ class Stopwatch:
             seconds = accelerator.seconds(start, end) if self._is_async else end - start
             out[key] = out.get(key, 0.0) + seconds
         self._marks.clear()
+        self.host_s, self._taken = self._taken, {}
         return out
 
 

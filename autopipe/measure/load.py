@@ -19,7 +19,13 @@ import torch
 
 from .. import accelerator
 
-__all__ = ["busy"]
+__all__ = ["busy", "places"]
+
+
+def places() -> int:
+    """How many ranks like this process can compute at once on this host's CPU."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, mine // torch.get_num_threads())
 
 
 @contextlib.contextmanager

@@ -7,24 +7,35 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from .. import accelerator
 from ..costs import OpCost
 from ..torch_private import pytree
-from .account import Counter, Kernels
+from ..units import format_seconds
+from .account import Kernels
 from .clock import Stopwatch, spread
 from .replay import Piece, Replay, Tape
 from .samples import Samples
 from .survey import Account, Survey, saved_values
 
-__all__ = ["Passes", "optimizer_cost", "settle_allocator"]
+__all__ = ["ALONE", "CPU", "Passes"]
 
+ALONE = " alone"
+HOST = " host"
+CPU = "CPU"
+_LAUNCH_BOUND = 0.9
+"""Share of a pass that the host takes to launch it, from which the device is told to wait for the host."""
+_DRIFT = 0.05
+"""How much longer the last third of the passes may take than the first before it is told."""
+_MOST_WARMING = 10
 _HEAVY_S = {"cpu": 1e-4}
 _HEAVY_THERE_S = 2e-5
 _GUESS = {"cpu": (5e10, 1e10)}
@@ -35,18 +46,6 @@ _GUESS_THERE = 3e14, 2e12
 _UNDISTURBED = 0.97
 """Share of its wall time that a pass must have had a CPU for, or others are in its figures."""
 _MOST_DISTURBED = 20
-_SETTLING_BYTES = 31 << 20
-"""The largest block whose end raises what glibc keeps for later: its limit cannot pass 32 MiB."""
-
-
-def settle_allocator(device: torch.device) -> None:
-    """Bring the C allocator where training brings it: freed memory is kept, not faulted in anew.
-
-    A new process gives every large block back at once, which makes the first passes of light ops on large
-    tensors several times as long as they are in training.
-    """
-    if device.type == "cpu":
-        torch.zeros(_SETTLING_BYTES, dtype=torch.uint8)
 
 
 class Passes:
@@ -56,9 +55,10 @@ class Passes:
         self.replay, self.surveyed, self.samples, self.autocast = replay, surveyed, samples, autocast
         self.watch = Stopwatch(replay.device)
         self.disturbed = 0
+        self.cpu_s = 0.0
         self.whole_failed = ""
         self.pieces = replay.pieces(self._is_heavy)
-        settle_allocator(replay.device)
+        accelerator.keep_freed(replay.device)
 
     def _guess_s(self, kernels: Kernels) -> float:
         flops_s, bytes_s = _GUESS.get(self.replay.device.type, _GUESS_THERE)
@@ -75,6 +75,20 @@ class Passes:
         self.whole(keep)
         self.by_ops("I", keep)
 
+    def warm_up(self) -> None:
+        """Passes that do not count: of each kind, and of the whole until an accelerator's clocks are up."""
+        self.round(keep=False)
+        if not accelerator.is_async(self.replay.device):
+            return
+        before = math.inf
+        for _ in range(_MOST_WARMING):
+            start = time.perf_counter()
+            self.whole(keep=False)
+            took = time.perf_counter() - start
+            if took > before * (1 - _DRIFT):
+                return
+            before = took
+
     def by_ops(self, part: str, keep: bool = True) -> None:
         """One pass, piece by piece: forward, and then the full (``B``) or the input (``I``) backward.
 
@@ -89,8 +103,11 @@ class Passes:
         if keep:
             self._keep(seconds)
 
-    def whole(self, keep: bool = True) -> None:
-        """One forward and backward of the same ops under a single tape, as training runs them."""
+    def whole(self, keep: bool = True, *, beside: str = "") -> None:
+        """One forward and backward of the same ops under a single tape, as training runs them.
+
+        ``beside`` is part of what its seconds are kept as: :data:`ALONE` where no peer is at work.
+        """
         if self.whole_failed:
             return
         try:
@@ -100,7 +117,10 @@ class Passes:
             self.whole_failed = f"{type(error).__name__}: {error}".partition("\n")[0]
             return
         for part, value in seconds.items() if keep else ():
-            self.samples.add("", str(part), value)
+            self.samples.add("", f"{part}{beside}", value)
+            self.samples.add("", f"{part}{beside}{HOST}", self.watch.host_s[part])
+        if keep:
+            self.samples.add("", f"{CPU}{beside}", self.cpu_s)
 
     def _undisturbed(self, run: Callable[[], None]) -> dict[Any, float]:
         """Runs a pass and reads the watch; again, a few times, where the CPU was taken away meanwhile."""
@@ -108,6 +128,7 @@ class Passes:
             start, start_cpu = time.perf_counter(), time.process_time()
             run()
             got = (time.process_time() - start_cpu) / (time.perf_counter() - start)
+            self.cpu_s = time.process_time() - start_cpu
             seconds = self.watch.read()
             if self.replay.device.type != "cpu" or got > _UNDISTURBED or self.disturbed >= _MOST_DISTURBED:
                 return seconds
@@ -191,16 +212,51 @@ class Passes:
         return whole / pieces - 1 if whole and pieces else None
 
     @property
+    def alone(self) -> float:
+        """The whole's seconds with no peer at work over those with them; 1 where either is not known.
+
+        Of the CPU: waiting for one is not what peers with cores of their own do to one another.
+        """
+        alone, busy = (self.samples.median("", CPU + x) for x in (ALONE, ""))
+        return min(1.0, alone / busy) if alone and busy else 1.0
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What may have spoilt the figures."""
         out = []
         if self.disturbed >= _MOST_DISTURBED:
             out.append("other processes kept taking the CPU away; the seconds include their share")
+        out += [*self._drifted(), *self._launch_bound()]
         if self.whole_failed:
             out.append(
                 f"the model could not be run whole, so its ops are not calibrated: {self.whole_failed}"
             )
         return tuple(out)
+
+    def _drifted(self) -> Iterator[str]:
+        """A device that slows down while it is measured: by heat, by its power limit, or for others."""
+        passes = [f + b for f, b in zip(self.samples.of("", "F"), self.samples.of("", "B"), strict=False)]
+        third = len(passes) // 3
+        if third < 2:
+            return
+        first, last = statistics.median(passes[:third]), statistics.median(passes[-third:])
+        if last > first * (1 + _DRIFT):
+            yield (
+                f"the last passes took {last / first - 1:.0%} longer than the first: the device slowed down "
+                "(heat, a power limit, others at work); measure again once it is steady"
+            )
+
+    def _launch_bound(self) -> Iterator[str]:
+        """An accelerator that waits for the host to launch its kernels."""
+        if not accelerator.is_async(self.replay.device):
+            return
+        device_s, host_s = (sum(self.samples.median("", part + x) for part in "FB") for x in ("", HOST))
+        if device_s and host_s > _LAUNCH_BOUND * device_s:
+            yield (
+                f"launch-bound: of {format_seconds(device_s)} a microbatch the host takes "
+                f"{format_seconds(host_s)} to launch it, so the device waits; larger microbatches or "
+                "compiled stages do more at once"
+            )
 
     @property
     def done(self) -> int:
@@ -256,37 +312,3 @@ class _steady:
     def __exit__(self, *_: object) -> None:
         if self.was_on:
             gc.enable()
-
-
-def optimizer_cost(
-    optimizer: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], device: torch.device
-) -> tuple[float, int]:
-    """One optimizer step on parameters of the model's own shapes, the largest among them.
-
-    Returns its seconds per parameter byte, and the bytes it needs above weights, gradients and state.
-    """
-    chosen: list[nn.Parameter] = []
-    total = 0
-    shapes = {p.shape: p for p in parameters}.values()
-    for p in sorted(shapes, key=lambda p: p.nbytes, reverse=True):
-        if not total or total + p.nbytes <= _SAMPLE_BYTES:
-            chosen.append(nn.Parameter(torch.empty_like(p, device=device).normal_()))
-            total += p.nbytes
-    if not chosen:
-        return 0.0, 0
-    for p in chosen:
-        p.grad = torch.ones_like(p)
-    step = optimizer(chosen, lr=1e-3).step  # type: ignore[call-arg]
-    step()
-    watch = Stopwatch(device)
-    seconds = []
-    for _ in range(3):
-        with watch("step"):
-            step()
-        seconds.append(watch.read()["step"])
-    with Counter() as counter:
-        step()
-    return statistics.median(seconds) / total, counter.peak_bytes
-
-
-_SAMPLE_BYTES = 2**28

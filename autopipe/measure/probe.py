@@ -29,6 +29,8 @@ from ..hardware import Cluster, Device, Link
 from ..schema import load
 from .clock import device_name
 from .devices import described, reserved
+from .exchange import exchange
+from .load import places
 
 __all__ = ["probe"]
 
@@ -47,7 +49,8 @@ def probe(n_ranks: int = 2) -> Cluster:
 
     A link's latency is half the round trip of 4 bytes, its bandwidth the slope between 64 KiB and 16 MiB
     (medians of 7 round trips, one pair at a time). Over NCCL where every rank has a GPU of its own, else
-    gloo. Takes under a second per pair.
+    gloo; there both ranks compute meanwhile, as in a pipeline, where messages take longer and take from it.
+    Takes under two seconds per pair.
 
     Raises :class:`CostError` when the processes it starts fail.
     """
@@ -121,7 +124,8 @@ def _measure(device: torch.device) -> Cluster:
     rows: list[Any] = [None] * n_ranks
     name = device_name(device)
     mine = {(a, b): link for (a, b), link in found.items() if a == me}
-    dist.all_gather_object(rows, (socket.gethostname(), name, _memory(device), mine))
+    cores = 0 if accelerator.is_async(device) else places()
+    dist.all_gather_object(rows, (socket.gethostname(), name, _memory(device), cores, mine))
     names = list(dict.fromkeys(host for host, *_ in rows))
     links: dict[tuple[int, int], Link] = {}
     for *_, measured in rows:
@@ -129,21 +133,34 @@ def _measure(device: torch.device) -> Cluster:
             links[a, b] = links[b, a] = link
     hosts = tuple(names.index(host) for host, *_ in rows)
     return Cluster(
-        devices=tuple(_described(name, memory) for _, name, memory, _ in rows),
+        devices=tuple(_described(name, memory) for _, name, memory, *_ in rows),
         hosts=hosts,
         local=_typical(links, hosts, True),
         remote=_typical(links, hosts, False),
         links=links,
+        cores=_cores({names.index(host): n for host, _, _, n, _ in rows}),
     )
 
 
+def _cores(by_host: Mapping[int, int]) -> tuple[int, ...]:
+    """Of each host; none where ranks have accelerators, which are theirs alone."""
+    return tuple(by_host[host] for host in sorted(by_host)) if all(by_host.values()) else ()
+
+
 def _pair(a: int, b: int, me: int, device: torch.device) -> Link:
-    """The link of two ranks, from round trips at three sizes; both ranks measure, ``a``'s figures count."""
+    """The link of two ranks; both measure, ``a``'s figures count."""
     peer = b if me == a else a
+    source = f"probed over {dist.get_backend()}"
     tiny, small, large = (_round_trip_s(n, me == a, peer, device) / 2 for n in (4, _SMALL, _LARGE))
     # noise may make the small one the slower; no link moves the bytes in a quarter of the whole trip's time
     bandwidth = (_LARGE - _SMALL) / max(large - small, large / 4)
-    return Link(tiny, bandwidth, f"probed over {dist.get_backend()}")
+    if accelerator.is_async(device):
+        return Link(tiny, bandwidth, source)
+    found = exchange(peer)
+    # noise may make a message between busy ranks the faster; it is not
+    bandwidth = min(bandwidth, 1 / found.s_per_byte if found.s_per_byte else bandwidth)
+    latency_s = max(tiny, found.latency_s)
+    return Link(latency_s, bandwidth, f"{source}, ranks at work", found.host_s, found.host_s_per_byte)
 
 
 def _round_trip_s(n_bytes: int, leads: bool, peer: int, device: torch.device) -> float:
@@ -171,6 +188,8 @@ def _typical(links: Mapping[tuple[int, int], Link], hosts: tuple[int, ...], same
         statistics.median(x.latency_s for x in chosen),
         statistics.median(x.bandwidth_bytes_s for x in chosen),
         f"median of {len(chosen)} probed",
+        statistics.median(x.host_s for x in chosen),
+        statistics.median(x.host_s_per_byte for x in chosen),
     )
 
 

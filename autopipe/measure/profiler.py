@@ -14,17 +14,19 @@ from collections.abc import Mapping
 import torch
 from tqdm import tqdm
 
+from .. import accelerator
 from ..costs import CostTable, OpCost
 from ..tracing import Capture, device_of, preserved
 from .clock import device_name, device_settings
 from .devices import described
 from .efficiency import fit
 from .estimate import estimate
-from .load import busy
-from .passes import Passes, optimizer_cost
+from .load import busy, places
+from .passes import ALONE, CPU, Passes
 from .replay import Replay
 from .samples import Samples
 from .standins import stand_ins
+from .stepping import optimizer_cost
 from .store import Store
 from .survey import Survey, describe, survey
 
@@ -61,7 +63,8 @@ def profile(
     training: which form of the model.
     optimizer: its step is timed per parameter byte.
     n_peers: other processes to keep busy with the same work meanwhile, as the other ranks on this machine
-        will be; they share its memory bandwidth and caches. CPU only.
+        will be; they share its memory bandwidth and caches. No more than there are cores for, as seconds are
+        those of a rank that has one. CPU only.
     min_passes, max_passes, min_s: passes go on until there are ``min_passes`` and ``min_s`` is spent.
     store: a :class:`Store` or its folder; what it holds is not measured again, and what this run measures
         is left in it, also when it is interrupted, so that the next run goes on from there.
@@ -75,6 +78,7 @@ def profile(
     and estimated.
     """
     device = torch.device(device or device_of(capture.model))
+    n_peers = min(n_peers, places() - 1)
     replay = Replay(capture, dims=dims, device=device, dtype=dtype, training=training)
     context = {
         "dims": replay.dims,
@@ -89,19 +93,22 @@ def profile(
         "settings": device_settings(device),
     }
     samples = Samples(context, capture.ops.digest, _store(store))
-    with preserved(capture.model), stand_ins(replay, training=training):
+    with accelerator.using(device), preserved(capture.model), stand_ins(replay, training=training):
         surveyed = survey(replay, autocast)
         if compiled:
             replay.compile()
         passes = Passes(replay, surveyed, samples, autocast)
         samples.load(["", *(passes.key(n.name) for n in replay.nodes)])
         try:
+            if n_peers and device.type == "cpu" and not samples.of("", CPU + ALONE):
+                for i in range(_WARM + min_passes):
+                    passes.whole(keep=i >= _WARM, beside=ALONE)
             with busy(functools.partial(passes.whole, keep=False), n_peers, device):
                 _run(passes, min_passes, max_passes, min_s, progress)
-                if not samples.of("", "optimizer"):
-                    seconds, n_bytes = optimizer_cost(optimizer, replay.parameters, device)
-                    samples.add("", "optimizer", seconds)
-                    samples.add("", "optimizer bytes", n_bytes)
+                if not samples.of("", "optimizer of one"):
+                    found = optimizer_cost(optimizer, replay.parameters, device)
+                    for part, value in zip(_OPTIMIZER, found, strict=True):
+                        samples.add("", part, value)
         finally:
             samples.save()
     costs = {
@@ -116,13 +123,18 @@ def profile(
         device=device_name(device),
         source="measured",
         residual=passes.residual,
-        optimizer_s_per_byte=samples.median("", "optimizer"),
-        optimizer_workspace_bytes=round(samples.median("", "optimizer bytes")),
+        alone=passes.alone,
+        optimizer_s_per_byte=samples.median("", _OPTIMIZER[0]),
+        optimizer_s_per_tensor=samples.median("", _OPTIMIZER[1]),
+        optimizer_workspace_bytes=round(samples.median("", _OPTIMIZER[2])),
         versions={"torch": torch.__version__},
         notes=(*samples.notes, *passes.notes, *surveyed.notes, *notes, *(_COMPILED if compiled else ())),
     )
 
 
+_WARM = 2
+"""Passes before those that count."""
+_OPTIMIZER = ("optimizer", "optimizer of one", "optimizer bytes")
 _COMPILED = ("seconds are those of compiled leaf modules; bytes and FLOPs those of the code as written",)
 
 
@@ -148,7 +160,7 @@ def _run(passes: Passes, min_passes: int, max_passes: int, min_s: float, progres
     done = passes.done
     if done >= min_passes:
         return
-    passes.round(keep=False)
+    passes.warm_up()
     start = time.perf_counter()
     with tqdm(total=max_passes, desc="measuring", unit="pass", disable=None if progress else True) as bar:
         bar.update(done)

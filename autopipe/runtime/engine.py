@@ -93,6 +93,7 @@ class Engine:
         check_same(capture, stages)
         ranks = pipeline_ranks(options.mesh, plan.n_ranks)
         self.device = pick_device(options.device, stages, bool(ranks))
+        accelerator.keep_freed(self.device)
         self.peers: Peers | None = None
         if ranks:
             mine = card(capture, plan, stages, str(options.schedule), self.device)

@@ -13,7 +13,7 @@ import msgspec
 
 from ..plans import Plan
 from ..schedule import Action, Message
-from ..simulator import Report, Sent, StageReport, simulate, stage_times
+from ..simulator import Report, Sent, StageReport, in_turn_s, simulate, stage_times
 
 __all__ = ["Ran", "Recorded", "make_report"]
 
@@ -74,7 +74,7 @@ def make_report(plan: Plan, ranks: Sequence[Recorded]) -> Report:
     in_turn, peaks = len(ranks) < plan.n_ranks, [record.peak_bytes for record in ranks]
     return Report(
         stages,
-        simulate(plan).work_s if in_turn else simulate(plan).before_optimizer_s,
+        in_turn_s(plan) if in_turn else simulate(plan).before_optimizer_s,
         statistics.median(lengths) if lengths else 0.0,
         n_steps,
         tuple(sorted(events, key=lambda e: (e[2], e[0]))),

@@ -7,7 +7,7 @@ from ..schedule.actions import StageTimes, Transfer
 from .bubbles import Bubble
 from .planned import plan_schedule, plan_transfers, stage_times
 from .report import Report, StageReport
-from .simulate import simulate, simulate_schedule
+from .simulate import in_turn_s, simulate, simulate_schedule
 from .timeline import Event, Sent
 from .trace import chrome_trace
 from .views import Timeline
@@ -22,6 +22,7 @@ __all__ = [
     "Timeline",
     "Transfer",
     "chrome_trace",
+    "in_turn_s",
     "plan_schedule",
     "plan_transfers",
     "simulate",

@@ -2,8 +2,8 @@
 
 What the timeline tells is left to ``timeline``.
 
-Known error: a rank's actions never slow one another down or the transfers beside them, and host overhead is
-in the times or nowhere.
+Known error: ranks that have a processor each never slow one another down, nor the transfers beside them;
+those that share a host's cores are left to ``shared``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from ..plans import Plan
 from ..schedule import NAMES, Action, Schedule, StageTimes, Transfer, wire_order
 from ..schedule.clock import Clock, Edges, run
 from .planned import plan_schedule, plan_transfers, stage_times
+from .shared import is_shared, run_shared
 from .timeline import Event
 from .views import Timeline
 
-__all__ = ["simulate", "simulate_schedule"]
+__all__ = ["in_turn_s", "simulate", "simulate_schedule"]
 
 
 def simulate_schedule(
@@ -37,6 +38,7 @@ def simulate_schedule(
     memory: Sequence[StageMemory] | None = None,
     shared_bytes: Sequence[int] = (),
     overlap: bool = True,
+    alone: float = 1.0,
 ) -> Timeline:
     """The step as the schedule's ranks would run it.
 
@@ -56,17 +58,23 @@ def simulate_schedule(
     memory: per stage, its bytes; without it the timeline has no memory.
     shared_bytes: per rank, tied bytes its stages count more than once (``memory.tied_bytes``).
     overlap: False where a transfer occupies both its ranks, which then compute nothing (blocking calls).
+    alone: where ranks share a host's ``cores``, an action's seconds with no other rank at work, over
+        ``times``, which are with every core busy.
 
     Complexity: O(actions + messages). Raises :class:`InputError` where ``times`` or ``memory`` do not fit.
     """
     for given, what in ((times, "times"), (memory, "memory")):
         if given is not None and len(given) != schedule.n_stages:
             raise InputError(f"{what} has {len(given)} entries for {schedule.n_stages} stages")
-    if overlap:
-        clock = run(schedule, times, Edges.of(schedule, transfers), cluster)
+    ties_s, steps_s = _per_rank(tie_s, schedule), _per_rank(optimizer_s, schedule)
+    if overlap and cluster is not None and is_shared(cluster, schedule.n_ranks, alone):
+        own_s = () if any(ties_s) else steps_s
+        edges = Edges.of(schedule, transfers)
+        clock, stepped = run_shared(schedule, times, edges, cluster, alone=alone, optimizer_s=own_s)
+        tail = stepped if own_s else _tail(clock, ties_s, steps_s)
     else:
-        clock = _blocking(schedule, times, None if transfers is None else tuple(transfers), cluster)
-    tail = _tail(clock, _per_rank(tie_s, schedule), _per_rank(optimizer_s, schedule))
+        clock = _alone(schedule, times, transfers, cluster, overlap)
+        tail = _tail(clock, ties_s, steps_s)
     last = max((e.end_s for e in tail), default=0.0)
     return Timeline(
         schedule,
@@ -92,8 +100,8 @@ def simulate(
 
     A microbatch stays what it was when the plan's costs were taken, so more microbatches mean a larger
     batch. Optimizer state and time come from the plan's settings (``optimizer_bytes_per_parameter_byte``,
-    ``optimizer_s_per_byte``) where they are there. With a given schedule its own placement counts. Op
-    ``costs`` make its memory closer (``memory.plan_memory``).
+    ``optimizer_s_per_byte``, ``optimizer_s_per_tensor``) where they are there. With a given schedule its own
+    placement counts. Op ``costs`` make its memory closer (``memory.plan_memory``).
 
     Raises :class:`InputError` where a given schedule is not for as many stages and ranks as the plan.
     """
@@ -112,28 +120,49 @@ def simulate(
             f"plan {plan.n_stages} on {plan.n_ranks}; plan again with n_stages={schedule.n_stages}"
         )
     placed, training = schedule.placement, schedule.has_backward
-    tie_s, trainable = [0.0] * plan.n_ranks, [0] * plan.n_ranks
+    tie_s, optimizer_s = [0.0] * plan.n_ranks, [0.0] * plan.n_ranks
+    per_byte, per_tensor = (float(plan.settings.get(f"optimizer_s_per_{x}", 0.0)) for x in ("byte", "tensor"))
     for stage in plan.stages:
-        trainable[placed[stage.index]] += stage.gradient_bytes
+        optimizer_s[placed[stage.index]] += per_byte * stage.gradient_bytes + per_tensor * stage.n_trained
     for tie in plan.ties:
         holders = {placed[s] for s in tie.stages}
         for rank in holders if len(holders) > 1 else ():
             tie_s[rank] += tie.seconds
-    per_byte = float(plan.settings.get("optimizer_s_per_byte", 0.0))
     return simulate_schedule(
         schedule,
         stage_times(plan),
         plan_transfers(plan),
         plan.cluster,
         tie_s=tie_s if training else 0.0,
-        optimizer_s=[per_byte * b for b in trainable] if training else 0.0,
+        optimizer_s=optimizer_s if training else 0.0,
         memory=[
             dataclasses.replace(m, in_flight=n)
             for m, n in zip(plan_memory(plan, costs), schedule.in_flight, strict=True)
         ],
         shared_bytes=tied_bytes(plan, optimizer_ratio(plan), placed),
         overlap=overlap,
+        alone=float(plan.settings.get("alone", 1.0)),
     )
+
+
+def in_turn_s(plan: Plan) -> float:
+    """Seconds of a step whose actions one process runs, one after another with the host to itself."""
+    times = stage_times(plan)
+    work_s = sum(times[a.stage].seconds(a.kind) for row in plan_schedule(plan).actions for a in row)
+    return work_s * float(plan.settings.get("alone", 1.0)) if plan.cluster.cores else work_s
+
+
+def _alone(
+    schedule: Schedule,
+    times: Sequence[StageTimes],
+    transfers: Iterable[Transfer] | None,
+    cluster: Cluster | None,
+    overlap: bool,
+) -> Clock:
+    """The clock of ranks that have a processor each."""
+    if overlap:
+        return run(schedule, times, Edges.of(schedule, transfers), cluster)
+    return _blocking(schedule, times, None if transfers is None else tuple(transfers), cluster)
 
 
 def _per_rank(value: float | Sequence[float], schedule: Schedule) -> Sequence[float]:

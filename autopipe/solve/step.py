@@ -191,6 +191,8 @@ def _written(case: Case) -> dict[str, Any]:
         "memory_limit": _limit_written(s.memory_limit),
         "optimizer_bytes_per_parameter_byte": s.optimizer_bytes_per_parameter_byte,
         "optimizer_s_per_byte": costs.optimizer_s_per_byte,
+        "optimizer_s_per_tensor": costs.optimizer_s_per_tensor,
+        "alone": costs.alone,
         "costs": costs.source,
         "dims": dict(costs.dims),
         "versions": dict(costs.versions),

@@ -21,15 +21,16 @@ import torch
 
 from autopipe.measure import device_name
 
-from .elsewhere import SHAPES
+from .elsewhere import CROWDED, SHAPES
 from .load import DISTURBED, OtherLoad
 from .models import MODELS
 from .pipelines import pipeline
 from .table import table
 from .whole import deep, estimates, sums, symbolic
 
-ELSEWHERE = "elsewhere"
-"""A part that is run when named: it needs the packages that ``elsewhere`` lists."""
+ELSEWHERE = {"elsewhere": SHAPES, "crowded": CROWDED}
+"""Parts that are run when named: they need the packages that ``elsewhere`` lists."""
+_ALL = [*MODELS, *SHAPES]
 PARTS = ("sums", "pipelines", "symbolic", "deep", "estimates")
 
 
@@ -38,13 +39,13 @@ def main() -> None:
     parser.add_argument(
         "--json", type=pathlib.Path, required=True, help="a run of a part adds to it if it exists"
     )
-    parser.add_argument("--only", choices=(*PARTS, ELSEWHERE), nargs="*", default=PARTS)
-    parser.add_argument("--models", choices=list(MODELS), nargs="*", default=list(MODELS))
+    parser.add_argument("--only", choices=(*PARTS, *ELSEWHERE), nargs="*", default=PARTS)
+    parser.add_argument("--models", choices=_ALL, nargs="*", default=_ALL)
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    adds = asked.json.exists() and (set(asked.only) != set(PARTS) or set(asked.models) != set(MODELS))
+    adds = asked.json.exists() and (set(asked.only) != set(PARTS) or set(asked.models) != set(_ALL))
     out: dict[str, Any] = json.loads(asked.json.read_text()) if adds else {}
     out["environment"] = {
         "device": device_name("cpu"),
@@ -69,25 +70,25 @@ def main() -> None:
 def _runs(part: str, models: list[str]) -> list[tuple[str, Any]]:
     if part in ("sums", "pipelines"):
         run = {"sums": sums, "pipelines": pipeline}[part]
-        return [(name, run) for name in models]
-    if part == ELSEWHERE:
-        return [(name, functools.partial(_elsewhere, name)) for name in SHAPES]
+        return [(name, run) for name in MODELS if name in models]
+    if part in ELSEWHERE:
+        shapes = ELSEWHERE[part]
+        return [(name, functools.partial(_elsewhere, *shapes[name])) for name in shapes if name in models]
     if part == "estimates":
         return [("six models", lambda name: estimates())]
     return [("gpt2", {"symbolic": symbolic, "deep": deep}[part])]
 
 
-def _elsewhere(name: str, _: str) -> dict[str, Any]:
+def _elsewhere(n_ranks: int, n_microbatches: int, name: str) -> dict[str, Any]:
     """A pipeline of another package's model, held against one profile taken before anything ran."""
-    n_ranks, n_microbatches = SHAPES[name]
-    figures = pipeline(name, n_ranks, n_microbatches, rounds=1, steps=15)
+    figures = pipeline(name, n_ranks, n_microbatches, rounds=3, steps=5, profiles=False)
     return {**figures, "n_ranks": n_ranks, "n_microbatches": n_microbatches}
 
 
 def _summary(out: dict[str, Any]) -> dict[str, Any]:
     """Mean and largest error of each check over all its runs, disturbed ones too."""
     pipelines = list(out.get("pipelines", {}).values())
-    others = list(out.get(ELSEWHERE, {}).values())
+    others = list(out.get("elsewhere", {}).values())
     estimated = [row for found in out.get("estimates", {}).values() for row in found["rows"].values()]
     errors = {
         "sums": [r["error"] for r in out.get("sums", {}).values()],
@@ -97,7 +98,9 @@ def _summary(out: dict[str, Any]) -> dict[str, Any]:
         "step, first profile": [p["step"]["first_error"] for p in pipelines],
         "memory": [m["error"] for p in pipelines for m in p["memory"]],
         "elsewhere, stage": [s["first_error"] for p in others for s in p["stages"]],
+        "elsewhere, speed-up": [p["uniform"]["error"] for p in others if p["n_ranks"] > 1],
         "elsewhere, step": [p["step"]["first_error"] for p in others],
+        "crowded, step": [p["step"]["first_error"] for p in out.get("crowded", {}).values()],
         "symbolic": [r["error"] for s in out.get("symbolic", {}).values() for r in s["rows"]],
         "estimates, fitted": [row["fitted_error"] for row in estimated],
         "estimates, assumed": [row["assumed_error"] for row in estimated],

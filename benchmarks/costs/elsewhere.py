@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["ELSEWHERE", "SHAPES", "prepare"]
+__all__ = ["CROWDED", "ELSEWHERE", "SHAPES", "prepare"]
 
 Built = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 V = 4000
@@ -247,3 +247,6 @@ SHAPES: Mapping[str, tuple[int, int]] = {
     )
 }  # fmt: skip
 """Ranks and microbatches of each, settled before any was measured."""
+
+CROWDED: Mapping[str, tuple[int, int]] = {"x_decoder": (4, 8), "simple_vit": (3, 8), "t5": (4, 8)}
+"""Some of them on more ranks than a machine of two cores can run at once."""

@@ -34,37 +34,39 @@ class Known:
     is_fused: bool = True
 
 
-def mixtral() -> Known:
-    h, f, layers, heads, kv, v = 6144, 16384, 56, 48, 8, 32768
-    layer = h * (heads + 2 * kv) * 128 + heads * 128 * h + 2 * 3 * h * f + h * 8
-    config = {
-        "vocab_size": v,
-        "hidden_size": h,
-        "intermediate_size": f,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    }
-    return Known("Mixtral-8x22B", "Mixtral", config, layers * layer + h * v, layers * heads * 256)
+def experts(
+    name: str,
+    kind: str,
+    *,
+    hidden: int,
+    inner: tuple[str, int],
+    layers: int,
+    heads: tuple[int, int, int],
+    experts: tuple[str, int, int],
+    vocabulary: int,
+    is_fused: bool = True,
+) -> Known:
+    """Layers of grouped attention and gated experts; ``heads``: of queries, of keys and values, their width.
 
-
-def qwen3() -> Known:
-    h, f, layers, heads, kv, v = 4096, 1536, 94, 64, 4, 151936
-    layer = h * (heads + 2 * kv) * 128 + heads * 128 * h + 8 * 3 * h * f + h * 128
+    ``inner`` and ``experts`` have the configuration's own name for the size; of ``experts`` so many in all,
+    so many for a token.
+    """
+    (queries, keys, width), (called, n, chosen) = heads, experts
+    attention = hidden * (queries + 2 * keys) * width + queries * width * hidden
+    layer = attention + chosen * 3 * hidden * inner[1] + hidden * n
     config = {
-        "vocab_size": v,
-        "hidden_size": h,
-        "moe_intermediate_size": f,
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        inner[0]: inner[1],
         "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
+        "num_attention_heads": queries,
+        "num_key_value_heads": keys,
+        "head_dim": width,
+        called: n,
+        "num_experts_per_tok": chosen,
     }
-    return Known("Qwen3-235B-A22B", "Qwen3Moe", config, layers * layer + h * v, layers * heads * 256)
+    products = layers * layer + hidden * vocabulary
+    return Known(name, kind, config, products, layers * queries * 2 * width, is_fused)
 
 
 def deepseek() -> Known:
@@ -75,21 +77,40 @@ def deepseek() -> Known:
     return Known("DeepSeek-V3", "DeepseekV3", {}, products, layers * heads * (192 + 128))
 
 
-def gpt_oss() -> Known:
-    h, f, layers, heads, kv, v = 2880, 2880, 36, 64, 8, 201088
-    layer = h * (heads + 2 * kv) * 64 + heads * 64 * h + 4 * 3 * h * f + h * 128
-    config = {
-        "vocab_size": v,
-        "hidden_size": h,
-        "intermediate_size": f,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "head_dim": 64,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
-    }
-    return Known("gpt-oss-120b", "GptOss", config, layers * layer + h * v, layers * heads * 128, False)
+MODELS = (
+    experts(
+        "Mixtral-8x22B",
+        "Mixtral",
+        hidden=6144,
+        inner=("intermediate_size", 16384),
+        layers=56,
+        heads=(48, 8, 128),
+        experts=("num_local_experts", 8, 2),
+        vocabulary=32768,
+    ),
+    experts(
+        "Qwen3-235B-A22B",
+        "Qwen3Moe",
+        hidden=4096,
+        inner=("moe_intermediate_size", 1536),
+        layers=94,
+        heads=(64, 4, 128),
+        experts=("num_experts", 128, 8),
+        vocabulary=151936,
+    ),
+    deepseek(),
+    experts(
+        "gpt-oss-120b",
+        "GptOss",
+        hidden=2880,
+        inner=("intermediate_size", 2880),
+        layers=36,
+        heads=(64, 8, 64),
+        experts=("num_local_experts", 128, 4),
+        vocabulary=201088,
+        is_fused=False,
+    ),
+)
 
 
 def counted(known: Known, batch: int, seq: int) -> int:
@@ -107,7 +128,10 @@ def counted(known: Known, batch: int, seq: int) -> int:
 def by_hand(known: Known, batch: int, seq: int) -> tuple[int, int]:
     """With the pairs that a causal mask lets through, and with all."""
     products = 2 * batch * seq * known.products
-    return tuple(products + 2 * batch * n * known.attention for n in (seq * (seq + 1) // 2, seq * seq))  # type: ignore[return-value]
+    pairs = seq * (seq + 1) // 2, seq * seq
+    return products + 2 * batch * pairs[0] * known.attention, products + 2 * batch * pairs[
+        1
+    ] * known.attention
 
 
 def main() -> None:
@@ -118,16 +142,12 @@ def main() -> None:
     parser.add_argument("--seq", type=int, default=2048)
     asked = parser.parse_args()
     print("| model | counted, TFLOP | by hand | apart |\n|---|--:|--:|--:|")
-    for make in (mixtral, qwen3, deepseek, gpt_oss):
-        known = make()
-        found, (causal, whole) = (
-            counted(known, asked.batch, asked.seq),
-            by_hand(known, asked.batch, asked.seq),
-        )
+    for known in MODELS:
+        found = counted(known, asked.batch, asked.seq)
+        causal, whole = by_hand(known, asked.batch, asked.seq)
         hand = causal if known.is_fused else whole
-        print(
-            f"| {known.name} | {found / 1e12:.2f} | {hand / 1e12:.2f} | {found / hand - 1:+.2%} |", flush=True
-        )
+        apart = f"{found / hand - 1:+.2%}"
+        print(f"| {known.name} | {found / 1e12:.2f} | {hand / 1e12:.2f} | {apart} |", flush=True)
 
 
 if __name__ == "__main__":

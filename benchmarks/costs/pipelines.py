@@ -20,7 +20,13 @@ _LIMIT_S = 300
 
 
 def pipeline(
-    name: str, n_ranks: int = 2, n_microbatches: int = 4, *, rounds: int = 5, steps: int = 5
+    name: str,
+    n_ranks: int = 2,
+    n_microbatches: int = 4,
+    *,
+    rounds: int = 5,
+    steps: int = 5,
+    profiles: bool = True,
 ) -> dict[str, Any]:
     """Figures of one model's pipeline over gloo on this machine, one thread per process."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as s:
@@ -37,7 +43,7 @@ def pipeline(
             "GLOO_SOCKET_IFNAME": "lo",
         }
         command = [sys.executable, "-m", "benchmarks.costs.rank", name, str(out)]
-        command += map(str, (n_microbatches, rounds, steps))
+        command += map(str, (n_microbatches, rounds, steps, int(profiles)))
         ranks = [
             subprocess.Popen(command, env={**common, "RANK": str(r), "LOCAL_RANK": str(r)})
             for r in range(n_ranks)
@@ -57,6 +63,11 @@ def _with_errors(figures: dict[str, Any]) -> dict[str, Any]:
     for stage in figures["stages"]:
         _errors(stage, {at: sum(stage[kind][at] for kind in "FB") for at in stage["F"]})
     _errors(figures["step"], figures["step"])
+    step, uniform = figures["step"], figures["uniform"]
+    gains = [uniform[at] / step[at] for at in ("predicted_s", "measured_s")]
+    uniform["error"] = gains[0] / gains[1] - 1
+    for cause in figures["causes"].values():
+        cause["share"] = (cause["predicted_s"] - cause["measured_s"]) / step["measured_s"]
     for row in figures["memory"]:
         row["error"] = row["predicted_bytes"] / row["measured_bytes"] - 1
     return figures

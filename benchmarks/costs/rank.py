@@ -11,7 +11,6 @@ import json
 import pathlib
 import statistics
 import sys
-import time
 import warnings
 from typing import Any
 
@@ -23,45 +22,55 @@ from autopipe.measure import probe, profile
 from autopipe.measure.account import Counter
 from autopipe.memory import plan_memory
 
+from .causes import Ran, causes
 from .models import build
 
 
-def main(name: str, out: str, n_microbatches: int, n_rounds: int, n_steps: int) -> None:
-    """Plans, trains and reports one model; rank 0 writes the figures."""
+def main(name: str, out: str, n_microbatches: int, n_rounds: int, n_steps: int, profiles: int) -> None:
+    """Plans, trains and reports one model; rank 0 writes the figures.
+
+    ``profiles`` says whether one is taken after each round beside the one taken before anything ran.
+    """
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     model, args, kwargs = build(name)
     cluster = probe()
     n_ranks = dist.get_world_size()
-    twin = copy.deepcopy(model)  # to profile again while other ranks train parts of the model
-    table = _table(twin, args, kwargs, n_microbatches)
-    pipe = autopipe.split(
-        model, n_ranks, args, kwargs, n_microbatches=n_microbatches, costs=table, cluster=cluster
-    )
-    runtime = pipe.runtime()
-    optimizer = torch.optim.AdamW(runtime.parameters())
-    for _ in range(2):
-        _step(runtime, optimizer, args, kwargs)
-    runtime.report()
-    steps, rounds = [], []
+    twins = copy.deepcopy(model), copy.deepcopy(model)  # a model's weights are one pipeline's only
+    table = _table(twins[0], args, kwargs, n_microbatches)
+    given: dict[str, Any] = {"n_microbatches": n_microbatches, "costs": table, "cluster": cluster}
+    pipe = autopipe.split(model, n_ranks, args, kwargs, **given)
+    uniform = autopipe.split(twins[1], n_ranks, args, kwargs, balance="uniform", **given)
+    ours, theirs = _Trained(pipe, args, kwargs), _Trained(uniform, args, kwargs)
+    ours.runtime.report()
+    rounds = []
     for _ in range(n_rounds):
-        mine = [_step(runtime, optimizer, args, kwargs) for _ in range(n_steps)]
-        report = runtime.report()
-        steps.append(_of_slowest(mine))
-        again = _table(twin, args, kwargs, n_microbatches)
+        ours.train(n_steps)
+        theirs.train(n_steps if n_ranks > 1 else 0)
+        report = ours.runtime.report()
+        again = _table(twins[0], args, kwargs, n_microbatches) if profiles else table
         rounds.append({"report": report.to_dict(), "again": again.to_dict()})
-    peak = _peak(runtime, optimizer, args, kwargs)
     peaks: list[Any] = [None] * n_ranks
-    dist.all_gather_object(peaks, peak)
+    dist.all_gather_object(peaks, _peak(ours, args, kwargs))
+    steps, other = ours.gathered(), theirs.gathered()
     if dist.get_rank() == 0:
+        measured_s = statistics.median(_lengths(steps))
         result = {
             "model": name,
             "stages": _stages(pipe.plan, table, rounds),
             "step": {
                 "predicted_s": pipe.plan.step_s,
                 "interleaved_s": statistics.median(_step_s(pipe.plan, t) for t in _tables(table, rounds)),
-                "measured_s": statistics.median(s for row in steps for s in row),
-                "measured_rounds_s": [statistics.median(row) for row in steps],
+                "measured_s": measured_s,
+                "measured_rounds_s": [
+                    statistics.median(_lengths([rank[i : i + n_steps] for rank in steps]))
+                    for i in range(0, n_rounds * n_steps, n_steps)
+                ],
+            },
+            "causes": causes(pipe.plan, steps, measured_s),
+            "uniform": {
+                "predicted_s": uniform.plan.step_s,
+                "measured_s": statistics.median(_lengths(other) or [uniform.plan.step_s]),
             },
             "memory": [
                 {"predicted_bytes": m.total_bytes, "solver_bytes": s.memory_bytes, "measured_bytes": p}
@@ -73,6 +82,36 @@ def main(name: str, out: str, n_microbatches: int, n_rounds: int, n_steps: int) 
         pathlib.Path(out).write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
+
+
+class _Trained:
+    """A pipeline with its optimizer, warm, and the steps it has run since."""
+
+    def __init__(self, pipe: autopipe.Pipe, args: Any, kwargs: Any):
+        self.runtime = pipe.runtime()
+        self.optimizer = torch.optim.AdamW(self.runtime.parameters())
+        self._given = args, kwargs
+        self._ran: list[Ran] = []
+        self.train(2)
+        self._ran.clear()
+
+    def train(self, n_steps: int) -> None:
+        """Steps from starts that all ranks share."""
+        for _ in range(n_steps):
+            self.optimizer.zero_grad()
+            dist.barrier()
+            self._ran.append(Ran.of(self.runtime, self.optimizer, *self._given))
+
+    def gathered(self) -> list[list[Ran]]:
+        """Every rank's steps, on every rank."""
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, self._ran)
+        return every
+
+
+def _lengths(ranks: list[list[Ran]]) -> list[float]:
+    """Of each step, the seconds of the rank that took longest."""
+    return [max(ran.stepped_s - ran.start_s for ran in step) for step in zip(*ranks, strict=True)]
 
 
 def _table(model: torch.nn.Module, args: Any, kwargs: Any, n_microbatches: int) -> Any:
@@ -87,30 +126,14 @@ def _table(model: torch.nn.Module, args: Any, kwargs: Any, n_microbatches: int) 
     return autopipe.CostTable.from_dict(shared[0])
 
 
-def _step(runtime: Any, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> float:
-    """Seconds of a training step on this rank, from a start that all ranks share."""
-    optimizer.zero_grad()
-    dist.barrier()
-    start = time.perf_counter()
-    runtime.step(*args, **kwargs)
-    optimizer.step()
-    return time.perf_counter() - start
-
-
-def _of_slowest(seconds: list[float]) -> list[float]:
-    """Of each step, the seconds of the rank that took longest."""
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, seconds)
-    return [max(row) for row in zip(*every, strict=True)]
-
-
-def _peak(runtime: Any, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> int:
+def _peak(ran: _Trained, args: Any, kwargs: Any) -> int:
     """The peak of live tensor bytes of one step, as a dispatch mode sees them."""
-    optimizer.zero_grad()
+    ran.optimizer.zero_grad()
     with Counter() as counter:
-        counter.track(runtime.parameters())
-        counter.track(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t))
-        _step(runtime, optimizer, args, kwargs)
+        counter.track(ran.runtime.parameters())
+        counter.track(t for s in ran.optimizer.state.values() for t in s.values() if torch.is_tensor(t))
+        ran.runtime.step(*args, **kwargs)
+        ran.optimizer.step()
     return counter.peak_bytes
 
 

@@ -9,6 +9,8 @@ import json
 import pathlib
 from typing import Any
 
+from .causes import CAUSES
+
 __all__ = ["table"]
 
 HERE = pathlib.Path(__file__).parent
@@ -23,6 +25,8 @@ CHECKS = (
     ("memory", "peak memory per stage", "within 5%, at most 2% under"),
     ("elsewhere, stage", "stage time of other packages' models, one profile before anything ran", ""),
     ("elsewhere, step", "their step time, likewise", "≤ 4% mean, ≤ 8% max"),
+    ("elsewhere, speed-up", "their gain over the uniform split, predicted over measured", "≤ 5% max"),
+    ("crowded, step", "their step time on more ranks than the machine has cores", ""),
     ("symbolic", "formulas fitted at 3 sizes, at others", "≤ 7% mean"),
     ("estimates, fitted", "estimate only, efficiency fitted to other models", "aim ≤ 15% mean (GPU)"),
     ("estimates, assumed", "estimate only, assumed efficiency", "none"),
@@ -43,9 +47,14 @@ def table(out: dict[str, Any]) -> str:
     if "pipelines" in out:
         lines += ["", "| pipeline | stages | step | memory | CPU used by others |", "|---|---|--:|---|--:|"]
         lines += [_pipeline(name, row) for name, row in out["pipelines"].items()]
-    if "elsewhere" in out:
-        lines += ["", "| elsewhere | ranks | microbatches | stages | step | CPU used by others |"]
-        lines += ["|---|--:|--:|---|--:|--:|", *(_elsewhere(n, row) for n, row in out["elsewhere"].items())]
+    for part in [part for part in ("elsewhere", "crowded") if part in out]:
+        lines += ["", f"| {part} | ranks | microbatches | stages | step | gain | CPU used by others |"]
+        lines += [
+            "|---|--:|--:|---|--:|--:|--:|",
+            *(_elsewhere(n, row) for n, row in out[part].items()),
+        ]
+        lines += ["", f"| step, predicted less measured, by cause | {' | '.join(CAUSES)} |"]
+        lines += ["|---|" + "--:|" * len(CAUSES), *(_causes(n, row) for n, row in out[part].items())]
     if "environment" in out:
         e = out["environment"]
         lines.append(f"\n{e['device']}, {e['cores']} cores; torch {e['torch']}, Python {e['python']}.")
@@ -68,7 +77,18 @@ def _pipeline(name: str, row: dict[str, Any]) -> str:
 def _elsewhere(name: str, row: dict[str, Any]) -> str:
     stages = ", ".join(f"{s['first_error']:+.1%}" for s in row["stages"])
     shape, step = f"{row['n_ranks']} | {row['n_microbatches']}", row["step"]["first_error"]
-    return f"| {name} | {shape} | {stages} | {step:+.1%} | {row['run']['other_load']:.1%} |"
+    gain = f"{row['uniform']['error']:+.1%}" if row["n_ranks"] > 1 else "–"
+    return f"| {name} | {shape} | {stages} | {step:+.1%} | {gain} | {row['run']['other_load']:.1%} |"
+
+
+def _causes(name: str, row: dict[str, Any]) -> str:
+    """Of the measured step; in brackets how much of it the cause is, as measured."""
+    measured_s = row["step"]["measured_s"]
+    parts = (
+        f"{row['causes'][c]['share']:+.1%} ({row['causes'][c]['measured_s'] / measured_s:.1%})"
+        for c in CAUSES
+    )
+    return f"| {name} | {' | '.join(parts)} |"
 
 
 def main() -> None:

@@ -22,6 +22,10 @@ def test_two_ranks_of_this_machine() -> None:
     assert 0 < link.latency_s < 1
     assert 0 < link.bandwidth_bytes_s < math.inf
     assert "probed" in link.source
+    assert 0 <= link.host_s < 1
+    assert 0 <= link.host_s_per_byte < 1e-6
+    assert len(cluster.cores) == 1
+    assert cluster.cores[0] >= 1
     assert Cluster.from_dict(cluster.to_dict()) == cluster
 
 

@@ -285,13 +285,13 @@ def test_light_ops_behind_an_input_have_an_input_gradient() -> None:
 
 FAULTS = """
 import resource, sys, torch
-from autopipe.measure.passes import settle_allocator
+from autopipe import accelerator
 
 def work():
     kept = [torch.ones(1 << 20) for _ in range(4)]
 
 if sys.argv[1] == "settled":
-    settle_allocator(torch.device("cpu"))
+    accelerator.keep_freed(torch.device("cpu"))
 work()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(100):

@@ -72,7 +72,9 @@ class Case:
         devices = self.source.cluster.devices
         in_line, split = self.n_stages == len(devices), self.schedule in (*SPLIT, COST_AWARE)
         speeds = [d.speed for d in devices]
-        return least_step_s(self.source.work, speeds, self.n_microbatches, in_line=in_line, split=split)
+        least_s = least_step_s(self.source.work, speeds, self.n_microbatches, in_line=in_line, split=split)
+        # a rank that has its host to itself is faster than its costs say
+        return least_s * (self.source.costs.alone if self.source.cluster.cores else 1.0)
 
     def problem(self) -> Problem:
         """Its integer problem. Raises :class:`InfeasibleError` when the graph has too few pieces."""

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ...costs import OpCost
-from ...graph import OpGraph
+from ...graph import OpGraph, ParameterSpec
 from ...plans import Boundary, StagePlan, Tie
 from ..definition.problem import Problem
 from .source import Source, slowest_link
@@ -42,7 +42,8 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int]) -> Layout
     stages_out = []
     for s, load in enumerate(loads):
         cost = source.costs.total(ops[s])
-        weights, gradients = _parameter_bytes(graph, ops[s], source.settings.training)
+        held = _parameters(graph, ops[s])
+        trained = [p.bytes for p in held if p.requires_grad and source.settings.training]
         again = load.forward_ns / 1e9 if load.recompute else 0.0
         speed = problem.stages[s].speed
         parts = _parts(cost, source.settings.training)
@@ -60,14 +61,15 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int]) -> Layout
                 load.backward_ns / 1e9,
                 parts[0] / speed + (again if parts[0] or parts[1] else 0.0),
                 parts[1] / speed,
-                weights,
-                gradients,
+                sum(p.bytes for p in held),
+                sum(trained),
                 load.kept_bytes,
                 load.acting_bytes,
                 problem.stages[s].in_flight,
                 load.memory_bytes,
                 tuple(block.ops for block in load.blocks),
                 sum(block.held_bytes for block in load.blocks),
+                len(trained),
             )
         )
     return Layout(
@@ -106,14 +108,14 @@ def _parts(cost: OpCost, training: bool) -> tuple[float, float]:
     return cost.backward_s * share, cost.backward_s * (1 - share)
 
 
-def _parameter_bytes(graph: OpGraph, ops: Sequence[str], training: bool) -> tuple[int, int]:
+def _parameters(graph: OpGraph, ops: Sequence[str]) -> list[ParameterSpec]:
+    """The parameters and buffers that some ops use, each once."""
     names = {
         graph.parameter[n].name
         for op in ops
         for n in (*graph.by_name[op].parameters, *graph.by_name[op].buffers)
     }
-    held = [graph.parameter[n] for n in names]
-    return sum(p.bytes for p in held), sum(p.bytes for p in held if p.requires_grad and training)
+    return [graph.parameter[n] for n in sorted(names)]
 
 
 def _boundaries(source: Source, home: dict[str, int], placed: dict[str, set[int]]) -> tuple[Boundary, ...]:
