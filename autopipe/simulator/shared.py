@@ -100,7 +100,7 @@ class _Machine:
             for r, row in enumerate(schedule.actions)
         ]
         self.now = 0.0
-        self.link_free = [0.0] * n_links
+        self.link_free, self.wire_free = [0.0] * n_links, [0.0] * (2 * schedule.n_ranks)
         self.coming: list[tuple[float, int, float]] = []
         self.starts: list[list[float]] = [[] for _ in self.ranks]
         self.ends: list[list[float]] = [[] for _ in self.ranks]
@@ -160,8 +160,11 @@ class _Machine:
             if link < 0:
                 continue
             to = self.placement[b]
-            left_s = max(self.now, self.link_free[link])
+            held = self.cluster.wires(r, to) if busy_s else ()
+            left_s = max([self.now, self.link_free[link], *(self.wire_free[w] for w in held)])
             self.link_free[link] = left_s + busy_s
+            for w in held:
+                self.wire_free[w] = left_s + busy_s
             arrivals[m] = left_s + busy_s + latency_s
             self.sent.append((a, b, back, m, left_s, arrivals[m], n_bytes))
             work_s = self.cluster.link(r, to).working_s(n_bytes)
