@@ -134,7 +134,7 @@ def profile(
 
 _WARM = 2
 """Passes before those that count."""
-_OPTIMIZER = ("optimizer", "optimizer of one", "optimizer bytes")
+_OPTIMIZER = ("optimizer of a byte", "optimizer of one", "optimizer bytes")
 _COMPILED = ("seconds are those of compiled leaf modules; bytes and FLOPs those of the code as written",)
 
 
