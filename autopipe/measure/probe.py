@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -50,7 +51,7 @@ def probe(n_ranks: int = 2) -> Cluster:
     A link's latency is half the round trip of 4 bytes, its bandwidth the slope between 64 KiB and 16 MiB
     (medians of 7 round trips, one pair at a time). Over NCCL where every rank has a GPU of its own, else
     gloo; there both ranks compute meanwhile, as in a pipeline, where messages take longer and take from it.
-    Takes under two seconds per pair.
+    Takes under a second per pair, and two more for the first of each pair of hosts.
 
     Raises :class:`CostError` when the processes it starts fail.
     """
@@ -115,30 +116,31 @@ _CPU = torch.device("cpu")
 
 def _measure(device: torch.device) -> Cluster:
     n_ranks, me = dist.get_world_size(), dist.get_rank()
-    found: dict[tuple[int, int], Link] = {}
-    for a in range(n_ranks):
-        for b in range(a + 1, n_ranks):
-            dist.barrier()
-            if me in (a, b):
-                found[a, b] = _pair(a, b, me, device)
     rows: list[Any] = [None] * n_ranks
-    name = device_name(device)
-    mine = {(a, b): link for (a, b), link in found.items() if a == me}
     cores = 0 if accelerator.is_async(device) else places()
-    dist.all_gather_object(rows, (socket.gethostname(), name, _memory(device), cores, mine))
+    dist.all_gather_object(rows, (socket.gethostname(), device_name(device), _memory(device), cores))
     names = list(dict.fromkeys(host for host, *_ in rows))
-    links: dict[tuple[int, int], Link] = {}
-    for *_, measured in rows:
-        for (a, b), link in measured.items():
-            links[a, b] = links[b, a] = link
     hosts = tuple(names.index(host) for host, *_ in rows)
+    found: dict[tuple[int, int], Link] = {}
+    first: dict[tuple[int, int], tuple[int, int]] = {}
+    for a, b in itertools.combinations(range(n_ranks), 2):
+        dist.barrier()
+        stands = first.setdefault((hosts[a], hosts[b]), (a, b)) == (a, b)
+        if me in (a, b):
+            found[a, b] = _pair(a, b, me, device, works=stands and not accelerator.is_async(device))
+    each: list[Any] = [None] * n_ranks
+    dist.all_gather_object(each, {(a, b): link for (a, b), link in found.items() if a == me})
+    measured: dict[tuple[int, int], Link] = {pair: link for part in each for pair, link in part.items()}
+    links: dict[tuple[int, int], Link] = {}
+    for (a, b), link in measured.items():
+        links[a, b] = links[b, a] = _at_work(link, measured[first[hosts[a], hosts[b]]])
     return Cluster(
-        devices=tuple(_described(name, memory) for _, name, memory, *_ in rows),
+        devices=tuple(_described(name, memory) for _, name, memory, _ in rows),
         hosts=hosts,
         local=_typical(links, hosts, True),
         remote=_typical(links, hosts, False),
         links=links,
-        cores=_cores({names.index(host): n for host, _, _, n, _ in rows}),
+        cores=_cores({names.index(host): n for host, _, _, n in rows}),
     )
 
 
@@ -147,14 +149,27 @@ def _cores(by_host: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(by_host[host] for host in sorted(by_host)) if all(by_host.values()) else ()
 
 
-def _pair(a: int, b: int, me: int, device: torch.device) -> Link:
-    """The link of two ranks; both measure, ``a``'s figures count."""
+def _at_work(link: Link, like: Link) -> Link:
+    """A link with what was measured between ranks at work on one of the same hosts."""
+    if not like.host_s:
+        return link
+    return dataclasses.replace(
+        link,
+        latency_s=max(link.latency_s, like.latency_s),
+        bandwidth_bytes_s=min(link.bandwidth_bytes_s, like.bandwidth_bytes_s),
+        host_s=like.host_s,
+        host_s_per_byte=like.host_s_per_byte,
+    )
+
+
+def _pair(a: int, b: int, me: int, device: torch.device, *, works: bool) -> Link:
+    """The link of two ranks; both measure, ``a``'s figures count. ``works``: also while both compute."""
     peer = b if me == a else a
     source = f"probed over {dist.get_backend()}"
     tiny, small, large = (_round_trip_s(n, me == a, peer, device) / 2 for n in (4, _SMALL, _LARGE))
     # noise may make the small one the slower; no link moves the bytes in a quarter of the whole trip's time
     bandwidth = (_LARGE - _SMALL) / max(large - small, large / 4)
-    if accelerator.is_async(device):
+    if not works:
         return Link(tiny, bandwidth, source)
     found = exchange(peer)
     # noise may make a message between busy ranks the faster; it is not
