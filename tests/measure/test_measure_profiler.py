@@ -285,6 +285,7 @@ def test_light_ops_behind_an_input_have_an_input_gradient() -> None:
 
 FAULTS = """
 import resource, sys, torch
+import autopipe.measure
 from autopipe import accelerator
 
 def work():
