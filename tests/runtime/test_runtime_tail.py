@@ -1,12 +1,16 @@
 """What mixes rows at a model's end runs once on the whole batch: the same numbers as the plain model."""
 
+import pathlib
+
 import pytest
-import runtime_ranks
 import torch
+from processes import run_ranks
 from tail_checks import EXACT, batch, loss_fn, plain, runtime_of, same, split, worst
 from tail_models import MODELS, Early, Mined, Similar, TwoTowers, features
 
 import autopipe
+
+SCRIPT = pathlib.Path(__file__).with_name("runtime_ranks.py")
 
 
 @pytest.mark.parametrize("make_model", MODELS)
@@ -31,7 +35,7 @@ def test_equal_to_the_plain_model(make_model, caplog):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("n_ranks", [2, 4])
 def test_equal_on_ranks(n_ranks):
-    runtime_ranks.run("tails", n_ranks, timeout_s=100)
+    run_ranks(SCRIPT, n_ranks, "tails", timeout_s=100)
 
 
 def test_a_model_that_mixes_in_the_middle_is_refused():
