@@ -74,17 +74,20 @@ def in_group() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def make_alike(what: str, make: Callable[[], T], digest: Callable[[T], str]) -> T:
+def make_alike(
+    what: str, make: Callable[[], T], digest: Callable[[T], str], limit_s: float | None = None
+) -> T:
     """Run ``make`` on every rank and check that the results are alike.
 
     Where one rank fails all raise: that rank its own error, the others one that names it. Raises
-    :class:`PlanError` on every rank when digests differ, :class:`StepError` when a rank is gone.
+    :class:`PlanError` on every rank when digests differ, :class:`StepError` when a rank is gone: silent for
+    ``limit_s``.
     """
     if not in_group():
         return make()
     made: T | None = None
     failure: Exception | None = None
-    with Parley() as talk:
+    with Parley(limit_s) as talk:
         try:
             made = make()
             mine = ("made", digest(made))
@@ -110,14 +113,19 @@ def make_alike(what: str, make: Callable[[], T], digest: Callable[[T], str]) -> 
     return made  # type: ignore[return-value]
 
 
-def decide_once(decide: Callable[[], T], to_text: Callable[[T], str], from_text: Callable[[str], T]) -> T:
+def decide_once(
+    decide: Callable[[], T],
+    to_text: Callable[[T], str],
+    from_text: Callable[[str], T],
+    limit_s: float | None = None,
+) -> T:
     """Run ``decide`` on rank 0 and give its result, as text, to all.
 
-    An error there is raised on every rank. Raises :class:`StepError` where rank 0 is gone.
+    An error there is raised on every rank. Raises :class:`StepError` where rank 0 is silent for ``limit_s``.
     """
     if not in_group():
         return decide()
-    with Parley() as talk:
+    with Parley(limit_s) as talk:
         if talk.rank != 0:
             state, text = json.loads(talk.hear("decided", 0, "rank 0 decides"))
             talk.settle("decided")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -231,7 +232,9 @@ class Pipe(nn.Module, metaclass=_Short):
         None means what the plan says.
         """
         join_group()
-        runtime = Runtime(self.graph, self.plan, self.stages, loss_fn=loss_fn, **options)
+        own = weakref.WeakMethod(self._adopt)  # else the two would keep each other
+        given = {"costs": self.costs, "adopt": lambda *cut: (adopt := own()) and adopt(*cut), **options}
+        runtime = Runtime(self.graph, self.plan, self.stages, loss_fn=loss_fn, **given)
         self._runtime[:] = [runtime]
         return runtime
 
@@ -275,6 +278,11 @@ class Pipe(nn.Module, metaclass=_Short):
         Raises :class:`InputError` where the split is none of whole blocks in their order.
         """
         return to_megatron_layout(self.graph.ops, self.plan)
+
+    def _adopt(self, plan: Plan, stages: tuple[Stage, ...]) -> None:
+        """Be cut as the runtime has cut anew."""
+        object.__setattr__(self, "plan", plan)
+        object.__setattr__(self, "stages", stages)
 
     def __repr__(self) -> str:
         return "\n".join([f"{self.plan}", *(f"Note: {note}" for note in self.capture.notes)])

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .. import measure
-from ..arguments import brief, whole
+from ..arguments import brief, number, whole
 from ..costs import CostTable
 from ..errors import InputError
 from ..graph import Op
@@ -117,6 +117,7 @@ def split(
     kwargs: Mapping[str, Any] | None = None,
     *,
     plan: Plan | str | pathlib.Path | None = None,
+    stall_limit_s: float | None = None,
     **options: Any,
 ) -> Pipe:
     """Split an unmodified model into ``n_stages`` balanced pipeline stages.
@@ -161,6 +162,8 @@ def split(
         graphs, up to 20 s. Ctrl-C does the same at once.
     dynamic: input dims that may change between calls; ``"auto"`` finds them.
     plan: build the stages of this plan instead of solving.
+    stall_limit_s: how long a rank may give no sign of life while ranks plan together; by default 60 s, and
+        five times as long until its first.
 
     Returns the :class:`Pipe`. On several ranks every one must call it: one measures and solves, all hold the
     same plan. A process that ``torchrun`` started and that is in no process group yet joins the others.
@@ -181,16 +184,18 @@ def split(
     (2, (3, 4))
     """
     check_model(model, args, kwargs)
+    if stall_limit_s is not None:
+        number("stall_limit_s", stall_limit_s, above=True, most=1e9, unit="seconds")
     join_group()
     if plan is not None:
         if not isinstance(plan, (Plan, str, pathlib.Path)):
             check_plan(plan)
         given = plan if isinstance(plan, Plan) else Plan.from_json(plan)
         _check_decided(given, n_stages, options)
-        captured = _capture_for(given, model, args, kwargs, options.get("dynamic", "auto"))
+        captured = _capture_for(given, model, args, kwargs, options.get("dynamic", "auto"), stall_limit_s)
         return Pipe(captured, given)
     _check_options("split", {**options, "n_stages": n_stages})
-    planned = _plan(model, n_stages, args, kwargs, **options)
+    planned = _plan(model, n_stages, args, kwargs, stall_limit_s=stall_limit_s, **options)
     return Pipe(planned.capture, planned.plan, planned.costs)
 
 
@@ -222,7 +227,12 @@ def _check_decided(given: Plan, n_stages: int | str | None, options: Mapping[str
 
 
 def _capture_for(
-    given: Plan, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic: Any
+    given: Plan,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic: Any,
+    limit_s: float | None,
 ) -> Capture:
     """The capture a plan was made for: leaves that were opened then are opened again."""
     opened = given.settings.get("opened", ())
@@ -230,6 +240,7 @@ def _capture_for(
         "the plan",
         lambda: capture(model, args, kwargs, dynamic=dynamic, open=opened),
         lambda _: hashlib.sha256(given.to_json().encode()).hexdigest()[:16],
+        limit_s,
     )
 
 
@@ -255,6 +266,7 @@ def _plan(
     precision: str | None = None,
     optimizer: str = "adam",
     offload: str = "never",
+    stall_limit_s: float | None = None,
     **solver: Any,
 ) -> Planned:
     training = Training(precision, optimizer, offload, solver.pop("optimizer_bytes_per_parameter_byte", None))
@@ -263,6 +275,7 @@ def _plan(
         "the captured graph",
         lambda: model if isinstance(model, Capture) else capture(model, args, kwargs, dynamic=dynamic),
         lambda made: made.ops.digest,
+        stall_limit_s,
     )
 
     here: list[Capture] = []
@@ -307,7 +320,7 @@ def _plan(
         settings = {**planned.plan.settings, **opening}
         return dataclasses.replace(planned.plan, settings=settings), planned.costs, planned.opened
 
-    made, table, opened = decide_once(decide, _decision_to_text, _decision_of_text)
+    made, table, opened = decide_once(decide, _decision_to_text, _decision_of_text, stall_limit_s)
     if here:
         captured = here[0]
     elif opened:

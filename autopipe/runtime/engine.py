@@ -69,6 +69,7 @@ class Engine:
     ----------
     rank: within the pipeline. stages, workers: those of this process. peers: None when it holds all stages.
     records: (start, duration, clock) of recent training steps.
+    frees: whether weights that only others train are given back.
     turn: held by the thread that uses the runtime.
     syncs: whether a step ends with gradients summed over ranks. factor: what gradients are multiplied by.
     share: what they are multiplied by beside replicas' own, where that is not each step's to say.
@@ -87,6 +88,7 @@ class Engine:
         self._programs: dict[tuple[int, bool], tuple[Call, ...]] = {}
         self._patience = Patience(options.stall_limit_s, plan.step_s)
         self._waited_s = 0.0
+        self._agreed: StepError | None = None
         self._sections = sections_of(stages, options)
         self._is_whole = len(self._sections) > len(stages)
         pick_schedule(plan, options.schedule, options.n_microbatches, waits=self._is_whole)
@@ -105,6 +107,9 @@ class Engine:
         self.seed: int = self.peers.cards[0]["own seed"] if self.peers else torch.initial_seed()
         self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
         releases = options.release and self.peers is not None
+        self.frees = self.peers is not None and (
+            options.release or any(p.is_meta for p in capture.model.parameters())
+        )
         self._unfilled = place(capture, self.stages, stages, self.device, releases)
         is_read = isinstance(options.weights, (str, pathlib.Path))
         initialise(
@@ -115,20 +120,14 @@ class Engine:
             init=None if is_read else options.weights,  # type: ignore[arg-type]
             tables_only=is_read,
         )
-        self._absent = absent(capture, self.stages, stages)
-        if releases:
-            mark(self._absent)
-        ties = find_ties(stages) if self.peers else ()
-        self._ties = TieSum(ties, self.rank, self.peers.new_group) if self.peers else None
-        self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
         self.placeholder = placeholder(self.device)
         self._replicas = ReplicaDims(options.mesh)
         self._is_random = any(op.is_random for op in capture.ops.compute)
         self.turn = Turn(waits=self.peers is None, draws=self._is_random, fail=self._fail)
         self._is_running = False
         self._mixed = MixedRows(capture, options.mixed_rows, self._is_whole)
-        splitter = Splitter(capture, options.batch_dims)
-        weigher = Weigher(
+        self._splitter = Splitter(capture, options.batch_dims)
+        self._weigher = Weigher(
             capture,
             options.loss_reduction,
             options.loss_weight,
@@ -136,24 +135,62 @@ class Engine:
             is_whole=self._is_whole,
         )
         self._outputs = Outputs(capture)
-        self._loss = Loss(capture, options, self._outputs, weigher.is_sum, self.device)
+        self._loss = Loss(capture, options, self._outputs, self._weigher.is_sum, self.device)
+        self._n_layouts = 0
+        self._lay_out()
+        if releases:
+            self.part_with_weights()
+
+    def _lay_out(self) -> None:
+        """Make all that depends on which stages there are and where."""
+        capture, plan, options, stages = self.capture, self.plan, self.options, self.all_stages
+        self._absent = absent(capture, self.stages, stages)
+        ties = find_ties(stages) if self.peers else ()
+        purpose = f"ties {self._n_layouts}" if self._n_layouts else "ties"
+        self._n_layouts += 1
+        self.ties = TieSum(ties, self.rank, self.peers.new_group, purpose) if self.peers else None
+        self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
+        self._programs.clear()
+        self.records.clear()
         self._edges = edges_between(self._sections)
         self.workers = make_workers(
             capture, plan, self.stages, self._sections, self._edges, self._loss, options.autocast, self.device
         )
         self._channel = None if self.peers is None else Channel(self.peers, self.device)
-        feed = self._make_feed(splitter.read)
+        feed = self._make_feed(self._splitter.read)
         self._intake = Intake(
-            capture, options, splitter, weigher, feed, self.peers, self.stages, self.device, self._bind
+            capture,
+            options,
+            self._splitter,
+            self._weigher,
+            feed,
+            self.peers,
+            self.stages,
+            self.device,
+            self._bind,
         )
-        source = stages[-1].rank
-        self._results = Results(capture, self._outputs, self.peers, source, self.device)
+        self._results = Results(capture, self._outputs, self.peers, stages[-1].rank, self.device)
         position = Position() if self.peers is None else self.peers.position
         self._executor = Executor(self.workers, self._edges, plan, self._channel, position)
         self._accord: Accord | None = None
         if self.peers is not None and self._channel is not None:
             self._accord = Accord(capture, self.peers, self._channel, is_fed=feed is not None)
             self._connect(self.peers)
+
+    def recut(self, plan: Plan, stages: tuple[Stage, ...]) -> None:
+        """Go on with other stages of the same model, whose weights are where they belong."""
+        self.plan, self.all_stages = plan, stages
+        self._sections = sections_of(stages, self.options)
+        self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
+        for stage in self.stages:
+            stage.to(self.device)
+        self._patience.step_s = plan.step_s
+        is_summed = self.ties is not None and self.ties.is_whole
+        self._lay_out()
+        if self.ties is not None:
+            self.ties.is_summed = is_summed  # holders, old and new, have the whole gradient
+        if self.peers is not None:
+            self.part_with_weights()
 
     def _make_feed(self, everywhere: Collection[str]) -> Feed | None:
         source, n_ranks = self.options.feed, self.plan.n_ranks
@@ -179,8 +216,8 @@ class Engine:
         self._was_wrapped = True
         Replicas.join([worker.replicas for worker in self.workers.values()])
         self.counted_elsewhere = {id(replaced[i]) for i in self.counted_elsewhere if i in replaced}
-        if self._ties is not None:
-            self._ties.replace(replaced)
+        if self.ties is not None:
+            self.ties.replace(replaced)
         if is_as_captured:
             self.capture.standing.accept()  # shards and wrapped layers are the runtime's own doing
 
@@ -224,7 +261,7 @@ class Engine:
             program = self._program(batch.n_microbatches, request.grad)
             generators = None if step.seed is None else Generators(self.device)
         except Exception as error:
-            self._fail(error)
+            self._refuse(error)
         try:
             self._begin(step)
             clock = Clock(self.device)
@@ -334,19 +371,19 @@ class Engine:
         if step.grad:
             self.part_with_weights()
         self._waited_s, looks = self._accord.begin(step, self.factor)
-        if step.grad and self._ties is not None:
-            self._ties.before_step()
+        if step.grad and self.ties is not None:
+            self.ties.before_step()
             if looks:
-                self._ties.compare()
+                self.ties.compare()
 
     def _synchronise(self) -> None:
         for worker in self.workers.values():
             worker.reduce()
         if self.peers is None:
             return
-        assert self._ties is not None
+        assert self.ties is not None
         self.peers.position.words = "the sum of tied gradients"
-        self._ties.after_step()
+        self.ties.after_step()
         if self.options.scaler is not None:
             self.placeholder.grad = torch.zeros_like(self.placeholder)
             parameters = [p for stage in self.stages for p in stage.parameters()]
@@ -372,10 +409,14 @@ class Engine:
         """Raise :class:`StepError` where a loss is not finite, unless looking would wait or is not wanted."""
         looks = self.options.check_finite and self.options.scaler is None and self.device.type == "cpu"
         if looks and loss is not None and not math.isfinite(loss):
-            self._explain_nonfinite(step, loss.item())
+            self._agreed = self._explain_nonfinite(step, loss.item())
+            raise self._agreed
 
-    def _explain_nonfinite(self, step: StepInputs, loss: float) -> NoReturn:
-        """Run the batch forward once more, looking at every value, and say where the first bad one is."""
+    def _explain_nonfinite(self, step: StepInputs, loss: float) -> StepError:
+        """Run the batch forward once more, looking at every value, and say where the first bad one is.
+
+        The same on every rank.
+        """
         probe = dataclasses.replace(step, grad=False, want_outputs=False)
         found: list[tuple[int, int, str]] = []
         with torch.no_grad(), contextlib.ExitStack() as stack:
@@ -393,11 +434,31 @@ class Engine:
                 f"the first value that is not finite is {what}, in rank {self.all_stages[stage].rank}, stage "
                 f"{stage}, microbatch {m}, action {stage}F{m}"
             )
-        raise StepError(f"the loss is {loss}: {where}; check_finite=False lets such steps pass")
+        return StepError(f"the loss is {loss}: {where}; check_finite=False lets such steps pass")
+
+    def _refuse(self, error: Exception) -> NoReturn:
+        """Raise ``error``, which keeps a step from beginning: what keeps every rank from it ends no rank.
+
+        Beside other replicas it does: they begin the step.
+        """
+        alone = self.options.mesh is None or self.options.mesh.ndim == 1
+        if (
+            self.peers is None
+            or not alone
+            or isinstance(error, StepError)
+            or self.peers.position.waits_for >= 0
+        ):
+            self._fail(error)
+        position = self.peers.position
+        position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
+        try:
+            self.peers.refuse(position.step, error)
+        finally:
+            self._end()
 
     def _fail(self, error: BaseException) -> NoReturn:
         """Raise ``error``, or with peers the one cause that all of them report."""
-        if self.peers is None:
+        if self.peers is None or error is self._agreed:
             raise error
         self.peers.fail(error)
 

@@ -19,7 +19,10 @@ __all__ = ["Ran", "Recorded", "make_report"]
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """One step of one process: (what, start, end) of its actions, and of each message sent and awaited."""
+    """One step of one process: (what, start, end) of its actions, and of each message sent and awaited.
+
+    ``origin_s`` is when it began, by rank 0's clock.
+    """
 
     origin_s: float
     length_s: float

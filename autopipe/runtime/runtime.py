@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import accelerator
+from ..costs import CostTable
 from ..errors import InputError
 from ..plans import Plan
 from ..schedule import Schedule
@@ -25,6 +26,7 @@ from .data.weights import LossWeight
 from .engine import Engine
 from .keep.keeper import Keeper, Saving
 from .options import Options, Request, StepResult, Where
+from .rebalance import Cutter
 from .reduce.precision import Autocast, clip_grad_norm
 from .report import Ran, Recorded, make_report
 from .stage.initialise import Init
@@ -66,6 +68,7 @@ class Runtime:
     feed: the pipeline rank that alone has the batch: the others call ``step()`` without inputs, and get
         what their stages use. By default every rank passes the same batch, and nothing is sent.
 
+    costs, adopt: what each op was thought to take, for :meth:`rebalance`, and who is told of its plan.
     mixed_rows: what to do with a batch in several microbatches where capture found that rows depend on one
         another (contrastive losses, in-batch negatives). ``"tail"``: where only the end of the model mixes
         them, that runs once on the whole batch, loss and all, as soon as every microbatch has come so far;
@@ -99,6 +102,8 @@ class Runtime:
         feed: int | None = None,
         mixed_rows: Literal["tail", "refuse", "allow"] = "tail",
         weights: str | pathlib.Path | Init | None = None,
+        costs: CostTable | None = None,
+        adopt: Callable[[Plan, tuple[Stage, ...]], None] = lambda plan, stages: None,
     ) -> None:
         options = Options(
             loss_fn,
@@ -119,6 +124,7 @@ class Runtime:
             weights,
         )
         self._engine = Engine(capture, plan, tuple(stages), options)
+        self._cutter = Cutter(self._engine, costs, adopt)
         self._keeper = Keeper(self._engine, self.named_parameters)
         if isinstance(weights, (str, pathlib.Path)):
             self._keeper.load(pathlib.Path(weights), {}, strict=True)
@@ -177,7 +183,8 @@ class Runtime:
         output's ``grad`` as target.
 
         Raises :class:`InputError` for inputs that do not fit, :class:`StepError` when anything fails on any
-        rank.
+        rank. After a batch that every rank refuses, or whose loss is found not finite, the runtime goes on;
+        a loss that is not finite has left its gradients, which are to be zeroed.
         """
         if not torch.is_grad_enabled():
             raise InputError(
@@ -371,7 +378,9 @@ class Runtime:
         ``optimizer`` and ``states`` (``scheduler=``, ``scaler=``, ``loader=``, further optimizers: anything
         with ``state_dict``) go into the directory: optimizers by parameter name, so that another cut or
         number of ranks can go on from it; other objects per rank. With them go the number of steps, the seed
-        and the user's random generators. Of data-parallel replicas the first one's are saved.
+        and the user's random generators, and what modules keep beside their tensors (``get_extra_state``). Of
+        data-parallel replicas each one's objects and generators are saved where they differ, and come back to
+        as many replicas.
 
         ``keep_last=3`` makes ``path`` a row of saves, ``step-00000120`` and so on, of which the last three
         are kept; :meth:`resume` goes on from the last. ``background`` copies everything, returns, and writes
@@ -421,6 +430,43 @@ class Runtime:
         with self._engine.turn:
             return self._keeper.resume(pathlib.Path(path), {"optimizer": optimizer, **states})
 
+    @property
+    def plan(self) -> Plan:
+        """The plan it runs: the one it was made with, or the last that :meth:`rebalance` made."""
+        return self._engine.plan
+
+    def rebalance(
+        self,
+        *,
+        plan: Plan | None = None,
+        least_gain: float = 1.05,
+        speeds: Mapping[int, float] | None = None,
+        time_limit_s: float | None = None,
+        **optimizers: torch.optim.Optimizer,
+    ) -> bool:
+        """Cut anew from what the stages were measured to take, and move weights to where they now belong.
+
+        Between steps every rank calls it alike, and passes every optimizer there is (``optimizer=``, each
+        under a name of its own): it moves what they keep of a parameter too, and changes their groups in
+        place. Schedulers, the number of steps and random streams stay: the run goes on as if cut so from its
+        start. Returns whether it was cut anew: not where a step would not become ``least_gain`` times faster.
+
+        ``plan`` is cut to instead where one is given: for the same graph, ranks and microbatches. ``speeds``
+        (rank → factor) says which devices became slower or faster; drift is else laid on the ops.
+
+        Raises :class:`InputError` on every rank, with nothing moved, for stages that :meth:`wrap` changed,
+        for optimizers whose groups are not alike on every rank, and where there is nothing to plan from.
+        """
+        by = self.report() if plan is None else plan
+        with self._together("cutting anew", waits=False):
+            return self._cutter.cut(
+                by,
+                {key: optimizer for key, optimizer in optimizers.items() if optimizer is not None},
+                least_gain=least_gain,
+                speeds=speeds,
+                time_limit_s=time_limit_s,
+            )
+
     def gather_weights(self) -> None:
         """Make the model whole on every rank: each weight as the rank that trains it has it now.
 
@@ -442,12 +488,15 @@ class Runtime:
     def report(self) -> Report:
         """Predicted beside measured, and every action of the last step; every rank calls it.
 
+        Its ``drift`` says when :meth:`rebalance` would pay.
         On an accelerator with the most memory each rank held since the runtime was made.
         """
         engine = self._engine
+        with self._together("gathering a report", waits=False):
+            offset_s = engine.peers.clock_offset_s() if engine.peers else 0.0
         mine = Recorded(
             [
-                Ran.of(origin, clock.length_s(host_s), clock.read())
+                Ran.of(origin + offset_s, clock.length_s(host_s), clock.read())
                 for origin, host_s, clock in engine.records
             ],
             list(engine.message_bytes().items()),

@@ -17,6 +17,8 @@ from .views import Timeline
 
 __all__ = ["Report", "StageReport"]
 
+DRIFTED = 1.1
+"""From which :attr:`Report.drift` on a report speaks of it."""
 RankedAction = tuple[int, Action, float, float]
 """(rank, action, start_s, end_s), seconds since the first rank began the step."""
 
@@ -44,7 +46,7 @@ class Report(Shown):
     predicted_step_s, measured_step_s: of a step without the optimizer's; measured is the median of
         ``n_steps`` recent ones, on the rank that took longest from when the rank before it had begun too.
     in_turn: whether one process ran all ranks, one action after another; the prediction is then of that.
-    events: every action of the last step, on one clock (hosts' clocks are taken as they are).
+    events: every action of the last step, on rank 0's clock.
     plan: what was predicted.
     peak_bytes: per rank the most its device held, as its allocator counts; empty where that is not counted
         or one process ran all ranks.
@@ -70,6 +72,21 @@ class Report(Shown):
         n = 1 + max((a.microbatch for _, a, _, _ in self.events), default=0)
         ran = Schedule(self.plan.schedule, self.plan.placement, n, tuple(map(tuple, rows)))
         return Timeline.from_events(ran, self.events, self.messages, step_s=self.measured_step_s)
+
+    @property
+    def drift(self) -> float:
+        """How many times further than planned the busiest rank's work is from the mean of all ranks.
+
+        About that much shorter a step could be if it were cut anew; 1.0 where work lies as planned.
+        """
+        peaks = []
+        for kind in ("measured", "predicted"):
+            loads = [0.0] * self.plan.n_ranks
+            for stage in self.stages:
+                times = getattr(stage, kind)
+                loads[stage.rank] += sum(times[action] for action in stage.measured)
+            peaks.append(max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0)
+        return max(1.0, peaks[0] / peaks[1])
 
     @property
     def bubble_fraction(self) -> float:
@@ -99,6 +116,11 @@ class Report(Shown):
             for kind, measured_s in stage.measured.items():
                 rows.append(_row(stage.index, stage.rank, kind, stage.predicted[kind], measured_s))
         rows.append(_row("", "", "step", self.predicted_step_s, self.measured_step_s))
+        if self.drift > DRIFTED:
+            rows.append(
+                f"the busiest rank is {self.drift:.2f} times further from the mean than planned: "
+                "rebalance() would cut anew"
+            )
         return "\n".join(rows)
 
 

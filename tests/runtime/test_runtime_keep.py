@@ -436,6 +436,8 @@ def test_optimizer_state_of_a_rank_without_parameters():
     states = [collect({"optimizer": full}, [("w", weight)], cpu), collect({"optimizer": empty}, [], cpu)]
 
     class Read:
+        manifest, extras = None, {}
+
         def __init__(self):
             self.states = states
 

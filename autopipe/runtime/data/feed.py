@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import accelerator
+from ...errors import InputError
 from ...stages import Stage
 from ..wire.announcement import Announced, Announcement, Form
 from ..wire.boundary import flatten
@@ -36,6 +37,7 @@ class Header(msgspec.Struct, frozen=True):
     n_microbatches: int
     weights: Weights
     forms: tuple[int, ...]
+    fault: str = ""
 
 
 class Feed:
@@ -84,11 +86,23 @@ class Feed:
             self._peers.group.wait(work)
         self._peers.finish_telling()
 
+    def refuse(self, fault: str) -> None:
+        """Say that there is no batch this time, and why."""
+        for rank in self._others:
+            self._peers.tell(Header([], Announced([], None, ()), [], 0, ([], 0.0), (), fault), rank)
+        self._peers.finish_telling()
+
     def take(self) -> Given:
-        """Receive a batch; waits for the source as long as it takes."""
+        """Receive a batch; waits for the source as long as it takes.
+
+        Raises :class:`InputError` where the source refused its own.
+        """
         peers = self._peers
         peers.position.words, peers.position.waits_for = "waiting for the batch", self.source
         header = peers.hear(self.source, Header)
+        if header.fault:
+            peers.position.waits_for = -1
+            raise InputError(header.fault)
         told = Announcement.heard(header.told)
         tensors = []
         for form, owner in zip(told.tensors, header.owners, strict=True):

@@ -76,6 +76,15 @@ class Intake:
         """The batch of this rank's arguments, or as it is fed."""
         if self._feed is not None and not self._is_source:
             return self._fed(self._feed, request)
+        try:
+            return self._own(request)
+        except InputError as error:
+            if self._feed is not None:
+                self._feed.refuse(str(error))
+            raise
+
+    def _own(self, request: Request) -> Taken:
+        """The batch of this rank's arguments, which it gives to the others where it feeds them."""
         kwargs, target = self._route(request.kwargs, request.target)
         bound = self._bind(request.args, kwargs)
         inputs = tracked(bound)

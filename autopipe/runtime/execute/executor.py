@@ -33,7 +33,7 @@ Timed = Action | ProgramStep
 class Clock:
     """Start and end of each action of one step; on an accelerator taken on the device's stream.
 
-    ``origin_s`` is the host's clock (seconds since the epoch) at the step's start. ``now`` is a mark in
+    ``origin_s`` is this process's ``time.perf_counter()`` at the step's start. ``now`` is a mark in
     time; ``marks`` are (what, mark before, mark after): actions, sends, and waits for what is received.
     ``signatures`` are those of the step's microbatches, which say how large messages are.
     """
@@ -45,7 +45,7 @@ class Clock:
         )
         self.marks: list[tuple[Timed, Any, Any]] = []
         self.signatures: Sequence[int] = ()
-        self.origin_s = time.time()
+        self.origin_s = time.perf_counter()
         self._start = self._end = self.now()
 
     def read(self) -> list[tuple[Timed, float, float]]:

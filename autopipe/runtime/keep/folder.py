@@ -9,19 +9,28 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import os
 import pathlib
 import re
 import secrets
 import shutil
+from collections.abc import Iterable
 
 from ...errors import InputError, StoreError
 
 __all__ = ["MANIFEST", "Draft", "forget_oldest", "resolve", "step_path", "steps_in", "sync"]
 
 MANIFEST = "autopipe.json"
+OWN = re.compile(
+    r"autopipe\.json|(model|state)-\d{5,}-of-\d{5,}\.(safetensors|json)"
+    r"|model\.safetensors\.index\.json|(generation_)?config\.json"
+)
+"""Names that a save gives its files, for where a damaged manifest does not say."""
 _AT_FDCWD, _EXCHANGE = -100, 2
+_logger = logging.getLogger(__name__)
 _STEP = re.compile(r"step-(\d{8,})")
+_GOING = re.compile(r"\.step-\d{8,}\.[0-9a-f]{8}\.part")
 
 
 class Draft:
@@ -69,15 +78,17 @@ class Draft:
             self._lock = -1
 
     def _take_over(self) -> None:
-        """What a user put beside an earlier save, such as a tokenizer's files."""
+        """What a user put beside an earlier save, such as a tokenizer's files; that one may be damaged."""
         from .manifest import read_manifest
 
-        if not (self.target / MANIFEST).exists():
-            return
-        ours = {MANIFEST, *read_manifest(self.target).files}
-        for file in self.target.iterdir():
-            if file.name not in ours and not (self.path / file.name).exists():
-                shutil.copy2(file, self.path / file.name, follow_symlinks=False)
+        there = {file.name for file in self.target.iterdir()}
+        try:
+            own = {MANIFEST, *(read_manifest(self.target).files if there else ())}
+        except StoreError:
+            own = {name for name in there if OWN.fullmatch(name)}
+        for name in there - own:
+            if not (self.path / name).exists():
+                shutil.copy2(self.target / name, self.path / name, follow_symlinks=False)
 
 
 def check_replaceable(target: pathlib.Path) -> None:
@@ -128,8 +139,14 @@ def resolve(path: pathlib.Path) -> pathlib.Path:
     """``path``, or where nothing is there what a kill between two renames left of it."""
     if path.exists():
         return path
-    left = sorted(path.parent.glob(f".{path.name}.*.old")) if path.parent.is_dir() else []
+    left = _left_of(path, "old") if path.parent.is_dir() else []
     return left[-1] if left else path
+
+
+def _left_of(target: pathlib.Path, kind: str) -> list[pathlib.Path]:
+    """Directories beside ``target`` that saves of it, and of no other name, made."""
+    pattern = re.compile(re.escape(f".{target.name}.") + rf"[0-9a-f]{{8}}\.{kind}")
+    return sorted(p for p in target.parent.iterdir() if pattern.fullmatch(p.name))
 
 
 def _sweep(target: pathlib.Path) -> None:
@@ -137,10 +154,12 @@ def _sweep(target: pathlib.Path) -> None:
     left = resolve(target)
     if left != target:
         left.rename(target)
-    for stale in [
-        *target.parent.glob(f".{target.name}.*.part"),
-        *target.parent.glob(f".{target.name}.*.old"),
-    ]:
+    _remove_dead(_left_of(target, "(part|old)"))
+
+
+def _remove_dead(drafts: Iterable[pathlib.Path]) -> None:
+    """Remove those whose makers are dead."""
+    for stale in drafts:
         with contextlib.suppress(OSError):
             fd = os.open(stale, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -163,17 +182,39 @@ def steps_in(root: pathlib.Path) -> list[pathlib.Path]:
     if not root.is_dir():
         return []
     found = [p for p in root.iterdir() if _STEP.fullmatch(p.name) and (p / MANIFEST).is_file()]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
+    return sorted(found, key=_number, reverse=True)
 
 
-def forget_oldest(root: pathlib.Path, n_kept: int) -> None:
-    """Remove all but the newest ``n_kept`` saves of a row. Raises :class:`StoreError` where that fails."""
-    for old in steps_in(root)[n_kept:]:
+def forget_oldest(root: pathlib.Path, n_kept: int, n_steps: int) -> None:
+    """Remove the saves of a row before the newest ``n_kept`` of those up to step ``n_steps``.
+
+    Later ones, of a run that went further, stay. What cannot be removed stays with a warning: the save that
+    was just made is whole.
+    """
+    saves = steps_in(root)
+    later = [p.name for p in saves if _number(p) > n_steps]
+    if later:
+        _logger.warning(
+            "%s holds %s, later than this save at step %d: another run made it, and resume() will go on from "
+            "it; use another folder, or remove it",
+            root,
+            later[0],
+            n_steps,
+        )
+    _remove_dead([p for p in root.iterdir() if _GOING.fullmatch(p.name)])
+    for old in [p for p in saves if _number(p) <= n_steps][n_kept:]:
         gone = root / f".{old.name}.{secrets.token_hex(4)}.part"
         try:
+            if old.is_symlink():
+                old.unlink()
+                continue
             old.rename(gone)
             shutil.rmtree(gone)
         except OSError as error:
-            raise StoreError(
-                f"cannot remove {old}, older than the {n_kept} to keep: {error.strerror}"
-            ) from error
+            _logger.warning(
+                "cannot remove %s, older than the %d to keep: %s", old, n_kept, error.strerror or error
+            )
+
+
+def _number(save: pathlib.Path) -> int:
+    return int(save.name.removeprefix("step-"))

@@ -6,6 +6,7 @@ Files are left to ``saving`` and ``loading``, training state to ``training``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pathlib
 import threading
@@ -17,8 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...errors import AutopipeError, InputError, StoreError
+from .extra import extra_modules, held_extras, named_tensors
 from .folder import step_path, steps_in
 from .loading import differences, open_checkpoint
+from .replicas import Replica
 from .saving import Cargo, Told, owned, save, save_single, staged
 from .training import Restoring, collect
 
@@ -97,7 +100,7 @@ class Keeper:
             last.wait()
         saving = Saving(path)
         with self.together("saving a checkpoint"):
-            state, fault = (None, "") if is_single else self._collect(objects)
+            state, fault = self._collect(objects, is_single)
             cargo = Cargo(
                 owned(engine.all_stages, engine.rank) if peers else self._everything(),
                 state,
@@ -110,9 +113,11 @@ class Keeper:
                 fault,
             )
             if is_single:
-                save_single(path, cargo, engine.rank, self._exchange, self.names)
+                with self._all_replicas(path):
+                    save_single(path, cargo, engine.rank, self._exchange, self.names)
             elif not background:
-                save(path, cargo, engine.rank, self._exchange, keep_last)
+                with self._all_replicas(path):
+                    save(path, cargo, engine.rank, self._exchange, keep_last)
             else:
                 copied = staged(cargo)
                 self._n_saves += 1
@@ -123,13 +128,27 @@ class Keeper:
                 self._last = saving
         return saving
 
-    def _collect(self, objects: Mapping[str, Any]) -> tuple[Any, str]:
-        """This rank's training state, or what is wrong with what it was given: others wait to be told."""
+    def _collect(self, objects: Mapping[str, Any], is_single: bool) -> tuple[Any, str]:
+        """This rank's training state, or what is wrong with what it was given: others wait to be told.
+
+        For one file what modules keep beside their tensors alone.
+        """
+        engine, state, fault = self._engine, dict[str, Any](), ""
+        rank = engine.rank if engine.peers else None
+        extras = extra_modules(engine.capture.model, engine.all_stages, rank)
         try:
-            return collect(objects, list(self._named()), self._engine.device), ""
-        except InputError as error:
-            if self._engine.peers is None:
+            if is_single:
+                return {name: module.get_extra_state() for name, module in extras.items()}, ""
+            state = collect(objects, list(self._named()), engine.device, extras)
+        except Exception as error:  # of the user's own objects
+            if engine.peers is None:
                 raise
+            fault = str(error) if isinstance(error, AutopipeError) else f"{type(error).__name__}: {error}"
+            if is_single:
+                return {}, fault
+        try:
+            return self._replica.collect(state, fault, engine.device), ""
+        except StoreError as error:
             return None, str(error)
 
     def _everything(self) -> dict[str, Tensor]:
@@ -150,35 +169,52 @@ class Keeper:
         """See :meth:`Runtime.resume`."""
         if self._last is not None:
             self._last.wait()
-        with self.together("looking for the last checkpoint"):
-            names = [
-                told.draft for told in self._exchange(Told(draft="/".join(p.name for p in steps_in(root))))
-            ]
         first: StoreError | None = None
-        for name in names[0].split("/") if names[0] else ():
-            try:
-                self.load(root / name, objects, strict=True)
-                return self._engine.n_steps
-            except StoreError as error:
-                first = first or error
-                _logger.warning("%s; going on from the save before it", error)
+        tried: set[str] = set()
+        while fresh := [name for name in self._row(root) if name not in tried]:
+            for name in fresh:  # a run that goes on may remove them meanwhile, and make others
+                tried.add(name)
+                try:
+                    self.load(root / name, objects, strict=True)
+                    return self._engine.n_steps
+                except StoreError as error:
+                    first = first or error
+                    _logger.warning("%s; going on from the save before it", error)
         if first is not None:
             raise first
         return 0
 
+    def _row(self, root: pathlib.Path) -> list[str]:
+        """The whole saves of a row, newest first, as rank 0 sees them."""
+        with self.together("looking for the last checkpoint"):
+            found: list[str] = []
+            with self._agreed(root, "nothing was changed"):
+                found = [p.name for p in steps_in(root)]
+            names = self._exchange(Told(draft="/".join(found)))[0].draft
+        return names.split("/") if names else []
+
     def _load(self, path: pathlib.Path, objects: Mapping[str, Any], strict: bool) -> None:
         engine = self._engine
-        wanted = {n: t for stage in engine.stages for n, t in stage.state_dict(keep_vars=True).items()}
+        wanted = {n: t for stage in engine.stages for n, t in named_tensors(stage).items()}
         restoring: Restoring | None = None
         with self._agreed(path, "nothing was changed"):
             checkpoint = open_checkpoint(path)
             own = checkpoint.manifest
-            known = [n for s in engine.all_stages for n in s.state_dict(keep_vars=True)]
+            known = [n for s in engine.all_stages for n in named_tensors(s)]
             known += [n for n, _ in engine.capture.model.named_buffers()]
             found, faults = differences(checkpoint.weights, wanted, known, self.names, exact=own is not None)
             if not strict:
                 faults = [f for f in faults if not f.startswith("not of this model: ")]
-            restoring = Restoring(checkpoint, objects, list(self._named()), engine.rank, self.names)
+            restoring = Restoring(
+                checkpoint,
+                objects,
+                list(self._named()),
+                engine.rank,
+                self.names,
+                extras=held_extras(engine.capture.model, engine.stages, engine.all_stages),
+                replica=self._replica,
+                device=engine.device if own is not None else None,
+            )
             faults += restoring.check()
             if not faults:
                 faults = checkpoint.faults(dict.fromkeys(found.values()), restoring.stored())
@@ -191,8 +227,6 @@ class Keeper:
             checkpoint.read(dict(distinct.values()))
         if own is not None:
             engine.n_steps, engine.seed = own.steps, own.seed
-            if self._writes:
-                restoring.apply_random(engine.device)
 
     @contextlib.contextmanager
     def _agreed(
@@ -206,6 +240,9 @@ class Keeper:
             own = StoreError(f"cannot read {path}: {error.strerror or error}")
         except AutopipeError as error:
             own = error
+        except Exception as error:  # what a hostile checkpoint ends in; others wait to be told
+            own = StoreError(f"{path} cannot be used: {type(error).__name__}: {error}")
+            own.__cause__ = error
         told = self._exchange(Told(fault="" if own is None else str(own)))
         is_fine = self._replicas_fine(own is None and not any(t.fault for t in told))
         if is_fine:
@@ -235,6 +272,10 @@ class Keeper:
         known = self._engine.capture.ops.parameter
         return known[name].names if name in known else (name,)
 
+    @functools.cached_property
+    def _replica(self) -> Replica:
+        return Replica(self._engine.options.mesh, self._other_dims)
+
     @property
     def _writes(self) -> bool:
         """False on all but the first replica of a mesh's other dims."""
@@ -247,6 +288,18 @@ class Keeper:
         if mesh is None or mesh.ndim == 1:
             return ()
         return tuple(n for n in mesh.mesh_dim_names or () if n != "pp")
+
+    @contextlib.contextmanager
+    def _all_replicas(self, path: pathlib.Path) -> Iterator[None]:
+        """Within it the first replica saves; the others wait for how it ends."""
+        is_fine = False
+        try:
+            yield
+            is_fine = True
+        finally:
+            are_fine = self._replicas_fine(is_fine)
+        if not are_fine:
+            raise StoreError(f"{path} was not saved by the first replica, which says why")
 
     def _replicas_fine(self, is_fine: bool) -> bool:
         """Whether all is well on this rank's replicas too."""

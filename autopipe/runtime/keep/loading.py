@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -28,9 +29,10 @@ from torch.futures import Future
 
 from ...errors import StoreError
 from ..wire.values import Unfit, loads
+from .extra import is_extra
 from .folder import MANIFEST, resolve
 from .manifest import Manifest, open_files, read_manifest, read_plain
-from .tensorfile import Spec, TensorFile
+from .tensorfile import Spec, TensorFile, open_regular
 
 __all__ = ["Checkpoint", "Stored", "differences", "open_checkpoint"]
 
@@ -45,13 +47,16 @@ class Pickled:
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         self.note: dict[str, str] = {}
+        os.close(open_regular(path, follows_links=True)[0])
         try:
             if zipfile.is_zipfile(path):
                 with zipfile.ZipFile(path) as archive:
                     bad = archive.testzip()
                 if bad is not None:
                     raise StoreError(f"{path} is damaged: {bad} in it does not fit its checksum; use another")
-            found = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of old and odd forms, which are told below or fit
+                found = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
         except StoreError:
             raise
         except OSError as error:
@@ -62,12 +67,20 @@ class Pickled:
                 f"{path} cannot be read as tensors: {type(error).__name__}: {''.join(first)}; nothing but "
                 "tensors, numbers and texts is ever loaded"
             ) from error
-        if not isinstance(found, Mapping) or not all(
-            isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
-        ):
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
             raise StoreError(f"{path} holds no mapping of names to tensors, as a model's state_dict is")
-        self._tensors: Mapping[str, Tensor] = found
-        self.specs = {name: Spec.of(t) for name, t in found.items()}
+        self.extras = {name: value for name, value in found.items() if is_extra(name)}
+        self._tensors = {name: value for name, value in found.items() if name not in self.extras}
+        odd = [name for name, value in self._tensors.items() if not _is_plain(value)]
+        if odd:
+            raise StoreError(
+                f"{path} has {odd[0]!r}, which is no dense tensor with values, as a model's state_dict has"
+            )
+        self.specs = {name: Spec.of(t) for name, t in self._tensors.items()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return *self._tensors, *self.extras
 
     def has_nan(self, name: str) -> bool:
         """Whether any of a tensor's values is not a number."""
@@ -85,6 +98,29 @@ class Pickled:
     def read(self, name: str) -> Tensor:
         """A whole tensor, on the CPU."""
         return self._tensors[name].clone()
+
+
+def _is_plain(value: Any) -> bool:
+    is_dense = isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"
+    return is_dense and not value.is_quantized and not hasattr(value, "to_local")
+
+
+def _is_state(state: Any) -> bool:
+    """Whether a tree is built as training state is: every part a dict, optimizers by parameter name."""
+    if not isinstance(state, dict) or not all(isinstance(part, dict) for part in state.values()):
+        return False
+    for found in state.get("optimizers", {}).values():
+        groups, kept = (
+            (found.get(k) for k in ("groups", "state")) if isinstance(found, dict) else (None, None)
+        )
+        if not isinstance(groups, list) or not isinstance(kept, dict):
+            return False
+        names = [g.get("params") if isinstance(g, dict) else None for g in groups]
+        if not all(isinstance(n, list) and all(isinstance(x, str) for x in n) for n in names):
+            return False
+        if not all(isinstance(each, dict) for each in kept.values()):
+            return False
+    return True
 
 
 class Stored:
@@ -116,7 +152,7 @@ class Checkpoint(StorageReader):
     ----------
     path: where it is. manifest: None for one that is not ours.
     weights: name → what is known of each. states: training state by the rank that saved it, with
-        :class:`Stored` in the place of tensors.
+        :class:`Stored` in the place of tensors. extras: what modules keep beside their tensors, by name.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -129,6 +165,10 @@ class Checkpoint(StorageReader):
             self._open_own()
         else:
             self._open_foreign()
+        self.extras = {n: v for state in reversed(self.states) for n, v in state.get("extras", {}).items()}
+        for name in [name for name in self._files if is_extra(name)]:
+            file = self._files.pop(name)
+            self.extras[name] = Stored(file, name) if isinstance(file, TensorFile) else file.extras[name]
         self.weights = {name: _spec(file, name) for name, file in self._files.items()}
 
     def _open_own(self) -> None:
@@ -151,7 +191,9 @@ class Checkpoint(StorageReader):
                 state = loads(read_plain(self.path / name), take)
             except Unfit as error:
                 raise StoreError(f"{self.path / name} is damaged: {error}") from error
-            self.states.append(state if isinstance(state, dict) else {})
+            if not _is_state(state):
+                raise StoreError(f"{self.path / name} is no training state")
+            self.states.append(state)
 
     def _open_foreign(self) -> None:
         index = next((self.path / name for name in INDEXES if (self.path / name).exists()), None)
@@ -173,7 +215,7 @@ class Checkpoint(StorageReader):
                     f"{folder / name} is of a checkpoint whose manifest, {MANIFEST}, is missing: it is not "
                     "whole; copy that too, or use another"
                 )
-            held = set(opened.entries if isinstance(opened, TensorFile) else opened.specs)
+            held = set(opened.entries if isinstance(opened, TensorFile) else opened.names)
             if listed is not None and not listed <= held:
                 missing = ", ".join(sorted(listed - held)[:3])
                 raise StoreError(f"{folder / name} lacks {missing}, which the index says are in it")
@@ -265,7 +307,7 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
 def _indexed(index: pathlib.Path) -> dict[str, set[str] | None]:
     """The files an index names, with the tensors it says they hold."""
     try:
-        found = json.loads(index.read_bytes())["weight_map"]
+        found = json.loads(read_plain(index, follows_links=True))["weight_map"]
         files: dict[str, set[str] | None] = {}
         for tensor, name in found.items():
             if not isinstance(name, str) or pathlib.PurePath(name).name != name or name in ("", ".."):

@@ -11,26 +11,29 @@ import pathlib
 import stat
 import zlib
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
 from ...errors import StoreError
 from .folder import MANIFEST
-from .tensorfile import Spec, TensorFile
+from .tensorfile import Spec, TensorFile, open_regular
 
 __all__ = ["FORMAT", "VERSION", "FileRecord", "Manifest", "digest", "open_files", "read_manifest"]
 
 FORMAT, VERSION = "autopipe checkpoint", 2
 LOADABLE = (".safetensors", ".bin", ".pt", ".pth", ".distcp")
 """Files that some loader might take for weights: a checkpoint holds none that it does not list."""
+MAX_TEXT_BYTES = 1 << 30
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file: its size, the checksum of its header (or of all of it), and of each tensor in it."""
 
-    n_bytes: int
-    checksum: int
-    tensors: dict[str, int] = {}
+    n_bytes: Count
+    checksum: Count
+    tensors: dict[str, Count] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,8 +48,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     model: str
     digest: str
-    steps: int
-    seed: int
+    steps: Count
+    seed: Count
     weights: list[str]
     states: list[str]
     files: dict[str, FileRecord]
@@ -84,21 +87,28 @@ def read_manifest(path: pathlib.Path) -> Manifest:
     ends = all(n.endswith(".safetensors") for n in found.weights) and all(
         n.endswith(".json") for n in found.states
     )
-    if not plain or not ends or not {*found.weights, *found.states} <= set(found.files):
-        raise StoreError(f"{path / MANIFEST} lists files that cannot be a checkpoint's own")
+    if (
+        max(found.steps, found.seed) >= 1 << 64
+        or not plain
+        or not ends
+        or not {*found.weights, *found.states} <= set(found.files)
+    ):
+        raise StoreError(f"{path / MANIFEST} says what no checkpoint's own can")
     return found
 
 
-def read_plain(path: pathlib.Path) -> bytes:
-    """All of a small regular file; links are not followed. Raises :class:`StoreError`."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise StoreError(f"{path} is no regular file")
+def read_plain(path: pathlib.Path, *, follows_links: bool = False) -> bytes:
+    """All of a small regular file. Raises :class:`StoreError`."""
+    fd, n_bytes = open_regular(path, follows_links=follows_links)
+    with os.fdopen(fd, "rb") as file:
+        if n_bytes > MAX_TEXT_BYTES:
+            raise StoreError(
+                f"{path} has {n_bytes} bytes; a text of a checkpoint has at most {MAX_TEXT_BYTES}"
+            )
+        try:
             return file.read()
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
 
 def open_files(path: pathlib.Path, manifest: Manifest) -> dict[str, TensorFile]:

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from ...errors import AutopipeError, StoreError
 from ...stages import Stage
-from ...torch_private import pytree
-from ..wire.values import dumps
+from ..wire.values import Unfit, dumps, loads
+from .extra import named_tensors
 from .folder import MANIFEST, Draft, forget_oldest, sync
 from .manifest import FORMAT, VERSION, FileRecord, Manifest, digest
-from .tensorfile import Spec, TensorFile, write_tensors
+from .tensorfile import Spec, TensorFile, of_text, text_of, write_tensors
 
 __all__ = ["INDEX", "Cargo", "Exchange", "Told", "owned", "save", "save_single", "staged", "whole"]
 
@@ -34,12 +34,16 @@ INDEX = "model.safetensors.index.json"
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a rank tells the others while they save: a fault, or how far it is."""
+    """What a rank tells the others while they save: a fault, or how far it is.
+
+    ``extras``: what its modules keep beside their tensors, as text, where all goes into one file.
+    """
 
     fault: str = ""
     draft: str = ""
     n_shards: int = 0
     files: dict[str, FileRecord] = {}
+    extras: str = ""
 
 
 Exchange = Callable[[Told], Sequence[Told]]
@@ -55,7 +59,7 @@ def owned(stages: Sequence[Stage], rank: int) -> dict[str, Tensor]:
     names: set[str] = set()
     out: dict[str, Tensor] = {}
     for stage in sorted(stages, key=lambda s: s.rank):
-        for name, tensor in stage.state_dict(keep_vars=True).items():
+        for name, tensor in named_tensors(stage).items():
             if id(tensor) not in seen and name not in names:
                 seen.add(id(tensor))
                 names.add(name)
@@ -80,7 +84,8 @@ def whole(tensor: Tensor) -> Tensor:
 class Cargo:
     """What one rank saves.
 
-    ``weights`` under the model's names; ``state`` a tree of plain values and tensors, None for weights alone;
+    ``weights`` under the model's names; ``state`` a tree of plain values and tensors, or None; where all goes
+    into one file, what modules keep beside their tensors by its name;
     ``texts`` the files that rank 0 adds. ``writes`` is False on further data-parallel replicas, which only
     help to assemble sharded tensors. ``model``, ``steps`` and ``seed`` are for the manifest;
     ``fault`` says why this rank cannot save.
@@ -110,6 +115,11 @@ def _files(cargo: Cargo) -> tuple[list[_File], list[_File]]:
     shards = [_File(shard) for shard in _shards(cargo.weights, cargo.max_bytes)]
     if cargo.state is None:
         return shards, []
+    return shards, [cargo.state if isinstance(cargo.state, _File) else _packed(cargo.state)]
+
+
+def _packed(state: Any) -> _File:
+    """A tree of state as text, and the tensors in it. Raises :class:`Unfit` for what cannot be kept."""
     aside: dict[str, Tensor] = {}
 
     def put(tensor: Tensor, where: str) -> str:
@@ -117,8 +127,8 @@ def _files(cargo: Cargo) -> tuple[list[_File], list[_File]]:
         aside[name] = tensor
         return name
 
-    text = dumps(cargo.state, put)
-    return shards, [_File(aside, text)]
+    text = dumps(state, put)
+    return _File(aside, text)
 
 
 def _shards(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
@@ -141,12 +151,14 @@ def staged(cargo: Cargo) -> Cargo:
         made = whole(tensor)
         return made.clone() if made.untyped_storage().data_ptr() == _data_ptr(tensor) else made
 
-    weights = {name: copy(t) for name, t in cargo.weights.items()}
-    return dataclasses.replace(
-        cargo,
-        weights=weights,
-        state=pytree.tree_map(lambda x: copy(x) if isinstance(x, Tensor) else x, cargo.state),
-    )
+    weights, state, fault = {name: copy(t) for name, t in cargo.weights.items()}, None, cargo.fault
+    try:
+        if cargo.state is not None and not fault:
+            packed = _packed(cargo.state)
+            state = _File({name: copy(t) for name, t in packed.tensors.items()}, packed.text)
+    except Unfit as error:
+        fault = str(error)  # told to the others while it is saved
+    return dataclasses.replace(cargo, weights=weights, state=state, fault=fault)
 
 
 def _data_ptr(tensor: Tensor) -> int:
@@ -171,7 +183,7 @@ def save(path: pathlib.Path, cargo: Cargo, rank: int, exchange: Exchange, n_kept
         if rank == 0:
             draft = Draft(path)
         mine = Told(draft=str(draft.path) if draft else "", n_shards=len(shards))
-    except (OSError, ValueError, AutopipeError) as error:
+    except Exception as error:  # whatever it is, the others wait to be told
         mine = Told(fault=_fault(error))
     try:
         everyone = exchange(mine)
@@ -186,7 +198,7 @@ def save(path: pathlib.Path, cargo: Cargo, rank: int, exchange: Exchange, n_kept
         if draft is not None:
             try:
                 _finish(draft, everyone, cargo)
-            except (OSError, AutopipeError) as error:
+            except Exception as error:
                 done = Told(fault=_fault(error))
         _agree(exchange(done), path)
     except BaseException:
@@ -194,13 +206,15 @@ def save(path: pathlib.Path, cargo: Cargo, rank: int, exchange: Exchange, n_kept
             draft.drop()
         raise
     if rank == 0 and n_kept is not None:
-        forget_oldest(path.parent, n_kept)
+        forget_oldest(path.parent, n_kept, cargo.steps)
 
 
 def _fault(error: BaseException) -> str:
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
-    return str(error)
+    return (
+        str(error) if isinstance(error, (AutopipeError, ValueError)) else f"{type(error).__name__}: {error}"
+    )
 
 
 def _agree(everyone: Sequence[Told], path: pathlib.Path) -> Sequence[Told]:
@@ -244,7 +258,7 @@ def _write(folder: pathlib.Path, named: Mapping[str, _File]) -> Told:
             if specs:
                 note = {"format": "pt", "autopipe": str(VERSION)}
                 records[name] = FileRecord(*write_tensors(folder / name, specs, values, note))
-    except (OSError, AutopipeError) as error:
+    except Exception as error:
         for tensor in sharded[n_asked:]:
             whole(tensor)
         return Told(fault=_fault(error))
@@ -308,6 +322,12 @@ def save_single(
     parts: pathlib.Path | None = None
     mine = Told()
     try:
+        if cargo.fault:
+            raise StoreError(cargo.fault)
+        tensors = {n: v for n, v in cargo.state.items() if isinstance(v, Tensor)}
+        rest = dumps(
+            {n: v for n, v in cargo.state.items() if n not in tensors}, lambda t, _: text_of(whole(t))
+        )
         if path.is_symlink() or path.is_dir():
             raise StoreError(f"{path} is a {'link' if path.is_symlink() else 'folder'}; give a new file")
         if rank == 0:
@@ -315,16 +335,17 @@ def save_single(
             draft = Draft(path.parent / f".{path.name}")
             parts = draft.path
             mine = Told(draft=str(parts))
-    except (OSError, AutopipeError) as error:
+    except Exception as error:
         mine = Told(fault=_fault(error))
     try:
         folder = pathlib.Path(_agree(exchange(mine), path)[0].draft)
-        everyone = _agree(exchange(_write(folder, {f"{rank:05d}": _File(dict(cargo.weights))})), path)
+        told = _write(folder, {f"{rank:05d}": _File({**cargo.weights, **tensors})})
+        everyone = _agree(exchange(msgspec.structs.replace(told, extras=rest)), path)
         done = Told()
         if rank == 0:
             try:
-                _join(folder, [n for told in everyone for n in told.files], path, names)
-            except (OSError, RuntimeError) as error:
+                _join(folder, everyone, path, names)
+            except Exception as error:
                 done = Told(fault=_fault(error))
         _agree(exchange(done), path)
     finally:
@@ -333,9 +354,11 @@ def save_single(
 
 
 def _join(
-    folder: pathlib.Path, files: Sequence[str], path: pathlib.Path, names: Callable[[str], Sequence[str]]
+    folder: pathlib.Path, everyone: Sequence[Told], path: pathlib.Path, names: Callable[[str], Sequence[str]]
 ) -> None:
-    merged = {alias: t for name in files for n, t in _mapped(folder / name) for alias in names(n)}
+    files = [name for told in everyone for name in told.files]
+    merged: dict[str, Any] = {a: t for name in files for n, t in _mapped(folder / name) for a in names(n)}
+    merged |= {n: v for told in everyone if told.extras for n, v in loads(told.extras, of_text).items()}
     with (folder / "joined").open("xb") as file:
         torch.save(merged, file)
         file.flush()

@@ -6,11 +6,14 @@ of the safetensors project: eight bytes of length, a JSON header, then the tenso
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import math
+import mmap
 import os
 import pathlib
+import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,8 +23,9 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError, StoreError
+from ..wire.values import dtype_of, name_of
 
-__all__ = ["Entry", "Spec", "TensorFile", "bytes_of", "write_tensors"]
+__all__ = ["Entry", "Spec", "TensorFile", "bytes_of", "of_text", "open_regular", "text_of", "write_tensors"]
 
 CHUNK_BYTES = 1 << 23
 MAX_HEADER_BYTES = 100 << 20
@@ -87,6 +91,20 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
+def text_of(tensor: Tensor) -> str:
+    """A small, contiguous CPU tensor as text."""
+    shape = "x".join(map(str, tensor.shape))
+    return f"{name_of(tensor.dtype)}|{shape}|{base64.b64encode(bytes_of(tensor)).decode()}"
+
+
+def of_text(text: str) -> Tensor:
+    """The tensor of :func:`text_of`. Raises ``ValueError`` or ``RuntimeError`` for any other text."""
+    dtype, shape, data = text.split("|")
+    made = torch.empty([int(n) for n in shape.split("x") if n], dtype=dtype_of(dtype))
+    bytes_of(made)[:] = base64.b64decode(data)
+    return made
+
+
 # -- writing ----------------------------------------------------------------------------------------------
 
 
@@ -120,6 +138,8 @@ def _header(specs: Mapping[str, Spec], note: Mapping[str, str]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": dict(note)}
     at = 0
     for name, spec in specs.items():
+        if name == "__metadata__":
+            raise InputError("a tensor named __metadata__ cannot be kept: files of tensors use that name")
         if spec.dtype not in _DTYPES:
             raise InputError(f"{name} is {spec}; files of tensors know {', '.join(_NAMES)}")
         entries[name] = {
@@ -147,6 +167,20 @@ def _write_all(file: Any, view: memoryview) -> int:
 # -- reading ----------------------------------------------------------------------------------------------
 
 
+def open_regular(path: pathlib.Path, *, follows_links: bool) -> tuple[int, int]:
+    """(descriptor, size in bytes) of a regular file. Raises :class:`StoreError`, for pipes too."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follows_links else os.O_NOFOLLOW)
+    try:
+        fd = os.open(path, flags)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise StoreError(f"{path} is no regular file")
+    return fd, found.st_size
+
+
 class TensorFile:
     """An open file whose header has been checked against its size.
 
@@ -158,13 +192,8 @@ class TensorFile:
     def __init__(self, path: pathlib.Path, *, follows_links: bool = True) -> None:
         """Raises :class:`StoreError` for what is no whole safetensors file."""
         self.path = path
-        flags = os.O_RDONLY | os.O_CLOEXEC | (0 if follows_links else os.O_NOFOLLOW)
+        self._fd, self.n_bytes = open_regular(path, follows_links=follows_links)
         try:
-            self._fd = os.open(path, flags)
-        except OSError as error:
-            raise StoreError(f"cannot open {path}: {error.strerror}") from error
-        try:
-            self.n_bytes = os.fstat(self._fd).st_size
             self._read_header()
         except OSError as error:
             raise self._damaged(f"it cannot be read: {error.strerror}") from error
@@ -216,7 +245,8 @@ class TensorFile:
 
     def _pieces(self, name: str) -> Iterator[memoryview]:
         entry = self.entries[name]
-        buffer = memoryview(bytearray(min(CHUNK_BYTES, entry.end - entry.start)))
+        # its own pages, so that none stay with the allocator
+        buffer = memoryview(mmap.mmap(-1, max(1, min(CHUNK_BYTES, entry.end - entry.start))))
         for at in range(entry.start, entry.end, CHUNK_BYTES):
             piece = buffer[: min(CHUNK_BYTES, entry.end - at)]
             self._fill(piece, at)

@@ -5,6 +5,7 @@ Files are left to ``saving`` and ``loading``; here is what goes in, and how it i
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import random
@@ -16,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, StoreError
+from ...torch_private import pytree
 from .loading import Checkpoint, Stored
+from .replicas import ALONE, Replica
 
-__all__ = ["Restoring", "collect", "find_stored"]
+__all__ = ["LISTED", "Restoring", "collect", "find_stored", "names_in"]
 
 ELEMENTWISE = frozenset(
     (
@@ -33,12 +36,19 @@ ELEMENTWISE = frozenset(
     )
 )
 """State that torch's optimizers keep for each element of a parameter."""
+LISTED = ("params", "param_names")
+"""What is a group's own whatever else it has in common with another."""
 
 
 def collect(
-    objects: Mapping[str, Any], named: Sequence[tuple[str, nn.Parameter]], device: torch.device
+    objects: Mapping[str, Any],
+    named: Sequence[tuple[str, nn.Parameter]],
+    device: torch.device,
+    extras: Mapping[str, nn.Module] | None = None,
 ) -> dict[str, Any]:
     """This rank's training state as a tree of plain values and tensors.
+
+    ``extras`` are the modules whose ``get_extra_state`` it saves.
 
     Raises :class:`InputError` for what has no ``state_dict``, or an optimizer of other parameters.
     """
@@ -52,13 +62,14 @@ def collect(
             others[key] = thing.state_dict()
         else:
             raise InputError(f"{key} is a {type(thing).__name__}, which has no state_dict() to save")
-    return {"optimizers": optimizers, "objects": others, "random": _random_state(device)}
+    kept = {name: module.get_extra_state() for name, module in (extras or {}).items()}
+    return {"optimizers": optimizers, "objects": others, "random": _random_state(device), "extras": kept}
 
 
 def _of_optimizer(
     optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
 ) -> dict[str, Any]:
-    name_of = _names(optimizer, named)
+    name_of = names_in(optimizer, named)
     groups = [
         {**group, "params": [name_of[id(p)] for p in group["params"] if id(p) in name_of]}
         for group in optimizer.param_groups
@@ -67,7 +78,7 @@ def _of_optimizer(
     return {"groups": groups, "state": state}
 
 
-def _names(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]) -> dict[int, str]:
+def names_in(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]) -> dict[int, str]:
     """The name of each parameter by its id; a placeholder has none."""
     name_of = {id(p): name for name, p in named}
     own = [p for group in optimizer.param_groups for p in group["params"]]
@@ -90,6 +101,18 @@ def _random_state(device: torch.device) -> dict[str, Any]:
     return found
 
 
+def _set_random(device: torch.device, found: Mapping[str, Any]) -> None:
+    """Put the user's random generators where they were."""
+    if "torch" in found:
+        torch.set_rng_state(found["torch"])
+    if "python" in found:
+        random.setstate(found["python"])
+    if "numpy" in found and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(found["numpy"])
+    if "device" in found and device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(found["device"], device)
+
+
 def find_stored(tree: Any) -> Iterator[Stored]:
     """Every stored tensor in a tree of state."""
     if isinstance(tree, Stored):
@@ -97,7 +120,7 @@ def find_stored(tree: Any) -> Iterator[Stored]:
     elif isinstance(tree, Mapping):
         for item in tree.values():
             yield from find_stored(item)
-    elif isinstance(tree, (list, tuple)):
+    elif isinstance(tree, (list, tuple, collections.deque)):
         for item in tree:
             yield from find_stored(item)
 
@@ -111,6 +134,8 @@ def _filled(tree: Any) -> Any:
         for key, item in tree.items():
             made[key] = _filled(item)  # type: ignore[index]
         return made
+    if isinstance(tree, collections.deque):
+        return collections.deque(map(_filled, tree), tree.maxlen)
     if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
         return type(tree)(map(_filled, tree))
     return tree
@@ -129,8 +154,15 @@ class Restoring:
         named: Sequence[tuple[str, nn.Parameter]],
         rank: int,
         names: Callable[[str], Sequence[str]],
+        *,
+        extras: Mapping[str, nn.Module] | None = None,
+        replica: Replica = ALONE,
+        device: torch.device | None = None,
     ) -> None:
+        """``extras`` are the modules that keep state beside their tensors; random generators are restored
+        where there is a ``device``."""
         self._checkpoint, self._rank, self._names = checkpoint, rank, names
+        self._extras, self._replica, self._device = extras or {}, replica, device
         self._named = named
         self._objects = {key: thing for key, thing in objects.items() if thing is not None}
         self._undo: list[Callable[[], None]] = []
@@ -140,11 +172,11 @@ class Restoring:
         return {k: o for k, o in self._objects.items() if isinstance(o, torch.optim.Optimizer)}
 
     def _state_of(self, key: str) -> Any:
-        """An object's state: as this rank saved it, else as the first that did."""
+        """An object's state: as this rank saved it, else as the first that did; each replica its own."""
         states = self._checkpoint.states
         for state in (*states[self._rank : self._rank + 1], *states):
             if key in state.get("objects", {}):
-                return state["objects"][key]
+                return self._replica.own(state, "objects").get(key, state["objects"][key])
         return None
 
     def _saved(self, key: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -159,11 +191,13 @@ class Restoring:
 
     def stored(self) -> list[Stored]:
         """The tensors of state that this rank is going to read."""
-        wanted = []
+        wanted: list[Any] = []
         for key in self.optimizers:
-            state, _ = self._saved(key)
+            state, groups = self._saved(key)
+            wanted += [{k: v for k, v in g.items() if k not in LISTED} for g in groups.values()]
             wanted += [state.get(self._found(state, name)) for name, _ in self._named]
         others = [self._state_of(key) for key in self._objects if key not in self.optimizers]
+        others += [self._checkpoint.extras.get(name) for name in self._extras]
         return list(find_stored([wanted, others, self._random()]))
 
     def _found(self, saved: Mapping[str, Any], name: str) -> str:
@@ -173,7 +207,10 @@ class Restoring:
     def _random(self) -> dict[str, Any]:
         states = self._checkpoint.states
         own = [*states[self._rank : self._rank + 1], *states][:1]
-        return own[0].get("random", {}) if own else {}
+        if not own or self._device is None or not self._replica.was_there(own[0]):
+            return {}
+        found: dict[str, Any] = self._replica.own(own[0], "random") or own[0].get("random", {})
+        return found
 
     def check(self) -> list[str]:
         """In words, what the checkpoint lacks or has otherwise."""
@@ -183,11 +220,12 @@ class Restoring:
             if not group_of:
                 faults.append(f"it holds no state of {key}")
                 continue
-            name_of = _names(optimizer, self._named)
+            name_of = names_in(optimizer, self._named)
             own = {name_of[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in name_of}
             absent = [name for name in own if self._found(group_of, name) not in group_of]
             if absent:
                 faults.append(f"{key} has no state for {', '.join(absent[:4])}")
+            faults += self._mixed_groups(key, optimizer, name_of, group_of)
             for name, parameter in own.items():
                 entries = state.get(self._found(state, name), {})
                 faults += [
@@ -197,28 +235,62 @@ class Restoring:
                     if value.spec.shape != tuple(parameter.shape)
                 ]
         missing = [k for k in self._objects if k not in self.optimizers and self._state_of(k) is None]
-        return faults + [f"it holds no state of {key}" for key in missing]
+        faults += [f"it holds no state of {key}" for key in missing]
+        if (
+            self._checkpoint.manifest is not None or self._checkpoint.extras
+        ):  # safetensors alone cannot have any
+            faults += [f"missing: {name}" for name in self._extras if name not in self._checkpoint.extras]
+        return faults + self._replica.faults(self._checkpoint.states, self._objects)
+
+    def _mixed_groups(
+        self, key: str, optimizer: torch.optim.Optimizer, name_of: Mapping[int, str], saved: Mapping[str, Any]
+    ) -> list[str]:
+        """Groups of the optimizer whose parameters were in groups with other options."""
+        faults = []
+        for group in optimizer.param_groups:
+            names = [name_of[id(p)] for p in group["params"] if id(p) in name_of]
+            known = [(n, saved[found]) for n in names if (found := self._found(saved, n)) in saved]
+            for name, other in known[1:]:
+                first = known[0][1]
+                apart = [k for k in first if k not in LISTED and _text(first[k]) != _text(other.get(k))]
+                if apart:
+                    faults.append(
+                        f"{key} has {known[0][0]} and {name} in one group, and they were saved with "
+                        f"{apart[0]} {first[apart[0]]} and {other.get(apart[0])}; make them as they were"
+                    )
+                    break
+        return faults
 
     def apply(self) -> None:
         """Put all state in; whatever a ``load_state_dict`` raises says that it did not fit."""
         for key, thing in self._objects.items():
-            try:
-                if isinstance(thing, torch.optim.Optimizer):
-                    self._apply_optimizer(key, thing)
-                else:
-                    before = copy.deepcopy(thing.state_dict())
-                    self._undo.append(functools.partial(thing.load_state_dict, before))
-                    thing.load_state_dict(_filled(self._state_of(key)))
-            except StoreError:
-                raise
-            except Exception as error:  # the object's own, of whatever kind
-                raise StoreError(
-                    f"{key} does not take the state saved for it: {type(error).__name__}: {error}"
-                ) from error
+            if isinstance(thing, torch.optim.Optimizer):
+                self._put(key, functools.partial(self._apply_optimizer, key), thing)
+                continue
+            self._undo.append(functools.partial(thing.load_state_dict, copy.deepcopy(thing.state_dict())))
+            self._put(key, thing.load_state_dict, _filled(self._state_of(key)))
+        for name in self._extras.keys() & self._checkpoint.extras.keys():
+            module = self._extras[name]
+            before = copy.deepcopy(module.get_extra_state())
+            self._undo.append(functools.partial(module.set_extra_state, before))
+            self._put(name, module.set_extra_state, _filled(self._checkpoint.extras[name]))
+        if self._device is not None:
+            self._undo.append(functools.partial(_set_random, self._device, _random_state(self._device)))
+            self._put("random", functools.partial(_set_random, self._device), _filled(self._random()))
+
+    def _put(self, key: str, take: Callable[[Any], object], state: Any) -> None:
+        try:
+            take(state)
+        except StoreError:
+            raise
+        except Exception as error:  # the object's own, of whatever kind
+            raise StoreError(
+                f"{key} does not take the state saved for it: {type(error).__name__}: {error}"
+            ) from error
 
     def _apply_optimizer(self, key: str, optimizer: torch.optim.Optimizer) -> None:
         state, group_of = self._saved(key)
-        name_of = _names(optimizer, self._named)
+        name_of = names_in(optimizer, self._named)
         flat = [(name_of.get(id(p), ""), p) for group in optimizer.param_groups for p in group["params"]]
         made: dict[int, dict[str, Any]] = {}
         read: dict[str, Tensor] = {}
@@ -227,9 +299,11 @@ class Restoring:
             entries = state.get(self._found(state, name)) if name else None
             if entries is None:
                 continue
-            made[i] = dict(entries)
+            made[i] = {}
             for kind, value in entries.items():
-                if isinstance(value, Stored):
+                if not isinstance(value, Stored) or value.is_array:
+                    made[i][kind] = _filled(value)
+                else:
                     made[i][kind] = read[f"{i}/{kind}"] = _place_for(value, parameter)
                     stored[f"{i}/{kind}"] = value
         self._checkpoint.read(read, stored)
@@ -239,28 +313,39 @@ class Restoring:
             name = name_of.get(id(own["params"][0]), "") if own["params"] else ""
             saved = group_of.get(self._found(group_of, name), own)
             groups.append(
-                {**_filled({**saved, "params": 0}), "params": [next(numbers) for _ in own["params"]]}
+                {
+                    **_filled({k: v for k, v in saved.items() if k not in LISTED}),
+                    "params": [next(numbers) for _ in own["params"]],
+                }
             )
         before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
         self._undo.append(functools.partial(optimizer.__setstate__, before))
         optimizer.load_state_dict({"state": made, "param_groups": groups})
-
-    def apply_random(self, device: torch.device) -> None:
-        """Put the user's random generators where they were."""
-        found = _filled(self._random())
-        if "torch" in found:
-            torch.set_rng_state(found["torch"])
-        if "python" in found:
-            random.setstate(found["python"])
-        if "numpy" in found and "numpy" in sys.modules:
-            sys.modules["numpy"].random.set_state(found["numpy"])
-        if "device" in found and device.type != "cpu":
-            torch.get_device_module(device).set_rng_state(found["device"], device)
+        for i, (_, parameter) in enumerate(flat):
+            _as_saved(optimizer.state.get(parameter, {}), made.get(i, {}), parameter.device)
 
     def undo(self) -> None:
         """Put every object back as it was before :meth:`apply`."""
         while self._undo:
             self._undo.pop()()
+
+
+def _as_saved(state: dict[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:
+    """Undo what ``load_state_dict`` rounds to the parameter's dtype: fp32 moments of bf16, quantised ones."""
+
+    def put(tensor: Any) -> Any:
+        return tensor.to(device) if isinstance(tensor, Tensor) else tensor
+
+    for kind, value in saved.items():
+        found = state.get(kind)
+        if not isinstance(value, Tensor):
+            state[kind] = pytree.tree_map(put, value)
+        elif isinstance(found, Tensor) and found.dtype != value.dtype:
+            state[kind] = value.to(found.device)
+
+
+def _text(option: Any) -> str:
+    return "" if any(find_stored([option])) else str(option)
 
 
 def _place_for(value: Stored, parameter: nn.Parameter) -> Tensor:

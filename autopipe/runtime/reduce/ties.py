@@ -46,25 +46,38 @@ def find_ties(stages: Sequence[Stage]) -> tuple[Tie, ...]:
 
 
 class TieSum:
-    """Sums the gradients of one rank's ties over the ranks that share them."""
+    """Sums the gradients of one rank's ties over the ranks that share them.
+
+    ``is_summed``: every holder has the whole gradient.
+    """
 
     def __init__(
-        self, ties: Sequence[Tie], rank: int, new_group: Callable[[str, tuple[int, ...]], Group]
+        self,
+        ties: Sequence[Tie],
+        rank: int,
+        new_group: Callable[[str, tuple[int, ...]], Group],
+        purpose: str = "ties",
     ) -> None:
         self._rank = rank
         self._groups: dict[tuple[int, ...], tuple[Group, list[nn.Parameter]]] = {}
         self._names: dict[tuple[int, ...], list[str]] = {}
         for ranks in sorted({t.ranks for t in ties if rank in t.ranks}):
             members = [t for t in ties if t.ranks == ranks]
-            self._groups[ranks] = (new_group("ties", ranks), [t.parameter for t in members])
+            self._groups[ranks] = (new_group(purpose, ranks), [t.parameter for t in members])
             self._names[ranks] = [t.name for t in members]
-        self._is_summed = False
+        self.is_summed = False
         self._looked: list[tuple[tuple[int, ...], Later]] = []
 
     def replace(self, replaced: Mapping[int, nn.Parameter]) -> None:
         """Sum the gradients of other parameters from now on: id of the old → the new."""
         for _, parameters in self._groups.values():
             parameters[:] = [replaced.get(id(p), p) for p in parameters]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no holder has a gradient that was not summed."""
+        held = [p for _, parameters in self._groups.values() for p in parameters]
+        return self.is_summed or all(p.grad is None for p in held)
 
     @torch.no_grad()
     def compare(self) -> None:
@@ -95,16 +108,16 @@ class TieSum:
     def before_step(self) -> None:
         """Make the gradients of the last sum count once in the next."""
         self._judge()
-        if not self._is_summed:
+        if not self.is_summed:
             return
         for ranks, (_, parameters) in self._groups.items():
             if ranks[0] != self._rank:
                 for parameter in parameters:
                     parameter.grad = None
-        self._is_summed = False
+        self.is_summed = False
 
     def after_step(self) -> None:
         """Sum over the holders; a parameter that got no gradient anywhere keeps none."""
         for group, parameters in self._groups.values():
             sum_gradients([p for p in parameters if p.requires_grad], group.all_reduce)
-        self._is_summed = True
+        self.is_summed = True

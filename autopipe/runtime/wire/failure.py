@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import sys
 import threading
 import time
@@ -291,12 +292,13 @@ class Watch:
     def _judge(self, position: Position, quiet_s: float) -> str | None:
         """Follow who waits for whom to the rank that holds everybody up, and publish it; None to wait on."""
         rank, sign, silent_s = position.waits_for, None, 0.0
+        heard = {r: self._hear(r) for r in range(self._n_ranks) if r != self._rank}
         seen = {self._rank: str(position.words)}
         while rank not in seen:
-            sign, silent_s = self._hear(rank)
+            sign, silent_s = heard[rank]
             seen[rank] = sign.words if sign else ""
-            if sign is None or sign.waits_for < 0:
-                break
+            if sign is None or silent_s > SIGN_OF_LIFE_S or sign.waits_for < 0:
+                break  # where a rank that fell silent last waited says nothing
             rank = sign.waits_for
         limit_s = self._patience.limit_s
         is_alive = sign is not None and silent_s <= SIGN_OF_LIFE_S
@@ -320,15 +322,18 @@ class Watch:
         return self._board.post_first("error", message)
 
     def _hear(self, rank: int) -> tuple[Sign | None, float]:
-        """A rank's last sign of life, and for how long it has been the last: by this rank's own clock."""
+        """A rank's last sign of life, and for how long it has been the last: by this rank's own clock.
+
+        One that has not been seen to follow another may be old, and counts as none.
+        """
         found = self._board.look(f"position/{rank}")
         if found is None:
             return None, 0.0
         sign = msgspec.json.decode(found, type=Sign)
-        n_seen, since = self._heard.get(rank, (-1, 0.0))
+        n_seen, since = self._heard.get(rank, (sign.n, -math.inf))
         if n_seen != sign.n:
             since = time.monotonic()
-            self._heard[rank] = sign.n, since
+        self._heard[rank] = sign.n, since
         return sign, time.monotonic() - since
 
 

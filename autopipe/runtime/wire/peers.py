@@ -10,7 +10,9 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +37,9 @@ _made: dict[str, int] = {}
 T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 << 20
 FOREIGN = "(somebody else reaches its ports: keep them within the job's own network)"
+REFUSED = -1
+"""In the place of a batch's checksum: the rank cannot begin this step."""
+N_PINGS = 8
 TOLD_AHEAD = 32
 """How many messages may be on their way to be heard; they are small."""
 
@@ -120,8 +125,34 @@ class Peers:
         everyone = tuple(range(self.n_ranks))
         self.group = self.new_group("tensors", everyone)
         aside = dist.PrefixStore("control", self.store)  # type: ignore[attr-defined]
-        self.control = HostGroup(aside, everyone, self.rank, self._connect_s, self._links)
+        self.control = self._unless_failed(
+            lambda: HostGroup(aside, everyone, self.rank, self._connect_s, self._links)
+        )
         self._breakable.append(self.control)
+
+    def _unless_failed(self, make: Callable[[], T]) -> T:
+        """What ``make`` makes in a thread of its own: torch waits without end for a store whose host stopped.
+
+        Raises the pipeline's :class:`StepError` where there is one meanwhile.
+        """
+        made: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                made.append(make())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="autopipe connecting", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.05)
+            if thread.is_alive():
+                self.watch.raise_if_failed()
+        if errors:
+            raise errors[0]
+        return made[0]
 
     def _check(self, waits_for: int) -> None:
         """Raise where there is no use in waiting on for a rank."""
@@ -144,15 +175,17 @@ class Peers:
         """A communicator of some of the pipeline's ranks; only they ask for it, once for each purpose."""
         name = f"{purpose}/{'-'.join(map(str, ranks))}"
         devices = [c["own device"] for c in self.cards if c["own device"]]
-        made = make_group(
-            self.store,
-            name,
-            ranks,
-            self.rank,
-            self._device,
-            self._connect_s,
-            self._links,
-            shares_device=len(set(devices)) < len(devices),
+        made = self._unless_failed(
+            lambda: make_group(
+                self.store,
+                name,
+                ranks,
+                self.rank,
+                self._device,
+                self._connect_s,
+                self._links,
+                shares_device=len(set(devices)) < len(devices),
+            )
         )
         self._groups.append(made)
         self._breakable.append(made)
@@ -174,17 +207,13 @@ class Peers:
         waited for the one before to begin.
         """
         began_s = time.perf_counter()
-        self.watch.raise_if_failed()
-        before, after = (self.rank - 1) % self.n_ranks, (self.rank + 1) % self.n_ranks
-        self.position.waits_for = before
         mine = torch.tensor([step, zlib.crc32(all_words.encode()), checksum])
-        theirs = torch.empty_like(mine)
-        arriving, leaving = self.control.recv(theirs, before), self.control.send(mine, after)
-        arriving.wait(FOREVER)
-        leaving.wait(FOREVER)
-        self.position.waits_for = -1
+        theirs = self._of_before(mine)
+        before = (self.rank - 1) % self.n_ranks
         if torch.equal(mine, theirs):
             return time.perf_counter() - began_s
+        if int(theirs[2]) == REFUSED and (cause := self.watch.cause()) is not None:
+            raise StepError(cause)
         other = "other values" if torch.equal(mine[:2], theirs[:2]) else "something else"
         message = (
             f"rank {self.rank} begins step {step} {words}; rank {before} begins step {int(theirs[0])} with "
@@ -193,6 +222,34 @@ class Peers:
         )
         raise StepError(self.watch.publish(message))
 
+    def refuse(self, step: int, error: Exception) -> NoReturn:
+        """Raise ``error``, which keeps this rank from beginning a step: the pipeline goes on if it keeps all.
+
+        Where another rank begins the step, or is kept by something else, all end with :class:`StepError`.
+        """
+        words = f"{type(error).__name__}: {error}"
+        try:
+            mine = torch.tensor([step, zlib.crc32(words.encode()), REFUSED])
+            if torch.equal(mine, self._of_before(mine)):
+                raise error
+        except (RuntimeError, ConnectionError, StepError) as lost:
+            if lost is not error:
+                self.fail(lost)
+            raise
+        self.fail(error)
+
+    def _of_before(self, mine: Tensor) -> Tensor:
+        """What the rank before this one shows while this one shows ``mine`` to the one after."""
+        self.watch.raise_if_failed()
+        before, after = (self.rank - 1) % self.n_ranks, (self.rank + 1) % self.n_ranks
+        self.position.waits_for = before
+        theirs = torch.empty_like(mine)
+        arriving, leaving = self.control.recv(theirs, before), self.control.send(mine, after)
+        arriving.wait(FOREVER)
+        leaving.wait(FOREVER)
+        self.position.waits_for = -1
+        return theirs
+
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """``tensor`` of pipeline rank ``source``, on every rank."""
         self.position.waits_for = source if source != self.rank else -1
@@ -200,6 +257,28 @@ class Peers:
         (self.control if is_aside else self.group).broadcast(tensor, source)
         self.position.waits_for = -1
         return tensor
+
+    def clock_offset_s(self) -> float:
+        """What this rank's ``time.perf_counter()`` is behind rank 0's; every rank calls it.
+
+        Hosts' clocks are not compared: of some messages to rank 0 and back the fastest tells, right to half
+        the time it took.
+        """
+        fastest_s, offset_s = math.inf, 0.0
+        for other in range(1, self.n_ranks):
+            self.position.waits_for = other if self.rank == 0 else 0
+            for _ in range(N_PINGS if self.rank in (0, other) else 0):
+                began_s, told = time.perf_counter(), torch.zeros(1, dtype=torch.float64)
+                if self.rank == 0:
+                    self.control.recv(told, other).wait(FOREVER)
+                    self.control.send(told.fill_(time.perf_counter()), other).wait(FOREVER)
+                    continue
+                self.control.send(told, 0).wait(FOREVER)
+                self.control.recv(told, 0).wait(FOREVER)
+                ended_s = time.perf_counter()
+                if ended_s - began_s < fastest_s:
+                    fastest_s, offset_s = ended_s - began_s, told.item() - (began_s + ended_s) / 2
+        return offset_s
 
     def tell(self, thing: Any, peer: int) -> None:
         """Send one rank a small struct; it arrives where that rank calls :meth:`hear` with its type."""

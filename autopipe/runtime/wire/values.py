@@ -42,7 +42,14 @@ def loads(text: str | bytes, take: Callable[[str], Tensor] | None = None) -> Any
         return _decode(json.loads(text, parse_constant=_no_constant), take)
     except Unfit:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:
         raise Unfit(f"not a plain value: {type(error).__name__}: {error}") from error
 
 
@@ -142,7 +149,12 @@ _KINDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "size": (torch.Size, list, torch.Size),
     "set": (set, lambda s: sorted(s, key=repr), set),
     "frozenset": (frozenset, lambda s: sorted(s, key=repr), frozenset),
-    "deque": (collections.deque, list, collections.deque),
+    "deque": (type(None), list, collections.deque),
+    "queue": (
+        collections.deque,
+        lambda d: [d.maxlen, list(d)],
+        lambda v: collections.deque(v[1], v[0]),
+    ),
     "slice": (slice, lambda s: [s.start, s.stop, s.step], lambda v: slice(*v)),
     "range": (range, lambda r: [r.start, r.stop, r.step], lambda v: range(*v)),
     "complex": (complex, lambda c: [c.real, c.imag], lambda v: complex(*v)),

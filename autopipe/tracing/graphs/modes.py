@@ -182,7 +182,7 @@ class _Namer:
         self.taken: dict[str, int] = {}
 
     def __call__(self, hint: str) -> str:
-        base = re.sub(r"\W", "_", hint).strip("_") or "value"
+        base = re.sub(r"\W", "_", hint, flags=re.ASCII).strip("_") or "value"
         if base[0].isdigit():
             base = f"_{base}"
         name = base

@@ -181,7 +181,7 @@ class Inputs:
 
 def _unique(name: str, taken: dict[str, int]) -> str:
     """A name that stages and fx keep: they would rename a builtin, such as ``input``, or ``self``."""
-    name = re.sub(r"\W", "_", name).strip("_") or "value"
+    name = re.sub(r"\W", "_", name, flags=re.ASCII).strip("_") or "value"
     name += "_1" if keyword.iskeyword(name) or hasattr(builtins, name) or name == "self" else ""
     taken[name] = taken.get(name, -1) + 1
     return name if not taken[name] else f"{name}_{taken[name]}"

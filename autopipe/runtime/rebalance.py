@@ -1,0 +1,207 @@
+"""Cuts a pipeline anew: solved again from what its stages were measured to take, between two steps.
+
+Measuring is left to ``report``, moving weights to ``keep``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..costs import CostTable, OpCost
+from ..errors import AutopipeError, InputError
+from ..graph import OpGraph
+from ..plans import Plan
+from ..simulator import Report, StageReport, simulate
+from ..solve import solve
+from ..stages import Stage, build
+from .keep.moving import move_weights
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+__all__ = ["Cutter", "as_measured", "gain", "plan_again"]
+
+NO_PLAN = "no plan: "
+"""What the first rank tells the others in the place of a plan."""
+
+SETTINGS = (
+    "balance",
+    "ties",
+    "pin",
+    "together",
+    "uncut",
+    "clone",
+    "sender_pays",
+    "recompute",
+    "overlap",
+    "memory_limit",
+    "optimizer_bytes_per_parameter_byte",
+)
+"""What of a plan's settings decides how it is solved."""
+
+
+def _measured(stage: StageReport) -> tuple[float | None, float | None]:
+    """Seconds of a microbatch's forward and whole backward; None where there was none."""
+    split = [stage.measured[part] for part in "IW" if part in stage.measured]
+    return stage.measured.get("F"), stage.measured.get("B", sum(split) if split else None)
+
+
+def as_measured(costs: CostTable, plan: Plan, stages: Sequence[StageReport]) -> CostTable:
+    """The costs with the times of each stage's ops multiplied by what the stage took over what they sum to.
+
+    Backward seconds that no op was thought to have (a block was thawed) are laid on the stage's ops as their
+    forwards are.
+    """
+    scaled: dict[str, OpCost] = dict(costs.costs)
+    for planned, stage in zip(plan.stages, stages, strict=True):
+        speed = plan.cluster.devices[plan.placement[planned.index]].speed
+        again = {op for block in planned.recomputed for op in block}
+        again = set(planned.ops) if planned.recompute else again
+        ops = {op: costs[op] for op in planned.ops if op in costs.costs}
+        forward_s = sum(cost.forward_s for cost in ops.values()) / speed
+        backward_s = sum(cost.backward_s for cost in ops.values()) / speed
+        took_s, back_s = _measured(stage)
+        forward = took_s / forward_s if took_s is not None and forward_s else 1.0
+        if back_s is not None:
+            back_s = max(0.0, back_s - forward * sum(ops[op].forward_s for op in again & {*ops}) / speed)
+        backward = back_s / backward_s if back_s is not None and backward_s else 1.0
+        thawed = back_s / forward_s if back_s is not None and forward_s and not backward_s else 0.0
+        for op, cost in ops.items():
+            scaled[op] = dataclasses.replace(
+                cost,
+                forward_s=cost.forward_s * forward,
+                backward_s=cost.backward_s * backward + cost.forward_s * thawed,
+                backward_input_s=cost.backward_input_s * backward,
+                backward_weight_s=cost.backward_weight_s * backward,
+            )
+    return dataclasses.replace(costs, costs=scaled)
+
+
+def gain(report: Report, plan: Plan) -> float:
+    """How many times faster a step is predicted to be under ``plan`` than with the stages as measured."""
+    stages = []
+    for planned, stage in zip(report.plan.stages, report.stages, strict=True):
+        took_s, back_s = _measured(stage)
+        back_s = planned.backward_s if back_s is None else back_s
+        ratio = back_s / planned.backward_s if planned.backward_s else 1.0
+        stages.append(
+            dataclasses.replace(
+                planned,
+                forward_s=planned.forward_s if took_s is None else took_s,
+                backward_s=back_s,
+                backward_input_s=planned.backward_input_s * ratio,
+                backward_weight_s=planned.backward_weight_s * ratio,
+            )
+        )
+    return simulate(dataclasses.replace(report.plan, stages=tuple(stages))).step_s / simulate(plan).step_s
+
+
+def plan_again(
+    ops: OpGraph,
+    costs: CostTable,
+    plan: Plan,
+    *,
+    speeds: Mapping[int, float] | None = None,
+    time_limit_s: float | None = None,
+) -> Plan:
+    """The best plan for these costs, under the settings, ranks, schedule and microbatches of ``plan``.
+
+    ``speeds`` are those of ranks whose device is slower or faster than was thought.
+    """
+    devices = tuple(
+        dataclasses.replace(device, speed=device.speed * (speeds or {}).get(rank, 1.0))
+        for rank, device in enumerate(plan.cluster.devices)
+    )
+    kept = {key: plan.settings[key] for key in SETTINGS if plan.settings.get(key) is not None}
+    if kept.get("balance") == "callable":
+        kept["balance"] = "cost"
+    made = solve(
+        ops,
+        costs,
+        dataclasses.replace(plan.cluster, devices=devices),
+        n_stages=plan.n_stages,
+        n_microbatches=plan.n_microbatches,
+        schedule=plan.schedule,
+        min_ranks=plan.n_ranks,
+        time_limit_s=time_limit_s,
+        **kept,
+    )
+    return dataclasses.replace(made, settings={**plan.settings, **made.settings})
+
+
+def _unfit(before: Plan, after: Plan) -> str:
+    """Why a pipeline cannot go on under another plan; empty where it can."""
+    for what in ("graph_digest", "n_ranks", "n_microbatches", "schedule"):
+        was, now = getattr(before, what, None), getattr(after, what, None)
+        if was != now:
+            return f"the pipeline runs with {what} {was} and the plan is for {now}; it must be the same"
+    return ""
+
+
+class Cutter:
+    """Cuts one rank's part of a pipeline anew, together with the others.
+
+    ``costs`` are what each op was thought to take; ``adopt`` is told of every new plan and its stages.
+    """
+
+    def __init__(
+        self, engine: Engine, costs: CostTable | None, adopt: Callable[[Plan, tuple[Stage, ...]], object]
+    ) -> None:
+        self._engine, self._costs, self._adopt = engine, costs, adopt
+
+    def cut(
+        self,
+        by: Plan | Report,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        *,
+        least_gain: float,
+        speeds: Mapping[int, float] | None,
+        time_limit_s: float | None,
+    ) -> bool:
+        """See :meth:`Runtime.rebalance`: to a given plan, or by what a report says."""
+        engine, costs = self._engine, self._costs
+        if isinstance(by, Plan):
+            plan = by
+        else:
+            costs = self._as_measured(by)
+            plan = self._plan(costs, speeds, time_limit_s)
+        fault = _unfit(engine.plan, plan)
+        if fault:
+            raise InputError(fault)
+        if isinstance(by, Report) and gain(by, plan) < least_gain:
+            return False
+        stages = build(engine.capture, plan)
+        if engine.peers is not None:
+            move_weights(engine, engine.peers, stages, optimizers)
+        engine.recut(plan, stages)
+        self._costs = costs
+        self._adopt(plan, stages)
+        return True
+
+    def _as_measured(self, report: Report) -> CostTable:
+        """What each op takes, as far as its stage's times say."""
+        if self._costs is None or not report.n_steps:
+            lacks = "no step was run" if self._costs else "the pipe is of a given plan, without costs"
+            raise InputError(f"there is nothing to plan from: {lacks}; pass plan=")
+        return as_measured(self._costs, self._engine.plan, report.stages)
+
+    def _plan(self, costs: CostTable, speeds: Mapping[int, float] | None, time_limit_s: float | None) -> Plan:
+        """A plan for these costs, made by rank 0 for all."""
+        engine, text = self._engine, ""
+        if engine.rank == 0:
+            try:
+                made = plan_again(
+                    engine.capture.ops, costs, engine.plan, speeds=speeds, time_limit_s=time_limit_s
+                )
+                text = made.to_json()
+            except AutopipeError as error:
+                text = f"{NO_PLAN}{error}"
+        if engine.peers is not None:
+            text = engine.peers.share(text, 0)
+        if text.startswith(NO_PLAN):
+            raise InputError(f"no other plan was found: {text.removeprefix(NO_PLAN)}")
+        return Plan.from_json(text)

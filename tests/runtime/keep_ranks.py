@@ -1,0 +1,238 @@
+"""One rank of several: what outlasts a step, and what a step that every rank refuses leaves behind."""
+
+import itertools
+import os
+import pathlib
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from runtime_models import cuts_allowed, make, make_plan
+from torch import nn
+from torch.nn import functional as F
+
+import autopipe
+from autopipe.errors import AutopipeError, InputError, StepError, StoreError
+from autopipe.runtime import Runtime
+from autopipe.stages import build
+from autopipe.tracing import capture
+
+
+class Mlp(nn.Module):
+    def __init__(self, d=8, n=4):
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Linear(d, d) for _ in range(n))
+        self.inner[-1].weight = self.inner[0].weight
+
+    def forward(self, x):
+        for layer in self.inner:
+            x = torch.relu(layer(x))
+        return x
+
+
+def made(n_stages, **options):
+    torch.manual_seed(1)
+    model = Mlp().double()
+    return Runtime(
+        *make(model, (torch.randn(8, 8, dtype=torch.float64),), {}, n_stages=n_stages, n_ranks=n_stages),
+        loss_fn=F.mse_loss,
+        stall_limit_s=20.0,
+        **options,
+    )
+
+
+def goes_on(_):
+    """A batch that every rank refuses costs that batch alone; one that some refuse ends all."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    x = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    for feed in (None, world - 1):
+        runtime, plain = made(world, feed=feed), made(world, feed=feed)
+        optimizers = [torch.optim.SGD(rt.parameters(), 0.1) for rt in (runtime, plain)]
+        gives = feed in (None, rank)
+        bad = [
+            ((x[:, :3],), InputError),
+            ((x.float(),), InputError),
+            ((), InputError),
+            ((x, x), InputError),
+            ((x * float("nan"),), StepError),
+        ]
+        for args, kind in bad:
+            for rt, optimizer in zip((runtime, plain), optimizers, strict=True):
+                optimizer.zero_grad()
+                rt.step(*((x,) if gives else ()), target=x if gives else None)
+                optimizer.step()
+            optimizers[0].zero_grad()
+            with pytest.raises(kind):
+                runtime.step(*(args if gives else ()), target=x if gives else None)
+        pairs = zip(runtime.named_parameters(), plain.named_parameters(), strict=True)
+        assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+        assert runtime._engine.n_steps == plain._engine.n_steps == len(bad)
+    runtime = made(world)
+    runtime.step(x, target=x)
+    with pytest.raises(AutopipeError) as told:
+        runtime.step(x[:, :3] if rank == 1 else x, target=x)
+    assert "x" in str(told.value)
+    with pytest.raises(StepError):
+        runtime.step(x, target=x)
+
+
+class Loader:
+    """A position of each replica's own."""
+
+    def __init__(self, start):
+        self.at = torch.tensor([start])
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"].clone()
+
+
+def replicas(folder):
+    """Two pipelines of two ranks: each has its own loader back, and its own random numbers."""
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    replica = mesh.get_local_rank("dp")
+    runtime = made(2, mesh=mesh)
+    same = torch.optim.SGD(runtime.parameters(), 0.1, momentum=0.9)
+    torch.manual_seed(10 + replica)
+    loader, shared = Loader(100 * replica), Loader(7)
+    runtime.save(pathlib.Path(folder) / "c", optimizer=same, loader=loader, shared=shared)
+    wanted = torch.rand(3)
+    for background in (False, True):
+        loader.at, shared.at = torch.tensor([0]), torch.tensor([0])
+        runtime.load(pathlib.Path(folder) / "c", optimizer=same, loader=loader, shared=shared)
+        assert (loader.at.item(), shared.at.item()) == (100 * replica, 7)
+        assert torch.equal(torch.rand(3), wanted)
+        torch.manual_seed(10 + replica)
+        runtime.save(
+            pathlib.Path(folder) / "c", optimizer=same, loader=loader, shared=shared, background=background
+        ).wait()
+    dist.barrier()
+    alone = dist.init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp", "pp"))
+    other = made(4, mesh=alone)
+    fresh = torch.optim.SGD(other.parameters(), 0.1, momentum=0.9)
+    with pytest.raises(StoreError, match="loader was saved by 2 replicas, each with its own, and 1 load it"):
+        other.load(pathlib.Path(folder) / "c", optimizer=fresh, loader=loader)
+    other.load(pathlib.Path(folder) / "c", optimizer=fresh, shared=shared)
+
+
+class Deep(nn.Module):
+    """A tie over the whole length, dropout, a frozen block, statistics, and blocks that differ in size."""
+
+    def __init__(self, d=8, n=8):
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Linear(d, d) for _ in range(n))
+        self.norm, self.drop = nn.BatchNorm1d(d), nn.Dropout(0.3)
+        self.inner[-1].weight = self.inner[0].weight
+        self.inner[3].requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(d, dtype=torch.float32))
+
+    def forward(self, x):
+        for i, layer in enumerate(self.inner):
+            x = self.drop(torch.tanh(layer(x))) + x
+            x = self.norm(x) * self.scale if i == 5 else x
+        return x
+
+
+def cut(captured, sizes):
+    """A plan whose stages take so many of the model's layers each."""
+    layers = [op.name for op in captured.ops.compute if op.name.startswith("inner")]
+    names = [op.name for op in captured.ops.compute]
+    ends = [names.index(layers[n]) for n in itertools.accumulate(sizes[:-1])]
+    allowed = cuts_allowed(captured.ops)
+    cuts = [max(c for c in allowed if c <= end) for end in ends]
+    return make_plan(captured, len(sizes), len(sizes), "1f1b", cuts=cuts, n_microbatches=4)
+
+
+OPTIMIZERS = {
+    "adam": lambda ps: torch.optim.AdamW(ps, 0.01),
+    "sgd": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9),
+    "two groups": lambda ps: torch.optim.Adam(
+        [{"params": [p for p in ps if p.ndim == 2]}, {"params": [p for p in ps if p.ndim != 2], "lr": 0.02}]
+    ),
+}
+
+
+def trained(layouts, optimizer_name, release=False, zero=True):
+    """Losses and weights of a run that is cut in another way every two steps."""
+    torch.manual_seed(1)
+    model = Deep().double()
+    model.scale.data = model.scale.data.float()
+    x = torch.randn(8, 8, dtype=torch.float64)
+    captured = capture(model, (x,))
+    plans = [cut(captured, sizes) for sizes in layouts]
+    torch.manual_seed(5)
+    runtime = Runtime(
+        captured, plans[0], build(captured, plans[0]), loss_fn=F.mse_loss, stall_limit_s=20.0, release=release
+    )
+    optimizer = OPTIMIZERS[optimizer_name](list(runtime.parameters()))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    losses = []
+    for plan in plans:
+        if plan is not plans[0]:
+            if plan.stages != runtime.plan.stages:
+                with pytest.raises(InputError, match="move away from their optimizer"):
+                    runtime.rebalance(plan=plan)
+            assert runtime.rebalance(plan=plan, optimizer=optimizer)
+        for _ in range(2):
+            x = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(len(losses)))
+            if zero or len(losses) % 2 == 0:
+                optimizer.zero_grad()
+            losses.append(runtime.step(x, target=x).loss.item())
+            runtime.clip_grad_norm_(1.0)
+            if zero or len(losses) % 3 == 0:
+                optimizer.step()
+                scheduler.step()
+    for p in runtime.parameters():
+        assert p in optimizer.state or not p.requires_grad or getattr(p, "is_placeholder", False)
+    runtime.gather_weights()
+    return losses, {n: t.clone() for n, t in model.state_dict().items()}
+
+
+def rebalances(_):
+    """However it was cut in between, a run is what it would have been under one cut."""
+    world = dist.get_world_size()
+    layouts = {
+        2: ([4, 4], [7, 1], [1, 7], [4, 4]),
+        3: ([2, 3, 3], [5, 2, 1], [1, 1, 6], [3, 4, 1]),
+    }[world]
+    cases = [("adam", False, True), ("sgd", True, True), ("two groups", False, True), ("adam", True, False)]
+    for name, release, zero in cases:
+        wanted, weights = trained([layouts[0]] * 4, name, release=release, zero=zero)
+        found, others = trained(layouts, name, release=release, zero=zero)
+        assert all(abs(a - b) < 1e-12 for a, b in zip(found, wanted, strict=True)), (name, found, wanted)
+        error = max((weights[n].double() - t.double()).abs().max().item() for n, t in others.items())
+        assert error < 1e-12, (name, error)
+    measured(world)
+
+
+def measured(world):
+    """By what the ranks measured, all of one mind."""
+    losses = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        model, x = Mlp(n=8).double(), torch.randn(8, 8, dtype=torch.float64)
+        pipe = autopipe.split(model, world, (x,), costs="estimated", n_microbatches=2)
+        rt = pipe.runtime(F.mse_loss, stall_limit_s=20.0)
+        optimizer = torch.optim.AdamW(rt.parameters(), 0.01)
+        for n in range(4):
+            optimizer.zero_grad()
+            losses.append(rt.step(x, target=x).loss.item())
+            optimizer.step()
+            if again and n == 1:
+                before = pipe.plan
+                assert rt.rebalance(optimizer=optimizer, least_gain=1e-9)
+                assert pipe.plan is rt.plan is not before
+                with pytest.raises(InputError, match="no step was run"):
+                    rt.rebalance(optimizer=optimizer)
+    assert losses[:4] == pytest.approx(losses[4:], rel=1e-12)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    globals()[sys.argv[1]](sys.argv[2])
+    print("done")
+    sys.stdout.flush()
+    os._exit(0)
