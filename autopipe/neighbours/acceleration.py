@@ -94,9 +94,8 @@ class PipelineAccelerator(accelerate.Accelerator):
 
     def save_state(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> str:
         """As :meth:`autopipe.runtime.Runtime.save`, with optimizers and schedulers."""
-        path = self._folder(output_dir)
-        self._module.runtime.save(path, **self._states())
-        return str(path)
+        self._module.runtime.save(self._folder(output_dir), **self._states())
+        return str(output_dir)
 
     def load_state(self, input_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """What :meth:`save_state` kept."""
@@ -115,7 +114,7 @@ class PipelineAccelerator(accelerate.Accelerator):
     def _folder(self, given: str | None) -> pathlib.Path:
         if given is None:
             raise InputError("say where: save_state(folder), load_state(folder)")
-        return pathlib.Path(given)
+        return pathlib.Path(given) / "pipeline"
 
     def _states(self) -> dict[str, Any]:
         optimizers = {_numbered("optimizer", i): o.optimizer for i, o in enumerate(self._optimizers)}

@@ -97,12 +97,105 @@ def accelerated(folder, precision="no"):
                 scheduler.step()
                 optimizer.zero_grad()
         if epoch == 0 and not IS_PLAIN:
-            accelerator.save_state(f"{folder}/state{precision}")
+            accelerator.save_state(f"{folder}/epoch0.{precision}")
             optimizer.step()
-            accelerator.load_state(f"{folder}/state{precision}")
+            accelerator.load_state(f"{folder}/epoch0.{precision}")
     atol = 1e-5 if precision == "no" else 2e-3
     weights = module.state_dict() if IS_PLAIN else pipe.merge().state_dict()
     hold(folder, f"accelerated{precision}", weights, atol)
+
+
+def fabric(folder):
+    """Fabric's own loop, with its clipping and its checkpoints."""
+    from lightning.fabric import Fabric
+
+    from autopipe.neighbours.lightning import FabricPipelineStrategy
+
+    options = {"devices": 1} if IS_PLAIN else {"devices": 2, "strategy": FabricPipelineStrategy()}
+    fabric = Fabric(accelerator="cpu", **options)
+    fabric.launch()
+    pipe, module = (None, model()) if IS_PLAIN else piped()
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-3, eps=1e-4)
+    module, optimizer = fabric.setup(module, optimizer)
+    batches = fabric.setup_dataloaders(loader())
+    for i, batch in enumerate(batches):
+        loss = module(**batch)
+        fabric.backward((loss.loss if IS_PLAIN else loss) / N_PIECES)
+        if (i + 1) % N_PIECES == 0:
+            fabric.clip_gradients(module, optimizer, max_norm=0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            if i + 1 == N_PIECES and not IS_PLAIN:
+                state = {"module": module, "optimizer": optimizer, "step": i}
+                fabric.save(f"{folder}/fabric", state)
+                state["step"] = -1
+                optimizer.step()
+                fabric.load(f"{folder}/fabric", state)
+                assert state["step"] == i
+    hold(folder, "fabric", module.state_dict() if IS_PLAIN else pipe.merge().state_dict())
+
+
+def lit_module():
+    import lightning
+
+    class Lit(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.module = None
+
+        def configure_model(self):
+            if self.module is None:
+                pipe, self.module = (None, model()) if IS_PLAIN else piped()
+                self.pipes = (pipe,)
+
+        def training_step(self, batch, index):
+            loss = self.module(**batch)
+            loss = loss.loss if IS_PLAIN else loss
+            self.log("train_loss", loss)
+            return loss
+
+        def validation_step(self, batch, index):
+            loss = self.module(**batch)
+            self.log("val_loss", loss.loss if IS_PLAIN else loss, sync_dist=True)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), 1e-3, eps=1e-4)
+            return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)]
+
+    return Lit()
+
+
+def lit_trainer(folder, epochs, precision):
+    import lightning
+    from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+
+    from autopipe.neighbours.lightning import PipelineStrategy
+
+    options = {"devices": 1} if IS_PLAIN else {"devices": 2, "strategy": PipelineStrategy()}
+    keeper = ModelCheckpoint(
+        dirpath=f"{folder}/kept{IS_PLAIN}{precision}", monitor="val_loss", save_last=True
+    )
+    return lightning.Trainer(
+        accelerator="cpu", max_epochs=epochs, accumulate_grad_batches=N_PIECES, gradient_clip_val=0.5,
+        callbacks=[keeper, EarlyStopping("val_loss", patience=9), LearningRateMonitor()],
+        logger=CSVLogger(f"{folder}/logs{IS_PLAIN}"), enable_progress_bar=False, log_every_n_steps=1,
+        enable_model_summary=False, precision=precision, use_distributed_sampler=False, **options,
+    )  # fmt: skip
+
+
+def lightning_trainer(folder, precision="32-true"):
+    """Lightning's Trainer with its callbacks, logger, precision, checkpoints; and going on from one."""
+    made = lit_trainer(folder, 2, precision)
+    lit = lit_module()
+    made.fit(lit, loader(), loader())
+    metrics = {k: float(v) for k, v in made.callback_metrics.items()}
+    last = f"{folder}/kept{IS_PLAIN}{precision}/last.ckpt"
+    again = lit_module()
+    lit_trainer(folder, 3, precision).fit(again, loader(), loader(), ckpt_path=last)
+    weights = again.module.state_dict() if IS_PLAIN else again.pipes[0].merge().state_dict()
+    found = {**weights, **{k: torch.tensor(v) for k, v in metrics.items()}}
+    hold(folder, f"lightning{precision}", found, 1e-5 if precision == "32-true" else 5e-3)
 
 
 if __name__ == "__main__":

@@ -29,3 +29,14 @@ def test_a_loop_that_calls_backward(tmp_path):
 def test_accelerate(tmp_path, precision):
     pytest.importorskip("accelerate", reason="needs the accelerate extra")
     hold(tmp_path, "accelerated", precision)
+
+
+def test_fabric(tmp_path):
+    pytest.importorskip("lightning", reason="needs the lightning extra")
+    hold(tmp_path, "fabric")
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_lightning(tmp_path, precision):
+    pytest.importorskip("lightning", reason="needs the lightning extra")
+    hold(tmp_path, "lightning_trainer", precision)

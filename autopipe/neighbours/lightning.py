@@ -1,0 +1,232 @@
+"""Lightning for a pipeline: strategies of Fabric and of the Trainer that make one replica of all ranks.
+
+The loop is the library's, around a ``module.PipelineModule``. Where both packages are there, the one imported
+as ``lightning`` counts.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.fabric.strategies import DDPStrategy as _FabricDDP
+from lightning.pytorch.strategies import DDPStrategy as _TrainerDDP
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import InputError, StoreError
+from ..runtime import Runtime
+from .module import PipelineModule
+from .together import meet
+
+__all__ = ["FabricPipelineStrategy", "PipelineStrategy"]
+
+REST = "lightning.pt"
+"""What of a checkpoint is neither weights nor optimizers."""
+
+
+class _OneReplica:
+    """What both strategies share: every rank gets every batch, and nothing is reduced."""
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        return {"num_replicas": 1, "rank": 0}
+
+    def all_reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Every rank has it."""
+        return tensor
+
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Every rank has it."""
+        return tensor
+
+
+class FabricPipelineStrategy(_OneReplica, _FabricDDP):
+    """``Fabric(strategy=FabricPipelineStrategy(), devices=2)``, for a :class:`PipelineModule`.
+
+    ``fabric.launch()``, then split the model, make the module and ``fabric.setup(module, optimizer)``.
+    ``fabric.clip_gradients(max_norm=…)`` clips over all ranks. ``fabric.save`` and ``load`` make and read a
+    folder: the module's and optimizers' state as :meth:`autopipe.runtime.Runtime.save` keeps it, the rest
+    beside it. Precision: ``"32-true"``, ``"bf16-mixed"``, ``"64-true"`` of a model in fp64.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._backward_sync_control = None
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """As it is."""
+        return _checked(module)
+
+    def module_to_device(self, module: nn.Module) -> None:
+        """The runtime has put it there."""
+
+    def clip_gradients_norm(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        max_norm: Any,
+        norm_type: Any = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Tensor:
+        """Over all ranks."""
+        return _runtime_of(module).clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
+
+    def save_checkpoint(
+        self, path: Any, state: dict[str, Any], storage_options: Any = None, filter: Any = None
+    ) -> None:
+        """A folder; see the class."""
+        if storage_options or filter:
+            raise InputError("a pipeline's checkpoint takes no storage_options and no filter; leave them out")
+        runtime, optimizers, rest = _sorted(state)
+        rest = self._convert_stateful_objects_in_state(rest, filter={})
+        _save(runtime, pathlib.Path(path), optimizers, rest)
+
+    def load_checkpoint(
+        self, path: Any, state: Any = None, strict: bool = True, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """What :meth:`save_checkpoint` made; what ``state`` does not name is returned."""
+        if not isinstance(state, Mapping):
+            state = {"module": state} if isinstance(state, nn.Module) else {}
+        runtime, optimizers, rest = _sorted(state)
+        found = _load(runtime, pathlib.Path(path), optimizers)
+        for name in rest:
+            if name not in found and strict:
+                raise StoreError(
+                    f"{path} has no {name!r}; it has {', '.join(sorted(found)) or 'weights only'}"
+                )
+            value = found.pop(name, None)
+            if hasattr(rest[name], "load_state_dict"):
+                rest[name].load_state_dict(value)
+            else:
+                state[name] = value
+        return found
+
+
+class PipelineStrategy(_OneReplica, _TrainerDDP):
+    """``Trainer(strategy=PipelineStrategy(), devices=2)``, for a module whose step calls a PipelineModule.
+
+    The LightningModule makes its :class:`PipelineModule` in ``configure_model`` (ranks are there by then) and
+    keeps it as an attribute, the model itself nowhere else; ``configure_optimizers`` takes
+    ``self.parameters()``. As with Lightning's own strategies for several processes, training data is shuffled
+    unless the Trainer has ``use_distributed_sampler=False``. Clipping by norm is over all ranks. A checkpoint
+    is a folder: weights and optimizers as :meth:`autopipe.runtime.Runtime.save` keeps them, and loops,
+    schedules, callbacks.
+    """
+
+    def configure_ddp(self) -> None:
+        """Nothing is wrapped."""
+        runtime = self._runtime
+
+        def clip(optimizer: Optimizer, clip_val: Any) -> None:
+            runtime.clip_grad_norm_(clip_val)
+
+        self.precision_plugin.clip_grad_by_norm = clip
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Nothing is wrapped."""
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """Nothing is wrapped."""
+
+    def model_to_device(self) -> None:
+        """The runtime has put it there."""
+
+    @property
+    def _runtime(self) -> Runtime:
+        assert self.lightning_module is not None
+        return _runtime_of(self.lightning_module)
+
+    def setup(self, trainer: Any) -> None:
+        if trainer.state.fn == "fit":
+            super().setup(trainer)
+            return
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        self.setup_precision_plugin()
+
+    # -- checkpoints --------------------------------------------------------------------------------
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Kept by the runtime, in the same folder."""
+        return {}
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Kept by the runtime, in the same folder."""
+        return {}
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """A folder; see the class."""
+        optimizers = self.optimizers if checkpoint.get("optimizer_states") else []
+        _save(self._runtime, pathlib.Path(filepath), optimizers, checkpoint)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """What :meth:`save_checkpoint` made."""
+        fits = self.lightning_module is not None and self.lightning_module.trainer.state.fn == "fit"
+        return _load(self._runtime, pathlib.Path(checkpoint_path), self.optimizers if fits else [])
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Loaded with the checkpoint."""
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Loaded with the checkpoint."""
+
+
+def _checked(module: nn.Module) -> nn.Module:
+    _runtime_of(module)
+    return module
+
+
+def _runtime_of(module: nn.Module) -> Runtime:
+    """Of the one pipeline in a module."""
+    found = [m for m in module.modules() if isinstance(m, PipelineModule)]
+    if len(found) != 1:
+        raise InputError(
+            f"{type(module).__name__} has {len(found)} PipelineModules; give it one, "
+            "PipelineModule(autopipe.split(model, n_stages, ...).runtime())"
+        )
+    others = {id(p) for p in module.parameters()} - {id(p) for p in found[0].parameters()}
+    if others:
+        raise InputError(
+            f"{type(module).__name__} has parameters beside its pipeline's ({len(others)} of them), which "
+            "each rank would train for itself; make them part of the model that is split, and keep no "
+            "attribute that holds the model itself"
+        )
+    return found[0].runtime
+
+
+def _sorted(state: Mapping[str, Any]) -> tuple[Runtime, list[Optimizer], dict[str, Any]]:
+    """The pipeline, optimizers and everything else of a Fabric state."""
+    modules = [v for v in state.values() if isinstance(v, nn.Module)]
+    if len(modules) != 1:
+        raise InputError(f"the state has {len(modules)} modules; a pipeline's checkpoint is of one")
+    optimizers = [getattr(v, "optimizer", v) for v in state.values() if isinstance(v, Optimizer)]
+    rest = {k: v for k, v in state.items() if not isinstance(v, (nn.Module, Optimizer))}
+    return _runtime_of(modules[0]), optimizers, rest
+
+
+def _named(optimizers: list[Any]) -> dict[str, Any]:
+    return {f"optimizer{i or ''}": getattr(o, "_optimizer", o) for i, o in enumerate(optimizers)}
+
+
+def _save(runtime: Runtime, path: pathlib.Path, optimizers: list[Any], rest: Mapping[str, Any]) -> None:
+    runtime.save(path / "model", **_named(optimizers))
+    if runtime.rank == 0:
+        torch.save(dict(rest), path / REST)
+    meet(runtime.engine, "saving a checkpoint")
+
+
+def _load(runtime: Runtime, path: pathlib.Path, optimizers: list[Any]) -> dict[str, Any]:
+    if not (path / REST).exists():
+        raise StoreError(
+            f"{path} is no checkpoint of a pipeline: it has no {REST}; give a folder that one saved"
+        )
+    found: dict[str, Any] = torch.load(path / REST, weights_only=True)
+    runtime.load(path / "model", **_named(optimizers))
+    return found
