@@ -20,6 +20,7 @@ from . import checks
 from .branches import Branches, program
 from .ledger import Ledger, Ref, TensorMethod
 from .position import Position
+from .restart import CloseModule
 from .tracked import Expression, plain, track
 
 __all__ = ["Flag", "Reads"]
@@ -47,6 +48,7 @@ class Reads:
         self.dtypes = False
         self.keeps_numbers, self.met_number = False, False
         self.flags: dict[str, Flag] = {}
+        self.numbers: list[Call] = []
 
     def asks_for_grad_mode(self) -> None:
         """The model's own code asks whether gradients are enabled."""
@@ -144,7 +146,24 @@ class Reads:
             call.value = func(*actual[0], **actual[1])
         call.is_size, call.depends = True, call.depends | Depends.DATA
         self.ledger.has_data_numbers = True
+        self.numbers.append(call)
         return track(call.value, Expression(None, (), call.value, ref=self.ledger.add(call)), self.ledger)
+
+    def check_numbers(self) -> None:
+        """A number in the data that nothing recorded takes went where it is not seen: an index, a text.
+
+        Raises :class:`CloseModule`.
+        """
+        taken = {id(c) for call in self.ledger.calls for c in call.inputs}
+        taken |= {id(o) for g in self.ledger.guards.values() for o in g.operands}
+        taken |= {id(c) for b in self.branches.found for call in b.calls for c in call.inputs}
+        for call in self.numbers:
+            if id(call) not in taken:
+                shown = wording.shown(call)
+                raise CloseModule(
+                    call.path,
+                    f"{call.source}: Python goes by {shown} ({call.value} here), which is in the data",
+                )
 
     def answer(self, call: Call, func: Callable[..., Any], actual: Any) -> Any:
         """What a read gives; of a meta model by computing what it reads, which sizes alone may decide."""

@@ -107,6 +107,7 @@ class Recorder(TorchFunctionMode):
         self.at.stack = [""]
         encoded = tuple(self.ledger.encode(v)[0] for v in values)
         self.ledger.add(Call("output", "output", (encoded,), hint="output"))
+        self.reads.check_numbers()
         self.at.hushed.count = 1
         return Recording(
             self.training,
