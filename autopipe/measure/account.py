@@ -113,7 +113,8 @@ class Counter(TorchDispatchMode):
     def track(self, tensors: Iterable[Tensor]) -> None:
         """Counts tensors made outside as alive."""
         for tensor in tensors:
-            self._track(tensor.untyped_storage())
+            if tensor.layout is torch.strided:
+                self._track(tensor.untyped_storage())
 
     def _track(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -159,6 +160,8 @@ class Saved:
             yield self
 
     def _pack(self, tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor
         storage = tensor.untyped_storage()
         if storage._cdata not in self.ignore:
             self.storages[storage._cdata] = storage.nbytes()
@@ -171,8 +174,9 @@ def storage_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """The tensors in a nest of tuples, lists and dicts."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """The tensors in a nest of tuples, lists and dicts; sparse ones have no storage and are left out."""
+    leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
+    return [t for t in leaves if t.layout is torch.strided]
 
 
 def _moved_bytes(tensor: Tensor) -> int:

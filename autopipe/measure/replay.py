@@ -24,6 +24,7 @@ from ..errors import CostError, InputError
 from ..graph import Op, TensorSpec
 from ..torch_private import pytree
 from ..tracing.calls.regions import recomputed
+from ..tracing.inputs.structure import flatten, unflatten
 from ..tracing.sizes.dims import resize
 from ..units import size_at
 
@@ -292,9 +293,13 @@ class Replay:
         """Zeros in the shape of a value, where its structure is known."""
         specs = self.ops.by_name[node.name].outputs
         zeros = [self._zeros(spec) for spec in specs]
-        leaves, tree = pytree.tree_flatten(node.meta.get("val"))
-        if [isinstance(leaf, Tensor) for leaf in leaves] == [True] * len(zeros) and zeros:
-            env[node.name] = pytree.tree_unflatten(zeros, tree)
+        leaves, structure = flatten(node.meta.get("val"))
+        is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+        if sum(is_tensor) == len(zeros) > 0:
+            made = iter(zeros)
+            env[node.name] = unflatten(
+                structure, [next(made) if t else v for t, v in zip(is_tensor, leaves, strict=True)]
+            )
         elif len(zeros) == 1:
             env[node.name] = zeros[0]
         else:

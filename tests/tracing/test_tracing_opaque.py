@@ -239,3 +239,27 @@ def test_what_a_hook_keeps_of_a_layer_is_that_of_each_call() -> None:
             model.zero_grad()
             run(x).sum().backward()
             torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+
+
+@torch.jit.script
+def mixed(x: Tensor, y: Tensor) -> Tensor:
+    if x.size(0) > 3:
+        x = x * 2
+    return torch.tanh(x) + y
+
+
+class Scripted(Sometimes):
+    """Calls a scripted function on its way."""
+
+    def guess(self, x: Tensor) -> Tensor:
+        return mixed(self.layers[0](x), x)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripted_functions_are_recorded() -> None:
+    model = Scripted()
+    captured = capture(model, (torch.rand(2, 4),))
+    assert mixed(torch.ones(1), torch.ones(1)).shape == (1,)
+    for rows in (2, 5):
+        x = torch.rand(rows, 4)
+        torch.testing.assert_close(captured(x), model(x))

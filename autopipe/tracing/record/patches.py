@@ -29,7 +29,7 @@ from ...torch_private import (
     VJP,
     VMAP,
 )
-from ..calls.functions import CustomFunction
+from ..calls.functions import CustomFunction, Named
 from .contexts import ENTERED
 from .kept import is_copying
 from .route import Route
@@ -243,6 +243,19 @@ def _refused_function(name: str) -> Maker:
     return make
 
 
+def _scripted(route: Route, original: Any) -> Any:
+    """A call of a scripted function, of which no mode sees anything."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = route.active
+        if recorder is None:
+            return original(self, *args, **kwargs)
+        run = functools.partial(original, self)
+        return recorder.kept.custom(Named(self, self.name), run, args, kwargs)
+
+    return __call__
+
+
 def _checkpoint(route: Route, original: Any) -> Any:
     """The generator that surrounds a checkpointed call."""
 
@@ -338,6 +351,7 @@ _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     (*JVP, _jvp),
     (*VJP, _refused_function("vjp")),
     (*LINEARIZE, _refused_function("linearize")),
+    (torch.jit.ScriptFunction, "__call__", _scripted),
     (*CHECKPOINT, _checkpoint),
     (*VMAP, _vmap),
     (torch, "from_numpy", _from_numpy),

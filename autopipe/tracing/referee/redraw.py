@@ -29,7 +29,7 @@ def redrawn(given: Mapping[str, Tensor], seed: int) -> Iterator[dict[str, Tensor
 
 def _redraw(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Values drawn from a tensor's own; floats each shrunk by up to a half, so that no sum stays."""
-    if not tensor.numel():
+    if not tensor.numel() or tensor.layout is not torch.strided:
         return tensor
     flat = tensor.detach().cpu().flatten()
     if _is_mask(flat):

@@ -35,7 +35,7 @@ add("deepspeech", "torchaudio.models", lambda m: m.DeepSpeech(32, 64, 10), lambd
 add("wavernn", "torchaudio.models", lambda m: m.WaveRNN([4, 4, 4], 16, 64, n_res_block=2, n_rnn=32, n_fc=32, n_freq=16, n_hidden=16, n_output=16), lambda b, n: (torch.randn(b, 1, 64 * (n - 4)), torch.randn(b, 1, 16, n)))
 add("conformer", "conformer", lambda m: m.Conformer(dim=32, depth=3, dim_head=16, heads=2), sequence())
 add(
-    "encodec", "encodec.modules", lambda m: m.SEANetEncoder(dimension=32, n_filters=4, ratios=[4, 2]), sound()
+    "encodec", "encodec.modules", lambda m: m.SEANetEncoder(dimension=32, n_filters=4, ratios=[4, 2]), sound(32)
 )
 by_class("speechbrain.nnet.normalization", sequence(), LayerNorm={"input_size": 32})
 
@@ -49,7 +49,7 @@ add("h_transformer", "h_transformer_1d", lambda m: m.HTransformer1D(num_tokens=6
 add("axial", "axial_attention", lambda m: m.AxialAttention(dim=32, heads=4, num_dimensions=2), lambda b, n: (torch.randn(b, 8, 8, 32),))
 add("gpt", "litgpt", lambda m: m.GPT(m.Config(n_layer=3, n_head=4, n_embd=32, vocab_size=64, padded_vocab_size=64, block_size=64)), tokens())
 add("mamba", "mambapy.mamba", lambda m: m.Mamba(m.MambaConfig(d_model=32, n_layers=3)), sequence())
-add("enformer", "enformer_pytorch", lambda m: m.Enformer.from_hparams(dim=256, depth=1, heads=4, target_length=8, output_heads={"human": 5}), lambda b, n: (torch.randn(b, 1024, 4),))
+add("enformer", "enformer_pytorch", lambda m: m.Enformer.from_hparams(dim=384, depth=1, heads=4, target_length=8, output_heads={"human": 5}), lambda b, n: (torch.randn(b, 1024, 4),))
 
 add("linformer", "linformer", lambda m: m.LinformerLM(64, 32, 32, 3, k=8, heads=4), lambda b, n: (torch.randint(1, 64, (b, 32)),))
 add("local", "local_attention", lambda m: m.LocalTransformer(num_tokens=64, max_seq_len=64, dim=32, depth=3, local_attn_window_size=8, heads=4, dim_head=8), tokens())

@@ -66,7 +66,7 @@ for name in ["resnet10t.c3_in1k", "resnetv2_50", "vit_tiny_patch16_224", "deit_t
     name = name.partition(".")[0] if "c3" in name else name
     add(name, "timm", lambda m, n=name: m.create_model(n, num_classes=10), fixed_image(side=side))
 SMP = {"encoder_name": "resnet18", "encoder_weights": None, "classes": 2}
-by_class("segmentation_models_pytorch", image(), Unet=SMP, UnetPlusPlus=SMP, FPN=SMP, Linknet=SMP, PAN=SMP,
+by_class("segmentation_models_pytorch", image(side=128), Unet=SMP, UnetPlusPlus=SMP, FPN=SMP, Linknet=SMP, PAN=SMP,
     DeepLabV3=SMP, DeepLabV3Plus=SMP, MAnet=SMP, UPerNet=SMP)
 add("unet", "monai.networks.nets", lambda m: m.UNet(2, 1, 2, (8, 16, 32), (2, 2), num_res_units=2), image(1))
 add("attention_unet", "monai.networks.nets", lambda m: m.AttentionUnet(2, 1, 2, (8, 16, 32), (2, 2)), image(1))
@@ -94,17 +94,17 @@ add("byol", "lightly.models.modules", lambda m: m.BYOLProjectionHead(32, 64, 16)
 add("yolo_detect", "ultralytics.nn.tasks", lambda m: m.DetectionModel("yolov8n.yaml", nc=4, verbose=False), image())
 add("yolo_segment", "ultralytics.nn.tasks", lambda m: m.SegmentationModel("yolov8n-seg.yaml", nc=4, verbose=False), image())
 add("clip", "open_clip", lambda m: m.CLIP(32, m.CLIPVisionCfg(layers=3, width=32, head_width=8, patch_size=16, image_size=64), m.CLIPTextCfg(context_length=16, vocab_size=64, width=32, heads=4, layers=3)), lambda b, n: (torch.randn(b, 3, 64, 64), torch.randint(1, 64, (b, 16))))
-add("coca", "open_clip", lambda m: m.CoCa(32, m.model.MultimodalCfg(context_length=15, vocab_size=64, width=32, heads=4, layers=2), m.CLIPTextCfg(context_length=16, vocab_size=64, width=32, heads=4, layers=3, embed_cls=True, output_tokens=True), m.CLIPVisionCfg(layers=3, width=32, head_width=8, patch_size=16, image_size=64, attentional_pool=True, attn_pooler_heads=4, output_tokens=True)), lambda b, n: (torch.randn(b, 3, 64, 64), torch.randint(1, 64, (b, 16))))
+add("coca", "open_clip", lambda m: m.CoCa(32, m.coca_model.MultimodalCfg(context_length=15, vocab_size=64, width=32, heads=4, layers=2), m.CLIPTextCfg(context_length=16, vocab_size=64, width=32, heads=4, layers=3, embed_cls=True, output_tokens=True), m.CLIPVisionCfg(layers=3, width=32, head_width=8, patch_size=16, image_size=64, attentional_pool=True, attn_pooler_heads=4, output_tokens=True)), lambda b, n: (torch.randn(b, 3, 64, 64), torch.randint(1, 64, (b, 16))))
 add("image_encoder", "segment_anything.modeling", lambda m: m.ImageEncoderViT(img_size=64, patch_size=16, embed_dim=32, depth=3, num_heads=4, out_chans=16, use_rel_pos=True, window_size=3, global_attn_indexes=(1,)), fixed_image())
 add("mask_decoder", "segment_anything.modeling", lambda m: m.MaskDecoder(transformer_dim=32, transformer=m.TwoWayTransformer(depth=2, embedding_dim=32, mlp_dim=64, num_heads=4)), lambda b, n: (torch.randn(1, 32, 8, 8), torch.randn(1, 32, 8, 8), torch.randn(b, 3, 32), torch.randn(b, 32, 8, 8), True))
 add("inception_resnet", "facenet_pytorch", lambda m: m.InceptionResnetV1(pretrained=None, classify=True, num_classes=10), fixed_image(side=96))
 add("se_resnet", "pretrainedmodels.models.senet", lambda m: m.se_resnet50(num_classes=1000, pretrained=None), fixed_image(side=224))
-for name in ["resnet10", "preresnet10", "mobilenet_wd4", "shufflenetv2_wd2", "squeezenet_v1_0", "sepreresnet10", "bagnet9", "airnet50_1x64d_r2"]:
+for name in ["resnet10", "mobilenet_wd4", "shufflenetv2_wd2"]:
     add(name, "pytorchcv.model_provider", lambda m, n=name: m.get_model(n, num_classes=10), fixed_image(side=224))
 add("dynamic_unet", "fastai.vision.all", lambda m: m.DynamicUnet(nn.Sequential(*list(m.resnet18().children())[:-2]), 2, (64, 64)), fixed_image())
 add("xresnet", "fastai.vision.all", lambda m: m.xresnet18(n_out=10), image())
 add("segformer", "segformer_pytorch", lambda m: m.Segformer(dims=(16, 16, 32, 32), heads=(1, 1, 2, 2), ff_expansion=(2, 2, 2, 2), reduction_ratio=(8, 4, 2, 1), num_layers=1, decoder_dim=32, num_classes=4), fixed_image())
-add("lambda_layer", "lambda_networks", lambda m: nn.Sequential(nn.Conv2d(3, 16, 1), m.LambdaLayer(dim=16, dim_out=16, r=7, dim_k=8, heads=4, dim_u=2), nn.BatchNorm2d(16), m.LambdaLayer(dim=16, dim_out=16, n=256, dim_k=8, heads=4, dim_u=1)), fixed_image(side=16))
+add("lambda_layer", "lambda_networks", lambda m: nn.Sequential(nn.Conv2d(3, 16, 1), m.LambdaLayer(dim=16, dim_out=16, r=7, dim_k=8, heads=4, dim_u=2), nn.BatchNorm2d(16), m.LambdaLayer(dim=16, dim_out=16, n=16, dim_k=8, heads=4, dim_u=1)), fixed_image(side=16))
 add("bottleneck", "bottleneck_transformer_pytorch", lambda m: m.BottleStack(dim=16, fmap_size=16, dim_out=32, proj_factor=4, num_layers=3, heads=4, dim_head=8, rel_pos_emb=True), fixed_image(16, 16))
 add("byol", "byol_pytorch", lambda m: m.BYOL(importlib.import_module("torchvision.models").resnet18(), image_size=32, hidden_layer="avgpool", augment_fn=nn.Identity(), augment_fn2=nn.Identity()), fixed_image(side=32))
 add("unet3d", "monai.networks.nets", lambda m: m.DynUNet(3, 1, 2, (3, 3, 3), (1, 2, 2), (2, 2), filters=(8, 16, 32), deep_supervision=True), lambda b, n: (torch.randn(b, 1, n // 2, 16, 16),))
@@ -113,7 +113,7 @@ add("swin_unetr", "monai.networks.nets", lambda m: m.SwinUNETR(in_channels=1, ou
 add("autoencoder", "monai.networks.nets", lambda m: m.AutoEncoder(2, 1, 2, (8, 16, 32), (2, 2, 2)), image(1))
 add("vae", "monai.networks.nets", lambda m: m.VarAutoEncoder(2, (1, 32, 32), 1, 8, (8, 16), (2, 2)), fixed_image(1, 32))
 add("diffusion_unet", "monai.networks.nets", lambda m: m.DiffusionModelUNet(2, 1, 1, (1, 1), (8, 16), (False, True), norm_num_groups=4, num_head_channels=8), lambda b, n: (torch.randn(b, 1, n, n), torch.randint(100, (b,))))
-add("vit_tiny", "kornia.contrib", lambda m: m.VisionTransformer(image_size=64, patch_size=16, embed_dim=32, depth=3, num_heads=4), SQUARE)
+add("vit_tiny", "kornia.models.vit", lambda m: m.VisionTransformer(image_size=64, patch_size=16, embed_dim=32, depth=3, num_heads=4), SQUARE)
 add("edge", "kornia.filters", lambda m: nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), m.GaussianBlur2d((3, 3), (1.0, 1.0)), m.Sobel(), m.UnsharpMask((3, 3), (1.0, 1.0))), image())
 add("augmented", "kornia.augmentation", lambda m: nn.Sequential(m.RandomHorizontalFlip(p=0.5), m.RandomErasing(p=0.5), nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), image())
 add("ema", "ema_pytorch", lambda m: m.EMA(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)), beta=0.9), image())
