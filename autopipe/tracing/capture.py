@@ -380,7 +380,10 @@ def _freed(session: Session, made: Made) -> Made:
 
 
 def _modules(forms: Mapping[bool, Sequence[Recording]]) -> dict[bool, list[Any]]:
-    return {flag: [c.target for c in fs[0].calls if c.op == "call_module"] for flag, fs in forms.items()}
+    """By training flag, how many forms there are, and the leaves that the first one calls."""
+    return {
+        f: [len(fs), *(c.target for c in fs[0].calls if c.op == "call_module")] for f, fs in forms.items()
+    }
 
 
 def _held_against_the_model(

@@ -137,6 +137,7 @@ class Made:
         """The form of the example in both modes, one object where one serves both."""
         merged = modes.merge(train, evaluation)
         distinct = list({id(f): f for f in merged.values()}.values())
+        self.firsts = distinct
         variation = self._vary(distinct, self.tensors, 0, known)
         if self.dynamic:
             session = self.session
@@ -266,6 +267,7 @@ class Made:
             self.kind,
             is_asked_for if isinstance(self.questions[flag], Question) else None,
         )
+        explorer.by_mode = len(forms) > 1 or all(f is not forms[0] for f in self.firsts)
         try:
             return explore(explorer, known)
         finally:

@@ -41,6 +41,18 @@ class Longest(nn.Module):
         return self.second(self.first(x[:, : int(lengths.max())]))
 
 
+class Dropped(nn.Module):
+    """Drops values in its own forward, and looks at its mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = nn.functional.dropout(self.first(x), 0.5, self.training)
+        return self.second(x if mask.bool().all() else x * mask[..., None])
+
+
 class Summed(Longest):
     """Goes through as many positions as the longest row has."""
 
@@ -97,6 +109,19 @@ def test_microbatches_of_one_step_take_the_forms_they_ask_for() -> None:
     torch.testing.assert_close(found.loss, loss.detach())
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-10, atol=1e-12)
+
+
+def test_every_outcome_has_a_form_in_training_where_values_are_dropped() -> None:
+    model = Dropped()
+    captured = capture(model, (torch.randn(2, 6, WIDTH), masks(2, 6)["ones"]))
+    for training in (True, False):
+        model.train(training)
+        for mask in masks(3, 7).values():
+            x = torch.randn(3, 7, WIDTH)
+            torch.manual_seed(1)
+            expected = model(x, mask)
+            torch.manual_seed(1)
+            torch.testing.assert_close(captured(x, mask), expected)
 
 
 def test_a_number_that_torch_alone_takes_may_be_any() -> None:

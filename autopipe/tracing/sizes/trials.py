@@ -48,8 +48,9 @@ class Explorer:
     ``call`` runs the model on tensors by placeholder name, ``given`` are the example's; ``start`` puts it
     back as it was given, in training mode or not: a run at one size may leave attributes that do not fit
     another; ``kind`` tells what a leaf is; ``is_asked_for`` whether inputs are of the kind that the forms are
-    for, where there are several. ``functions`` are those of the model's code whose questions about sizes come
-    out differently, so that it would be of use to keep them whole.
+    for, where there are several. ``by_mode`` says that a form in training is for training alone.
+    ``functions`` are those of the model's code whose questions about sizes come out differently, so that it
+    would be of use to keep them whole.
     """
 
     def __init__(
@@ -71,11 +72,12 @@ class Explorer:
         self.takes_grad_mode = any(form.takes_grad_mode for form in forms)
         self.harmless: set[int] = set()
         self.functions: dict[Any, None] = {}
+        self.by_mode = len(forms) > 1
         self.drawn_out: set[Dim] = set()
 
     def prepare(self, form: Recording) -> None:
         """Put the model and the generators in the same state every time, and the model in the form's mode."""
-        self.start(form.training and len(self.forms) > 1)
+        self.start(form.training and self.by_mode)
         seed(self.device)
 
     def run(self, sizes: Mapping[Dim, int]) -> Trial:
