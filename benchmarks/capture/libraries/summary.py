@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -69,10 +70,10 @@ def section(data: Mapping[str, Any]) -> str:
     rounded = [n for n, f in models.items() if "rounding" in f]
     return "\n".join(
         [
-            f"`libraries/` lists {len(models)} models of other packages as their documentation builds them;",
-            "versions are in its `requirements.txt`. Each is captured, cut in 4 and compared as above, on",
-            "its example, on other data of the same sizes and at other sizes. `libraries/results.json` has",
-            "each.",
+            "`libraries/` lists models of other packages as their documentation builds them;",
+            f"{len(models)} were tried; versions are in its `requirements.txt`. Each is captured, cut in 4",
+            "and compared as above, on its example, on other data of the same sizes and at other sizes.",
+            "`libraries/results.json` has each.",
             f"Commit {data['environment']['commit']}.",
             "",
             table(models),
@@ -106,5 +107,5 @@ def _rounding(names: list[str]) -> list[str]:
 
 
 def _short(found: Mapping[str, Any]) -> str:
-    words = _problem(found).replace("|", "/")
+    words = re.sub(r"(?:/[\w.+-]+)+/", "", _problem(found).replace("|", "/"))
     return words if len(words) <= 200 else words[:197] + "..."

@@ -99,7 +99,7 @@ add("image_encoder", "segment_anything.modeling", lambda m: m.ImageEncoderViT(im
 add("mask_decoder", "segment_anything.modeling", lambda m: m.MaskDecoder(transformer_dim=32, transformer=m.TwoWayTransformer(depth=2, embedding_dim=32, mlp_dim=64, num_heads=4)), lambda b, n: (torch.randn(1, 32, 8, 8), torch.randn(1, 32, 8, 8), torch.randn(b, 3, 32), torch.randn(b, 32, 8, 8), True))
 add("inception_resnet", "facenet_pytorch", lambda m: m.InceptionResnetV1(pretrained=None, classify=True, num_classes=10), fixed_image(side=96))
 add("se_resnet", "pretrainedmodels.models.senet", lambda m: m.se_resnet50(num_classes=1000, pretrained=None), fixed_image(side=224))
-for name in ["resnet10", "mobilenet_wd4", "shufflenetv2_wd2"]:
+for name in ["resnet10", "mobilenet_wd4", "shufflenetv2_wd2", "airnet50_1x64d_r2"]:
     add(name, "pytorchcv.model_provider", lambda m, n=name: m.get_model(n, num_classes=10), fixed_image(side=224))
 add("dynamic_unet", "fastai.vision.all", lambda m: m.DynamicUnet(nn.Sequential(*list(m.resnet18().children())[:-2]), 2, (64, 64)), fixed_image())
 add("xresnet", "fastai.vision.all", lambda m: m.xresnet18(n_out=10), image())
