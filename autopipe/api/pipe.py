@@ -285,7 +285,7 @@ class Pipe(nn.Module, metaclass=_Short):
         object.__setattr__(self, "stages", stages)
 
     def __repr__(self) -> str:
-        return "\n".join([f"{self.plan}", *(f"Note: {note}" for note in self.capture.notes)])
+        return "\n".join([f"{self.plan}", *(f"Note: {note}" for note in self.graph.notes)])
 
     def _repr_html_(self) -> str:
         return self.plan._repr_html_()

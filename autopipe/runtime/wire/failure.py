@@ -24,7 +24,7 @@ from ...errors import StepError
 from .board import Board, StoreGone
 from .key import KEY_VARIABLE
 
-__all__ = ["Patience", "Position", "Watch", "first_difference", "roll_call"]
+__all__ = ["HOST_GONE", "Patience", "Position", "Watch", "first_difference", "roll_call"]
 
 POLL_S = 0.5
 """How often the watch looks; a failure elsewhere is noticed within two polls."""

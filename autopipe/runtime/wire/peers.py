@@ -26,8 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import AutopipeError, InputError, PlanError, StepError
 from ...torch_private import default_store
-from .board import Board
-from .failure import Patience, Position, Watch, first_difference, roll_call
+from .board import Board, StoreGone
+from .failure import HOST_GONE, Patience, Position, Watch, first_difference, roll_call
 from .group import FOREVER, Group, HostGroup, make_group
 from .link import Link, connect
 
@@ -95,7 +95,10 @@ class Peers:
         prefix = f"autopipe/{name}/{_made[name]}"
         self.board = Board(default, prefix, lambda: patience.limit_s)
         self.store: Any = dist.PrefixStore(self.board.name, default.clone())  # type: ignore[attr-defined]
-        self.cards = self._compare(card, patience.limit_s)
+        try:
+            self.cards = self._compare(card, patience.limit_s)
+        except StoreGone as error:
+            raise StepError(f"{HOST_GONE}; look at its log") from error
         self._connect_s = patience.limit_s
         self._links: dict[int, Link] = {}
         self._groups: list[Group] = []
@@ -342,8 +345,11 @@ class Peers:
 
         def exchange(mine: T) -> list[T]:
             turn = f"{name}/{next(rounds)}"
-            self.board.post(f"{turn}/{self.rank}", msgspec.json.encode(mine).decode())
-            found = [self._await(f"{turn}/{r}") for r in range(self.n_ranks)]
+            try:
+                self.board.post(f"{turn}/{self.rank}", msgspec.json.encode(mine).decode())
+                found = [self._await(f"{turn}/{r}") for r in range(self.n_ranks)]
+            except StoreGone as error:
+                raise StepError(f"{HOST_GONE}; look at its log") from error
             return [msgspec.json.decode(text, type=kind) for text in found]
 
         return exchange
