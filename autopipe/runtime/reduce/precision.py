@@ -6,6 +6,7 @@ Scaling the loss and stepping the optimizer stay with the user's own ``GradScale
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
-from ...errors import StepError
+from ...arguments import brief
+from ...errors import InputError, StepError
 from ...torch_private import foreach_mul_, foreach_norm
 from ..wire.group import Group
 
@@ -26,13 +28,26 @@ Autocast = torch.dtype | Callable[[], contextlib.AbstractContextManager[Any]] | 
 def autocast_context(
     autocast: Autocast, device: torch.device
 ) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """A factory of the context each forward runs in: a dtype, a factory of the user's, or nothing."""
+    """A factory of the context each forward runs in: a dtype, a factory of the user's, or nothing.
+
+    What it makes raises :class:`InputError` where the user's factory gives no context.
+    """
     if autocast is None:
         return contextlib.nullcontext
     if isinstance(autocast, torch.dtype):
         dtype = autocast
         return lambda: torch.autocast(device.type, dtype=dtype)
-    return autocast
+    return functools.partial(_made, autocast)
+
+
+def _made(factory: Callable[[], Any]) -> contextlib.AbstractContextManager[Any]:
+    made = factory()
+    if not isinstance(made, contextlib.AbstractContextManager):
+        raise InputError(
+            f"autocast made {brief(made)}, which is no context; give a dtype, or a function that returns "
+            "one, such as lambda: torch.autocast('cpu')"
+        )
+    return made
 
 
 def spread_overflow(parameters: Iterable[nn.Parameter], group: Group, device: torch.device) -> None:
