@@ -195,7 +195,7 @@ def _planned(draw: random.Random) -> str | None:
     if bounds.step_lower_s > plan.step_s * (1 + 1e-9):
         return f"a step of {plan.step_s} is under its bound {bounds.step_lower_s}"
     least = min((c.step_s for c in plan.candidates if c.feasible), default=plan.step_s)
-    return None if plan.step_s <= least * (1 + 1e-12) else f"{plan.step_s} where a candidate has {least}"
+    return None if plan.step_s <= least * (1 + 1e-8) else f"{plan.step_s} where a candidate has {least}"
 
 
 def _case(draw: random.Random) -> tuple[OpGraph, CostTable, Cluster, str, int, dict[str, Any]]:

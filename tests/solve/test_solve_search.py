@@ -195,9 +195,10 @@ def test_never_slower_than_hand_made_splits(head_s, link, schedule):
     given = {"costs": costs(head_s), "cluster": cluster(link=link), "schedule": schedule}
     plan = made(**given)
     for balance in ("uniform", "parameters"):
-        assert plan.step_s <= made(**given, balance=balance).step_s * (1 + 1e-9)
+        assert plan.step_s <= made(**given, balance=balance).step_s * (1 + 1e-8)
         assert any(c.label.endswith(balance) for c in plan.candidates)
-    assert plan.step_s == min(c.step_s for c in plan.candidates if c.feasible)
+    # steps that are equal to nine digits are told apart by memory
+    assert plan.step_s == pytest.approx(min(c.step_s for c in plan.candidates if c.feasible), rel=1e-8)
 
 
 @pytest.mark.parametrize("recompute", ["never", "always"])
