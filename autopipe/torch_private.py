@@ -80,17 +80,17 @@ FUNCTION_HOMES: tuple[Any, ...] = (torch.Tensor, torch, torch._C, torch._C._Vari
 
 def function_modes() -> list[Any]:
     """The function modes that are entered, the innermost last."""
-    return overrides._get_current_function_mode_stack()
+    return list(overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
 def pop_function_mode() -> Any:
     """Take the innermost function mode away, without leaving it."""
-    return overrides._pop_mode()
+    return overrides._pop_mode()  # type: ignore[no-untyped-call]
 
 
 def push_function_mode(mode: Any) -> None:
     """Put a function mode on top of the others, without entering it."""
-    overrides._push_mode(mode)
+    overrides._push_mode(mode)  # type: ignore[no-untyped-call]
 
 
 def qualified_name(function: Any) -> str:

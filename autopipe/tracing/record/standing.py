@@ -43,10 +43,10 @@ class Standing:
         self.casts = {_casts()}
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
         self.beside = _of_open(reached(model), is_open)
-        flags = tuple(m.training for _, m in self.opened)
+        modes = tuple(m.training for _, m in self.opened)
         training = model.training
         # a form is recorded in the modes the model was given in, where the model was in that form's
-        self.modes = {training: {flags}, not training: {(not training,) * len(flags)}}
+        self.modes = {training: {modes}, not training: {(not training,) * len(modes)}}
         self.values = self._read()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -68,8 +68,8 @@ class Standing:
             is_kept = len(values) == len(kept) and all(map(operator.is_, values, kept))
             if not is_kept and not _equal(values, kept):
                 out.append(name)
-        flags = tuple(m.training for _, m in self.opened)
-        if flags not in self.modes[self.model.training]:
+        modes = tuple(m.training for _, m in self.opened)
+        if modes not in self.modes[self.model.training]:
             root = self.model.training
             path = next((p for p, m in self.opened if p and m.training != root), "")
             out.append(f"the mode of {path or type(self.model).__name__}")
