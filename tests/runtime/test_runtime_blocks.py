@@ -131,7 +131,7 @@ def test_generated_code_says_which_blocks_run_again():
     captured, _, plan = planned(Layers())
     plain = build(captured, plan)[0]
     stage = build(captured, layer_blocks(plan, ("layers_1",)))[0]
-    assert "self._recomputed(True, 0, 0, layers_0" in stage.code
+    assert "self._recomputed('', True, 0, 0, layers_0" in stage.code
     assert "# block 0, run again in backward, of stage 0" in stage.code
     assert set(stage.state_dict()) == set(plain.state_dict())
 

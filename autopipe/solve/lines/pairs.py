@@ -63,6 +63,7 @@ class Loads:
         self.has_memory = p.recompute != "never" or any(s.limit_bytes < HUGE for s in p.stages)
         self.plain = not self.has_memory and all(s.speed == 1.0 for s in p.stages)
         self.plain = self.plain and not any(n.link_ns for n in p.nets)
+        self.plain = self.plain and all(s.links == (0, 0) for s in p.stages)
         names = ["forward_ns", "backward_ns"] + ["static_bytes", "saved_bytes"] * self.has_memory
         blocks = [block for i in p.items for block in i.blocks]
         self.has_blocks = p.recompute == "auto" and bool(blocks)
