@@ -58,10 +58,22 @@ def join_group() -> None:
         torch.accelerator.set_device_index(number)
         backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device.type)}"
         device = torch.device(device.type, number)
-    dist.init_process_group(backend)
+    _join(backend)
     atexit.register(_leave_group)
     rank, where = dist.get_rank(), device or "cpu"
     _logger.info("joined the launcher's %s ranks as rank %d, on %s with %s", n_ranks, rank, where, backend)
+
+
+def _join(backend: str) -> None:
+    """Make the group. A restarted job is given its first start's store, where dead ranks' addresses still are."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # several agents count their own restarts only, so that ranks could look for one another in two places
+    if attempt == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        dist.init_process_group(backend)
+        return
+    store, rank, n_ranks = next(dist.rendezvous("env://"))
+    own = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=own, rank=rank, world_size=n_ranks)
 
 
 def _leave_group() -> None:
