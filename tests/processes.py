@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -53,25 +54,30 @@ def start(
 
 
 def finish(processes: Sequence[subprocess.Popen[str]], timeout_s: float) -> list[tuple[int, str]]:
-    """(exit code, output) of each; those that are not done in time are ended, and say so."""
+    """(exit code, output) of each; those that are not done in time are ended, and say so.
+
+    All are read at once: a rank whose pipe is full stands still, and with it those that wait for it.
+    """
     deadline = time.monotonic() + timeout_s
-    results = []
+
+    def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+        try:
+            output, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            output += f"\n(still running after {timeout_s} s)"
+        return process.returncode, output
+
     try:
-        for process in processes:
-            try:
-                output, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                output, _ = process.communicate()
-                output += f"\n(still running after {timeout_s} s)"
-            results.append((process.returncode, output))
+        with concurrent.futures.ThreadPoolExecutor(len(processes)) as readers:
+            return list(readers.map(ended, processes))
     finally:
         for process in processes:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    return results
 
 
 def run_ranks(

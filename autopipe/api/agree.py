@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from .. import errors
 from ..errors import AutopipeError, InputError, PlanError
@@ -65,13 +66,13 @@ def join_group() -> None:
 
 
 def _join(backend: str) -> None:
-    """Make the group. A restarted job is given its first start's store, where dead ranks' addresses still are."""
+    """Make the group; of a restarted job not in its first start's store, which has dead ranks' addresses."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     # several agents count their own restarts only, so that ranks could look for one another in two places
     if attempt == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1":
         dist.init_process_group(backend)
         return
-    store, rank, n_ranks = next(dist.rendezvous("env://"))
+    store, rank, n_ranks = next(rendezvous("env://"))
     own = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=own, rank=rank, world_size=n_ranks)
 
