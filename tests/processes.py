@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import atexit
 import contextlib
+import faulthandler
+import multiprocessing
 import os
 import pathlib
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-__all__ = ["finish", "free_port", "run_ranks", "start"]
+__all__ = ["Rank", "finish", "free_port", "run_ranks", "start"]
 
 ROOT = pathlib.Path(__file__).parents[1]
 PATHS = (ROOT, ROOT / "tests", ROOT / "tests" / "runtime", ROOT / "tests" / "accelerator")
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    ["pytest", "autopipe.api", "autopipe.runtime", "transformers.models.gpt2.modeling_gpt2"]
+)
 
 
 def free_port() -> int:
@@ -26,9 +35,72 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+class Rank:
+    """A script in a process forked from one that holds torch already, which takes a tenth of starting anew.
+
+    Like a ``subprocess.Popen`` whose errors go with its output.
+    """
+
+    def __init__(
+        self, script: pathlib.Path, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        handle, self._output = tempfile.mkstemp()
+        os.close(handle)
+        self._process = _FORKS.Process(
+            target=_become, args=(str(script), list(arguments), dict(environment), self._output)
+        )
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Its output, once it has ended; raises ``subprocess.TimeoutExpired``."""
+        self._process.join(timeout)
+        if self._process.is_alive():
+            raise subprocess.TimeoutExpired(self._output, timeout or 0)
+        return pathlib.Path(self._output).read_text(errors="replace"), None
+
+    def send_signal(self, number: int) -> None:
+        if self._process.is_alive():
+            os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """Kill it and all that it started, and forget its output."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.join()
+        self._process.close()
+        pathlib.Path(self._output).unlink()
+
+
+def _become(script: str, arguments: list[str], environment: dict[str, str], output: str) -> None:
+    """Go on as ``python script arguments`` would."""
+    os.setsid()
+    into = os.open(output, os.O_WRONLY | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(into, number)
+    faulthandler.enable()
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [script, *arguments]
+    sys.path[:0] = [str(pathlib.Path(script).parent), *environment["PYTHONPATH"].split(os.pathsep)]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except Exception as error:
+        # as an interpreter that ends by it does, and multiprocessing does not
+        sys.last_value = error
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
+    finally:
+        atexit._run_exitfuncs()
+
+
 def start(
     script: pathlib.Path, n_ranks: int, *args: object, environment: Mapping[str, str] | None = None
-) -> list[subprocess.Popen[str]]:
+) -> list[Rank]:
     """The processes of all ranks, with torchrun's environment and what ``environment`` adds."""
     common = {
         **os.environ,
@@ -41,43 +113,30 @@ def start(
         **(environment or {}),
     }
     return [
-        subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", str(script), *map(str, args)],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        Rank(script, [*map(str, args)], {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(n_ranks)
     ]
 
 
-def finish(processes: Sequence[subprocess.Popen[str]], timeout_s: float) -> list[tuple[int, str]]:
-    """(exit code, output) of each; those that are not done in time are ended, and say so.
-
-    All are read at once: a rank whose pipe is full stands still, and with it those that wait for it.
-    """
+def finish(ranks: Sequence[Rank], timeout_s: float) -> list[tuple[int, str]]:
+    """(exit code, output) of each; those that are not done in time are ended, and say so."""
     deadline = time.monotonic() + timeout_s
-
-    def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-        try:
-            output, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            output += f"\n(still running after {timeout_s} s)"
-        return process.returncode, output
-
+    results = []
     try:
-        with concurrent.futures.ThreadPoolExecutor(len(processes)) as readers:
-            return list(readers.map(ended, processes))
+        for rank in ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.communicate(max(0.1, deadline - time.monotonic()))
+        late = [rank.returncode is None for rank in ranks]
+        for rank, is_late in zip(ranks, late, strict=True):
+            if is_late:
+                rank.send_signal(signal.SIGKILL)
+            output, _ = rank.communicate()
+            more = f"\n(still running after {timeout_s} s)" if is_late else ""
+            results.append((int(rank.returncode or 0), output + more))
+        return results
     finally:
-        for process in processes:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        for rank in ranks:
+            rank.end()
 
 
 def run_ranks(
