@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .costs import CostTable, OpCost
     from .graph import OpGraph
     from .hardware import Cluster, Device, Link
+    from .look import watch
     from .plans import Plan
     from .schedule import Schedule
 
@@ -62,6 +63,7 @@ _LAZY = {
     "costs": ("CostTable", "OpCost"),
     "graph": ("OpGraph",),
     "hardware": ("Cluster", "Device", "Link"),
+    "look": ("watch",),
     "plans": ("Plan",),
     "schedule": ("Schedule",),
 }
@@ -95,6 +97,7 @@ __all__ = [
     "profile",
     "simulate",
     "split",
+    "watch",
 ]
 
 

@@ -23,6 +23,7 @@ VERBS = (
     looking.explain,
     looking.diff,
     looking.report,
+    looking.watch,
     machine.probe,
     machine.run,
     machine.doctor,

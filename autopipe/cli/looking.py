@@ -1,13 +1,15 @@
-"""The verbs that plan and look: profile, plan, simulate, compare, explain, diff, report.
+"""The verbs that plan and look: profile, plan, simulate, compare, explain, diff, report, watch.
 
 Verbs that touch machines are left to ``machine``; both are thin over ``planning`` and the package's rooms.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -216,11 +218,28 @@ def report(
             help="A timeline of a step that ran, as `autopipe run --out` writes.", rich_help_panel=o.SAY
         ),
     ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw the plan over the job's processes, by dims in their order, such as dp=2,pp=4.",
+            rich_help_panel=o.SAY,
+        ),
+    ] = None,
+    per_host: Annotated[
+        int | None,
+        typer.Option(help="With --mesh: processes of each host.", min=1, rich_help_panel=o.SAY),
+    ] = None,
     out: Annotated[
         pathlib.Path, typer.Option("--out", "-o", help="The page to write.", rich_help_panel=o.SAY)
     ] = pathlib.Path("report.html"),
 ) -> Told:
-    """One offline page about a plan: stages, modules, ops, boundaries, schedule, memory, reasons."""
+    """One offline page about a plan: stages, modules, ops, boundaries, schedule, memory, reasons.
+
+    With `--mesh` also the processes of all replicas on their hosts, and what crosses between them, which is
+    printed too.
+    """
+    from ..errors import InputError
+    from ..look import Mesh
     from ..schema import load
     from ..simulator import Timeline
     from ..simulator import simulate as predict
@@ -234,9 +253,53 @@ def report(
         )
     if measured is not None:
         context["measured"] = Timeline.from_dict(load(measured, "the timeline"))
+    if per_host is not None and mesh is None:
+        raise InputError("--per-host goes with --mesh, such as --mesh dp=2,pp=4; add it, or leave this out")
+    told, text = {"path": str(out)}, str(out)
+    if mesh is not None:
+        laid = context["mesh"] = Mesh.parse(found.plan, mesh, per_host)
+        told |= laid.to_dict()
+        text = f"{_shown(laid)}\n\n{out}"
     found.plan.to_html(out, **context)
     note("open it in any browser; it loads nothing from elsewhere")
-    return Told({"path": str(out)}, str(out))
+    return Told(told, text)
+
+
+@verb("watching", spin=False)
+def watch(
+    folder: Annotated[pathlib.Path, typer.Argument(help="Where the job publishes: rt.publish(FOLDER).")],
+    every: Annotated[
+        float, typer.Option(help="Seconds between looks.", min=0.1, rich_help_panel=o.SAY)
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once.", rich_help_panel=o.SAY)] = False,
+) -> Told | None:
+    """A running job, live: step, idle time by cause, stragglers, drift from the plan, memory; Ctrl-C ends.
+
+    Of the steps that `rt.publish(FOLDER)`, or `autopipe run --publish FOLDER`, writes there. In a pipe, and
+    with `--once`, it looks once: 1 where no step of all ranks was told yet.
+    """
+    from ..simulator import watched
+
+    if sys.stdout.isatty() and not once:
+        _redraw(folder, every)
+        return None
+    job = watched(folder)
+    if job is None:
+        return Told({}, "", f"no step of all ranks was told in {folder} yet")
+    return Told(job.to_dict(), _shown(job))
+
+
+def _redraw(folder: pathlib.Path, every_s: float) -> None:
+    """On a terminal, in place, until Ctrl-C."""
+    from rich.live import Live
+    from rich.text import Text
+
+    from ..look import follow
+
+    with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as screen:
+        for job in follow(folder, every_s):
+            shown = "no step of all ranks was told yet" if job is None else _shown(job)
+            screen.update(Text.from_ansi(shown), refresh=True)
 
 
 def _shown(item: Any) -> str:

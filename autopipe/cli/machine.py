@@ -75,6 +75,12 @@ def run(
     how: o.Planning,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1, rich_help_panel=o.RUN)] = 3,
     lr: Annotated[float, typer.Option(help="Learning rate of SGD.", rich_help_panel=o.RUN)] = 1e-3,
+    publish: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="Have `autopipe watch` show the steps that are written here.", rich_help_panel=o.SAY
+        ),
+    ] = None,
     out: o.Out = None,
 ) -> Told | None:
     """Split a model, check it against the original, train it some steps; predicted and measured side by side.
@@ -91,7 +97,7 @@ def run(
     with job() as n_ranks:
         how = how if how.stages is not None else dataclasses.replace(how, stages=max(2, n_ranks))
         pipe = Request(model, making).split(how)
-        result = train(pipe, steps, lr)
+        result = train(pipe, steps, lr, publish)
         if out is not None:
             out.write_text(json.dumps(result.timeline))
     return Told(result.to_dict(), str(result)) if os.environ.get("RANK", "0") == "0" else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +71,14 @@ def job() -> Iterator[int]:
             dist.destroy_process_group()
 
 
-def train(pipe: Pipe, steps: int, lr: float) -> Trained:
+def train(pipe: Pipe, steps: int, lr: float, publish: pathlib.Path | None = None) -> Trained:
     """Check parity, then take ``steps`` steps of SGD; the median step is what was measured."""
     args, kwargs = pipe.graph.example
     parity = pipe.verify()
     has_loss = _has_loss(pipe, args, kwargs)
     runtime = pipe.runtime(loss_fn=None if has_loss else _mean_square)
+    if publish is not None:
+        runtime.publish(publish)
     optimizer = torch.optim.SGD(runtime.parameters(), lr=lr)
     losses = []
     for _ in range(steps):

@@ -21,6 +21,7 @@ from ..memory import memory_limits
 from ..plans import Plan
 from ..simulator import Report, Timeline, simulate
 from ..units import parse_bytes
+from .mesh import Mesh, drawing
 from .payload import graph_payload, time_payload, tree_payload
 from .table import Table, count, nbytes, percent, seconds, word
 from .tables import boundary_table, candidate_table, certificate, stage_table, tables, tie_table
@@ -42,6 +43,7 @@ def report(
     costs: CostTable | None = None,
     timeline: Timeline | None = None,
     measured: Report | Timeline | None = None,
+    mesh: Mesh | None = None,
 ) -> str:
     """The page as HTML: no outside links, light and dark, readable on a phone, usable from the keyboard.
 
@@ -50,6 +52,7 @@ def report(
     graph, costs: what was planned; without the graph the module tree and the op graph are left out.
     timeline: the prediction to draw; by default ``simulate(plan, costs=costs)``.
     measured: the timeline of a step that ran, or a run's report that holds one; drawn under the prediction.
+    mesh: the plan laid over a job's processes, replicas and hosts.
     """
     predicted = timeline if timeline is not None else simulate(plan, costs=costs)
     run = measured if isinstance(measured, Report) else None
@@ -65,6 +68,7 @@ def report(
         *((_held(run),) if run is not None else ()),
         *(_graph_sections(plan, graph) if graph is not None else ()),
         _boundaries(plan),
+        *((_mesh(mesh),) if mesh is not None else ()),
         _schedule(predicted, ran),
         _memory(plan, predicted, held),
         _reasons(plan, costs),
@@ -169,6 +173,15 @@ def _boundaries(plan: Plan) -> Section:
         return "boundaries", "Boundaries", "<p>One stage: nothing crosses.</p>"
     text = "<p>What crosses each cut, and what is cheaper to compute again than to send.</p>"
     return "boundaries", "Boundaries", text + _table(table)
+
+
+def _mesh(mesh: Mesh) -> Section:
+    text = (
+        "<p>Each process of the job with its stages and memory; a row is a replica of the pipeline. Sizes "
+        "are of a step, both ways; a heavy line parts hosts.</p>"
+    )
+    drawn = f'<div class="scroll" tabindex="0" role="region" aria-label="Mesh">{drawing(mesh)}</div>'
+    return "mesh", "Mesh", text + drawn + "".join(map(_titled, tables(mesh)))
 
 
 def _legend(measured: Any) -> str:

@@ -12,7 +12,7 @@ from ..costs import CostTable, OpCost
 from ..graph import OpGraph, TensorSpec
 from ..plans import Plan, StagePlan
 from ..schedule import Schedule
-from ..simulator import Report, Timeline, simulate
+from ..simulator import Report, Timeline
 from .colours import bar, swatch
 from .table import Column, Table, count, nbytes, percent, runs, seconds, word
 
@@ -385,7 +385,7 @@ def _held_table(report: Report) -> Table:
         Column("measured_bytes", "measured", nbytes),
         Column("ratio", "ratio", ratio),
     )
-    pairs = zip(simulate(report.plan).peak_bytes, report.peak_bytes, strict=True)
+    pairs = zip(report.predicted_peak_bytes, report.peak_bytes, strict=True)
     rows = tuple((rank, said, held, _over(held, said)) for rank, (said, held) in enumerate(pairs))
     return Table("Memory, predicted and measured", columns, rows, "The most each rank held.")
 

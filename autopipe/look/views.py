@@ -15,6 +15,7 @@ from ..plans import Plan
 from ..schedule import Schedule
 from ..simulator import Report, StageTimes, Timeline, simulate, simulate_schedule
 from . import diffs  # noqa: F401 (registers its tables)
+from .mesh import Mesh, drawing
 from .report import report
 from .svg import gantt, memory
 from .tables import headline, rank_table, tables
@@ -22,7 +23,7 @@ from .tables import headline, rank_table, tables
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["frame", "html", "page", "text"]
+__all__ = ["cell", "frame", "html", "page", "text"]
 
 STYLE = (
     "<style>.autopipe table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:.4em 0}"
@@ -52,7 +53,7 @@ def frame(item: Any) -> pd.DataFrame:
 @functools.singledispatch
 def html(item: Any) -> str:
     """A notebook cell's view."""
-    return _cell(headline(item), [tables(item)[0].html(NOTEBOOK_ROWS)])
+    return cell(headline(item), [tables(item)[0].html(NOTEBOOK_ROWS)])
 
 
 @html.register
@@ -60,19 +61,19 @@ def _(plan: Plan) -> str:
     main, *rest = tables(plan)
     more = "".join(t.html(NOTEBOOK_ROWS) for t in rest)
     folded = f"<details><summary>Boundaries, ties, alternatives</summary>{more}</details>" if more else ""
-    return _cell(headline(plan), [main.html(NOTEBOOK_ROWS), gantt(simulate(plan)), folded])
+    return cell(headline(plan), [main.html(NOTEBOOK_ROWS), gantt(simulate(plan)), folded])
 
 
 @html.register
 def _(timeline: Timeline) -> str:
     pictures = [gantt(timeline), memory(timeline) if timeline.memory else ""]
-    return _cell(headline(timeline), [*pictures, rank_table(timeline).html(NOTEBOOK_ROWS)])
+    return cell(headline(timeline), [*pictures, rank_table(timeline).html(NOTEBOOK_ROWS)])
 
 
 @html.register
 def _(run: Report) -> str:
     drawn = gantt(simulate(run.plan), run.timeline) if run.events else ""
-    return _cell(headline(run), [tables(run)[0].html(NOTEBOOK_ROWS), drawn])
+    return cell(headline(run), [tables(run)[0].html(NOTEBOOK_ROWS), drawn])
 
 
 @html.register
@@ -80,7 +81,12 @@ def _(schedule: Schedule) -> str:
     unit = StageTimes(1.0, 2.0, 1.0, 1.0)
     drawn = gantt(simulate_schedule(schedule, [unit] * schedule.n_stages))
     note = '<p class="note">Drawn with equal stages whose backward takes twice their forward.</p>'
-    return _cell(headline(schedule), [drawn, note])
+    return cell(headline(schedule), [drawn, note])
+
+
+@html.register
+def _(mesh: Mesh) -> str:
+    return cell(headline(mesh), [drawing(mesh), *(t.html(NOTEBOOK_ROWS) for t in tables(mesh))])
 
 
 @functools.singledispatch
@@ -107,7 +113,8 @@ def plan_memory(plan: Plan) -> str:
     return memory(simulate(plan), memory_limits(plan))
 
 
-def _cell(title: str, parts: Iterable[str]) -> str:
+def cell(title: str, parts: Iterable[str]) -> str:
+    """A notebook cell's view: a line, and parts under it."""
     line = f'<p style="margin:.3em .7em">{escape_.escape(title)}</p>'
     return f'{STYLE}<div class="autopipe">{line}{"".join(parts)}</div>'
 

@@ -34,6 +34,7 @@ from .execute.accord import Accord
 from .execute.executor import Call, Clock, Executor
 from .execute.program import pick_schedule, step_program
 from .execute.results import Results
+from .held import Held
 from .keep.alike import check_weights, fingerprints
 from .keep.away import absent, mark, readable
 from .keep.whole import gather_weights
@@ -54,6 +55,7 @@ from .wire.peers import Peers, pipeline_ranks
 
 if TYPE_CHECKING:
     from ..tracing import Capture
+    from .record import Publisher
 
 __all__ = ["Engine"]
 
@@ -72,6 +74,7 @@ class Engine:
     frees: whether weights that only others train are given back.
     turn: held by the thread that uses the runtime.
     syncs: whether a step ends with gradients summed over ranks. factor: what gradients are multiplied by.
+    publisher: writes recent steps where they are watched. held: the most memory the stages held.
     share: what they are multiplied by beside replicas' own, where that is not each step's to say.
     """
 
@@ -82,6 +85,7 @@ class Engine:
         self.factor = 1.0
         self.share: Tensor | None = None
         self._was_wrapped = False
+        self.publisher: Publisher | None = None
         self.records: collections.deque[tuple[float, float, Clock]] = collections.deque(
             maxlen=REMEMBERED_STEPS
         )
@@ -140,6 +144,7 @@ class Engine:
         self._lay_out()
         if releases:
             self.part_with_weights()
+        self.held = Held(self.device, self.stages)
 
     def _lay_out(self) -> None:
         """Make all that depends on which stages there are and where."""
@@ -286,9 +291,16 @@ class Engine:
             self.n_steps += 1
             step_s = time.perf_counter() - start_s - self._waited_s
             self.records.append((clock.origin_s, step_s, clock))
+            if self.publisher is not None:
+                self.publisher.after_step(result.loss)
         else:
             self.n_forwards += 1
         return result
+
+    @property
+    def replica(self) -> int:
+        """Which of several replicas of the pipeline this process belongs to: 0 for the first."""
+        return self._replicas.index
 
     @property
     def _end_worker(self) -> Worker | None:
@@ -399,9 +411,9 @@ class Engine:
             position.index, position.waits_for, position.is_idle = -2, -1, True
             position.words = f"the user's own code after step {position.step}"
 
-    def message_bytes(self) -> dict[Message, int]:
-        """How large the messages were that this rank sent in the last training step."""
-        return self._executor.message_bytes(self.records[-1][2]) if self.records else {}
+    def message_bytes(self, clock: Clock) -> dict[Message, int]:
+        """How large the messages were that this rank sent in a training step."""
+        return self._executor.message_bytes(clock)
 
     # -- failures -----------------------------------------------------------------------------------
 

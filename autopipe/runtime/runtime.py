@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from .. import accelerator
+from ..arguments import number
 from ..costs import CostTable
 from ..errors import InputError
 from ..plans import Plan
 from ..schedule import Schedule
-from ..simulator import Report
+from ..simulator import Report, make_report
 from ..stages import Stage
 from ..units import parse_bytes
 from .data.weights import LossWeight
@@ -27,8 +27,8 @@ from .engine import Engine
 from .keep.keeper import Keeper, Saving
 from .options import Options, Request, StepResult, Where
 from .rebalance import Cutter
+from .record import Publisher, prepare, record
 from .reduce.precision import Autocast, clip_grad_norm
-from .report import Ran, Recorded, make_report
 from .stage.initialise import Init
 
 if TYPE_CHECKING:
@@ -128,7 +128,6 @@ class Runtime:
         self._keeper = Keeper(self._engine, self.named_parameters)
         if isinstance(weights, (str, pathlib.Path)):
             self._keeper.load(pathlib.Path(weights), {}, strict=True)
-        accelerator.reset_peak(self._engine.device)
 
     def __reduce__(self) -> NoReturn:
         raise InputError(
@@ -494,14 +493,29 @@ class Runtime:
         engine = self._engine
         with self._together("gathering a report", waits=False):
             offset_s = engine.peers.clock_offset_s() if engine.peers else 0.0
-        mine = Recorded(
-            [
-                Ran.of(origin + offset_s, clock.length_s(host_s), clock.read())
-                for origin, host_s, clock in engine.records
-            ],
-            list(engine.message_bytes().items()),
-            accelerator.peak_bytes(engine.device),
-        )
+        mine = record(engine, offset_s)
         with self._together("gathering a report", waits=False):
             everyone = engine.peers.gather(mine) if engine.peers else [mine]
         return make_report(engine.plan, everyone)
+
+    def publish(self, folder: str | pathlib.Path, every_s: float = 1.0) -> None:
+        """From now on write what the last steps took to ``folder``, about every ``every_s`` seconds.
+
+        ``autopipe watch folder`` shows it while the job runs, as does :func:`autopipe.watch` in a notebook:
+        the step, idle time by cause, stragglers, drift from the plan. Every rank calls it, with a folder that
+        whoever watches reaches too. What an earlier job wrote there is removed. Of several replicas the first
+        is shown. Writing takes well under a millisecond, and a step never waits for it.
+
+        Raises :class:`InputError` on every rank where one cannot write there.
+        """
+        number("every_s", every_s, above=True, most=1e6, unit="seconds")
+        engine = self._engine
+        if engine.replica:
+            return
+        with self._together("publishing steps", waits=False):
+            offset_s = engine.peers.clock_offset_s() if engine.peers else 0.0
+            ready = prepare(pathlib.Path(folder), engine.rank)
+            faults = [f for f in (engine.peers.gather(ready) if engine.peers else [ready]) if f]
+        if faults:
+            raise InputError(f"steps cannot be published to {folder}: {faults[0]}; give another folder")
+        engine.publisher = Publisher(engine, pathlib.Path(folder), every_s, offset_s)

@@ -6,26 +6,37 @@ Generating schedules is left to ``schedule``, choosing among them to ``solve``, 
 from ..schedule.actions import StageTimes, Transfer
 from .bubbles import Bubble
 from .planned import plan_schedule, plan_transfers, stage_times
-from .report import Report, StageReport
+from .recorded import Ran, Recorded, make_report
+from .report import DRIFTED, Report, StageReport
 from .simulate import in_turn_s, simulate, simulate_schedule
 from .timeline import Event, Sent
 from .trace import chrome_trace
 from .views import Timeline
+from .watched import Watchable, Watched, plan_file, rank_file, watched
 
 __all__ = [
+    "DRIFTED",
     "Bubble",
     "Event",
+    "Ran",
+    "Recorded",
     "Report",
     "Sent",
     "StageReport",
     "StageTimes",
     "Timeline",
     "Transfer",
+    "Watchable",
+    "Watched",
     "chrome_trace",
     "in_turn_s",
+    "make_report",
+    "plan_file",
     "plan_schedule",
     "plan_transfers",
+    "rank_file",
     "simulate",
     "simulate_schedule",
     "stage_times",
+    "watched",
 ]

@@ -6,19 +6,23 @@ Gathering it from the ranks is left to ``runtime``, drawing it to ``look``.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from typing import Any
 
 from ..plans import Plan
 from ..schedule import Action, Schedule
 from ..shown import Shown
-from ..units import format_seconds
+from ..units import format_bytes, format_seconds
+from .simulate import simulate
 from .timeline import Sent
 from .views import Timeline
 
-__all__ = ["Report", "StageReport"]
+__all__ = ["DRIFTED", "Report", "StageReport"]
 
 DRIFTED = 1.1
 """From which :attr:`Report.drift` on a report speaks of it."""
+STRAGGLING = 1.2
+"""From which :attr:`Report.slowness` on a rank is a straggler."""
 RankedAction = tuple[int, Action, float, float]
 """(rank, action, start_s, end_s), seconds since the first rank began the step."""
 
@@ -48,8 +52,9 @@ class Report(Shown):
     in_turn: whether one process ran all ranks, one action after another; the prediction is then of that.
     events: every action of the last step, on rank 0's clock.
     plan: what was predicted.
-    peak_bytes: per rank the most its device held, as its allocator counts; empty where that is not counted
-        or one process ran all ranks.
+    peak_bytes: per rank the most its device held, as its allocator counts; on a host, by how much the
+        process grew beyond what it had when the runtime was made, its own weights apart. Empty where nobody
+        counts or one process ran all ranks.
     messages: between ranks in the last step, on the same clock.
     """
 
@@ -80,13 +85,35 @@ class Report(Shown):
         About that much shorter a step could be if it were cut anew; 1.0 where work lies as planned.
         """
         peaks = []
-        for kind in ("measured", "predicted"):
-            loads = [0.0] * self.plan.n_ranks
-            for stage in self.stages:
-                times = getattr(stage, kind)
-                loads[stage.rank] += sum(times[action] for action in stage.measured)
+        for loads in (self._loads("measured"), self._loads("predicted")):
             peaks.append(max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0)
         return max(1.0, peaks[0] / peaks[1])
+
+    @property
+    def slowness(self) -> tuple[float, ...]:
+        """Per rank, how many times longer its work takes than planned, the median rank's being 1.0."""
+        pairs = zip(self._loads("measured"), self._loads("predicted"), strict=True)
+        ratios = [took / said if said else 1.0 for took, said in pairs]
+        middle = statistics.median(ratios)
+        return tuple(ratio / middle if middle else 1.0 for ratio in ratios)
+
+    @property
+    def stragglers(self) -> tuple[int, ...]:
+        """The ranks whose work takes :data:`STRAGGLING` times longer than the others', each as planned."""
+        return tuple(rank for rank, factor in enumerate(self.slowness) if factor > STRAGGLING)
+
+    @property
+    def predicted_peak_bytes(self) -> tuple[int, ...]:
+        """Per rank, the most that the plan says it holds."""
+        return simulate(self.plan).peak_bytes
+
+    def _loads(self, kind: str) -> list[float]:
+        """Per rank, seconds of work on one microbatch: ``measured``, or ``predicted`` for what ran."""
+        loads = [0.0] * self.plan.n_ranks
+        for stage in self.stages:
+            times = getattr(stage, kind)
+            loads[stage.rank] += sum(times[action] for action in stage.measured)
+        return loads
 
     @property
     def bubble_fraction(self) -> float:
@@ -102,6 +129,8 @@ class Report(Shown):
         stages = [dataclasses.asdict(s) for s in self.stages]
         steps = {k: getattr(self, k) for k in ("predicted_step_s", "measured_step_s", "n_steps", "in_turn")}
         peaks = {"peak_bytes": list(self.peak_bytes)}
+        if self.peak_bytes:
+            peaks["predicted_peak_bytes"] = list(self.predicted_peak_bytes)
         return {
             "stages": stages,
             **steps,
@@ -116,12 +145,27 @@ class Report(Shown):
             for kind, measured_s in stage.measured.items():
                 rows.append(_row(stage.index, stage.rank, kind, stage.predicted[kind], measured_s))
         rows.append(_row("", "", "step", self.predicted_step_s, self.measured_step_s))
+        rows += self._memory_rows()
+        for rank in self.stragglers:
+            factor = self.slowness[rank]
+            rows.append(f"rank {rank} straggles: its work takes {factor:.2f} times longer than the others'")
         if self.drift > DRIFTED:
             rows.append(
                 f"the busiest rank is {self.drift:.2f} times further from the mean than planned: "
                 "rebalance() would cut anew"
             )
         return "\n".join(rows)
+
+    def _memory_rows(self) -> list[str]:
+        """The most each rank held beside what the plan says, where somebody counts."""
+        if not self.peak_bytes:
+            return []
+        rows = [f"{'':>5} {'rank':>4} {'memory':>6} {'predicted':>10} {'measured':>10} {'ratio':>6}"]
+        for rank, (said, held) in enumerate(zip(self.predicted_peak_bytes, self.peak_bytes, strict=True)):
+            ratio = f"{held / said:.2f}" if said else "–"
+            sizes = f"{format_bytes(said):>10} {format_bytes(held):>10}"
+            rows.append(f"{'':>5} {rank:>4} {'':>6} {sizes} {ratio:>6}")
+        return rows
 
 
 def _row(stage: object, rank: object, what: str, predicted_s: float, measured_s: float) -> str:

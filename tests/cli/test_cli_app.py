@@ -21,7 +21,9 @@ from autopipe.cli.output import EXIT_CODES
 from autopipe.schedule import build, to_csv
 
 SAMPLE = str(pathlib.Path(autopipe.__file__).parent / "cli" / "sample.py") + ":small"
-VERBS = ("profile", "plan", "simulate", "compare", "explain", "diff", "report", "probe", "run", "doctor")
+VERBS = (
+    "profile", "plan", "simulate", "compare", "explain", "diff", "report", "watch", "probe", "run", "doctor",
+)  # fmt: skip
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -292,6 +294,32 @@ def test_run_trains_and_agrees_with_the_model():
     assert told["worst_relative_difference"] < 1e-5
     assert told["losses"][-1] < told["losses"][0]
     assert told["measured_s"] > 0
+
+
+def test_what_a_run_publishes_is_watched(tmp_path):
+    live = tmp_path / "live"
+    assert invoke("watch", live).exit_code == 2
+    live.mkdir()
+    early = invoke("watch", live)
+    assert early.exit_code == 1
+    assert "was told" in early.stderr
+    assert invoke("run", SAMPLE, "--steps", "3", *ESTIMATED[2:], "--publish", live).exit_code == 0
+    told = json.loads(invoke("watch", live, "--json").stdout)
+    assert 1 <= told["step"] <= 3
+    assert set(told["bubble"]) == {"warmup_s", "drain_s", "imbalance_s", "communication_s"}
+    shown = invoke("watch", live).stdout
+    assert "predicted, ratio" in shown
+    assert "Idle" in shown
+
+
+def test_a_plan_over_a_mesh(plan_path, tmp_path):
+    page = tmp_path / "page.html"
+    done = invoke("report", plan_path, "--mesh", "dp=2,pp=2", "--per-host", "2", "--out", page)
+    assert "4 processes on 2 hosts" in done.stdout
+    assert "Gradients summed over replicas" in done.stdout
+    assert 'id="mesh"' in page.read_text()
+    assert invoke("report", plan_path, "--mesh", "pp=3", "--out", page).exit_code == 2
+    assert invoke("report", plan_path, "--per-host", "2", "--out", page).exit_code == 2
 
 
 def test_counts_are_found_and_what_is_planned_is_as_asked():

@@ -1,6 +1,6 @@
-"""Gathers what the ranks measured into one report beside the plan's predictions.
+"""What ranks recorded of their last steps, and the report it makes beside the plan's predictions.
 
-The report itself is plain data of ``simulator``; drawing it is left to ``look``.
+Recording and bringing it together is left to ``runtime`` and ``watched``; drawing the report to ``look``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import msgspec
 
 from ..plans import Plan
 from ..schedule import Action, Message
-from ..simulator import Report, Sent, StageReport, in_turn_s, simulate, stage_times
+from .planned import stage_times
+from .report import Report, StageReport
+from .simulate import in_turn_s, simulate
+from .timeline import Sent
 
 __all__ = ["Ran", "Recorded", "make_report"]
 
