@@ -22,13 +22,3 @@ def _seeded():
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def ready():
-    """What forks ranks that have torch and autopipe imported."""
-    from processes import Ready
-
-    forks = Ready(("autopipe.api",))
-    yield forks
-    forks.close()

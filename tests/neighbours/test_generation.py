@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 import torch
+from processes import run_ranks
 
 import autopipe
 
@@ -14,22 +15,22 @@ SCRIPT = pathlib.Path(__file__).parent / "generate_ranks.py"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "opt"])
-def test_tokens_of_a_family(ready, family):
-    ready.run_ranks(SCRIPT, 2, "same_tokens", family, "greedy", "beams", "criteria")
+def test_tokens_of_a_family(family):
+    run_ranks(SCRIPT, 2, "same_tokens", family, "greedy", "beams", "criteria")
 
 
-def test_tokens_on_two_ranks(ready):
+def test_tokens_on_two_ranks():
     ways = ("greedy", "sampling", "beams", "beams that sample", "criteria", "no cache", "chunks")
-    ready.run_ranks(SCRIPT, 2, "same_tokens", "gpt2", *ways)
+    run_ranks(SCRIPT, 2, "same_tokens", "gpt2", *ways)
 
 
-def test_tokens_on_four_ranks(ready):
-    ready.run_ranks(SCRIPT, 4, "same_tokens", "llama", "greedy", "beams")
+def test_tokens_on_four_ranks():
+    run_ranks(SCRIPT, 4, "same_tokens", "llama", "greedy", "beams")
 
 
-def test_what_is_around(ready):
+def test_what_is_around():
     """Other cuts, released weights, feeding, errors of the user's own, and what is refused."""
-    ready.run_ranks(SCRIPT, 2, "around")
+    run_ranks(SCRIPT, 2, "around")
 
 
 def test_alone_it_is_the_model_s_own():

@@ -3,6 +3,7 @@
 import pathlib
 
 import pytest
+from processes import run_ranks
 
 pytest.importorskip("transformers", reason="needs the transformers extra")
 
@@ -10,12 +11,12 @@ SCRIPT = pathlib.Path(__file__).parent / "loop_ranks.py"
 
 
 @pytest.fixture
-def hold(ready, tmp_path):
+def hold(tmp_path):
     """Train plainly in one process, then on ranks, which compare."""
 
     def held(check, *args):
         for n_ranks in (0, 2):
-            ready.run_ranks(SCRIPT, n_ranks, check, tmp_path, *args)
+            run_ranks(SCRIPT, n_ranks, check, tmp_path, *args)
 
     return held
 

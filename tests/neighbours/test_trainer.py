@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 import torch
+from processes import run_ranks
 
 import autopipe
 
@@ -13,21 +14,21 @@ pytest.importorskip("accelerate", reason="needs the accelerate extra")
 SCRIPT = pathlib.Path(__file__).parent / "trainer_ranks.py"
 
 
-def test_a_causal_model(ready, tmp_path):
+def test_a_causal_model(tmp_path):
     """On two ranks, and resumed on four from a checkpoint of two."""
     for n_ranks in (0, 2, 4):
-        ready.run_ranks(SCRIPT, n_ranks, "causal", tmp_path)
+        run_ranks(SCRIPT, n_ranks, "causal", tmp_path)
 
 
-def test_a_classifier_in_bf16(ready, tmp_path):
+def test_a_classifier_in_bf16(tmp_path):
     for n_ranks in (0, 2):
-        ready.run_ranks(SCRIPT, n_ranks, "classifier", tmp_path)
+        run_ranks(SCRIPT, n_ranks, "classifier", tmp_path)
 
 
-def test_adapters(ready, tmp_path):
+def test_adapters(tmp_path):
     pytest.importorskip("peft", reason="needs the peft extra")
     for n_ranks in (0, 2):
-        ready.run_ranks(SCRIPT, n_ranks, "adapters", tmp_path)
+        run_ranks(SCRIPT, n_ranks, "adapters", tmp_path)
 
 
 def test_what_is_not_taken(tmp_path):

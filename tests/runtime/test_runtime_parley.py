@@ -51,8 +51,8 @@ def run(how, tmp_path):
             ranks[1].send_signal(signal.SIGKILL)
         return first, ranks[1].communicate(timeout=20)[0]
     finally:
-        for process in ranks:
-            process.kill()
+        for rank in ranks:
+            rank.end()
 
 
 @pytest.mark.timeout(130)

@@ -7,6 +7,7 @@ import types
 
 import pytest
 import torch
+from processes import run_ranks
 from torch import nn
 
 import autopipe
@@ -24,8 +25,8 @@ def train(rt, n=1):
         rt.step(torch.randn(8, 8), target=torch.randn(8, 8))
 
 
-def test_two_ranks(ready, tmp_path):
-    ready.run_ranks(pathlib.Path(__file__).parent / "publish_ranks.py", 2, tmp_path / "live", timeout_s=90)
+def test_two_ranks(tmp_path):
+    run_ranks(pathlib.Path(__file__).parent / "publish_ranks.py", 2, tmp_path / "live", timeout_s=90)
 
 
 def test_one_process(tmp_path):
