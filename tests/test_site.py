@@ -9,6 +9,7 @@ import sys
 import pytest
 from processes import run_ranks
 
+import autopipe
 from autopipe import errors
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -50,6 +51,12 @@ def test_every_error_has_its_remedy():
     text = (SITE / "errors.md").read_text()
     named = set(re.findall(r"^\| `(\w+)`", text, re.M))
     assert named == set(errors.__all__) - {"AutopipeError"}
+
+
+def test_every_public_name_is_in_the_reference():
+    reference, listed = (SITE / "api.md").read_text(), (SITE / "errors.md").read_text()
+    for name in autopipe.__all__:
+        assert f"autopipe.{name}\n" in reference or f"| `{name}` |" in listed or name == "AutopipeError", name
 
 
 def test_every_benchmark_is_listed():
