@@ -85,10 +85,12 @@ def run(
 ) -> Told | None:
     """Split a model, check it against the original, train it some steps; predicted and measured side by side.
 
-    All stages run in this process, 2 by default; under torchrun each rank runs its own, by default one. A
-    model that computes no loss of its own is trained on the mean square of its outputs.
+    All stages run in this process, 2 by default; under torchrun each rank runs its own, by default one, and
+    the links between them are measured first, unless --cluster gives them. A model that computes no loss of
+    its own is trained on the mean square of its outputs.
     """
     from ..errors import InputError
+    from ..measure import probe as measure_links
     from .planning import Request
     from .training import job, train
 
@@ -96,7 +98,9 @@ def run(
         raise InputError("--meta makes no weights to train; leave it out, or use plan and simulate")
     with job() as n_ranks:
         how = how if how.stages is not None else dataclasses.replace(how, stages=max(2, n_ranks))
-        pipe = Request(model, making).split(how)
+        request = Request(model, making)
+        cluster = measure_links() if n_ranks > 1 and request.runs_here else None
+        pipe = request.split(how, cluster)
         result = train(pipe, steps, lr, publish)
         if out is not None:
             out.write_text(json.dumps(result.timeline))

@@ -90,8 +90,13 @@ class Request:
             dims["batch"] = math.ceil(dims["batch"] / n_microbatches)
         return estimate(captured, self.hardware or described(device_name(where or "cpu")), dims=dims)
 
-    def split(self, how: Planning) -> Pipe:
-        """The model, planned and split."""
+    @property
+    def runs_here(self) -> bool:
+        """Whether the plan is for this very job: its costs are measured, and no other links are given."""
+        return self.making.cluster is None and self.source == "measured"
+
+    def split(self, how: Planning, cluster: Cluster | None = None) -> Pipe:
+        """The model, planned and split, for ``cluster`` where the options name none."""
         import autopipe
 
         if how.stages in (None, "auto") and how.ranks is None and self.making.cluster is None:
@@ -103,7 +108,7 @@ class Request:
         given = {
             "costs": source,
             "device": self.hardware or self.making.device,
-            "cluster": self.making.cluster,
+            "cluster": self.making.cluster or cluster,
             "n_microbatches": how.microbatches,
             "schedule": how.schedule,
             "n_ranks": how.ranks,

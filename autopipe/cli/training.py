@@ -26,7 +26,10 @@ __all__ = ["Trained", "job", "train"]
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What some steps did: losses, parity before them, seconds predicted and measured."""
+    """What some steps did: losses, parity before them, seconds predicted and measured.
+
+    ``links``: where the prediction has those between ranks from.
+    """
 
     n_stages: int
     n_ranks: int
@@ -35,6 +38,7 @@ class Trained:
     predicted_s: float
     measured_s: float
     timeline: dict[str, Any]
+    links: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; the timeline is left to ``--out``."""
@@ -100,6 +104,7 @@ def train(pipe: Pipe, steps: int, lr: float, publish: pathlib.Path | None = None
         report.predicted_step_s,
         report.measured_step_s,
         report.timeline.to_dict(),
+        plan.cluster.local.source,
     )
 
 
