@@ -214,7 +214,7 @@ def keep_freed(device: torch.device) -> None:
     as long, until a block larger than all of theirs has come and gone.
     """
     if device.type == "cpu":
-        torch.zeros(_SETTLING_BYTES, dtype=torch.uint8)
+        torch.empty(_SETTLING_BYTES, dtype=torch.uint8)  # whose pages are never touched
 
 
 def _index(device: torch.device) -> int:

@@ -11,6 +11,7 @@ import atexit
 import json
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -19,7 +20,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from .. import errors
-from ..errors import AutopipeError, InputError, PlanError
+from ..errors import AutopipeError, InputError, PlanError, StepError
+from ..runtime.wire.aside import aside
 from ..runtime.wire.parley import Parley
 
 __all__ = ["decide_once", "in_group", "join_group", "make_alike"]
@@ -29,12 +31,13 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def join_group() -> None:
+def join_group(limit_s: float | None = None) -> None:
     """Be in the process group of all ranks where a launcher (``torchrun``) started several and none is up.
 
     Takes this process's accelerator, numbered by ``LOCAL_RANK``, where the machine has some, and leaves the
     group when the process ends. Does nothing in a single process, or when the script made the group itself.
-    Raises :class:`InputError` when the launcher's environment is not complete.
+    Raises :class:`InputError` when the launcher's environment is not complete, :class:`StepError` where the
+    others do not come within ``limit_s``, by default what torch waits.
     """
     n_ranks = os.environ.get("WORLD_SIZE", "1")
     if not dist.is_available() or dist.is_initialized() or n_ranks == "1" or "RANK" not in os.environ:
@@ -59,10 +62,26 @@ def join_group() -> None:
         torch.accelerator.set_device_index(number)
         backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device.type)}"
         device = torch.device(device.type, number)
-    _join(backend)
+    began_s = time.monotonic()
+
+    def check() -> None:
+        waited_s = time.monotonic() - began_s
+        if limit_s is not None and waited_s > limit_s:
+            raise StepError(f"{_NOT_JOINED.format(n_ranks)}: waited {waited_s:.1f} s (stall_limit_s)")
+
+    try:
+        aside(lambda: _join(backend), "autopipe joining", check)
+    except RuntimeError as error:
+        raise StepError(f"{_NOT_JOINED.format(n_ranks)}: {error}") from error
     atexit.register(_leave_group)
     rank, where = dist.get_rank(), device or "cpu"
     _logger.info("joined the launcher's %s ranks as rank %d, on %s with %s", n_ranks, rank, where, backend)
+
+
+_NOT_JOINED = (
+    "not all {} ranks came to the process group, or who hosts its store (rank 0, or the launcher) is gone or "
+    "stopped; look at their logs"
+)
 
 
 def _join(backend: str) -> None:

@@ -186,7 +186,7 @@ def split(
     check_model(model, args, kwargs)
     if stall_limit_s is not None:
         number("stall_limit_s", stall_limit_s, above=True, most=1e9, unit="seconds")
-    join_group()
+    join_group(stall_limit_s)
     if plan is not None:
         if not isinstance(plan, (Plan, str, pathlib.Path)):
             check_plan(plan)

@@ -369,9 +369,10 @@ class Runtime:
         """Save the whole model under its own names, and what trains it; every rank calls it alike.
 
         ``path`` becomes a directory of safetensors shards with an index, as Hugging Face lays them out (with
-        ``config.json`` for transformers models, so that ``from_pretrained`` reads it), each rank writing its
-        own. It appears whole, by one rename: whatever fails or dies before leaves an earlier save there as it
-        was. A ``path`` with a suffix (``model.pt``) gets one file that
+        ``config.json`` for transformers models, so that ``from_pretrained`` reads it; for
+        ``torch.distributed.checkpoint.load`` there is torch's ``HuggingFaceStorageReader``), each rank
+        writing its own. It appears whole, by one rename: whatever fails or dies before leaves an earlier save
+        there as it was. A ``path`` with a suffix (``model.pt``) gets one file that
         ``model.load_state_dict(torch.load(…))`` reads instead.
 
         ``optimizer`` and ``states`` (``scheduler=``, ``scaler=``, ``loader=``, further optimizers: anything
@@ -406,6 +407,9 @@ class Runtime:
         **states: Any,
     ) -> None:
         """Load what :meth:`save` wrote, or a plain model's checkpoint: Hugging Face's layout, or one file.
+
+        So is what ``torch.distributed.checkpoint`` saved of a plain or an FSDP2 model, under whichever key,
+        with an optimizer's ``get_optimizer_state_dict`` and other objects by their keys.
 
         Each rank reads the tensors it holds, whatever the cut, schedule or number of ranks were. What
         :meth:`save` wrote also restores the number of steps, so that random streams go on, the user's random

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import json
 import os
 import pathlib
@@ -21,7 +22,7 @@ from typing import Any
 from . import rank as one_rank
 from .rank import LIMIT_S, ON_RANK_0, PLACES
 
-__all__ = ["FAULTS", "GOOD", "Ranks", "cases", "walk"]
+__all__ = ["FAULTS", "GOOD", "KINDS", "Ranks", "cases", "walk"]
 
 FAULTS = ("killed", "stopped", "raises", "left")
 GOOD = frozenset(("told", "done"))
@@ -46,7 +47,8 @@ class Ranks:
             s.bind(("127.0.0.1", 0))
             port = str(s.getsockname()[1])
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(n_ranks)}
-        self.pids = []
+        self.pids = list[int]()
+        self._stacks = [os.memfd_create(f"stacks of rank {rank}") for rank in range(n_ranks)]
         for rank in range(n_ranks):
             pid = os.fork()
             if pid == 0:
@@ -55,6 +57,7 @@ class Ranks:
                 nowhere = os.open(os.devnull, os.O_RDWR)
                 for fd in (0, 1, 2):
                     os.dup2(nowhere, fd)
+                faulthandler.register(signal.SIGUSR1, self._stacks[rank])
                 try:
                     work()
                 finally:
@@ -69,6 +72,15 @@ class Ranks:
                 self._ended.add(rank)
         return self._ended.issuperset(ranks)
 
+    def stacks(self, ranks: Sequence[int]) -> list[str]:
+        """Where each thread is of those of ``ranks`` that have not ended."""
+        hanging = [rank for rank in ranks if not self.has_ended([rank])]
+        for rank in hanging:
+            os.kill(self.pids[rank], signal.SIGUSR1)
+        time.sleep(0.5 if hanging else 0.0)
+        texts = [os.pread(self._stacks[rank], 1 << 20, 0).decode() for rank in hanging]
+        return [f"rank {rank} is at\n{text}" for rank, text in zip(hanging, texts, strict=True)]
+
     def end(self) -> None:
         """End those that have not."""
         for rank, pid in enumerate(self.pids):
@@ -77,6 +89,7 @@ class Ranks:
                     os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 self._ended.add(rank)
+            os.close(self._stacks[rank])
 
 
 @dataclasses.dataclass
@@ -98,11 +111,12 @@ class Case:
         others = [r for r in range(N_RANKS) if r != self.victim]
         if not self._ranks.has_ended(others) and time.monotonic() < self._until_s:
             return None
+        stacks = self._ranks.stacks(others)
         self._ranks.end()
         with self._folder:
-            return self._judged(pathlib.Path(self._folder.name), others)
+            return self._judged(pathlib.Path(self._folder.name), others, stacks)
 
-    def _judged(self, folder: pathlib.Path, others: Sequence[int]) -> dict[str, Any]:
+    def _judged(self, folder: pathlib.Path, others: Sequence[int], stacks: list[str]) -> dict[str, Any]:
         row: dict[str, Any] = {"moment": self.moment, "fault": self.fault, "rank": self.victim}
         if not (folder / "fault").exists():
             return {**row, "outcome": "never met", "seconds": None, "told": []}
@@ -116,12 +130,12 @@ class Case:
         elif seconds > LIMIT_S + MARGIN_S:
             outcome = "late"
         else:
-            outcome = "told" if kinds <= _KINDS else "done" if kinds == {"done"} else "raw"
+            outcome = "told" if kinds <= KINDS else "done" if kinds == {"done"} else "raw"
         texts = sorted({f"{t['kind']}: {t['text']}" for t in told})
-        return {**row, "outcome": outcome, "seconds": round(seconds, 1), "told": texts}
+        return {**row, "outcome": outcome, "seconds": round(seconds, 1), "told": texts + stacks}
 
 
-_KINDS = frozenset(("StepError", "PlanError", "StoreError", "InputError"))
+KINDS = frozenset(("StepError", "PlanError", "StoreError", "InputError"))
 
 
 def walk(chosen: Sequence[tuple[str, str, int]], n_at_once: int = 1) -> Iterator[dict[str, Any]]:

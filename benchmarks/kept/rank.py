@@ -26,6 +26,7 @@ LIMIT_S = 6.0
 """``stall_limit_s``, of the runtime and of split."""
 
 PLACES = {
+    "joining the group": ("autopipe.api.agree", "_join", 1),
     "in split, before a word": ("autopipe.api.verbs", "capture", 1),
     "in split, planning": ("autopipe.api.verbs", "_plan", 1),
     "in split, measuring": ("autopipe.measure", "profile", 1),
@@ -94,11 +95,10 @@ def arrange(moment: str, fault: str, folder: pathlib.Path) -> None:
 
 def main(moment: str, fault: str, victim: int, folder: pathlib.Path) -> None:
     """Train, save, load, report: whatever is left of it."""
-    dist.init_process_group("gloo")
-    if dist.get_rank() == victim:
+    if int(os.environ["RANK"]) == victim:
         arrange(moment, fault, folder)
     costs = "measured" if "measuring" in moment else "estimated"
-    trainer = Trainer(dist.get_world_size(), stall_limit_s=LIMIT_S, costs=costs)
+    trainer = Trainer(int(os.environ["WORLD_SIZE"]), stall_limit_s=LIMIT_S, costs=costs)
     runtime, kept = trainer.runtime, trainer.kept
     for n in range(3):
         trainer.train(1, clip=1.0)

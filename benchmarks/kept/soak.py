@@ -6,7 +6,6 @@ Every loss it ever computes is held against that of a run in one process that no
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import itertools
 import json
 import os
@@ -18,9 +17,9 @@ import time
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 
-from .faults import Ranks
+from .faults import KINDS, Ranks
+from .rank import told
 from .work import Trainer
 
 __all__ = ["Soaked", "soak", "undisturbed"]
@@ -54,9 +53,6 @@ def undisturbed() -> Iterator[float]:
 
 def _train(folder: pathlib.Path, n_stages: int) -> None:
     """One rank's part of one start: go on from the last save until killed."""
-    if n_stages > 1:
-        # torch's own wait for all to come: half an hour by default
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
     trainer = Trainer(n_stages, dtype=torch.float64, stall_limit_s=STALL_LIMIT_S)
     runtime, kept = trainer.runtime, trainer.kept
     done = runtime.resume(folder / "run", **kept)
@@ -78,9 +74,9 @@ def soak(length_s: float, seed: int = 0) -> Soaked:
         until_s = time.monotonic() + length_s
         while time.monotonic() < until_s:
             n_ranks = draw.choice(RANKS)
-            ranks = Ranks(n_ranks, lambda n=n_ranks: _train(folder, n))
+            ranks = Ranks(n_ranks, lambda n=n_ranks: told(lambda: _train(folder, n), _ended(folder)))
             found.n_starts += 1
-            _meet(ranks, n_ranks, draw, found)
+            _meet(ranks, n_ranks, draw, found, folder)
         wanted, known = undisturbed(), list[float]()
         for line in (folder / "losses").read_text().splitlines():
             n, loss = json.loads(line)
@@ -93,8 +89,13 @@ def soak(length_s: float, seed: int = 0) -> Soaked:
     return found
 
 
-def _meet(ranks: Ranks, n_ranks: int, draw: random.Random, found: Soaked) -> None:
-    """Kill or stop one of the ranks after a while; the others must end by themselves."""
+def _ended(folder: pathlib.Path) -> pathlib.Path:
+    """Where this rank writes what it ended with."""
+    return folder / f"ended-{os.environ['RANK']}"
+
+
+def _meet(ranks: Ranks, n_ranks: int, draw: random.Random, found: Soaked, folder: pathlib.Path) -> None:
+    """Kill or stop one of the ranks after a while; the others must end by themselves, and not before."""
     time.sleep(draw.uniform(0.5, 6.0))
     victim = draw.randrange(n_ranks)
     fault = draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP))
@@ -104,8 +105,13 @@ def _meet(ranks: Ranks, n_ranks: int, draw: random.Random, found: Soaked) -> Non
     while not ranks.has_ended(others) and time.monotonic() < began_s + GIVEN_UP_S:
         time.sleep(0.02)
     ended_s = time.monotonic() - began_s
-    has_ended = ranks.has_ended(others)
+    stacks = ranks.stacks(others)
     ranks.end()
-    assert has_ended, f"of {n_ranks} ranks some did not end in {GIVEN_UP_S} s after {fault!r} met {victim}"
+    assert not stacks, "\n".join([f"{GIVEN_UP_S} s after {fault!r} met {victim} of {n_ranks}:", *stacks])
+    for path in folder.glob("ended-*"):
+        end = json.loads(path.read_text())
+        path.unlink()
+        assert end["kind"] in KINDS, f"{path.name} with {end['kind']}: {end['text']}"
+        assert end["at_s"] > began_s, f"{path.name} before {fault!r} met rank {victim}: {end['text']}"
     found.n_kills += 1
     found.slowest_end_s = max(found.slowest_end_s, round(ended_s, 1))

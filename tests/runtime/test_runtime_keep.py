@@ -441,6 +441,9 @@ def test_optimizer_state_of_a_rank_without_parameters():
         def __init__(self):
             self.states = states
 
+        def optimizer_states(self, key):
+            return [state["optimizers"][key] for state in states]
+
         def read(self, wanted, stored):
             assert not wanted
 

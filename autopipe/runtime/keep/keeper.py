@@ -198,10 +198,10 @@ class Keeper:
         wanted = {n: t for stage in engine.stages for n, t in named_tensors(stage).items()}
         restoring: Restoring | None = None
         with self._agreed(path, "nothing was changed"):
-            checkpoint = open_checkpoint(path)
-            own = checkpoint.manifest
             known = [n for s in engine.all_stages for n in named_tensors(s)]
             known += [n for n, _ in engine.capture.model.named_buffers()]
+            checkpoint = open_checkpoint(path, known)
+            own = checkpoint.manifest
             found, faults = differences(checkpoint.weights, wanted, known, self.names, exact=own is not None)
             if not strict:
                 faults = [f for f in faults if not f.startswith("not of this model: ")]

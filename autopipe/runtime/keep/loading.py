@@ -1,4 +1,4 @@
-"""Reads checkpoints: our own, Hugging Face's, and single files; all is checked before anything is changed.
+"""Reads checkpoints: ours, Hugging Face's, torch's, single files; all is checked before anything is changed.
 
 Which part of which tensor a rank needs is worked out by ``torch.distributed.checkpoint``'s planner; how
 tensors lie in files is left to ``tensorfile``.
@@ -11,7 +11,7 @@ import os
 import pathlib
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,12 +29,15 @@ from torch.futures import Future
 
 from ...errors import StoreError
 from ..wire.values import Unfit, loads
+from .distcp import MAX_METADATA_BYTES, METADATA, Distcp
 from .extra import is_extra
 from .folder import MANIFEST, resolve
+from .foreign import sort_out
 from .manifest import Manifest, open_files, read_manifest, read_plain
-from .tensorfile import Spec, TensorFile, open_regular
+from .stored import Source, Stored
+from .tensorfile import Spec, TensorFile, has_nan, is_plain, open_regular
 
-__all__ = ["Checkpoint", "Stored", "differences", "open_checkpoint"]
+__all__ = ["Checkpoint", "differences", "open_checkpoint"]
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLES = ("model.safetensors", "pytorch_model.bin")
@@ -71,7 +74,7 @@ class Pickled:
             raise StoreError(f"{path} holds no mapping of names to tensors, as a model's state_dict is")
         self.extras = {name: value for name, value in found.items() if is_extra(name)}
         self._tensors = {name: value for name, value in found.items() if name not in self.extras}
-        odd = [name for name, value in self._tensors.items() if not _is_plain(value)]
+        odd = [name for name, value in self._tensors.items() if not is_plain(value)]
         if odd:
             raise StoreError(
                 f"{path} has {odd[0]!r}, which is no dense tensor with values, as a model's state_dict has"
@@ -84,8 +87,7 @@ class Pickled:
 
     def has_nan(self, name: str) -> bool:
         """Whether any of a tensor's values is not a number."""
-        tensor = self._tensors[name]
-        return bool((tensor.is_floating_point() or tensor.is_complex()) and torch.isnan(tensor).any())
+        return has_nan(self._tensors[name])
 
     def read_into(self, name: str, out: Tensor, offsets: Sequence[int]) -> None:
         """Fill ``out`` with the part of a tensor that begins at ``offsets`` and has its shape."""
@@ -98,11 +100,6 @@ class Pickled:
     def read(self, name: str) -> Tensor:
         """A whole tensor, on the CPU."""
         return self._tensors[name].clone()
-
-
-def _is_plain(value: Any) -> bool:
-    is_dense = isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"
-    return is_dense and not value.is_quantized and not hasattr(value, "to_local")
 
 
 def _is_state(state: Any) -> bool:
@@ -123,28 +120,6 @@ def _is_state(state: Any) -> bool:
     return True
 
 
-class Stored:
-    """A tensor of a checkpoint that has not been read: where it is, and whether it was numpy's."""
-
-    __slots__ = ("file", "is_array", "name")
-
-    def __init__(self, file: TensorFile, name: str, is_array: bool = False) -> None:
-        self.file, self.name, self.is_array = file, name, is_array
-
-    def numpy(self) -> Stored:
-        """The same, to be read as an array."""
-        return Stored(self.file, self.name, True)
-
-    def read(self) -> Any:
-        """The tensor, or array."""
-        tensor = self.file.read(self.name)
-        return tensor.numpy() if self.is_array else tensor
-
-    @property
-    def spec(self) -> Spec:
-        return self.file.entries[self.name].spec
-
-
 class Checkpoint(StorageReader):
     """An open checkpoint, its structure checked. Also a reader for ``torch.distributed.checkpoint.load``.
 
@@ -155,30 +130,32 @@ class Checkpoint(StorageReader):
         :class:`Stored` in the place of tensors. extras: what modules keep beside their tensors, by name.
     """
 
-    def __init__(self, path: pathlib.Path) -> None:
+    def __init__(self, path: pathlib.Path, known: Collection[str] = ()) -> None:
         self.path = resolve(path)
         self.manifest: Manifest | None = None
         self.states: list[dict[str, Any]] = []
-        self._files: dict[str, TensorFile | Pickled] = {}
-        self._others: dict[str, tuple[TensorFile, str]] = {}
+        self._at: dict[str, tuple[Source, str]] = {}
+        self._others: dict[str, tuple[Source, str]] = {}
         if (self.path / MANIFEST).exists() or (self.path / MANIFEST).is_symlink():
             self._open_own()
+        elif (self.path / METADATA).exists():
+            self._open_distributed(known)
         else:
             self._open_foreign()
         self.extras = {n: v for state in reversed(self.states) for n, v in state.get("extras", {}).items()}
-        for name in [name for name in self._files if is_extra(name)]:
-            file = self._files.pop(name)
-            self.extras[name] = Stored(file, name) if isinstance(file, TensorFile) else file.extras[name]
-        self.weights = {name: _spec(file, name) for name, file in self._files.items()}
+        for name in [name for name in self._at if is_extra(name)]:
+            file, inner = self._at.pop(name)
+            self.extras[name] = file.extras[inner] if isinstance(file, Pickled) else Stored(file, inner)
+        self.weights = {name: file.specs[inner] for name, (file, inner) in self._at.items()}
 
     def _open_own(self) -> None:
         self.manifest = read_manifest(self.path)
         opened = open_files(self.path, self.manifest)
         for name in self.manifest.weights:
             for tensor in opened[name].entries:
-                if tensor in self._files:
+                if tensor in self._at:
                     raise StoreError(f"{self.path} holds {tensor} twice; use another checkpoint")
-                self._files[tensor] = opened[name]
+                self._at[tensor] = opened[name], tensor
         for name in self.manifest.states:
             tensors = opened.get(name.replace(".json", ".safetensors"))
 
@@ -220,7 +197,23 @@ class Checkpoint(StorageReader):
                 missing = ", ".join(sorted(listed - held)[:3])
                 raise StoreError(f"{folder / name} lacks {missing}, which the index says are in it")
             for tensor in held if listed is None else listed:
-                self._files[tensor] = opened
+                self._at[tensor] = opened, tensor
+
+    def _open_distributed(self, known: Collection[str]) -> None:
+        """What ``torch.distributed.checkpoint`` saved: a model under whichever key, optimizers, the rest."""
+        opened = Distcp(self.path, read_plain(self.path / METADATA, most=MAX_METADATA_BYTES))
+        found = sort_out(opened.tree(lambda name: Stored(opened, name)), known, self.path)
+        self._at = {name: (opened, stored.name) for name, stored in found.weights.items()}
+        self.states = [{"optimizers": found.optimizers, "objects": found.objects, "extras": found.extras}]
+        if not _is_state(self.states[0]):
+            raise StoreError(f"{self.path} holds an optimizer's state that no optimizer has")
+
+    def optimizer_states(self, key: str) -> Iterator[dict[str, Any]]:
+        """What each rank saved of an optimizer; others' only one goes by any key."""
+        for state in self.states:
+            kept = state.get("optimizers", {})
+            is_one = self.manifest is None and len(kept) == 1
+            yield next(iter(kept.values())) if is_one else kept.get(key, {})
 
     # -- checks -------------------------------------------------------------------------------------
 
@@ -231,16 +224,16 @@ class Checkpoint(StorageReader):
         """
         found = []
         for name in names:
-            file = self._files[name]
-            if self.manifest is None:
-                if file.has_nan(name):
-                    found.append(f"{name} has values that are no numbers (NaN)")
-            elif isinstance(file, TensorFile) and not self._fits(file, name):
-                found.append(f"{name} in {file.path.name} is damaged")
-        found += [
-            f"{s.name} in {s.file.path.name} is damaged" for s in stored if not self._fits(s.file, s.name)
-        ]
+            found += self._fault(name, *self._at[name])
+        for each in stored:
+            found += self._fault(each.name, each.file, each.name)
         return found
+
+    def _fault(self, name: str, file: Source, inner: str) -> list[str]:
+        if self.manifest is None:
+            return [f"{name} has values that are no numbers (NaN)"] if file.has_nan(inner) else []
+        is_whole = isinstance(file, TensorFile) and self._fits(file, inner)
+        return [] if is_whole else [f"{name} in {file.path.name} is damaged"]
 
     def _fits(self, file: TensorFile, name: str) -> bool:
         assert self.manifest is not None
@@ -256,19 +249,19 @@ class Checkpoint(StorageReader):
         self.read_data(planner.finish_plan(planner.create_local_plan()), planner)
         self._others = {}
 
-    def _at(self, name: str) -> tuple[TensorFile | Pickled, str]:
-        return self._others.get(name) or (self._files[name], name)
+    def _place(self, name: str) -> tuple[Source, str]:
+        return self._others.get(name) or self._at[name]
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """What the planner needs to know of all tensors: each is one chunk."""
         names = [*self.weights, *self._others]
-        specs = {name: _spec(*self._at(name)) for name in names}
-        return Metadata({name: _described(spec) for name, spec in specs.items()})
+        places = {name: self._place(name) for name in names}
+        return Metadata({n: _described(file.specs[inner]) for n, (file, inner) in places.items()})
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill what the plan asks for."""
         for item in plan.items:
-            file, name = self._at(item.storage_index.fqn)
+            file, name = self._place(item.storage_index.fqn)
             target = planner.resolve_tensor(item)
             file.read_into(name, target.detach(), list(item.storage_offsets))
             planner.commit_tensor(item, target)
@@ -296,10 +289,13 @@ class Checkpoint(StorageReader):
         return pathlib.Path(checkpoint_id).exists()
 
 
-def open_checkpoint(path: pathlib.Path) -> Checkpoint:
-    """Open what is at ``path``. Raises :class:`StoreError` for what is no whole checkpoint."""
+def open_checkpoint(path: pathlib.Path, known: Collection[str] = ()) -> Checkpoint:
+    """Open what is at ``path``; ``known`` are the names by which a model among other things is found.
+
+    Raises :class:`StoreError` for what is no whole checkpoint.
+    """
     try:
-        return Checkpoint(path)
+        return Checkpoint(path, known)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -318,10 +314,6 @@ def _indexed(index: pathlib.Path) -> dict[str, set[str] | None]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"{index} is no index of a checkpoint: {error}; fetch it again") from error
     return files
-
-
-def _spec(file: TensorFile | Pickled, name: str) -> Spec:
-    return file.entries[name].spec if isinstance(file, TensorFile) else file.specs[name]
 
 
 def _described(spec: Spec) -> TensorStorageMetadata:

@@ -97,14 +97,12 @@ def read_manifest(path: pathlib.Path) -> Manifest:
     return found
 
 
-def read_plain(path: pathlib.Path, *, follows_links: bool = False) -> bytes:
-    """All of a small regular file. Raises :class:`StoreError`."""
+def read_plain(path: pathlib.Path, *, follows_links: bool = False, most: int = MAX_TEXT_BYTES) -> bytes:
+    """All of a regular file of at most ``most`` bytes. Raises :class:`StoreError`."""
     fd, n_bytes = open_regular(path, follows_links=follows_links)
     with os.fdopen(fd, "rb") as file:
-        if n_bytes > MAX_TEXT_BYTES:
-            raise StoreError(
-                f"{path} has {n_bytes} bytes; a text of a checkpoint has at most {MAX_TEXT_BYTES}"
-            )
+        if n_bytes > most:
+            raise StoreError(f"{path} has {n_bytes} bytes; such a file of a checkpoint has at most {most}")
         try:
             return file.read()
         except OSError as error:

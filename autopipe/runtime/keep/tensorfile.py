@@ -25,7 +25,18 @@ from torch import Tensor
 from ...errors import InputError, StoreError
 from ..wire.values import dtype_of, name_of
 
-__all__ = ["Entry", "Spec", "TensorFile", "bytes_of", "of_text", "open_regular", "text_of", "write_tensors"]
+__all__ = [
+    "Entry",
+    "Spec",
+    "TensorFile",
+    "bytes_of",
+    "has_nan",
+    "is_plain",
+    "of_text",
+    "open_regular",
+    "text_of",
+    "write_tensors",
+]
 
 CHUNK_BYTES = 1 << 23
 MAX_HEADER_BYTES = 100 << 20
@@ -89,6 +100,19 @@ def bytes_of(tensor: Tensor) -> memoryview:
         tensor.detach().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
     )
     return memoryview(flat.numpy())  # type: ignore[arg-type]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a dense tensor on the CPU, of numbers as they are."""
+    is_dense = isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"
+    return is_dense and not value.is_quantized and not hasattr(value, "to_local")
+
+
+def has_nan(tensor: Tensor) -> bool:
+    """Whether any of its values is not a number."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    return bool(torch.isnan(tensor.float() if tensor.dtype.itemsize == 1 else tensor).any())
 
 
 def text_of(tensor: Tensor) -> str:
@@ -186,7 +210,8 @@ class TensorFile:
 
     Attributes
     ----------
-    entries: by name. note: what the header says beside them. n_bytes: of the file. header_sum: its checksum.
+    entries: by name. specs: what each is. note: what the header says beside them. n_bytes: of the file.
+    header_sum: its checksum.
     """
 
     def __init__(self, path: pathlib.Path, *, follows_links: bool = True) -> None:
@@ -218,6 +243,7 @@ class TensorFile:
             if not isinstance(self.note, dict):
                 raise ValueError("its note is no mapping")
             self.entries = {str(n): _entry(n, raw, 8 + length) for n, raw in found.items()}
+            self.specs = {name: entry.spec for name, entry in self.entries.items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise self._damaged(f"its header is not one of tensors: {error}") from error
         at = 8 + length
@@ -240,8 +266,7 @@ class TensorFile:
         spec = self.entries[name].spec
         if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
             return False
-        pieces = (torch.frombuffer(bytearray(p), dtype=spec.dtype) for p in self._pieces(name))
-        return any(bool(torch.isnan(p.float() if p.dtype.itemsize == 1 else p).any()) for p in pieces)
+        return any(has_nan(torch.frombuffer(bytearray(p), dtype=spec.dtype)) for p in self._pieces(name))
 
     def _pieces(self, name: str) -> Iterator[memoryview]:
         entry = self.entries[name]

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from ...errors import InputError, StoreError
 from ...torch_private import pytree
-from .loading import Checkpoint, Stored
+from .loading import Checkpoint
 from .replicas import ALONE, Replica
+from .stored import Stored
 
 __all__ = ["LISTED", "Restoring", "collect", "find_stored", "names_in"]
 
@@ -183,8 +184,7 @@ class Restoring:
         """(state, group) of an optimizer by parameter name, whichever ranks saved them."""
         state: dict[str, Any] = {}
         group_of: dict[str, Any] = {}
-        for each in self._checkpoint.states:
-            found = each.get("optimizers", {}).get(key, {})
+        for found in self._checkpoint.optimizer_states(key):
             state = {**found.get("state", {}), **state}
             group_of = {n: g for g in found.get("groups", ()) for n in g["params"]} | group_of
         return state, group_of

@@ -36,13 +36,15 @@ class Board:
         self.name = f"autopipe/{attempt()}/{name}"
         self.seal = Seal(job_key(), self.name)
         self._answer_s = answer_s
-        # a connection of its own, where the store has any
-        own = store.clone() if hasattr(store, "clone") else store
         self._asked: queue.SimpleQueue[_Ask | None] = queue.SimpleQueue()
         self._is_gone = False
-        held = dist.PrefixStore(self.name, own)  # type: ignore[attr-defined]
-        threading.Thread(target=_answer, args=(held, self._asked), name="autopipe board", daemon=True).start()
+        args = (store, self.name, self._asked)
+        threading.Thread(target=_answer, args=args, name="autopipe board", daemon=True).start()
         weakref.finalize(self, self._asked.put, None)
+
+    def connection(self) -> Any:
+        """Another connection to this corner of the store, for who may wait on it longer."""
+        return self._ask(_again)
 
     def post(self, key: str, text: str) -> None:
         """Write a text under a key."""
@@ -95,10 +97,18 @@ class _Ask:
         self.error: Exception | None = None
 
 
-def _answer(store: Any, asked: queue.SimpleQueue[_Ask | None]) -> None:
+def _again(store: Any) -> Any:
+    """A connection of its own, where the store has any."""
+    return store.clone() if hasattr(store, "clone") else store
+
+
+def _answer(store: Any, name: str, asked: queue.SimpleQueue[_Ask | None]) -> None:
+    held: Any = None
     while (ask := asked.get()) is not None:
         try:
-            ask.answer = ask.question(store)
+            if held is None:  # connecting may take as long as any question
+                held = dist.PrefixStore(name, _again(store))  # type: ignore[attr-defined]
+            ask.answer = ask.question(held)
         except Exception as error:  # told to who asked
             ask.error = error
         ask.is_done.set()

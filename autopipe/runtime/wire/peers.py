@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import os
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import AutopipeError, InputError, PlanError, StepError
 from ...torch_private import default_store
+from .aside import aside
 from .board import Board, StoreGone
 from .failure import HOST_GONE, Patience, Position, Watch, first_difference, roll_call
 from .group import FOREVER, Group, HostGroup, make_group
@@ -94,8 +94,8 @@ class Peers:
         is_hosted_here = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         prefix = f"autopipe/{name}/{_made[name]}"
         self.board = Board(default, prefix, lambda: patience.limit_s)
-        self.store: Any = dist.PrefixStore(self.board.name, default.clone())  # type: ignore[attr-defined]
         try:
+            self.store: Any = self.board.connection()
             self.cards = self._compare(card, patience.limit_s)
         except StoreGone as error:
             raise StepError(f"{HOST_GONE}; look at its log") from error
@@ -134,28 +134,8 @@ class Peers:
         self._breakable.append(self.control)
 
     def _unless_failed(self, make: Callable[[], T]) -> T:
-        """What ``make`` makes in a thread of its own: torch waits without end for a store whose host stopped.
-
-        Raises the pipeline's :class:`StepError` where there is one meanwhile.
-        """
-        made: list[T] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                made.append(make())
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=run, name="autopipe connecting", daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(0.05)
-            if thread.is_alive():
-                self.watch.raise_if_failed()
-        if errors:
-            raise errors[0]
-        return made[0]
+        """What ``make`` makes. Raises the pipeline's :class:`StepError` where there is one meanwhile."""
+        return aside(make, "autopipe connecting", self.watch.raise_if_failed)
 
     def _check(self, waits_for: int) -> None:
         """Raise where there is no use in waiting on for a rank."""

@@ -1,0 +1,50 @@
+"""A tensor of a checkpoint that has not been read, and what every kind of file has to do for it.
+
+The kinds are left to ``tensorfile``, ``distcp`` and ``loading``.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from .tensorfile import Spec
+
+__all__ = ["Source", "Stored"]
+
+
+class Source(Protocol):
+    """An open file, or files, of tensors."""
+
+    path: pathlib.Path
+    note: dict[str, str]
+    specs: dict[str, Spec]
+
+    def has_nan(self, name: str) -> bool: ...
+    def read(self, name: str) -> Tensor: ...
+    def read_into(self, name: str, out: Tensor, offsets: Sequence[int]) -> None: ...
+
+
+class Stored:
+    """A tensor of a checkpoint that has not been read: where it is, and whether it was numpy's."""
+
+    __slots__ = ("file", "is_array", "name")
+
+    def __init__(self, file: Source, name: str, is_array: bool = False) -> None:
+        self.file, self.name, self.is_array = file, name, is_array
+
+    def numpy(self) -> Stored:
+        """The same, to be read as an array."""
+        return Stored(self.file, self.name, True)
+
+    def read(self) -> Any:
+        """The tensor, or array."""
+        tensor = self.file.read(self.name)
+        return tensor.numpy() if self.is_array else tensor
+
+    @property
+    def spec(self) -> Spec:
+        return self.file.specs[self.name]
