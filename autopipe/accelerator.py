@@ -20,6 +20,7 @@ __all__ = [
     "current",
     "default_generator",
     "empty_cache",
+    "from_host",
     "has_begun",
     "held_bytes",
     "identity",
@@ -33,6 +34,7 @@ __all__ = [
     "reset_peak",
     "seconds",
     "synchronize",
+    "to_host",
     "total_bytes",
     "upload",
     "using",
@@ -173,6 +175,22 @@ def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor.to(device)
     staged = torch.empty_like(tensor, pin_memory=True)
     return staged.copy_(tensor).to(device, non_blocking=True)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in the host's memory, which is there when the device has come to it; nobody waits.
+
+    In pinned memory, which :func:`from_host` takes back in the order of the device's work.
+    """
+    if not is_async(tensor.device) or tensor.device.type == "mps":
+        return tensor.to("cpu", copy=True)
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)
+
+
+def from_host(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """What :func:`to_host` gave, on the device again; nobody waits, and nobody writes to ``values``."""
+    return values.to(device, non_blocking=True, copy=True)
 
 
 class Later:

@@ -15,7 +15,7 @@ from .shown import Shown
 
 __all__ = ["CostTable", "Degrees", "OpCost"]
 
-VERSION = 2
+VERSION = 3
 Source = Literal["measured", "estimated", "given"]
 
 
@@ -103,6 +103,7 @@ class CostTable(Shown):
     degrees: over how many ranks each op is spread.
     alone: the seconds with no other rank at work on the machine, over those given, which are with as many
         busy as there will be.
+    offloaded: what ops save is in the host's memory from forward to backward, which the seconds count.
     """
 
     costs: Mapping[Name, OpCost]
@@ -117,6 +118,7 @@ class CostTable(Shown):
     degrees: Degrees = Degrees()
     optimizer_s_per_tensor: Seconds = 0.0
     alone: Positive = 1.0
+    offloaded: bool = False
 
     def __getitem__(self, op: str) -> OpCost:
         return self.costs.get(op, _FREE)

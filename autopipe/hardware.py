@@ -17,7 +17,7 @@ from .schema import Bytes, Index, Line, Name, Positive, Rate, Seconds, build, di
 
 __all__ = ["Cluster", "Device", "Link"]
 
-VERSION = 3
+VERSION = 4
 MOST_RANKS = 2**20
 _LONGEST_S, _FASTEST = 1e9, 1e24
 
@@ -74,6 +74,7 @@ class Device:
         libraries' workspaces, and what fragmentation leaves unused.
     launches_ahead: kernels are queued while earlier ones run, so that the longer of launching and working
         counts; False where the host does both in turn.
+    host_bandwidth_bytes_s: each way between its memory and the host's; 0 where it is not known.
     """
 
     name: Name = "device"
@@ -86,6 +87,7 @@ class Device:
     attention: Literal["", "cpu", "cuda"] = ""
     reserved_bytes: Bytes = 0
     launches_ahead: bool = False
+    host_bandwidth_bytes_s: Rate = 0.0
 
     def __post_init__(self) -> None:
         if self.memory_bytes is not None:
@@ -94,6 +96,7 @@ class Device:
         for dtype, rate in self.flops_s.items():
             number(f"flops_s[{dtype!r}]", rate, above=True, most=_FASTEST, unit="FLOP/s")
         number("bandwidth_bytes_s", self.bandwidth_bytes_s, most=_FASTEST, unit="bytes per second")
+        number("host_bandwidth_bytes_s", self.host_bandwidth_bytes_s, most=_FASTEST, unit="bytes per second")
         number("launch_s", self.launch_s, unit="seconds", most=_LONGEST_S)
         number("speed", self.speed, above=True, most=_FASTEST)
 

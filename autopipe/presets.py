@@ -38,7 +38,7 @@ __all__ = [
 
 PRECISIONS = ("fp32", "bf16-mixed", "bf16", "fp8")
 OPTIMIZERS = ("adam", "sgd", "sgd-momentum", "muon", "adam-8bit")
-OFFLOADS = ("never", "optimizer")
+OFFLOADS = ("never", "optimizer", "activations", "all")
 
 _PARTS = {"fp32": (4, 4, 0), "bf16-mixed": (2, 4, 4), "bf16": (2, 2, 0), "fp8": (1, 4, 4)}
 _EIGHT_BIT = 1 + 4 / 256
@@ -61,7 +61,7 @@ class Held:
 
 
 def held(precision: str, optimizer: str, *, is_matrix: bool = True, offload: str = "never") -> Held:
-    """What a parameter takes; with ``offload="optimizer"`` master and state are in the host's memory.
+    """What a parameter takes; with ``offload`` ``"optimizer"`` or ``"all"`` master and state are the host's.
 
     >>> held("bf16-mixed", "adam").total, held("fp32", "sgd").total, held("bf16", "adam").total
     (18.0, 8.0, 8.0)
@@ -72,7 +72,7 @@ def held(precision: str, optimizer: str, *, is_matrix: bool = True, offload: str
         optimizer
     ]
     state = n_moments * (_EIGHT_BIT if optimizer == "adam-8bit" else moment)
-    if offload == "optimizer":
+    if offload in ("optimizer", "all"):
         master, state = 0, 0.0
     return Held(weight, gradient, master, state)
 

@@ -13,7 +13,7 @@ from .. import measure
 from ..costs import CostTable
 from ..errors import InputError
 from ..graph import OpGraph
-from ..hardware import Cluster
+from ..hardware import Cluster, Link
 from ..presets import held, optimizer_ratio_of, own_bytes, wants_autocast
 from ..tracing import Capture
 
@@ -44,6 +44,11 @@ class Training:
             )
 
     @property
+    def moves_activations(self) -> bool:
+        """Whether what forwards keep for backward is in the host's memory meanwhile."""
+        return self.offload in ("activations", "all")
+
+    @property
     def written(self) -> dict[str, str]:
         """What the plan's settings keep of it."""
         out = {"precision": self.precision or "", "optimizer": self.optimizer, "offload": self.offload}
@@ -60,16 +65,53 @@ class Training:
         return torch.bfloat16 if wants_autocast(capture.ops, self.precision) else None
 
     def priced(self, costs: CostTable, cluster: Cluster, graph: OpGraph) -> CostTable:
-        """The costs with the optimizer's step as it will run: on the host, where its state is.
+        """The costs of what is offloaded, as it will run.
 
-        Per parameter: its gradient crosses to the host and its weight comes back, and the host reads and
-        writes what Adam does in fp32, seven passes.
+        The optimizer's step runs on the host, where its state is. Per parameter its gradient crosses to the
+        host and its weight comes back, and the host reads and writes what Adam does in fp32, seven passes.
         """
-        if self.offload == "never":
-            return costs
-        device = cluster.devices[0]
-        link = measure.link("PCIe5" if "NVIDIA H" in device.name else "PCIe4")
-        own = own_bytes(graph)
-        parts = held(self.precision or ("fp32" if own >= 4 else "bf16"), self.optimizer)
-        crossing = (parts.gradient + parts.weight) / link.bandwidth_bytes_s
-        return dataclasses.replace(costs, optimizer_s_per_byte=(crossing + 7 * 4 / _HOST_BYTES_S) / own)
+        link = _host_link(cluster)
+        if self.offload in ("optimizer", "all"):
+            own = own_bytes(graph)
+            parts = held(self.precision or ("fp32" if own >= 4 else "bf16"), self.optimizer)
+            crossing = (parts.gradient + parts.weight) / link.bandwidth_bytes_s
+            costs = dataclasses.replace(costs, optimizer_s_per_byte=(crossing + 7 * 4 / _HOST_BYTES_S) / own)
+        if self.moves_activations:
+            return costs if costs.offloaded else _offloaded(costs, link)
+        if costs.offloaded:
+            raise InputError(
+                "the cost table is of offloaded activations; plan with offload='activations' too, or give "
+                "the table it was made from"
+            )
+        return costs
+
+
+def _host_link(cluster: Cluster) -> Link:
+    """The way to the host's memory of the device that has the slowest."""
+    known = measure.link("PCIe4")
+    rates = [d.host_bandwidth_bytes_s or known.bandwidth_bytes_s for d in cluster.devices]
+    return dataclasses.replace(known, bandwidth_bytes_s=min(rates))
+
+
+def _offloaded(costs: CostTable, link: Link) -> CostTable:
+    """The costs where what ops save for backward is in the host's memory meanwhile.
+
+    It crosses once each way, in order with the device's work (a backward in two parts brings it to both). An
+    op's own is on the device while the op runs, and so are the values that a stage received, throughout.
+    """
+    moved = {}
+    for name, cost in costs.costs.items():
+        crossing_s = link.seconds(cost.saved_bytes)
+        is_split = bool(cost.backward_input_s and cost.backward_weight_s)
+        moved[name] = dataclasses.replace(
+            cost,
+            forward_s=cost.forward_s + crossing_s,
+            backward_s=cost.backward_s + crossing_s,
+            backward_input_s=cost.backward_input_s + crossing_s,
+            backward_weight_s=cost.backward_weight_s + crossing_s * is_split,
+            saved_bytes=0,
+            saved_values=(),
+            workspace_bytes=cost.workspace_bytes + cost.saved_bytes,
+            backward_workspace_bytes=cost.backward_workspace_bytes + cost.saved_bytes,
+        )
+    return dataclasses.replace(costs, costs=moved, offloaded=True)

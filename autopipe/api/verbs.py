@@ -154,8 +154,10 @@ def split(
         a parameter with Adam), ``"bf16"`` (nothing else) or ``"fp8"``; by default as the model's own are.
     optimizer: whose state is counted: ``"adam"``, ``"sgd"``, ``"sgd-momentum"``, ``"muon"`` or
         ``"adam-8bit"``.
-    offload: ``"optimizer"`` plans its state and master weights in the host's memory, priced by what crosses
-        the device's link each step; moving them is left to the optimizer that the user takes.
+    offload: what is in the host's memory, priced by what crosses the device's link to it.
+        ``"activations"``: what a microbatch's forward keeps for its backward; the runtime moves it.
+        ``"optimizer"``: the optimizer's state and master weights; moving those is left to the optimizer that
+        the user takes. ``"all"``: both.
     optimizer_bytes_per_parameter_byte: what there is beside weights and gradients, in place of these three.
     time_limit_s: how long the solver may look for a proof, over all grains of the graph that are tried; past
         it the plan says how far from optimal the cut can be at most. By default 2 s for each, more for large
@@ -282,6 +284,16 @@ def _plan(
 
     def decide() -> tuple[Plan, CostTable, tuple[str, ...]]:
         ranks = _cluster(captured, cluster, n_ranks, wanted, schedule, device)
+        if training.moves_activations and solver.get("recompute") == "always":
+            raise InputError(
+                f"offload is {offload!r} and recompute is 'always': stages that run again keep nothing to "
+                "offload; use recompute='never' or 'auto'"
+            )
+        if training.moves_activations and cluster is None and _is_host(captured, device):
+            raise InputError(
+                f"offload is {offload!r}, but the stages run on this machine's processor, whose memory is "
+                "the host's already; leave it out, or name what to plan for: device='H200', or a cluster"
+            )
         most = ranks.n_ranks * _stages_per_rank(schedule)
         pieces = _n_microbatches(captured, n_microbatches, most if wanted is None else wanted)
         planned = refine(

@@ -202,10 +202,10 @@ class Planning:
     offload: Annotated[
         str | None,
         typer.Option(
-            help="What is kept in the host's memory: never (nothing) or optimizer.",
+            help="What is kept in the host's memory: never (nothing), optimizer, activations or all.",
             show_default="never",
             rich_help_panel=RUN,
-            autocompletion=lambda: ["never", "optimizer"],
+            autocompletion=lambda: ["never", "optimizer", "activations", "all"],
         ),
     ] = None
     ties: Annotated[

@@ -35,17 +35,29 @@ def reserved(memory_bytes: int) -> int:
     return _CONTEXT_BYTES + _COMMUNICATOR_BYTES + _WORKSPACE_BYTES + round(_FRAGMENTATION * memory_bytes)
 
 
-def _gpu(name: str, gb: int, flops_s: Mapping[str, float], bandwidth_bytes_s: float, source: str) -> Device:
+_PCIE = {4: 31.5e9, 5: 63e9}
+"""PCI-SIG: 16 lanes at 16 and 32 GT/s, 128b/130b coding, each way."""
+
+
+def _gpu(
+    name: str,
+    gb: int,
+    flops_s: Mapping[str, float],
+    bandwidth_bytes_s: float,
+    source: str,
+    pcie: int,
+) -> Device:
     return Device(
         name=name,
         memory_bytes=gb * 10**9,
         flops_s={dtype: rate * _T for dtype, rate in flops_s.items()},
         bandwidth_bytes_s=bandwidth_bytes_s,
         launch_s=_LAUNCH_S,
-        source=f"{source}; launch time, context and fragmentation assumed",
+        source=f"{source}; host over PCIe {pcie}.0 x16; launch time, context and fragmentation assumed",
         attention="cuda",
         reserved_bytes=reserved(gb * 10**9),
         launches_ahead=True,
+        host_bandwidth_bytes_s=_PCIE[pcie],
     )
 
 
@@ -59,6 +71,7 @@ DEVICES: Mapping[str, Device] = {
         4.8e12,
         "NVIDIA H200 Tensor Core GPU datasheet, H200 SXM: 141 GB, 4.8 TB/s, FP32 67 and FP64 tensor core 67 "
         "TFLOPS, BF16 and FP16 1,979 and FP8 3,958 with sparsity, halved here to dense",
+        pcie=5,
     ),
     "H100": _gpu(
         "NVIDIA H100 80GB HBM3",
@@ -67,6 +80,7 @@ DEVICES: Mapping[str, Device] = {
         3.35e12,
         "NVIDIA H100 Tensor Core GPU datasheet, H100 SXM: 80 GB, 3.35 TB/s, FP32 67 and FP64 tensor core 67 "
         "TFLOPS, BF16 and FP16 1,979 and FP8 3,958 with sparsity, halved here to dense",
+        pcie=5,
     ),
     "A100": _gpu(
         "NVIDIA A100-SXM4-80GB",
@@ -75,6 +89,7 @@ DEVICES: Mapping[str, Device] = {
         2.039e12,
         "NVIDIA A100 Tensor Core GPU datasheet, A100 80GB SXM: 80 GB, 2,039 GB/s, FP32 19.5, FP64 tensor "
         "core 19.5, BF16 and FP16 312 TFLOPS dense",
+        pcie=4,
     ),
     "L40S": _gpu(
         "NVIDIA L40S",
@@ -82,6 +97,7 @@ DEVICES: Mapping[str, Device] = {
         {"float8_e4m3fn": 733, "bfloat16": 362.05, "float16": 362.05, "float32": 91.6},
         8.64e11,
         "NVIDIA L40S datasheet: 48 GB, 864 GB/s, FP32 91.6, BF16 and FP16 362.05, FP8 733 TFLOPS dense",
+        pcie=4,
     ),
     "RTX4090": _gpu(
         "NVIDIA GeForce RTX 4090",
@@ -90,6 +106,7 @@ DEVICES: Mapping[str, Device] = {
         1.008e12,
         "NVIDIA Ada GPU Architecture whitepaper, appendix A: 24 GB, 1,008 GB/s, FP32 82.6, BF16 and FP16 "
         "165.2, FP8 330.3 TFLOPS dense, accumulating in FP32",
+        pcie=4,
     ),
     "MI300X": _gpu(
         "AMD Instinct MI300X",
@@ -104,6 +121,7 @@ DEVICES: Mapping[str, Device] = {
         5.3e12,
         "AMD Instinct MI300X accelerator data sheet: 192 GB, 5.3 TB/s, matrix FP64 and FP32 163.4, BF16 and "
         "FP16 1,307.4, FP8 2,614.9 TFLOPS dense",
+        pcie=5,
     ),
     "CPU": Device(
         name="generic CPU, one thread",
@@ -123,8 +141,12 @@ def _link(latency_s: float, gigabytes_s: float, source: str) -> Link:
 LINKS: Mapping[str, Link] = {
     "NVLink4": _link(5e-6, 450, "NVIDIA H100 Tensor Core GPU datasheet: 900 GB/s, both directions together"),
     "NVLink3": _link(5e-6, 300, "NVIDIA A100 Tensor Core GPU datasheet: 600 GB/s, both directions together"),
-    "PCIe5": _link(1e-5, 63, "PCI-SIG, PCI Express 5.0: 32 GT/s per lane, 16 lanes, 128b/130b coding"),
-    "PCIe4": _link(1e-5, 31.5, "PCI-SIG, PCI Express 4.0: 16 GT/s per lane, 16 lanes, 128b/130b coding"),
+    "PCIe5": _link(
+        1e-5, _PCIE[5] / 1e9, "PCI-SIG, PCI Express 5.0: 32 GT/s per lane, 16 lanes, 128b/130b coding"
+    ),
+    "PCIe4": _link(
+        1e-5, _PCIE[4] / 1e9, "PCI-SIG, PCI Express 4.0: 16 GT/s per lane, 16 lanes, 128b/130b coding"
+    ),
     "InfiniBand-NDR": _link(1e-5, 50, "NVIDIA ConnectX-7 user manual: NDR, 400 Gb/s"),
     "InfiniBand-HDR": _link(1e-5, 25, "NVIDIA ConnectX-6 user manual: HDR, 200 Gb/s"),
     "Ethernet-100G": _link(3e-5, 12.5, "IEEE 802.3ba: 100 Gb/s"),

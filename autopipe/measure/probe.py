@@ -49,7 +49,8 @@ def probe(n_ranks: int = 2) -> Cluster:
     the same cluster; elsewhere it starts ``n_ranks`` processes on this machine and measures between them.
 
     A link's latency is half the round trip of 4 bytes, its bandwidth the slope between 64 KiB and 16 MiB
-    (medians of 7 round trips, one pair at a time). Over NCCL where every rank has a GPU of its own, else
+    (medians of 7 round trips, one pair at a time); of an accelerator also the copies to and from the host's
+    memory. Over NCCL where every rank has a GPU of its own, else
     gloo; there both ranks compute meanwhile, as in a pipeline, where messages take longer and take from it.
     Takes under a second per pair, and two more for the first of each pair of hosts.
 
@@ -118,7 +119,8 @@ def _measure(device: torch.device) -> Cluster:
     n_ranks, me = dist.get_world_size(), dist.get_rank()
     rows: list[Any] = [None] * n_ranks
     cores = 0 if accelerator.is_async(device) else places()
-    dist.all_gather_object(rows, (socket.gethostname(), device_name(device), _memory(device), cores))
+    mine = _described(device_name(device), _memory(device), _host_bytes_s(device))
+    dist.all_gather_object(rows, (socket.gethostname(), mine, cores))
     names = list(dict.fromkeys(host for host, *_ in rows))
     hosts = tuple(names.index(host) for host, *_ in rows)
     found: dict[tuple[int, int], Link] = {}
@@ -135,12 +137,12 @@ def _measure(device: torch.device) -> Cluster:
     for (a, b), link in measured.items():
         links[a, b] = links[b, a] = _at_work(link, measured[first[hosts[a], hosts[b]]])
     return Cluster(
-        devices=tuple(_described(name, memory) for _, name, memory, _ in rows),
+        devices=tuple(described for _, described, _ in rows),
         hosts=hosts,
         local=_typical(links, hosts, True),
         remote=_typical(links, hosts, False),
         links=links,
-        cores=_cores({names.index(host): n for host, _, _, n in rows}),
+        cores=_cores({names.index(host): n for host, _, n in rows}),
     )
 
 
@@ -212,10 +214,32 @@ def _memory(device: torch.device) -> int | None:
     return accelerator.total_bytes(device)
 
 
-def _described(name: str, memory: int | None) -> Device:
-    """What is known of a device by name; the name and memory as the rank reported them."""
-    kept = 0 if memory is None else reserved(memory)
-    return dataclasses.replace(described(name), name=name, memory_bytes=memory, reserved_bytes=kept)
+def _host_bytes_s(device: torch.device) -> float:
+    """Bytes per second between the device's memory and the host's, the slower way; 0 on the host."""
+    if not accelerator.is_async(device):
+        return 0.0
+    tensor, seconds = torch.zeros(_LARGE, dtype=torch.uint8, device=device), []
+    for _ in range(_ROUNDS + 2):
+        accelerator.synchronize(device)
+        start = time.perf_counter()
+        values = accelerator.to_host(tensor)
+        accelerator.synchronize(device)
+        middle = time.perf_counter()
+        accelerator.from_host(values, device)
+        accelerator.synchronize(device)
+        seconds.append(max(middle - start, time.perf_counter() - middle))
+    return _LARGE / statistics.median(seconds[2:])
+
+
+def _described(name: str, memory: int | None, host_bytes_s: float) -> Device:
+    """What is known of a device by name, and what the rank found of it."""
+    return dataclasses.replace(
+        described(name),
+        name=name,
+        memory_bytes=memory,
+        reserved_bytes=0 if memory is None else reserved(memory),
+        host_bandwidth_bytes_s=host_bytes_s,
+    )
 
 
 def _main(init_method: str, n_ranks: str, out: str, rank: str) -> None:

@@ -148,6 +148,7 @@ def without_idle_limits(problem: Problem) -> Problem:
     static, saved = sum(p.static_bytes for p in parts), sum(p.saved_bytes for p in parts)
     peak = max(p.workspace_bytes for p in parts)
     received = sum(n.n_bytes * min(several, len(n.consumers)) for n in problem.nets)
+    saved += received * problem.holds_received
     sent = sum(n.sent_bytes for n in problem.nets)
     most = [max(memory_bytes(s.in_flight, static, saved, peak, received, sent)) for s in problem.stages]
     limits = [s.limit_bytes for s in problem.stages]

@@ -206,6 +206,8 @@ class Reading:
             each = self._slowest.all_reduce_s(weight.bytes, len(ranks)) / a.options["n_microbatches"]
             for s in ranks.values() if len(ranks) > 1 else ():
                 sync[s] += each
+        if a.costs.offloaded:  # what a stage received is all that stays of a microbatch
+            saved = [x + y for x, y in zip(saved, received, strict=True)]
         seconds, rank_bytes = [0.0], []
         for rank, device in enumerate(a.cluster.devices):
             own_stages = [s for s in range(k) if self.placed[s] == rank]
@@ -278,6 +280,9 @@ def drawn(number: int) -> Asked:
         options["ties"] = "colocate"
     if draw.random() < 0.2:
         options["optimizer_bytes_per_parameter_byte"] = draw.choice((0.0, 1.0, 6.5))
+    if draw.random() < 0.15 and "recompute" not in options:
+        nothing = {op: dataclasses.replace(cost, saved_bytes=0) for op, cost in costs.costs.items()}
+        costs = dataclasses.replace(costs, costs=nothing, offloaded=True)
     asked = Asked(graph, costs, cluster, name, n_stages, options)
     if not any(op.is_movable for op in graph.ops) and draw.random() < 0.6:
         peaks = sorted(max(Reading(asked).priced(home).rank_bytes) for home in Reading(asked).splits())

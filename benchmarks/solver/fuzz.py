@@ -138,6 +138,7 @@ def _problem(draw: random.Random, n_items: int = 0) -> Problem:
         draw.choice(("once", "once", "once", "receiver")),
         draw.random() < 0.7,
         draw.choice(("never", "auto", "auto", "always")),
+        holds_received=draw.random() < 0.1,
         moments=schedule.moments,
     )
 

@@ -20,6 +20,7 @@ from runtime_models import Adversary, adversary_batch, adversary_loss, make, wor
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from autopipe import accelerator
 from autopipe.errors import StepError
 from autopipe.runtime import Runtime
 
@@ -65,7 +66,7 @@ def plain(model):
     return train(step, model.parameters(), lambda n: nn.utils.clip_grad_norm_(model.parameters(), n))
 
 
-def schedules(*names):
+def schedules(*names, offload="never"):
     """The adversarial program: every schedule equals the plain model, no race, no wait after warm-up."""
     for i, name in enumerate(names or SCHEDULES):
         again = ({}, {"recompute": (0,)}, {"block_size": 3})[i % 3]
@@ -76,7 +77,8 @@ def schedules(*names):
         wanted_model = copy.deepcopy(model)
         wanted = plain(wanted_model)
         for way, settings in WAYS.items():
-            made = make(copy.deepcopy(model), args, kwargs, n_stages=n, n_ranks=WORLD, schedule=name, **again)
+            options = {"n_stages": n, "n_ranks": WORLD, "schedule": name, "offload": offload, **again}
+            made = make(copy.deepcopy(model), args, kwargs, **options)
             with simulated.settings(**settings):
                 runtime = Runtime(*made, loss_fn=adversary_loss, device=DEVICE)
                 assert torch.accelerator.current_device_index() == 0
@@ -92,6 +94,28 @@ def schedules(*names):
             assert worst(own, dict(wanted_model.named_parameters())) < EXACT, where
             assert not any(waits[3:]), (where, waits)
     assert not simulated.take_races()
+
+
+def activations_on_the_host():
+    """Whatever is kept on the host meanwhile, results are the plain model's; and the device holds less."""
+    schedules("gpipe", "zb-h1", "interleaved", offload="activations")
+    peaks = [kept_bytes(offload) for offload in ("never", "activations")]
+    assert peaks[1] < 0.5 * peaks[0], peaks
+
+
+def kept_bytes(offload):
+    """The most the device holds in a step of eight microbatches, all in flight, over what it starts with."""
+    layers = [m for _ in range(6) for m in (nn.Linear(64, 64), nn.Tanh())]
+    x = torch.randn(256, 64, generator=torch.Generator().manual_seed(3))
+    options = {"n_stages": WORLD, "n_ranks": WORLD, "schedule": "gpipe", "n_microbatches": 8}
+    made = make(nn.Sequential(*layers), (x,), {}, offload=offload, **options)
+    with simulated.settings(**WAYS["eager"]):
+        runtime = Runtime(*made, loss_fn=nn.functional.mse_loss, device=DEVICE)
+        runtime.step(x, target=x)
+        before = accelerator.held_bytes(DEVICE)
+        accelerator.reset_peak(DEVICE)
+        runtime.step(x, target=x)
+    return accelerator.peak_bytes(DEVICE) - before
 
 
 class Wide(nn.Module):

@@ -18,6 +18,11 @@ def test_schedules(on_ranks, n_ranks, schedules):
     on_ranks("accelerated_checks.py", n_ranks, "schedules", *schedules, timeout_s=140)
 
 
+@pytest.mark.timeout(150)
+def test_activations_on_the_host(on_ranks):
+    on_ranks("accelerated_checks.py", 2, "activations_on_the_host", timeout_s=140)
+
+
 @pytest.mark.timeout(120)
 def test_each_class_of_fault(on_ranks):
     on_ranks("accelerated_checks.py", 2, "each_class_of_fault", timeout_s=110)

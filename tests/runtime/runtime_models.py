@@ -240,9 +240,10 @@ def with_blocks(plan, ops, size):
     return dataclasses.replace(plan, stages=tuple(stages))
 
 
-def make(model, args, kwargs, *, n_stages, block_size=0, **options):
+def make(model, args, kwargs, *, n_stages, block_size=0, offload="never", **options):
     captured = capture(model, args, kwargs)
     plan = make_plan(captured, n_stages, **options)
+    plan = dataclasses.replace(plan, settings={"offload": offload})
     if block_size:
         plan = with_blocks(plan, captured.ops, block_size)
     return captured, plan, build(captured, plan)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ... import accelerator
 from ...errors import InputError
 from ...plans import Plan
 from ...stages import Section, Stage
@@ -39,6 +40,8 @@ def make_workers(
 ) -> dict[int, Worker]:
     """By the index of their section, workers for what is run of the ``stages`` of this process."""
     own, workers = {stage.index: stage for stage in stages}, dict[int, Worker]()
+    # on the host all is in its memory already
+    offloads = accelerator.is_async(device) and plan.settings.get("offload") in ("activations", "all")
     for section in sections:
         is_tail = section.name == "tail"
         stage = own.get(section.index - is_tail)
@@ -55,6 +58,7 @@ def make_workers(
             recompute=planned.recompute and not is_tail,
             mutated=() if is_tail else written_buffers(stage, ops),
             is_random=any(op.is_random for op in ops),
+            offloads=offloads,
         )
         if isinstance(worker, WholeWorker):
             worker.join_by(capture.ops)

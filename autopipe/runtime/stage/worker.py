@@ -18,6 +18,7 @@ from ..data.microbatch import Batch
 from ..reduce.parallel import Replicas
 from ..wire.boundary import Edge, flatten
 from .backward import Root, WeightWork, backward, backward_input, root_of
+from .offload import offloaded
 
 __all__ = ["StepInputs", "Worker"]
 
@@ -68,6 +69,7 @@ class Worker:
         recompute: bool = False,
         mutated: Sequence[tuple[nn.Module, str]] = (),
         is_random: bool = True,
+        offloads: bool = False,
     ) -> None:
         self.stage, self.section = stage, section
         self.module: nn.Module = stage
@@ -78,6 +80,7 @@ class Worker:
         self._named: dict[str, Any] = {"section": section.name} if section.name else {}
         self._loss, self._forward_context = loss, forward_context
         self._recompute, self._mutated, self._is_random = recompute, tuple(mutated), is_random
+        self._offloads = offloads and not recompute
         self._flags: dict[Any, tuple[tuple[bool, ...], ...]] = {}
         self.replicas = Replicas(stage)
         self._probe: list[tuple[int, int, str]] | None = None
@@ -94,7 +97,10 @@ class Worker:
         self._training = self.stage.training, *(p.requires_grad for p in own)
         needs_seed = step.seed is not None and self._is_random
         self._is_bare = (
-            not needs_seed and self.replicas.is_plain and self._forward_context is contextlib.nullcontext
+            not needs_seed
+            and self.replicas.is_plain
+            and self._forward_context is contextlib.nullcontext
+            and not self._offloads
         )
         self._scopes: dict[int, rng.Scope] = {}
         self.leaves: dict[str, list[Tensor]] = {
@@ -185,7 +191,18 @@ class Worker:
             stack.enter_context(self._draws(m))
             stack.enter_context(self.replicas.around_forward())
             stack.enter_context(self._forward_context())
+            stack.enter_context(self._kept_away(values))
             return self.module(*values, **self._options(m))
+
+    def _kept_away(self, values: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+        """What puts what autograd keeps, beside weights and what the stage took, into the host's memory."""
+        if not self._offloads or not self._step.grad:
+            return contextlib.nullcontext()
+
+        def staying() -> Iterator[Tensor]:
+            yield from (*self.module.parameters(), *self.module.buffers(), *flatten(values)[0])
+
+        return offloaded(self.stage._device, staying)
 
     def _options(self, m: int) -> dict[str, Any]:
         """What says which form microbatch ``m`` asks for, and which section is run; nothing where all is."""
@@ -215,7 +232,7 @@ class Worker:
         if step.want_outputs:
             self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
         if step.want_loss:
-            with self._forward_context():
+            with self._forward_context(), self._kept_away(()):
                 loss = self._loss(outputs, step.batch.targets[m], m)
             self.losses[m] = loss.detach()
             self._roots[m] = loss if loss.requires_grad else None

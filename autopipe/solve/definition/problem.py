@@ -15,6 +15,7 @@ solvers. This module is the definition that every solver, bound and test is held
     sync(s)      = summing the gradients of the shares it is its rank's first to touch and others touch too
     memory(s)    = static + in flight × kept + workspace + 2 × received + sent
     kept         = saved, less what recomputed blocks give up (the largest counts once as workspace)
+                 + received, where that is held and what is saved is not
 
 A rank's load is the sum of its stages'. A network interface that ranks share is loaded with all they send to
 and receive from other hosts, each message by itself, and counts like a rank. What stays on a rank adds up
@@ -63,6 +64,7 @@ class Problem:
     pair_ns: prices of each net by (sender's rank, receiver's rank), (send, receive) where links differ; the
         nets' own prices are then the cheapest pair's, so every bound holds.
     sender_pays: ``once`` per value, or per ``receiver`` stage.
+    holds_received: what items save lies elsewhere; a microbatch in flight keeps what its stage received.
     recompute: ``never``, ``always`` (whole stages) or ``auto``: where a rank would not fit otherwise, the
         cheapest blocks that let it, or whole stages. On a rank of several stages blocks go by rising time
         per byte given up, until it fits.
@@ -81,6 +83,7 @@ class Problem:
     overlap: bool = False
     recompute: str = "never"
     allow_empty: bool = False
+    holds_received: bool = False
     moments: tuple[tuple[tuple[tuple[int, ...], int], ...], ...] = ()
 
     @property
@@ -273,7 +276,8 @@ class Problem:
         forward, backward = scaled(t.forward_ns, stage.speed), scaled(t.backward_ns, stage.speed)
         recompute, blocks = (again, ()) if isinstance(again, bool) else (False, again)
         backward += forward if recompute else scaled(sum(b.forward_ns for b in blocks), stage.speed)
-        kept, acting = t.saved_bytes - freed_bytes(blocks), t.workspace_bytes + redone_bytes(blocks)
+        saved_bytes = t.saved_bytes + t.received_bytes * self.holds_received
+        kept, acting = saved_bytes - freed_bytes(blocks), t.workspace_bytes + redone_bytes(blocks)
         bytes_of = t.static_bytes, kept, acting, t.received_bytes, t.sent_bytes
         return StageLoad(
             forward,
@@ -282,7 +286,7 @@ class Problem:
             t.receive_ns,
             t.sync_ns,
             t.static_bytes,
-            t.saved_bytes,
+            saved_bytes,
             t.workspace_bytes,
             t.received_bytes,
             memory_bytes(stage.in_flight, *bytes_of)[recompute],

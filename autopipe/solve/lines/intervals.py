@@ -192,11 +192,12 @@ class Rows:
     def _memory(self, i: int, end: int) -> tuple[Array, Array, Array, Array, Array]:
         static = self.static[i + 1 : end + 1] - self.static[i] + np.cumsum(self.d["static"][i:end])
         saved = self.saved[i + 1 : end + 1] - self.saved[i] + np.cumsum(self.d["saved"][i:end])
+        received = np.cumsum(self.d["received"][i:end])
         return (
             static,
-            saved,
+            saved + received * self.problem.holds_received,
             np.maximum.accumulate(self.workspace[i:end]),
-            np.cumsum(self.d["received"][i:end]),
+            received,
             np.cumsum(self.d["sent"][i:end]),
         )
 

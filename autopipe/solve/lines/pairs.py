@@ -128,6 +128,7 @@ class Loads:
             for level in self.levels:
                 peak[_between(a, b, f"peak {level}") > 0] = level
             received, sent = common.received(a, b), common.sent(a, b)
+            saved = saved + received * p.holds_received
             kept, whole = memory_bytes(stage.in_flight, static, saved, peak, received, sent)
             recompute = (kept > stage.limit_bytes) if p.recompute == "auto" else p.recompute == "always"
             least = np.where(recompute, forward, 0.0)

@@ -94,6 +94,7 @@ class _Maker:
             sender_pays=self.settings.sender_pays,
             overlap=self.settings.overlap,
             recompute=self.settings.recompute,
+            holds_received=self.costs.offloaded and self.settings.training,
             moments=schedule.moments,
         )
         return self._pinned(problem)

@@ -74,6 +74,7 @@ class Spans:
         self.moving = {links: self._moving(links) for links in {s.links for s in problem.stages}}
         for name in _PARTS:
             setattr(self, name, self._part(name))
+        self.saved = self.saved + self.received * problem.holds_received
         freed = [freed_bytes(i.blocks) for i in problem.items]
         self.has_blocks = problem.recompute == "auto" and any(freed)
         sums = self._sums(freed)
