@@ -6,7 +6,6 @@ Recording is left to ``record``; graphs and the capture itself to ``graphs`` and
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from .calls.call import Call, Recording
 from .calls.functions import Named
 from .calls.likeness import is_same, prune
 from .calls.perform import run_call
-from .graphs import emit, modes, opgraph
+from .graphs import emit, modes
 from .graphs.questions import Question, choose, questions, with_sizes
 from .inputs.arguments import Inputs
 from .record.session import Session
@@ -67,7 +66,7 @@ class Made:
         known: Variation | None,
     ) -> None:
         self.session, self.inputs, self.tensors, self.dynamic = session, inputs, tensors, dynamic
-        self.kind = functools.cache(functools.partial(opgraph.kind_of, session.model))
+        self.kind = session.kind
         self.functions: dict[Any, None] = {}
         everything = list({id(r): r for records in recorded.values() for r in records}.values())
         self.constants = modes.share_constants(everything)

@@ -82,7 +82,7 @@ class _Host:
                 )
             self.known[key] = weakref.ref(storage), stretch
         stretch.n_waiting += 1
-        return _Kept(stretch, tensor.size(), tensor.stride(), tensor.storage_offset() - start)
+        return _Kept(stretch, tensor.size(), tensor.stride(), int(tensor.storage_offset()) - start)
 
 
 def _unpack(kept: Tensor | _Kept) -> Tensor:
@@ -107,7 +107,7 @@ def _is_plain(tensor: Tensor) -> bool:
 def _stretch_of(tensor: Tensor) -> tuple[int, int]:
     """From where to where, in elements, memory is copied for a tensor: all of it, or a part under half."""
     whole = tensor.untyped_storage().nbytes() // tensor.itemsize
-    start = tensor.storage_offset()
+    start = int(tensor.storage_offset())
     reach = (step * (n - 1) for n, step in zip(tensor.size(), tensor.stride(), strict=True))
     stop = start + 1 + sum(reach)
     return (start, stop) if 2 * (stop - start) < whole else (0, whole)

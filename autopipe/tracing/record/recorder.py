@@ -21,6 +21,7 @@ from ...torch_private import function_modes, pop_function_mode, push_function_mo
 from ..calls import functions
 from ..calls.call import UNSAFE, Call, Depends, Recording, meta
 from ..calls.perform import run_call
+from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
 from ..inputs.structure import flatten
 from . import filling, pieces
@@ -55,6 +56,7 @@ class Recorder(TorchFunctionMode):
         by_value: bool = False,
         keeps_numbers: bool = False,
         hooked: Collection[str] = (),
+        twins: Twins | None = None,
     ) -> None:
         super().__init__()
         self.at = Position(modules, is_leaf)
@@ -71,7 +73,7 @@ class Recorder(TorchFunctionMode):
         )
         self.reads.keeps_numbers = keeps_numbers
         self.kept = Kept(self.at, self.ledger, self, self.streams.here)
-        self.hooked = hooked
+        self.hooked, self.twins = hooked, twins
         self.leaf_path = ""
         self.checkpointed = Depth()
         self.failed: str | None = None
@@ -204,9 +206,15 @@ class Recorder(TorchFunctionMode):
 
         call.stream = self.streams.of_module(path, inside)
         given = filling.dicts(args, kwargs, actual)
-        result = self.perform(call, run_leaf, actual)
+        twins = None if compiled else self.twins
+        surroundings = self.contexts.region(), torch.is_grad_enabled()
+        key = None if twins is None else twins.key(path, inside, surroundings, actual)
+        copied = None if twins is None else twins.copy(key)
+        result = self.perform(call, copied or run_leaf, actual)
         filling.refilled(self.ledger, call, given)
         call.mutated = self.changed(buffers, module, path)
+        if twins is not None and key is not None and copied is None:
+            twins.keep(key, call, result, actual)
         return result
 
     def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:

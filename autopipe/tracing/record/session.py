@@ -6,6 +6,7 @@ One run is left to ``recorder``, tying the two recordings together to ``modes``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -16,6 +17,8 @@ from torch import nn
 from ...errors import AutopipeError, CaptureError, ModelError
 from ..calls.call import Recording, Setting
 from ..calls.likeness import is_same, prune
+from ..calls.sharing import Twins
+from ..graphs.opgraph import kind_of
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
 from . import casts, memos, opaque, patches
@@ -92,6 +95,7 @@ class Session:
         self.paths = {id(m): n for n, m in model.named_modules()}
         self.device = device_of(model, args, kwargs)
         self.known = frozenset(map(id, snapshot.tensors_held()))
+        self.kind = functools.cache(functools.partial(kind_of, model))
         self.route = Route()
 
     @property
@@ -319,8 +323,14 @@ class Session:
         raise AssertionError("a watched recording suspects nothing")
 
     def run_recorded(
-        self, training: bool, outcomes: Sequence[Any], setting: Setting, unseen: Unseen | None
+        self,
+        training: bool,
+        outcomes: Sequence[Any],
+        setting: Setting,
+        unseen: Unseen | None,
+        shares: bool = True,
     ) -> Recording:
+        """One run; on the meta device leaves that are alike run once, where each ``shares`` what it gives."""
         self.start(training)
         given = self.inputs_of(setting)
         is_probe = unseen is not None and unseen.is_probe
@@ -338,6 +348,7 @@ class Session:
             self.attempt.by_value,
             self.attempt.numbers,
             self.attempt.hooked,
+            Twins(self.kind) if shares and self.device.type == "meta" and unseen is None else None,
         )
         kept = recorder.kept
         try:
@@ -352,6 +363,8 @@ class Session:
         except (CaptureError, ModelError):
             raise
         except Exception as error:
+            if recorder.twins is not None and recorder.twins.is_used:
+                return self.run_recorded(training, outcomes, setting, unseen, shares=False)
             if outcomes or setting != _AS_GIVEN or is_probe:
                 raise CaptureError(f"no data leads there: {_short(error)}") from error
             self.explain(error, recorder.failed, training)

@@ -67,7 +67,7 @@ def confirm(
 def _explore(explorer: Explorer, known: Variation | None) -> Variation:
     forms, inputs = explorer.forms, explorer.inputs
     trials, fixed = _remembered(explorer, inputs, known) or _searched(explorer, inputs)
-    joint = _together(explorer, trials, fixed)
+    joint = _together(explorer, trials, fixed, is_new=known is None)
     found = _fitted(forms, trials, joint, fixed, explorer.harmless)
     n_harmless = len(explorer.harmless)
     for dim in trials:
@@ -177,14 +177,17 @@ def _unions(refused: Sequence[Dim]) -> list[Dim]:
 
 
 def _together(
-    explorer: Explorer, trials: dict[Dim, Trial], fixed: dict[tuple[str, int], Fixed]
+    explorer: Explorer, trials: dict[Dim, Trial], fixed: dict[tuple[str, int], Fixed], *, is_new: bool
 ) -> Trial | None:
-    """All dims changed at once, its result compared with the model's; dims that do not stand it are fixed."""
+    """All dims changed at once, its result compared with the model's; dims that do not stand it are fixed.
+
+    A model that ``is_new`` is run with each of its leaves, on whatever device.
+    """
     while trials:
         own = {d: t.sizes[d] for d, t in trials.items()}
         for sizes in ({d: _next(sizing.trial_sizes(d), n) for d, n in own.items()}, own):
             joint = first(explorer.run, [sizes])
-            reason = explorer.differs(joint) if isinstance(joint, Trial) else joint
+            reason = explorer.differs(joint, is_shared=not is_new) if isinstance(joint, Trial) else joint
             if isinstance(joint, Trial) and not reason:
                 return joint
         culprits = {d: why for d, t in trials.items() if (why := explorer.differs(t))}

@@ -17,11 +17,10 @@ from ...errors import CaptureError
 from ..calls.call import Call, Recording, map_calls
 from ..calls.functions import tensors
 from ..calls.perform import ask, run_call
-from ..graphs.opgraph import Kind
-from ..inputs.structure import flatten, unflatten
+from ..calls.sharing import Sharing, outline
 from ..record.branches import program
 
-__all__ = ["Observation", "Sharing", "replay", "with_guards"]
+__all__ = ["Observation", "replay", "with_guards"]
 
 Seen = tuple[tuple[int, ...], ...]
 
@@ -55,31 +54,6 @@ def with_guards(recording: Recording) -> list[Call]:
     return [c for i, call in enumerate(recording.calls) for c in (call, *extra.get(i, ()))]
 
 
-class Sharing:
-    """Lets leaves that give equal shapes share the value of the first of them in one run.
-
-    What is seen is then right, and the data in the result are not, where the sharing ``is_used``. ``kind``
-    tells a leaf's kind by its path.
-    """
-
-    def __init__(self, kind: Callable[[str], Kind]) -> None:
-        self.kind = kind
-        self.values: dict[Any, Any] = {}
-        self.is_used = False
-
-    def value(self, call: Call, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
-        """What ``run`` gives, or a leaf of its kind has given for the same, as it did on the example."""
-        kind = self.kind(call.target)
-        if kind.is_hooked:
-            return run()
-        key = kind, call.region, _outline((args, kwargs)), _outline(call.value)
-        if key not in self.values:
-            self.values[key] = run()
-            return self.values[key]
-        self.is_used = True
-        return _alias(self.values[key])
-
-
 def replay(
     model: nn.Module,
     recording: Recording,
@@ -105,7 +79,10 @@ def replay(
         run = functools.partial(run_call, model, recording.constants, call, args, kwargs, given, device)
         if device.type == "meta" and _reads(call):
             run = functools.partial(_computed, model, recording.constants, calls[:i], call, given)
-        value = sharing.value(call, args, kwargs, run) if sharing and call.op == "call_module" else run()
+        if sharing and call.op == "call_module":
+            value = sharing.value(call.target, call.region, args, kwargs, outline(call.value), run)
+        else:
+            value = run()
         shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
         if isinstance(value, (int, float)):
             numbers[id(call)] = value
@@ -140,15 +117,3 @@ def _computed(
         return run_call(model, constants, each, args, kwargs, given, torch.device("cpu"))
 
     return ask(calls, run)
-
-
-def _alias(value: Any) -> Any:
-    """A value with other tensors on the same memory, whose shapes may be changed in place."""
-    leaves, spec = flatten(value)
-    return unflatten(spec, [v.detach() if isinstance(v, torch.Tensor) else v for v in leaves])
-
-
-def _outline(value: Any) -> tuple[Any, ...]:
-    """A value without the data in its tensors."""
-    leaves, spec = flatten(value)
-    return spec, *((t.shape, t.stride(), t.dtype) if isinstance(t, torch.Tensor) else str(t) for t in leaves)

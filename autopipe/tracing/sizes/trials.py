@@ -18,6 +18,7 @@ from ...errors import CaptureError
 from ...graph import Dim
 from ..calls.call import Call, Guard, Recording
 from ..calls.functions import ExportFlags
+from ..calls.sharing import Sharing
 from ..graphs.opgraph import Kind
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
@@ -26,7 +27,7 @@ from ..record.state import seed
 from ..record.tracked import pinned
 from . import dims as sizing
 from .guards import SIGNS
-from .rerun import Observation, Sharing, replay
+from .rerun import Observation, replay
 
 __all__ = ["Explorer", "Trial", "first", "first_line"]
 
@@ -129,15 +130,16 @@ class Explorer:
         seen = trial.seen[-1] if trial.is_whole else self._replayed(self.forms[-1], trial.sizes)
         return seen.result
 
-    def differs(self, trial: Trial) -> str:
+    def differs(self, trial: Trial, *, is_shared: bool = True) -> str:
         """How the last form's result differs from the model's own at the trial's sizes; "" if it does not.
 
-        Nor can it where inputs of these sizes ask for another form.
+        Nor can it where inputs of these sizes ask for another form. On the meta device, where only shapes are
+        seen, alike leaves of the model run once unless not ``is_shared``.
         """
         if self.is_asked_for is not None and not self._is_compared(trial.sizes):
             return ""
         try:
-            expected = self._answer(trial.sizes)
+            expected = self._answer(trial.sizes, is_shared)
         except Exception as error:
             return f"the model itself fails: {first_line(error)}"
         try:
@@ -172,14 +174,16 @@ class Explorer:
     def _example(self) -> Observation:
         return self.run({}).seen[-1]
 
-    def _answer(self, sizes: Mapping[Dim, int]) -> list[Any]:
+    def _answer(self, sizes: Mapping[Dim, int], is_shared: bool = True) -> list[Any]:
         """The output leaves of the model itself, in the last form's mode; raises what it raises."""
         self.prepare(self.forms[-1])
         flags = ExportFlags.read()
         if self.is_meta:  # there is no data that the model could look at
             ExportFlags(True, True).write()
+        is_shared = is_shared and self.is_meta
         try:
-            with torch.set_grad_enabled(self.takes_grad_mode):
+            shared = Sharing(self.kind).among(self.model, self.forms[-1].calls if is_shared else ())
+            with torch.set_grad_enabled(self.takes_grad_mode), shared:
                 return flatten(self.call(sizing.resize(self.given, sizes, self.drawn_out)))[0]
         finally:
             flags.write()

@@ -1,0 +1,201 @@
+"""On the meta device leaves that are alike run once, and the graph is the one recorded with each of them."""
+
+import copy
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from autopipe.errors import CaptureError
+from autopipe.tracing import capture
+
+
+class Block(nn.Module):
+    n_runs = 0
+
+    def __init__(self, d=4):
+        super().__init__()
+        self.a, self.b = nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
+
+    def forward(self, x):
+        Block.n_runs += 1
+        return x + self.b(self.a(x).relu())
+
+
+class Stack(nn.Module):
+    """Blocks in a row; ``between`` is glue behind each."""
+
+    def __init__(self, block=Block, n=6, between=lambda model, block, x: block(x)):
+        super().__init__()
+        self.embed, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(block() for _ in range(n))
+        self.between = between
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = self.between(self, block, x)
+        return self.head(x)
+
+
+class Writes(Block):
+    """Changes what it is given."""
+
+    def forward(self, x):
+        x.mul_(2.0)
+        return super().forward(x)
+
+
+class Passes(Block):
+    """Gives back what it is given, beside something new."""
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class Wide(Block):
+    """What it gives is one row, many times."""
+
+    def forward(self, x):
+        return super().forward(x).mean(0, keepdim=True).expand(x.shape)
+
+
+class Drops(Block):
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+class Normed(Block):
+    def __init__(self, d=4):
+        super().__init__(d)
+        self.norm = nn.BatchNorm1d(d)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+class Fills(Block):
+    """Puts a tensor into a dict that is handed from block to block."""
+
+    def forward(self, x, memory):
+        memory["seen"] = memory.get("seen", 0) + x.mean()
+        return super().forward(x) + memory["seen"]
+
+
+class Numbered(Block):
+    """Each is a little other than the one before."""
+
+    n_made = 0
+
+    def __init__(self):
+        super().__init__()
+        Numbered.n_made += 1
+        self.scale = float(Numbered.n_made % 2)
+
+    def forward(self, x):
+        return super().forward(x) if self.scale else super().forward(x).unsqueeze(0).squeeze(0)
+
+
+def adds(model, block, x):
+    x = block(x)
+    x += 1.0
+    return x
+
+
+def unpacks(model, block, x):
+    y, x = block(x)
+    return y * x
+
+
+def derives(model, block, x):
+    x = x.detach().requires_grad_()
+    y = block(x)
+    return y + torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+
+
+def twice(model, block, x):
+    return block(block(x))
+
+
+def quietly(model, block, x):
+    with torch.no_grad():
+        quiet = block(x)
+    return block(x) + quiet
+
+
+def hands_on(model, block, x):
+    memory = {}
+    return block(block(x, memory), memory)
+
+
+def hooked(model):
+    model.blocks[2].register_forward_hook(lambda module, args, result: result * 2)
+    return model
+
+
+def patched(model):
+    model.blocks[3].forward = types.MethodType(lambda self, x: self.b(self.a(x)), model.blocks[3])
+    return model
+
+
+def frozen(model):
+    for p in model.blocks[:3].parameters():
+        p.requires_grad_(False)
+    return model
+
+
+def shared_weights(model):
+    model.blocks[4].a.weight = model.blocks[1].a.weight
+    return model
+
+
+MODELS = {
+    "plain": lambda: Stack(),
+    "written to by glue": lambda: Stack(between=adds),
+    "called twice": lambda: Stack(between=twice),
+    "with and without gradients": lambda: Stack(between=quietly),
+    "derivatives": lambda: Stack(between=derives),
+    "writes its input": lambda: Stack(Writes),
+    "gives back its input": lambda: Stack(Passes, between=unpacks),
+    "expanded": lambda: Stack(Wide),
+    "dropout": lambda: Stack(Drops),
+    "buffers": lambda: Stack(Normed),
+    "a dict": lambda: Stack(Fills, between=hands_on),
+    "unlike": lambda: Stack(Numbered),
+    "hooked": lambda: hooked(Stack()),
+    "patched": lambda: patched(Stack()),
+    "frozen": lambda: frozen(Stack()),
+    "shared weights": lambda: shared_weights(Stack()),
+}
+
+
+def graph_of(model, device):
+    """The op graph, its sizes and groups included; what is said where there is none."""
+    try:
+        return capture(copy.deepcopy(model).to(device), (torch.ones(6, 4, device=device),)).ops
+    except CaptureError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_graph_on_meta_is_that_of_every_leaf(name):
+    model = MODELS[name]()
+    found, wanted = graph_of(model, "meta"), graph_of(model, "cpu")
+    assert type(found) is type(wanted)
+    if isinstance(found, str):
+        return
+    for part in ("ops", "edges", "order_edges", "groups", "parameters"):
+        assert getattr(found, part) == getattr(wanted, part), part
+
+
+def test_alike_leaves_run_once_on_meta():
+    model = Stack(n=40).to("meta")
+    Block.n_runs = 0
+    captured = capture(model, (torch.ones(6, 4, device="meta"),))
+    assert len([op for op in captured.ops.ops if op.target.startswith("blocks.")]) == 40
+    assert Block.n_runs < 2 * 40  # the model itself runs once, at other sizes
+    Block.n_runs = 0
+    opened = captured.open(*(f"blocks.{i}" for i in range(20)))
+    assert len([op for op in opened.ops.ops if op.target.startswith("blocks.")]) > 60
+    assert Block.n_runs < 20 * 6
