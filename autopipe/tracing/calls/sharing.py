@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,9 +16,7 @@ from ...torch_private import CALL_HOOK
 from ..inputs.structure import flatten, unflatten
 from . import functions
 from .call import Call
-
-if TYPE_CHECKING:
-    from ..graphs.opgraph import Kind
+from .kinds import Kind
 
 __all__ = ["Sharing", "Twins", "outline"]
 

@@ -5,7 +5,6 @@ Recording is left to ``recorder``; the sizes that may vary and symbolic shapes t
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -18,29 +17,13 @@ from ...graph import Dim, Op, OpGraph, ParameterSpec, TensorSpec
 from ...units import Size
 from ..calls.call import Call, Depends, Recording, calls_in
 from ..calls.functions import qualified_name, tensors
+from ..calls.kinds import Kind, describe, dtype_name
 from ..calls.lifting import Closure
 
-__all__ = ["Kind", "build", "kind_of", "parameter_specs"]
+__all__ = ["build", "parameter_specs"]
 
 Shape = Callable[[Call, int, torch.Tensor], tuple[Size, ...]]
 """(call, index among its tensors, example) → the symbolic shape."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Kind:
-    """What a module is: class and plain attributes of all inside, weights, and whether hooks change it."""
-
-    configuration: str
-    weights: str
-    is_hooked: bool
-
-
-def kind_of(model: nn.Module, path: str) -> Kind:
-    """The kind of the module at ``path``; equal in layers of a stack."""
-    module = model.get_submodule(path)
-    weights = str([(tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()])
-    is_hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
-    return Kind(_configuration(module, path), weights, is_hooked)
 
 
 def build(
@@ -99,11 +82,6 @@ def parameter_specs(model: nn.Module) -> tuple[ParameterSpec, ...]:
         ParameterSpec(names[0], tuple(names), tuple(t.shape), dtype_name(t.dtype), t.requires_grad, is_buffer)
         for t, names, is_buffer in found.values()
     )
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The short name of a dtype, such as ``float32``."""
-    return str(dtype).removeprefix("torch.")
 
 
 class _Owned:
@@ -179,50 +157,12 @@ def _is_movable(call: Call, outputs: Sequence[TensorSpec], parameters: Sequence[
 
 def _signature(call: Call, target: str, kind: Callable[[str], Kind]) -> str:
     """A hash of what decides an op's cost."""
-    given = [_describe(a) for a in (*call.args, *call.kwargs.items())]
+    given = [describe(a) for a in (*call.args, *call.kwargs.items())]
     parts = [_KINDS[call.op], target, str(given), str(call.region)]
     if call.op == "call_module":
         parts[1] = kind(call.target).configuration
         parts.append(kind(call.target).weights)
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
-
-
-def _describe(value: Any) -> Any:
-    """What a cost can depend on in an argument, equal in every process: no identities, no addresses."""
-    if isinstance(value, Call):
-        return [
-            (tuple(t.shape), dtype_name(t.dtype), t.requires_grad) for t in tensors(value.value)
-        ] or _describe(value.value)
-    if isinstance(value, slice):
-        return "slice", *map(_describe, (value.start, value.stop, value.step))
-    if isinstance(value, (tuple, list)):
-        return [_describe(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _describe(value[k]) for k in sorted(value, key=str)}
-    return value if type(value) in _PLAIN else type(value).__qualname__
-
-
-_PLAIN = (
-    type(None), bool, int, float, complex, str, type(...),
-    torch.dtype, torch.layout, torch.device, torch.memory_format,
-)  # fmt: skip
-
-
-def _configuration(module: nn.Module, path: str) -> str:
-    """Class and plain attributes of a module and everything below it; a layer's own number left out."""
-    numbers = {int(p) for p in path.split(".") if p.isdigit()}
-    parts = []
-    for name, inner in module.named_modules():
-        plain = {
-            k: _describe(v)
-            for k, v in vars(inner).items()
-            if isinstance(v, (int, float, str, tuple))
-            and k != "training"
-            and not k.startswith("_")
-            and not (type(v) is int and v in numbers and "id" in k)
-        }
-        parts.append(f"{name}:{type(inner).__module__}.{type(inner).__qualname__}{sorted(plain.items())}")
-    return ";".join(parts)
 
 
 def _edges(forms: Sequence[Recording], names: set[str]) -> set[tuple[str, str]]:

@@ -16,9 +16,9 @@ from torch import nn
 
 from ...errors import AutopipeError, CaptureError, ModelError
 from ..calls.call import Recording, Setting
+from ..calls.kinds import kind_of
 from ..calls.likeness import is_same, prune
 from ..calls.sharing import Twins
-from ..graphs.opgraph import kind_of
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
 from . import casts, memos, opaque, patches

@@ -18,8 +18,8 @@ from ...errors import CaptureError
 from ...graph import Dim
 from ..calls.call import Call, Guard, Recording
 from ..calls.functions import ExportFlags
+from ..calls.kinds import Kind
 from ..calls.sharing import Sharing
-from ..graphs.opgraph import Kind
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
 from ..record.given import close_to

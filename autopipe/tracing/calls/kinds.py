@@ -1,0 +1,77 @@
+"""What a module is, so that layers of a stack are told to be alike: class, attributes, weights.
+
+What follows from it is left to ``sharing`` and to the op graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+
+from .call import Call
+from .functions import tensors
+
+__all__ = ["Kind", "describe", "dtype_name", "kind_of"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """What a module is: class and plain attributes of all inside, weights, and whether hooks change it."""
+
+    configuration: str
+    weights: str
+    is_hooked: bool
+
+
+def kind_of(model: nn.Module, path: str) -> Kind:
+    """The kind of the module at ``path``; equal in layers of a stack."""
+    module = model.get_submodule(path)
+    weights = str([(tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()])
+    is_hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+    return Kind(_configuration(module, path), weights, is_hooked)
+
+
+def describe(value: Any) -> Any:
+    """What a cost can depend on in an argument, equal in every process: no identities, no addresses."""
+    if isinstance(value, Call):
+        return [
+            (tuple(t.shape), dtype_name(t.dtype), t.requires_grad) for t in tensors(value.value)
+        ] or describe(value.value)
+    if isinstance(value, slice):
+        return "slice", *map(describe, (value.start, value.stop, value.step))
+    if isinstance(value, (tuple, list)):
+        return [describe(v) for v in value]
+    if isinstance(value, dict):
+        return {k: describe(value[k]) for k in sorted(value, key=str)}
+    return value if type(value) in _PLAIN else type(value).__qualname__
+
+
+_PLAIN = (
+    type(None), bool, int, float, complex, str, type(...),
+    torch.dtype, torch.layout, torch.device, torch.memory_format,
+)  # fmt: skip
+
+
+def _configuration(module: nn.Module, path: str) -> str:
+    """Class and plain attributes of a module and everything below it; a layer's own number left out."""
+    numbers = {int(p) for p in path.split(".") if p.isdigit()}
+    parts = []
+    for name, inner in module.named_modules():
+        plain = {
+            k: describe(v)
+            for k, v in vars(inner).items()
+            if isinstance(v, (int, float, str, tuple))
+            and k != "training"
+            and not k.startswith("_")
+            and not (type(v) is int and v in numbers and "id" in k)
+        }
+        parts.append(f"{name}:{type(inner).__module__}.{type(inner).__qualname__}{sorted(plain.items())}")
+    return ";".join(parts)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name of a dtype, such as ``float32``."""
+    return str(dtype).removeprefix("torch.")
