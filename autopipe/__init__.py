@@ -3,24 +3,24 @@
 The rooms, bottom first. A room imports only from rooms in earlier rows; rooms marked ``no torch`` open
 without it. ``tests/test_layers.py`` reads this table and checks every import against it.
 
-=============  ================================================  ========
-layer          rooms                                             torch
-=============  ================================================  ========
-base           errors, arguments, schema, formula, units, shown  no torch
-data           graph, costs, hardware, schedule, presets, plans  no torch
-device         torch_private, accelerator                        torch
-tracing        tracing                                           torch
-measure        measure                                           torch
-predict        memory, simulator                                 no torch
-solve          solve                                             no torch
-stages         stages                                            torch
-runtime        runtime                                           torch
-exports        exports                                           torch
-look           look                                              no torch
-neighbours     neighbours                                        torch
-face           api                                               torch
-command line   cli, demo                                         torch
-=============  ================================================  ========
+=============  ==========================================================  ========
+layer          rooms                                                       torch
+=============  ==========================================================  ========
+base           errors, arguments, schema, formula, units, shown            no torch
+data           graph, costs, hardware, schedule, presets, plandiff, plans  no torch
+device         torch_private, accelerator                                  torch
+tracing        tracing                                                     torch
+measure        measure                                                     torch
+predict        memory, simulator                                           no torch
+solve          solve                                                       no torch
+stages         stages                                                      torch
+runtime        runtime                                                     torch
+exports        exports                                                     torch
+look           look                                                        no torch
+neighbours     neighbours                                                  torch
+face           api                                                         torch
+command line   cli, demo                                                   torch
+=============  ==========================================================  ========
 
 Within a row of several rooms, a room may import those to its left. ``import autopipe`` is light: torch,
 sympy and networkx load when a name that needs them is first used.

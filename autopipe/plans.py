@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict
 
 from .costs import Degrees
 from .hardware import Cluster
+from .plandiff import PlanDiff, changed
 from .schedule import NAMES
 from .schedule import build as build_schedule
 from .schema import (
@@ -219,12 +220,12 @@ class Plan(Shown):
         return PlanDiff(
             figures=tuple((what, a, b, unit) for (what, a, unit), (_, b, _) in rows),
             schedule=(self.schedule, other.schedule),
-            moved=_changed(self.stages_of, other.stages_of),
-            crossing=_changed(
+            moved=changed(self.stages_of, other.stages_of),
+            crossing=changed(
                 {b.value: (b.source, *b.destinations) for b in self.boundaries},
                 {b.value: (b.source, *b.destinations) for b in other.boundaries},
             ),
-            ties=_changed(
+            ties=changed(
                 {t.parameter: (t.mode, *t.stages) for t in self.ties},
                 {t.parameter: (t.mode, *t.stages) for t in other.ties},
             ),
@@ -249,53 +250,8 @@ class Plan(Shown):
         return _from_dict(load(source, "the plan"), f"the plan {source}")
 
 
-Change = tuple[str, tuple[Any, ...], tuple[Any, ...]]
-"""A name with what it was and what it is; () where it was not, or is no more."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanDiff(Shown):
-    """What changed from one plan to another.
-
-    Attributes
-    ----------
-    figures: (what, before, after, unit) with unit ``s``, ``bytes``, ``share`` or "" for counts.
-    schedule: before and after.
-    moved: ops with the stages that compute them.
-    crossing: values with the stage that sends them and those that take them.
-    ties: shared parameters with their mode and stages.
-    """
-
-    figures: tuple[tuple[str, float, float, str], ...]
-    schedule: tuple[str, str]
-    moved: tuple[Change, ...]
-    crossing: tuple[Change, ...]
-    ties: tuple[Change, ...]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing changed."""
-        changed = any(a != b for _, a, b, _ in self.figures) or self.schedule[0] != self.schedule[1]
-        return not (changed or self.moved or self.crossing or self.ties)
-
-    def worse(self, threshold: float = 0.0) -> tuple[str, ...]:
-        """Step time and the fullest rank's memory, where they grow by more than a fraction ``threshold``."""
-        judged = {"step", "fullest rank"}
-        return tuple(w for w, a, b, _ in self.figures if w in judged and b > a * (1 + threshold))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        out: dict[str, Any] = {
-            "figures": [{"what": w, "before": a, "after": b} for w, a, b, _ in self.figures],
-            "schedule": list(self.schedule),
-        }
-        for name, key in (("moved", "op"), ("crossing", "value"), ("ties", "parameter")):
-            rows: tuple[Change, ...] = getattr(self, name)
-            out[name] = [{key: what, "before": list(a), "after": list(b)} for what, a, b in rows]
-        return out
-
-
 def _figures(plan: Plan) -> tuple[tuple[str, float, str], ...]:
+    """What plans are compared by: (what, value, unit)."""
     return (
         ("step", plan.step_s, "s"),
         ("slowest stage", plan.bounds.bottleneck_s, "s"),
@@ -329,14 +285,6 @@ def _rank_bytes(plan: Plan, rank: int) -> int:
         sum(n * s.saved_bytes for n, s in zip(alive, own, strict=True)) + own[x].workspace_bytes
         for alive, x in schedule.moments[rank]
     )
-
-
-def _changed(
-    before: Mapping[str, tuple[Any, ...]], after: Mapping[str, tuple[Any, ...]]
-) -> tuple[Change, ...]:
-    names = dict.fromkeys([*before, *after])
-    pairs = ((name, before.get(name, ()), after.get(name, ())) for name in names)
-    return tuple((name, a, b) for name, a, b in pairs if a != b)
 
 
 def _to_dict(plan: Plan) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from .problem import HUGE, Item, Net, Problem, Share
+from .problem import HUGE, Item, Net, Problem, Share, closures
 
 __all__ = ["Contraction", "contract", "kept_rows", "merge"]
 
@@ -99,7 +99,8 @@ def _joins(problem: Problem) -> list[tuple[int, int]]:
     buffered = limited and any(net.n_bytes or net.sent_bytes for net in problem.nets)
     if problem.recompute != "never" or buffered:
         return []
-    above, below = _closures(problem)
+    n = len(problem.items)
+    above, below = closures(problem.before, range(n)), closures(problem.after, range(n - 1, -1, -1))
     made: list[list[Net]] = [[] for _ in problem.items]
     taken: list[list[Net]] = [[] for _ in problem.items]
     for net in problem.nets:
@@ -118,19 +119,6 @@ def _joins(problem: Problem) -> list[tuple[int, int]]:
                 used |= {v, u}
                 break
     return pairs
-
-
-def _closures(problem: Problem) -> tuple[list[int], list[int]]:
-    """Per item, as bits: itself and all that must come no later, and no earlier."""
-    n = len(problem.items)
-    above, below = [1 << v for v in range(n)], [1 << v for v in range(n)]
-    for v in range(n):
-        for u in problem.before[v]:
-            above[v] |= above[u]
-    for v in range(n - 1, -1, -1):
-        for w in problem.after[v]:
-            below[v] |= below[w]
-    return above, below
 
 
 def _partners(

@@ -27,12 +27,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from .blocks import Block, cheapest_blocks, freed_bytes, redone_bytes
+from .blocks import cheapest_blocks, freed_bytes, redone_bytes
 from .copies import Crossing, Moving, Taker, settle
 from .pieces import HUGE, Array, Item, Net, Share, Stage, StageLoad, memory_bytes, most_work, scaled, stage_ns
+from .tally import Again, Tally, by_worth, whole_choices
 
 __all__ = [
     "HUGE",
@@ -49,9 +49,6 @@ __all__ = [
     "scaled",
     "stage_ns",
 ]
-
-_MANY_STAGES = 6
-"""A rank with more stages recomputes in all of them or none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +167,7 @@ class Problem:
 
     def loads(self, stage_of: Sequence[int]) -> tuple[StageLoad, ...]:
         """What each stage costs under an assignment, with the true prices of every transfer."""
-        tallies = [_Tally() for _ in self.stages]
+        tallies = [Tally() for _ in self.stages]
         for v, item in enumerate(self.items):
             tallies[stage_of[v]].add(item)
         for share in self.shares:
@@ -210,7 +207,7 @@ class Problem:
             for m, c in zip(moved(paid), copies, strict=True)
         )
 
-    def _share(self, share: Share, touched: Sequence[int], tallies: list[_Tally]) -> None:
+    def _share(self, share: Share, touched: Sequence[int], tallies: list[Tally]) -> None:
         first: dict[int, int] = {}
         for s in touched:
             tallies[s].add(share)
@@ -220,7 +217,7 @@ class Problem:
             tallies[s].sync_ns += share.price_ns(len(first))
 
     def _transfer(
-        self, n: int, source: int, touched: set[int], tallies: list[_Tally], crossings: list[Crossing]
+        self, n: int, source: int, touched: set[int], tallies: list[Tally], crossings: list[Crossing]
     ) -> None:
         net, here = self.nets[n], self.stages[source].rank
         takers = []
@@ -244,7 +241,7 @@ class Problem:
                     tallies[source].wire_ns += taker.send_ns
                     tallies[taker.stage].wire_ns += taker.receive_ns
 
-    def _rank(self, rank: int, tallies: Sequence[_Tally]) -> tuple[StageLoad, ...]:
+    def _rank(self, rank: int, tallies: Sequence[Tally]) -> tuple[StageLoad, ...]:
         """The loads of a rank's stages; those recompute that let it fit at the least load."""
         stages = [self.stages[s] for s in self.stages_of[rank]]
 
@@ -261,9 +258,9 @@ class Problem:
             found = cheapest_blocks(tallies[0].blocks, stages[0].in_flight, short(loads))
             ways: Iterator[list[Again]] = iter([] if found is None else [[found.blocks]])
         else:
-            ways = _by_worth(stages, tallies)
+            ways = by_worth(stages, tallies)
         by_block = next((fit for way in ways if short(fit := made(way)) <= 0), None)
-        whole = [made(way) for way in _choices(len(stages))]
+        whole = [made(way) for way in whole_choices(len(stages))]
         fitting = [way for way in (by_block, *whole) if way is not None and short(way) <= 0]
         chosen = min(fitting, key=lambda way: sum(load.load_ns for load in way), default=whole[-1])
         if len(stages) > 1 or found is None:
@@ -272,7 +269,7 @@ class Problem:
         open_ns -= scaled(found.least_ns, stages[0].speed)
         return (dataclasses.replace(chosen[0], open_ns=open_ns),)
 
-    def _finish(self, stage: Stage, t: _Tally, again: Again) -> StageLoad:
+    def _finish(self, stage: Stage, t: Tally, again: Again) -> StageLoad:
         forward, backward = scaled(t.forward_ns, stage.speed), scaled(t.backward_ns, stage.speed)
         recompute, blocks = (again, ()) if isinstance(again, bool) else (False, again)
         backward += forward if recompute else scaled(sum(b.forward_ns for b in blocks), stage.speed)
@@ -344,64 +341,6 @@ class Problem:
     @staticmethod
     def _sums(groups: Mapping[int, Sequence[int]], each: Sequence[int]) -> list[int]:
         return [sum(each[s] for s in own) for own in groups.values()]
-
-
-class _Tally:
-    """Sums over the items and shares of one stage."""
-
-    __slots__ = (
-        "backward_ns",
-        "blocks",
-        "extra_bytes",
-        "forward_ns",
-        "receive_ns",
-        "received_bytes",
-        "saved_bytes",
-        "send_ns",
-        "sent_bytes",
-        "static_bytes",
-        "sync_ns",
-        "wire_ns",
-        "workspace_bytes",
-    )
-
-    def __init__(self) -> None:
-        self.forward_ns = self.backward_ns = self.send_ns = self.receive_ns = self.sync_ns = 0
-        self.static_bytes = self.saved_bytes = self.workspace_bytes = 0
-        self.received_bytes = self.sent_bytes = self.extra_bytes = self.wire_ns = 0
-        self.blocks: tuple[Block, ...] = ()
-
-    def add(self, part: Item | Share) -> None:
-        if isinstance(part, Item):
-            self.blocks += part.blocks
-        self.forward_ns += part.forward_ns
-        self.backward_ns += part.backward_ns
-        self.static_bytes += part.static_bytes
-        self.saved_bytes += part.saved_bytes
-        self.workspace_bytes = max(self.workspace_bytes, part.workspace_bytes)
-
-
-Again = bool | tuple[Block, ...]
-"""Whether a whole stage is computed again, or what of it."""
-
-
-def _choices(n_stages: int) -> Iterator[tuple[bool, ...]]:
-    """Which of a rank's stages may recompute as a whole: any, or of many stages none or all of them."""
-    if n_stages > _MANY_STAGES:
-        return iter([(False,) * n_stages, (True,) * n_stages])
-    return itertools.product((False, True), repeat=n_stages)
-
-
-def _by_worth(stages: Sequence[Stage], tallies: Sequence[_Tally]) -> Iterator[list[Again]]:
-    """More and more blocks of a rank's stages, those first that take the least time per byte given up."""
-    blocks = [(s, x, b) for s, t in enumerate(tallies) for x, b in enumerate(t.blocks)]
-    blocks.sort(
-        key=lambda row: (row[2].forward_ns / (row[2].freed_bytes * stages[row[0]].in_flight), *row[:2])
-    )
-    chosen: list[tuple[Block, ...]] = [()] * len(stages)
-    for s, _, block in blocks:
-        chosen[s] += (block,)
-        yield list(chosen)
 
 
 def peak_bytes(problem: Problem, v: int) -> int:

@@ -1,0 +1,76 @@
+"""What a stage adds up to, and the ways in which the stages of a rank may compute parts again.
+
+What that costs is said by ``problem``; the cheapest blocks of one stage are left to ``blocks``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from .blocks import Block
+from .pieces import Item, Share, Stage
+
+__all__ = ["Again", "Tally", "by_worth", "whole_choices"]
+
+_MANY_STAGES = 6
+"""A rank with more stages recomputes in all of them or none."""
+
+
+class Tally:
+    """Sums over the items and shares of one stage."""
+
+    __slots__ = (
+        "backward_ns",
+        "blocks",
+        "extra_bytes",
+        "forward_ns",
+        "receive_ns",
+        "received_bytes",
+        "saved_bytes",
+        "send_ns",
+        "sent_bytes",
+        "static_bytes",
+        "sync_ns",
+        "wire_ns",
+        "workspace_bytes",
+    )
+
+    def __init__(self) -> None:
+        self.forward_ns = self.backward_ns = self.send_ns = self.receive_ns = self.sync_ns = 0
+        self.static_bytes = self.saved_bytes = self.workspace_bytes = 0
+        self.received_bytes = self.sent_bytes = self.extra_bytes = self.wire_ns = 0
+        self.blocks: tuple[Block, ...] = ()
+
+    def add(self, part: Item | Share) -> None:
+        """Let the stage hold an item, or what several stages share."""
+        if isinstance(part, Item):
+            self.blocks += part.blocks
+        self.forward_ns += part.forward_ns
+        self.backward_ns += part.backward_ns
+        self.static_bytes += part.static_bytes
+        self.saved_bytes += part.saved_bytes
+        self.workspace_bytes = max(self.workspace_bytes, part.workspace_bytes)
+
+
+Again = bool | tuple[Block, ...]
+"""Whether a whole stage is computed again, or what of it."""
+
+
+def whole_choices(n_stages: int) -> Iterator[tuple[bool, ...]]:
+    """Which of a rank's stages may recompute as a whole: any, or of many stages none or all of them."""
+    if n_stages > _MANY_STAGES:
+        return iter([(False,) * n_stages, (True,) * n_stages])
+    return itertools.product((False, True), repeat=n_stages)
+
+
+def by_worth(stages: Sequence[Stage], tallies: Sequence[Tally]) -> Iterator[list[Again]]:
+    """More and more blocks of a rank's stages, those first that take the least time per byte given up."""
+    blocks = [(s, x, b) for s, t in enumerate(tallies) for x, b in enumerate(t.blocks)]
+    blocks.sort(
+        key=lambda row: (row[2].forward_ns / (row[2].freed_bytes * stages[row[0]].in_flight), *row[:2])
+    )
+    chosen: list[tuple[Block, ...]] = [()] * len(stages)
+    for s, _, block in blocks:
+        chosen[s] += (block,)
+        yield list(chosen)
