@@ -23,7 +23,11 @@ from autopipe.measure.account import Counter
 from autopipe.memory import plan_memory
 
 from .causes import Ran, causes
+from .load import UNSTEADY, pace
 from .models import build
+
+_TRIES = 4
+"""How many times as much is measured, at most, for the machine to hold its pace."""
 
 
 def main(name: str, out: str, n_microbatches: int, n_rounds: int, n_steps: int, profiles: int) -> None:
@@ -34,37 +38,40 @@ def main(name: str, out: str, n_microbatches: int, n_rounds: int, n_steps: int, 
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     model, args, kwargs = build(name)
-    cluster = probe()
     n_ranks = dist.get_world_size()
     twins = copy.deepcopy(model), copy.deepcopy(model)  # a model's weights are one pipeline's only
-    table = _table(twins[0], args, kwargs, n_microbatches)
-    given: dict[str, Any] = {"n_microbatches": n_microbatches, "costs": table, "cluster": cluster}
-    pipe = autopipe.split(model, n_ranks, args, kwargs, **given)
-    uniform = autopipe.split(twins[1], n_ranks, args, kwargs, balance="uniform", **given)
+    given = twins[0], args, kwargs, n_microbatches
+    cluster, table, at_first = _predictors(*given)
+    how: dict[str, Any] = {"n_microbatches": n_microbatches, "costs": table, "cluster": cluster}
+    pipe = autopipe.split(model, n_ranks, args, kwargs, **how)
+    uniform = autopipe.split(twins[1], n_ranks, args, kwargs, balance="uniform", **how)
     ours, theirs = _Trained(pipe, args, kwargs), _Trained(uniform, args, kwargs)
     ours.runtime.report()
-    rounds = []
-    for _ in range(n_rounds):
-        ours.train(n_steps)
-        theirs.train(n_steps if n_ranks > 1 else 0)
-        report = ours.runtime.report()
-        again = _table(twins[0], args, kwargs, n_microbatches) if profiles else table
-        rounds.append({"report": report.to_dict(), "again": again.to_dict()})
+    rounds: list[_Round] = []
+    while sum(r.is_steady for r in rounds) < n_rounds and len(rounds) < _TRIES * n_rounds:
+        ran = ours.train(n_steps), theirs.train(n_steps if n_ranks > 1 else 0)
+        report = ours.runtime.report().to_dict()
+        again = _table(*given) if profiles else table
+        rounds.append(_Round(*ran, report, again, abs(pace() / at_first - 1) < UNSTEADY))
+    n_steady = sum(r.is_steady for r in rounds)
+    rounds = [r for r in rounds if r.is_steady or not n_steady]
     peaks: list[Any] = [None] * n_ranks
     dist.all_gather_object(peaks, _peak(ours, args, kwargs))
-    steps, other = ours.gathered(), theirs.gathered()
+    steps, other = _gathered([r.ours for r in rounds]), _gathered([r.theirs for r in rounds])
     if dist.get_rank() == 0:
         measured_s = statistics.median(_lengths(steps))
+        tables = [table, *(r.again for r in rounds)]
         result = {
             "model": name,
-            "stages": _stages(pipe.plan, table, rounds),
+            "steady_rounds": n_steady,
+            "stages": _stages(pipe.plan, tables, [r.report for r in rounds]),
             "step": {
                 "predicted_s": pipe.plan.step_s,
-                "interleaved_s": statistics.median(_step_s(pipe.plan, t) for t in _tables(table, rounds)),
+                "interleaved_s": statistics.median(_step_s(pipe.plan, t) for t in tables),
                 "measured_s": measured_s,
                 "measured_rounds_s": [
                     statistics.median(_lengths([rank[i : i + n_steps] for rank in steps]))
-                    for i in range(0, n_rounds * n_steps, n_steps)
+                    for i in range(0, len(steps[0]), n_steps)
                 ],
             },
             "causes": causes(pipe.plan, steps, measured_s),
@@ -84,29 +91,53 @@ def main(name: str, out: str, n_microbatches: int, n_rounds: int, n_steps: int, 
     dist.destroy_process_group()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Round:
+    """This rank's steps of the plan and of the uniform split, and whether the machine held its pace."""
+
+    ours: list[Ran]
+    theirs: list[Ran]
+    report: dict[str, Any]
+    again: autopipe.CostTable
+    is_steady: bool
+
+
+def _predictors(*given: Any) -> tuple[autopipe.Cluster, autopipe.CostTable, float]:
+    """Links and costs, taken again where the machine's pace changed meanwhile, and its pace."""
+    before = pace()
+    for _ in range(_TRIES):
+        cluster, table = probe(), _table(*given)
+        after = pace()
+        if abs(after / before - 1) < UNSTEADY:
+            break
+        before = after
+    return cluster, table, after
+
+
 class _Trained:
-    """A pipeline with its optimizer, warm, and the steps it has run since."""
+    """A pipeline with its optimizer, warm."""
 
     def __init__(self, pipe: autopipe.Pipe, args: Any, kwargs: Any):
         self.runtime = pipe.runtime()
         self.optimizer = torch.optim.AdamW(self.runtime.parameters())
         self._given = args, kwargs
-        self._ran: list[Ran] = []
         self.train(2)
-        self._ran.clear()
 
-    def train(self, n_steps: int) -> None:
+    def train(self, n_steps: int) -> list[Ran]:
         """Steps from starts that all ranks share."""
+        ran = []
         for _ in range(n_steps):
             self.optimizer.zero_grad()
             dist.barrier()
-            self._ran.append(Ran.of(self.runtime, self.optimizer, *self._given))
+            ran.append(Ran.of(self.runtime, self.optimizer, *self._given))
+        return ran
 
-    def gathered(self) -> list[list[Ran]]:
-        """Every rank's steps, on every rank."""
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, self._ran)
-        return every
+
+def _gathered(rounds: list[list[Ran]]) -> list[list[Ran]]:
+    """Every rank's steps, on every rank."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, [ran for steps in rounds for ran in steps])
+    return every
 
 
 def _lengths(ranks: list[list[Ran]]) -> list[float]:
@@ -137,10 +168,6 @@ def _peak(ran: _Trained, args: Any, kwargs: Any) -> int:
     return counter.peak_bytes
 
 
-def _tables(table: autopipe.CostTable, rounds: list[Any]) -> list[autopipe.CostTable]:
-    return [table, *(autopipe.CostTable.from_dict(r["again"]) for r in rounds)]
-
-
 def _step_s(plan: autopipe.Plan, table: autopipe.CostTable) -> float:
     """Seconds of a step of the plan's stages by another profile."""
     stages = []
@@ -151,12 +178,14 @@ def _step_s(plan: autopipe.Plan, table: autopipe.CostTable) -> float:
     return autopipe.simulate(dataclasses.replace(plan, stages=tuple(stages), settings=settings)).step_s
 
 
-def _stages(plan: autopipe.Plan, table: autopipe.CostTable, rounds: list[Any]) -> list[dict[str, Any]]:
+def _stages(
+    plan: autopipe.Plan, tables: list[autopipe.CostTable], reports: list[Any]
+) -> list[dict[str, Any]]:
     """Per stage, seconds of F and B: by the first profile, the median of all, and as measured."""
     out = []
     for stage in plan.stages:
-        totals = [t.total(stage.ops) for t in _tables(table, rounds)]
-        measured = [r["report"]["stages"][stage.index]["measured"] for r in rounds]
+        totals = [t.total(stage.ops) for t in tables]
+        measured = [r["stages"][stage.index]["measured"] for r in reports]
         row: dict[str, Any] = {"index": stage.index}
         for kind, field in (("F", "forward_s"), ("B", "backward_s")):
             row[kind] = {
