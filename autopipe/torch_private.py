@@ -6,7 +6,10 @@ relied on, and that no other module reaches for one.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "APPLY_IS_C",
     "ATTRIBUTES",
     "BACKWARD",
     "CALL_HOOK",
@@ -38,6 +42,7 @@ __all__ = [
     "foreach_mul_",
     "foreach_norm",
     "function_modes",
+    "grad_mode",
     "is_operator",
     "plugin_options",
     "pop_function_mode",
@@ -103,6 +108,17 @@ def is_operator(function: Any) -> bool:
     return isinstance(function, torch._ops.OpOverload)
 
 
+@contextlib.contextmanager
+def grad_mode(is_enabled: bool) -> Iterator[None]:
+    """As ``torch.set_grad_enabled``, which a recording would take for the model's own."""
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(is_enabled)
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(before)
+
+
 def export_flags() -> tuple[bool, bool]:
     """What ``torch.compiler.is_exporting()`` and ``is_compiling()`` answer."""
     return torch.compiler._is_exporting_flag, torch.compiler._is_compiling_flag
@@ -118,14 +134,22 @@ def set_export_flags(exporting: bool, compiling: bool) -> None:
 CALL_HOOK = "_compiled_call_impl"
 """What ``nn.Module.__call__`` calls where a module has it: the code that ``Module.compile`` makes."""
 
-CUSTOM_FUNCTION: Any = torch.autograd.function._SingleLevelFunction
-"""Whose ``apply`` every ``autograd.Function.apply`` ends in, under whatever name it was bound."""
+APPLY_IS_C = isinstance(vars(torch.autograd.Function).get("apply"), types.ClassMethodDescriptorType)
+"""Whether ``autograd.Function.apply`` is C's own, as from torch 2.14: where it was bound to another name
+before, nobody sees it called but the function's ``forward``."""
+
+CUSTOM_FUNCTION: Any = torch.autograd.Function if APPLY_IS_C else torch.autograd.function._SingleLevelFunction
+"""Whose ``apply`` every call of ``autograd.Function.apply`` ends in."""
 
 BACKWARD = (torch.autograd, "_engine_run_backward")
 """What ``backward`` and ``grad`` end in."""
 
-CHECKPOINT = (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator")
-"""The generator around what ``checkpoint(..., use_reentrant=False)`` calls."""
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+CHECKPOINT = (
+    torch.utils.checkpoint,
+    f"{_GENERATOR}_impl" if hasattr(torch.utils.checkpoint, f"{_GENERATOR}_impl") else _GENERATOR,
+)
+"""The generator around what ``checkpoint(..., use_reentrant=False)`` calls; ``_impl`` from torch 2.14."""
 
 _TRANSFORMS = importlib.import_module("torch._functorch.eager_transforms")
 VMAP = (importlib.import_module("torch._functorch.apis"), "vmap_impl")

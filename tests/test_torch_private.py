@@ -140,10 +140,22 @@ def test_every_custom_function_ends_in_one_apply(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(private.CUSTOM_FUNCTION, "apply", classmethod(apply))
     x = torch.ones(2, requires_grad=True)
-    BOUND(x).sum().backward()
+    (Triple.apply if private.APPLY_IS_C else BOUND)(x).sum().backward()
     assert seen == [Triple]
     assert x.grad is not None
     assert x.grad.tolist() == [5, 5]
+
+
+def test_an_apply_bound_before_calls_the_forward_of_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = told(monkeypatch, Triple, "forward")
+    BOUND(torch.ones(2))
+    assert len(seen) == 1
+
+
+def test_the_gradient_mode_is_as_it_was_afterwards() -> None:
+    with private.grad_mode(False):
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
 
 
 def test_backward_and_grad_end_in_one_function(monkeypatch: pytest.MonkeyPatch) -> None:

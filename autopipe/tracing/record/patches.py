@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from ...torch_private import (
+    APPLY_IS_C,
     BACKWARD,
     CHECKPOINT,
     CUSTOM_FUNCTION,
@@ -28,6 +29,7 @@ from ...torch_private import (
     LINEARIZE,
     VJP,
     VMAP,
+    grad_mode,
 )
 from ..calls.functions import CustomFunction, Named
 from .contexts import ENTERED
@@ -73,7 +75,8 @@ def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
     route.suspended = suspended
     try:
         put_on()
-        yield route
+        with _forwards(route):
+            yield route
     finally:
         route.suspended = contextlib.nullcontext
         put_back()
@@ -105,6 +108,47 @@ def _function_apply(route: Route, original: Any) -> Any:
         return recorder.kept.custom(CustomFunction(cls), bound, args, kwargs)
 
     return classmethod(apply)
+
+
+@contextlib.contextmanager
+def _forwards(route: Route) -> Iterator[None]:
+    """Custom functions whose ``apply`` was bound to another name before, where only ``forward`` is seen.
+
+    They are applied once more, by a name that is seen; the call around it gives its result on.
+    """
+    found = [(cls, vars(cls)["forward"]) for cls in _functions()] if APPLY_IS_C else []
+    for cls, original in found:
+        cls.forward = staticmethod(_applied_again(route, cls, original.__get__(None, cls)))
+    try:
+        yield
+    finally:
+        for cls, original in found:
+            cls.forward = original
+
+
+def _functions() -> Iterator[Any]:
+    """The custom functions there are."""
+    classes = [torch.autograd.Function]
+    while classes:
+        cls = classes.pop()
+        classes += cls.__subclasses__()
+        if cls is not torch.autograd.Function and "forward" in vars(cls):
+            yield cls
+
+
+def _applied_again(route: Route, cls: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def forward(*args: Any) -> Any:
+        if route.active is None:
+            return original(*args)
+        inputs, needing = args, args
+        if cls.setup_context is torch.autograd.Function.setup_context:
+            inputs, needing = args[1:], args[0].needs_input_grad
+        grad = any(a.requires_grad if isinstance(a, torch.Tensor) else a is True for a in needing)
+        with grad_mode(grad):
+            return cls.apply(*inputs)
+
+    return forward
 
 
 def _entered(route: Route, original: Any) -> Any:
