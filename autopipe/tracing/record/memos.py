@@ -21,7 +21,9 @@ from .tracked import TrackedFloat, TrackedInt
 __all__ = ["bypassed"]
 
 _KIND = type(functools.lru_cache(lambda: None))
-_FOREIGN = frozenset({"torch", "numpy", "sympy", "scipy", "networkx", "autopipe", "pytest", "_pytest"})
+_FOREIGN = sys.stdlib_module_names - {"__main__"} | {
+    "torch", "numpy", "sympy", "scipy", "networkx", "autopipe", "pytest", "_pytest"
+}  # fmt: skip
 _scanned: dict[str, tuple[int, tuple[str, ...]]] = {}
 """By module: how many names it had, and those of cached functions."""
 
@@ -74,7 +76,7 @@ def _cached() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every module that has cached functions, with their names; looked for again where names were added."""
     for name, module in list(sys.modules.items()):
         root = name.partition(".")[0]
-        if module is None or root in _FOREIGN or root in sys.stdlib_module_names - {"__main__"}:
+        if module is None or root in _FOREIGN:
             continue
         held = getattr(module, "__dict__", None) or {}
         if _scanned.get(name, (-1, ()))[0] != len(held):

@@ -11,7 +11,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -152,14 +152,20 @@ def _named(start: Iterable[Any], known: dict[str, Any]) -> frozenset[str]:
             continue
         seen.add(id(thing))
         if isinstance(thing, types.CodeType):
-            new = {n for n in thing.co_names if n in known and not n.startswith("__")} - names
-            new |= known.keys() - names if _ASKS_FOR_ALL & {*thing.co_names} else set()
+            asked = _names_in(thing)
+            new = (known.keys() if _ASKS_FOR_ALL & asked else known.keys() & asked) - names
             names |= new
             waiting += [known[n] for n in new]
-            waiting += thing.co_consts
         else:
             waiting += _code_of(thing, known)
     return frozenset(n for n in names if not n.startswith("__"))
+
+
+@lru_cache(maxsize=1 << 14)
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    """The names that code asks for, functions within it included."""
+    inner = (_names_in(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return frozenset(n for n in code.co_names if not n.startswith("__")).union(*inner)
 
 
 def _code_of(thing: Any, known: dict[str, Any]) -> list[Any]:

@@ -164,7 +164,8 @@ class _Held:
 
     def restore(self, now: dict[str, Any]) -> None:
         for _, value, content in self.contents:
-            _refill(value, content)
+            if value or content:
+                _refill(value, content)
         if not _same(now, self.values):
             now.clear()
             now.update(self.values)
@@ -197,7 +198,8 @@ class _Beside:
         for _, _, holder, before in self.holders:
             _refill(holder, before)
         for _, _, known, before in self.files:
-            known.update({k: v for k, v in before.items() if known.get(k, v) is not v})
+            if not all(map(operator.is_, map(known.get, before), before.values())):
+                known.update({k: v for k, v in before.items() if known.get(k, v) is not v})
         for _, _, cls, before in self.classes:
             for key, value in before.items():
                 if vars(cls).get(key, value) is not value:
