@@ -106,6 +106,9 @@ class Engine:
             mine["own weights"] = fingerprints(capture, stages)
             self.peers = Peers(ranks, self.device, mine, self._patience)
             weakref.finalize(self, self.peers.close)
+            mesh = options.mesh
+            names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
+            self.peers.break_too(mesh.get_group(name) for name in names if mesh is not None and name != "pp")
             check_weights(self.peers.cards)
         self.rank = self.peers.rank if self.peers else 0
         self.seed: int = self.peers.cards[0]["own seed"] if self.peers else torch.initial_seed()
@@ -316,7 +319,15 @@ class Engine:
         """
         found, total = self._intake.shares(calls)
         asks = total is not None and self._weighs_replicas()
-        return found, self._replicas.share(total, self.device) if asks and total is not None else None
+        return found, self._share(total) if asks and total is not None else None
+
+    def _share(self, counted: float) -> Tensor:
+        with self.outside("weighing its batch beside the other replicas'"):
+            return self._replicas.share(counted, self.device)
+
+    def outside(self, words: str) -> contextlib.AbstractContextManager[None]:
+        """Within it this rank waits for those of other replicas."""
+        return contextlib.nullcontext() if self.peers is None else self.peers.outside(words)
 
     def _weighs_replicas(self) -> bool:
         """Whether this rank says what a batch weighs beside those of other replicas: it makes the loss.
@@ -347,7 +358,7 @@ class Engine:
         # every rank's scaler must know its scale before it can unscale
         scale = None if scaler is None else scaler.scale(torch.ones((), device=self.device))
         if grad and counted is not None and self._weighs_replicas():
-            share = self.share if self.share is not None else self._replicas.share(counted, self.device)
+            share = self.share if self.share is not None else self._share(counted)
             scale = share if scale is None else scale * share
 
         def seeds(weight: float, loss: Tensor) -> Tensor:
@@ -377,7 +388,8 @@ class Engine:
         self._loss.begin(self._end_worker.step if self._end_worker else step)
         is_replicated = any(worker.is_replicated for worker in self.workers.values())
         if step.grad and self.n_steps < LOOKED_AT and is_replicated and self.options.feed is None:
-            self._replicas.notice_equal(step.batch.checksum(), self.device)
+            with self.outside("comparing its batch with the other replicas'"):
+                self._replicas.notice_equal(step.batch.checksum(), self.device)
         if self._accord is None:
             return
         if step.grad:

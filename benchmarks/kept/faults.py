@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import rank as one_rank
-from .rank import LIMIT_S, ON_RANK_0, PLACES
+from .rank import LIMIT_S, NOT_ON_RANK_0, ON_RANK_0, PLACES
 
 __all__ = ["FAULTS", "GOOD", "KINDS", "Ranks", "cases", "walk"]
 
@@ -35,7 +35,7 @@ def cases() -> Iterator[tuple[str, str, int]]:
     """(moment, fault, rank it meets): of rank 0, which hosts the store, and of another one."""
     for moment in PLACES:
         for fault in FAULTS:
-            for victim in (0,) if moment in ON_RANK_0 else (1, 0):
+            for victim in (0,) if moment in ON_RANK_0 else (1,) if moment in NOT_ON_RANK_0 else (1, 0):
                 yield moment, fault, victim
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from .work import Trainer
 
-__all__ = ["LIMIT_S", "ON_RANK_0", "PLACES", "run"]
+__all__ = ["LIMIT_S", "NOT_ON_RANK_0", "ON_RANK_0", "PLACES", "run"]
 
 LIMIT_S = 6.0
 """``stall_limit_s``, of the runtime and of split."""
@@ -60,6 +60,8 @@ PLACES = {
 
 ON_RANK_0 = frozenset(("saving, renaming", "in split, measuring"))
 """Moments that come on rank 0 alone."""
+NOT_ON_RANK_0 = frozenset(("in the middle of links",))
+"""Moments that never do: it knocks at nobody's door."""
 
 
 def fail(fault: str, folder: pathlib.Path) -> None:

@@ -25,7 +25,7 @@ import autopipe
 
 __all__ = ["measure", "stall"]
 
-WIDTH, DEPTH, ROUNDS = 2048, 12, 5
+WIDTH, DEPTH, ROUNDS = 2048, 8, 3
 
 
 def _made(width: int, depth: int) -> tuple[nn.Module, Any, torch.optim.Optimizer]:

@@ -305,10 +305,11 @@ class Keeper:
         """Whether all is well on this rank's replicas too."""
         mesh = self._engine.options.mesh
         flag = torch.tensor([float(is_fine)], device=self._engine.device)
-        for dim in self._other_dims:
-            assert mesh is not None
-            dist.all_reduce(flag, dist.ReduceOp.MIN, group=mesh.get_group(dim))
-        return bool(flag)
+        with self._engine.outside("telling the other replicas how its save or load went"):
+            for dim in self._other_dims:
+                assert mesh is not None
+                dist.all_reduce(flag, dist.ReduceOp.MIN, group=mesh.get_group(dim))
+            return bool(flag)
 
 
 def _alone(mine: Told) -> list[Told]:

@@ -40,6 +40,10 @@ LEAVE_S = 3 * POLL_S
 BUSY_FACTOR = 5.0
 """How much longer a rank that shows life may compute, where the user set no limit: kernels compile again."""
 HOST_GONE = "the process that hosts the store is gone or stopped (rank 0 of the job, or its launcher)"
+BETWEEN = (-1, -2, -3)
+"""What a position's index is before the first step, after one, and in what is done between steps."""
+OUTSIDE = -1 << 30
+"""What it is while a rank waits for those of other pipelines."""
 IDLE_FACTOR = 10.0
 """How much longer a rank may stay in the user's own code between steps: it may save, evaluate or log."""
 
@@ -83,6 +87,11 @@ class Position:
     is_idle: bool = False
     _marks: Sequence[tuple[Any, Any, Any]] = ()
     _n_passed: int = 0
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it is within a step, or waits for ranks of other pipelines: not in the user's own code."""
+        return self.waits_for < 0 and not self.is_idle and self.index not in BETWEEN
 
     def follow(self, marks: Sequence[tuple[Any, Any, Any]]) -> None:
         """Take a step's progress from the events of ``marks``, (what, before, after), as they come about."""
@@ -255,6 +264,16 @@ class Watch:
                     self.failure = self._judge(position, quiet_s)
                 except StoreGone:
                     self.failure = HOST_GONE
+            elif position.is_at_work and quiet_s > self._own_limit_s:
+                self.failure = self.publish(self._stuck(self._rank, position.words, quiet_s))
+
+    @property
+    def _own_limit_s(self) -> float:
+        """When a rank ends itself: past the moment at which any other of its pipeline would have told."""
+        return self._patience.busy_factor * self._patience.limit_s + SIGN_OF_LIFE_S
+
+    def _stuck(self, rank: int, words: object, quiet_s: float) -> str:
+        return f"rank {rank} is stuck in {words} for {quiet_s:.1f} s"
 
     def _find_broken(self) -> str | None:
         """The cause where a rank is gone without having left."""
@@ -311,7 +330,7 @@ class Watch:
         if not is_alive or sign is None:
             what = f"rank {rank} shows no sign of life (killed or stopped, or its host is)"
         elif sign.waits_for < 0:
-            what = f"rank {rank} is stuck in {sign.words} for {sign.quiet_s + silent_s:.1f} s"
+            what = self._stuck(rank, sign.words, sign.quiet_s + silent_s)
         else:
             places = ", ".join(f"rank {r} at {seen[r]}" for r in sorted(seen))
             what = f"ranks wait for one another: {places}; do the same on every rank, in the same order"

@@ -20,7 +20,7 @@ from ...errors import InputError
 from ...torch_private import backend_plugin, plugin_options
 from .link import LINK_BYTES, Link
 
-__all__ = ["FOREVER", "DeviceGroup", "Group", "HostGroup", "StagedGroup", "make_group"]
+__all__ = ["FOREVER", "DeviceGroup", "Group", "HostGroup", "StagedGroup", "break_group", "make_group"]
 
 FOREVER = datetime.timedelta(days=7)
 """Time limit of every wait: stalls are judged by the watch, which knows what is expected."""
@@ -111,16 +111,30 @@ class HostGroup:
 
     def abort(self) -> None:
         """Break every connection: calls that wait, here and at the other members, raise at once."""
-        try:
-            # gloo has no abort, but a wait that times out closes all connections of its communicator
-            other = (self._me + 1) % len(self.ranks)
-            nobody = self._backend.recv([torch.empty(1)], other, _NOBODY_SENDS)
-            nobody.wait(datetime.timedelta(milliseconds=1))
-        except RuntimeError:
-            return
+        _break(self._backend, self._me, len(self.ranks))
 
     def close(self) -> None:
         """Nothing to do: gloo's connections go with the group."""
+
+
+def _break(backend: Any, rank: int, size: int) -> None:
+    """Break every connection of one of gloo's communicators."""
+    try:
+        # gloo has no abort, but a wait that times out closes all connections of its communicator
+        nobody = backend.recv([torch.empty(1)], (rank + 1) % size, _NOBODY_SENDS)
+        nobody.wait(datetime.timedelta(milliseconds=1))
+    except RuntimeError:
+        return
+
+
+def break_group(group: Any, device: torch.device) -> None:
+    """Break a process group of torch's own that carries tensors of ``device``: whoever waits in it raises."""
+    if group.size() == 1:
+        return
+    if device.type == "cpu":
+        _break(group, group.rank(), group.size())
+    else:
+        group.abort()
 
 
 class StagedGroup(HostGroup):

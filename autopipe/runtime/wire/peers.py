@@ -27,8 +27,8 @@ from ...errors import AutopipeError, InputError, PlanError, StepError
 from ...torch_private import default_store
 from .aside import aside
 from .board import Board, StoreGone
-from .failure import HOST_GONE, Patience, Position, Watch, first_difference, roll_call
-from .group import FOREVER, Group, HostGroup, make_group
+from .failure import HOST_GONE, OUTSIDE, Patience, Position, Watch, first_difference, roll_call
+from .group import FOREVER, Group, HostGroup, break_group, make_group
 from .link import Link, connect
 
 __all__ = ["Peers", "pipeline_ranks"]
@@ -103,6 +103,7 @@ class Peers:
         self._links: dict[int, Link] = {}
         self._groups: list[Group] = []
         self._breakable: list[Group | HostGroup] = []
+        self._others: list[Any] = []
         self._telling: collections.deque[tuple[Any, Tensor]] = collections.deque()
         self._n_told, self._n_heard = [0] * self.n_ranks, [0] * self.n_ranks
         self.position = Position()
@@ -359,6 +360,24 @@ class Peers:
             position.words, position.index, position.is_idle = before.words, before.index, before.is_idle
             position.waits_for = -1
 
+    @contextlib.contextmanager
+    def outside(self, words: str) -> Iterator[None]:
+        """Within it this rank waits for those of other pipelines, as ``words`` says, but not for ever."""
+        position = self.position
+        before = dataclasses.replace(position)
+        position.words, position.index, position.waits_for, position.is_idle = words, OUTSIDE, -1, False
+        try:
+            yield
+        except (RuntimeError, ConnectionError) as error:
+            self.fail(error)
+        finally:
+            position.words, position.index = before.words, before.index
+            position.waits_for, position.is_idle = before.waits_for, before.is_idle
+
+    def break_too(self, groups: Iterable[Any]) -> None:
+        """Break these groups of torch's own, of ranks of several pipelines, when this pipeline fails."""
+        self._others += groups
+
     def fail(self, error: BaseException) -> NoReturn:
         """Raise ``error``, or the one cause all ranks report: this one's, or whatever came first."""
         watch, position = self.watch, self.position
@@ -391,6 +410,8 @@ class Peers:
             link.abort()
         for group in self._breakable:
             group.abort()
+        for other in self._others:
+            break_group(other, self._device)
 
 
 def _tells_of_a_loss(error: BaseException) -> bool:
