@@ -159,18 +159,19 @@ class Peers:
         """A communicator of some of the pipeline's ranks; only they ask for it, once for each purpose."""
         name = f"{purpose}/{'-'.join(map(str, ranks))}"
         devices = [c["own device"] for c in self.cards if c["own device"]]
-        made = self._unless_failed(
-            lambda: make_group(
-                self.store,
-                name,
-                ranks,
-                self.rank,
-                self._device,
-                self._connect_s,
-                self._links,
-                shares_device=len(set(devices)) < len(devices),
+        with self.together("connecting", waits=True):
+            made = self._unless_failed(
+                lambda: make_group(
+                    self.store,
+                    name,
+                    ranks,
+                    self.rank,
+                    self._device,
+                    self._connect_s,
+                    self._links,
+                    shares_device=len(set(devices)) < len(devices),
+                )
             )
-        )
         self._groups.append(made)
         self._breakable.append(made)
         return made
