@@ -161,7 +161,10 @@ def _imbalance(plan: Plan) -> float:
 def _open_heaviest(
     capture: Capture, costs: CostTable, plan: Plan | None, closed: set[str]
 ) -> tuple[Capture, tuple[str, ...]] | None:
-    """The capture with its costliest leaf (of the fullest rank, once there is a plan) and its like opened."""
+    """The capture with its costliest leaf (of the fullest rank, once there is a plan) and its like opened.
+
+    One that fixes sizes when opened stays whole, unless there is no plan and nothing else to open.
+    """
     names = {op.name for op in capture.ops.compute}
     if plan is not None:
         loads = _loads_s(plan)
@@ -170,18 +173,22 @@ def _open_heaviest(
     modules = [op for op in capture.ops.compute if op.kind == "module"]
     made = {op.module_path: capture.model.get_submodule(op.module_path) for op in modules}
     likeness = {path: _likeness(module) for path, module in made.items()}
+    narrowed = None
     for op in sorted((op for op in modules if op.name in names), key=lambda op: -costs[op.name].seconds):
         if op.module_path in closed or _is_single(made[op.module_path]):
             continue
         paths = tuple(p for p in made if p not in closed and likeness[p] == likeness[op.module_path])
         for some in (paths, (op.module_path,)):
             try:
-                return capture.open(*some), some
+                opened = capture.open(*some)
             except CaptureError:
                 # one of them is a single op, or pinned closed by the caller
                 continue
+            if {*opened.variation.fixed} <= {*capture.variation.fixed}:
+                return opened, some
+            narrowed = narrowed or (opened, some)
         closed.add(op.module_path)
-    return None
+    return narrowed if plan is None else None
 
 
 def _likeness(module: nn.Module) -> tuple[Any, ...]:

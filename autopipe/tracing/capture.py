@@ -21,19 +21,20 @@ from .calls.call import Call, Recording
 from .calls.perform import run_call
 from .graphs import emit, modes, opgraph
 from .graphs.questions import Question, choose
+from .held import held_against_the_model
 from .inputs.arguments import Inputs
 from .inputs.caches import switched_off, without_cache
 from .inputs.examples import infer
 from .inputs.structure import Spec, unflatten
-from .making import Form, Made
+from .making import Form
 from .record.given import device_of, fresh
 from .record.leaves import Policy
 from .record.session import Session
 from .record.standing import Standing
 from .record.state import preserved
-from .referee.referee import Referee
 from .sizes import dims
 from .sizes.explore import confirm
+from .sizes.harmless import uneven_sizes
 from .sizes.variation import Variation
 
 __all__ = ["Capture", "capture"]
@@ -57,6 +58,7 @@ class Capture:
     forms: by training flag, the form the example takes and those that other values of the inputs ask for.
     questions: by training flag, what of the inputs tells which form that is, or its number.
     notes: what a user should know of how the model was recorded.
+    at: sizes that it was recorded at, where they are not the example's for a reason.
     standing: the state that the model's own code may have read; a change that matters is refused.
     """
 
@@ -75,6 +77,7 @@ class Capture:
     forms: dict[bool, tuple[Form, ...]] = dataclasses.field(default_factory=dict)
     questions: dict[bool, Question | int] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    at: Mapping[Dim, int] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def modules(self) -> dict[bool, fx.GraphModule]:
@@ -149,7 +152,9 @@ class Capture:
         is_same = not any(n.startswith("what ") or "inference_mode" in n for n in changed)
         try:
             with _all_on(self.device, self.model):  # its stages may have been put elsewhere
-                again = _capture(self.model, *self.example, self.policy, self.dynamic, self.variation)
+                again = _capture(
+                    self.model, *self.example, self.policy, self.dynamic, self.variation, self.at
+                )
             is_same = is_same and _is_same(self, again, training)
         except (CaptureError, ModelError, InputError):
             is_same = False
@@ -184,13 +189,14 @@ class Capture:
                 f"{', '.join(paths)}"
             )
         policy = self.policy.with_opened(paths)
-        return _capture(self.model, *self.example, policy, self.dynamic, self.variation)
+        return _capture(self.model, *self.example, policy, self.dynamic, self.variation, self.at)
 
     def with_example(self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sequence[Dim]) -> Capture:
         """The same capture, said to be made on other arguments, which have ``sizes``."""
         inputs, _ = Inputs.of(self.model, args, kwargs)
-        other = {d.where: d for d in sizes}
-        ops = dataclasses.replace(self.ops, dims=tuple(other.get(d.where, d) for d in self.ops.dims))
+        other = {d.where: d.example for d in sizes}
+        named = tuple(dataclasses.replace(d, example=other.get(d.where, d.example)) for d in self.ops.dims)
+        ops = dataclasses.replace(self.ops, dims=named)
         return dataclasses.replace(self, example=(args, kwargs), inputs=inputs, ops=ops)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -271,26 +277,66 @@ def _capture(
     policy: Policy,
     dynamic: Any,
     known: Variation | None = None,
+    at: Mapping[Dim, int] | None = None,
 ) -> Capture:
     """A capture on few rows and positions of the example, which is fast and, unlike one row, hides nothing.
 
     On all of them where the model runs on few, or is captured there, only in a way that does not fit them.
+    ``at`` are sizes that an earlier capture was recorded at.
     """
     kwargs = without_cache(model, kwargs)
     inputs, tensors = Inputs.of(model, args, kwargs)
     device = device_of(model, args, kwargs)
     rows = dims.few_rows(inputs, device) if dynamic else {}
     tokens = dims.few_tokens(inputs, device) if dynamic else {}
+    told = (model, args, kwargs, policy, dynamic)
+    if at:
+        with contextlib.suppress(CaptureError, ModelError, InputError):
+            if (found := _captured_at(at, *told, tensors, known)) is not None:
+                return found
     for cut in filter(None, (rows | tokens, rows) if tokens else (rows,)):
-        given = inputs.rebuild(model, dims.resize(tensors, cut))
         confirm_at = dims.resize(tensors, rows) if len(cut) > len(rows) else None
         with contextlib.suppress(CaptureError, ModelError, InputError):
-            found = _captured(model, *given, policy, dynamic, confirm_at, known)
-            if {d.where for d in cut} <= {d.where for d in found.ops.dims if not d.packed}:
-                found = found.with_example(args, kwargs, tuple(cut))
-                found.bind(args, kwargs)
-                return found
-    return _captured(model, args, kwargs, policy, dynamic, None, known)
+            found = _captured_at(cut, *told, confirm_at, known)
+            if found is not None:
+                return found if known else _elsewhere(found, cut)
+    found = _captured(*told, None, known)
+    return found if known else _elsewhere(found, {})
+
+
+def _captured_at(
+    cut: Mapping[Dim, int],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    policy: Policy,
+    dynamic: Any,
+    confirm_at: Mapping[str, torch.Tensor] | None,
+    known: Variation | None,
+) -> Capture | None:
+    """A capture on the example at other sizes; None where it does not fit the example itself."""
+    inputs, tensors = Inputs.of(model, args, kwargs)
+    given = inputs.rebuild(model, dims.resize(tensors, cut))
+    found = _captured(model, *given, policy, dynamic, confirm_at, known)
+    if not {d.where for d in cut} <= {d.where for d in found.ops.dims if not d.packed}:
+        return None
+    found = found.with_example(args, kwargs, tuple(cut))
+    found.bind(args, kwargs)
+    return found
+
+
+def _elsewhere(found: Capture, cut: Mapping[Dim, int]) -> Capture:
+    """The same recorded where a size is no multiple, if that is right for more sizes: padding is recorded."""
+    uneven = () if found.device.type == "meta" else uneven_sizes(found.variation)
+    args, kwargs = found.example
+    tensors = Inputs.of(found.model, args, kwargs)[1]
+    for dim, size in uneven:
+        at = {**cut, next(d for d in found.ops.dims if d.name == dim.name): size}
+        with contextlib.suppress(CaptureError, ModelError, InputError):
+            other = _captured_at(at, found.model, args, kwargs, found.policy, found.dynamic, tensors, None)
+            if other is not None and len(other.variation.checks) < len(found.variation.checks):
+                return dataclasses.replace(other, at=at)
+    return found
 
 
 def _captured(
@@ -313,7 +359,7 @@ def _captured(
         session = Session(model, args, kwargs, policy, snapshot)
         args, kwargs = session.args, session.kwargs
         inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
-        made = _held_against_the_model(session, inputs, tensors, dynamic, known)
+        made = held_against_the_model(session, inputs, tensors, dynamic, known)
         if confirm_at is not None:
             session.start(training=False)
             confirm(model, made.forms[False][0], made.variation, confirm_at, session.device)
@@ -360,58 +406,3 @@ def _is_open(leaves: frozenset[str], path: str) -> bool:
     """Whether a module lies in no leaf, so that its state was read while the model was recorded."""
     names = path.split(".")
     return not any(".".join(names[: i + 1]) in leaves for i in range(len(names)))
-
-
-def _freed(session: Session, made: Made) -> Made:
-    """The same with functions kept whole that ask about sizes, where that lets more sizes vary."""
-    new = {f: None for f in made.functions if f not in session.attempt.functions}
-    before = session.attempt
-    recorded = session.again(new) if new else None
-    if recorded is None:
-        return made
-    with contextlib.suppress(CaptureError, ModelError, InputError):
-        other = Made(session, made.inputs, made.tensors, recorded, made.dynamic, None)
-        is_whole = [_modules(m.forms) for m in (other, made)]
-        fewer = [(len(m.variation.fixed), len(m.variation.checks)) for m in (other, made)]
-        if is_whole[0] == is_whole[1] and fewer[0] < fewer[1]:
-            return other
-    session.attempt = before
-    return made
-
-
-def _modules(forms: Mapping[bool, Sequence[Recording]]) -> dict[bool, list[Any]]:
-    """By training flag, how many forms there are, and the leaves that the first one calls."""
-    return {
-        f: [len(fs), *(c.target for c in fs[0].calls if c.op == "call_module")] for f, fs in forms.items()
-    }
-
-
-def _held_against_the_model(
-    session: Session, inputs: Inputs, tensors: dict[str, torch.Tensor], dynamic: Any, known: Variation | None
-) -> Made:
-    """Forms that are the model on other data, and what may vary; recorded again where they are not.
-
-    Not asked of a model on meta. Where forms follow questions about the data, that of the example is.
-    """
-    while True:
-        made = _freed(session, Made(session, inputs, tensors, session.forms(), dynamic, known))
-        if session.device.type == "meta":
-            session.notes.append(
-                "the graph was not held against the model on other data: on the meta device there are none"
-            )
-            return made
-        forms = {flag: found[0] for flag, found in made.forms.items()}
-        referee = Referee(
-            session.model,
-            forms,
-            inputs,
-            tensors,
-            made.variation,
-            session.device,
-            session.start,
-            made.is_of_the_example,
-        )
-        fault = referee.fault()
-        if fault is None:
-            return made
-        session.close(fault.path, fault.why)

@@ -6,6 +6,7 @@ Recording is left to ``record``; graphs and the capture itself to ``graphs`` and
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..errors import AutopipeError, InputError
+from ..errors import AutopipeError
 from ..graph import batch_dim
 from .calls.call import Call, Recording
 from .calls.functions import Named
@@ -23,8 +24,8 @@ from .graphs import emit, modes
 from .graphs.questions import Question, choose, questions, with_sizes
 from .inputs.arguments import Inputs
 from .record.session import Session
-from .record.tracked import plain
-from .sizes.explore import explore
+from .record.tracked import pinned, plain
+from .sizes.explore import explore, is_narrowed
 from .sizes.guards import with_checks
 from .sizes.lengths import read_from_inputs
 from .sizes.rows import mixing
@@ -68,6 +69,7 @@ class Made:
         self.session, self.inputs, self.tensors, self.dynamic = session, inputs, tensors, dynamic
         self.kind = session.kind
         self.functions: dict[Any, None] = {}
+        self.explorers: list[Explorer] = []
         everything = list({id(r): r for records in recorded.values() for r in records}.values())
         self.constants = modes.share_constants(everything)
         unsized = [(r, r.branches) for r in everything]
@@ -122,6 +124,17 @@ class Made:
     @property
     def shapes(self) -> dict[int, Any]:
         return {k: v for variation in self.variations.values() for k, v in variation.shapes.items()}
+
+    @property
+    def settling(self) -> dict[Any, None]:
+        """The functions of the model's code that settle on a size where they could stay whole."""
+        guards = (g for form in self.firsts for g in form.guards if g.function is pinned)
+        return {g.inside: None for g in guards if g.inside is not None}
+
+    @functools.cached_property
+    def is_narrowed(self) -> bool:
+        """Whether the model itself takes sizes of inputs that the first form does not."""
+        return bool(self.explorers) and is_narrowed(self.explorers[0], self.variation)
 
     def graphs(self) -> dict[bool, tuple[Form, ...]]:
         """Every form as a graph; one object where one serves both modes."""
@@ -233,7 +246,7 @@ class Made:
         try:
             with torch.set_grad_enabled(self.distinct[flag][0][number].setting.grad):
                 return choose(self.questions[flag], run) == number
-        except InputError:
+        except Exception:  # most likely inputs of sizes that the question is not for, which a call refuses
             return False
 
     def _vary(
@@ -266,6 +279,7 @@ class Made:
             self.kind,
             is_asked_for if isinstance(self.questions[flag], Question) else None,
         )
+        self.explorers.append(explorer)
         explorer.by_mode = len(forms) > 1 or all(f is not forms[0] for f in self.firsts)
         try:
             return explore(explorer, known)

@@ -1,5 +1,7 @@
 """Dicts that leaves fill and read: what is in them belongs to one run and may cross a cut."""
 
+from collections import UserDict
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,10 @@ from autopipe.tracing import capture
 
 class Shared(dict):
     """A dict of a library's own."""
+
+
+class Kept(UserDict):
+    """One that is no dict, so that wrappers hand it on as it is."""
 
 
 class Writes(nn.Module):
@@ -50,7 +56,7 @@ class Net(nn.Module):
         return x + shared[4][1] if self.is_read else x
 
 
-@pytest.mark.parametrize("kind", [dict, Shared])
+@pytest.mark.parametrize("kind", [dict, Shared, Kept])
 @pytest.mark.parametrize(("layer", "is_read"), [(Writes, False), (Writes, True), (Takes, False)])
 def test_a_dict_that_layers_fill_and_read(kind, layer, is_read):
     torch.manual_seed(0)

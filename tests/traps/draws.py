@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .registry import WIDTH, trap
+from .registry import WIDTH, Net, trap
 
 OWN = np.random.default_rng(0)
 
@@ -160,3 +160,31 @@ def reparametrised(self: Any, x: Tensor) -> Tensor:
 @trap("safe")
 def distribution(self: Any, x: Tensor) -> Tensor:
     return self.run(torch.distributions.Normal(self.layers[0](x), 1.0).rsample())
+
+
+@trap()
+class NoisyMethod(Net):
+    """A method that draws outside torch, and takes a buffer, a parameter, a layer and the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((WIDTH,), 2.0))
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+        self.first = nn.Linear(WIDTH, WIDTH)
+
+    def noisy(self, x: Tensor) -> Tensor:
+        if self.training and random.random() < 0.5:
+            x = x * self.scale
+        return F.dropout(self.first(x) * self.gain, 0.5, self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.noisy(x))
+
+
+@trap()
+class CountingMethod(NoisyMethod):
+    """The same, and the buffer is written to."""
+
+    def noisy(self, x: Tensor) -> Tensor:
+        self.scale.mul_(0.5 + random.random())
+        return super().noisy(x)

@@ -305,3 +305,15 @@ def lengths_of_a_batch(self: Any, x: Tensor) -> Tensor:
     lengths[0] -= 1
     packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     return self.run(torch.nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[0])
+
+
+@trap()
+def tables_of_two_shapes(self: Any, x: Tensor) -> Tensor:
+    wide = torch.tensor(np.array([np.arange(WIDTH) ** i for i in range(2)])).float()
+    long = torch.tensor(np.array([np.arange(WIDTH) * i for i in range(3)])).float()
+    return self.run(x + wide.mean(0) + long.mean(0))
+
+
+@trap(first=lambda: np.ones((2, WIDTH)), second=lambda: np.ones((3, WIDTH)))
+def arrays_of_two_shapes(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + torch.tensor(self.first).float().sum(0) + torch.tensor(self.second).float().sum(0))

@@ -243,6 +243,83 @@ class FrozenNorm(Net):
         return self.run(self.norm(x.transpose(1, 2)).transpose(1, 2))
 
 
+class Normed(nn.Module):
+    """A norm with statistics and a dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.drop = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.norm(self.layer(x).transpose(1, 2)).transpose(1, 2))
+
+
+class Codes(nn.Module):
+    """Numbers of the nearest codes, from a part that it never lets learn, whatever its own mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.codes = Normed(), nn.Linear(WIDTH, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.part.eval()
+        return self.codes(self.part(x)).argmax(-1)
+
+
+@trap(encoder=lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Codes()))
+def codes_of_a_part_in_eval(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    return self.encoder(x), self.run(x)
+
+
+@trap()
+class CodesAlone(nn.Sequential):
+    """Nothing but codes, which no gradient passes."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(WIDTH, WIDTH), Codes())
+
+
+@trap(part=Normed)
+def part_in_eval_each_call(self: Any, x: Tensor) -> Tensor:
+    self.part.eval()
+    return self.run(self.part(x))
+
+
+@trap(part=Normed)
+def part_in_eval_and_back(self: Any, x: Tensor) -> Tensor:
+    was = self.part.training
+    self.part.eval()
+    y = self.part(x)
+    self.part.train(was)
+    return self.run(y + self.part(x))
+
+
+@trap(part=Normed)
+def dropout_kept_on(self: Any, x: Tensor) -> Tensor:
+    self.part.drop.train()
+    return self.run(self.part(x))
+
+
+@trap(part=Normed)
+def mode_set_by_hand(self: Any, x: Tensor) -> Tensor:
+    self.part.norm.training = False
+    return self.run(self.part(x))
+
+
+@trap(part=lambda: nn.Sequential(Normed(), Normed(), Normed()))
+def stack_in_eval(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = self.part.eval()(x)
+    return self.run(y)
+
+
+@trap(part=Normed)
+def part_in_eval_in_training(self: Any, x: Tensor) -> Tensor:
+    if self.training:
+        self.part.eval()
+    return self.run(self.part(x))
+
+
 @trap(norm=lambda: nn.BatchNorm1d(WIDTH), later=lambda m: m.norm.eval())
 def norm_frozen_later(self: Any, x: Tensor) -> Tensor:
     return self.run(self.norm(x.transpose(1, 2)).transpose(1, 2))
@@ -368,3 +445,23 @@ def written_by_functions(self: Any, x: Tensor) -> Tensor:
     F.relu(out, inplace=True)
     nn.init.constant_(out[:, 0], 0.5)
     return self.run(out)
+
+
+class Filling(nn.Module):
+    """Leaves what it made in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Normed()
+
+    def forward(self, x: Tensor, made: dict[str, Tensor]) -> Tensor:
+        made["x"] = self.part(x)
+        return made["x"] * 2
+
+
+@trap(part=Filling)
+def part_in_eval_that_fills_a_dict(self: Any, x: Tensor) -> Tensor:
+    made: dict[str, Tensor] = {}
+    self.part.eval()
+    x = self.part(x, made)
+    return self.run(x + made["x"])

@@ -44,7 +44,7 @@ def batch_norm_layer(self: Any, x: Tensor) -> Tensor:
     return self.run(self.norm(x).movedim(1, -1))
 
 
-@trap("safe", inputs=images, norm=lambda: nn.BatchNorm2d(WIDTH))
+@trap(inputs=images, norm=lambda: nn.BatchNorm2d(WIDTH))
 def frozen_batch_norm(self: Any, x: Tensor) -> Tensor:
     self.norm.eval()
     return self.run(self.norm(x).movedim(1, -1))

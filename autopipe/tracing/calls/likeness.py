@@ -6,9 +6,11 @@ Giving the calls of several recordings common names is left to ``modes``.
 from __future__ import annotations
 
 import dataclasses
+from collections import UserDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from .call import Call, Recording, calls_in
@@ -78,11 +80,21 @@ def _is_same(a: Any, b: Any, twins: dict[int, Call]) -> bool:
         return alike and (a is b or (not a.is_meta and torch.equal(a, b)))
     if isinstance(a, (tuple, list)):
         return type(a) is type(b) and len(a) == len(b) and all(map(_is_same, a, b, [twins] * len(a)))
-    if isinstance(a, dict):
-        return isinstance(b, dict) and list(a) == list(b) and all(_is_same(a[k], b[k], twins) for k in a)
+    if isinstance(a, (dict, UserDict)):
+        return type(a) is type(b) and list(a) == list(b) and all(_is_same(a[k], b[k], twins) for k in a)
     if isinstance(a, slice):
         return isinstance(b, slice) and _is_same((a.start, a.stop, a.step), (b.start, b.stop, b.step), twins)
-    return a is b or (type(a) is type(b) and (a == b) is True)
+    if isinstance(a, np.ndarray):
+        return type(a) is type(b) and a.dtype == b.dtype and np.array_equal(a, b)
+    return a is b or (type(a) is type(b) and _says_equal(a, b))
+
+
+def _says_equal(a: Any, b: Any) -> bool:
+    """What an object of whatever class says of another; one that cannot compare itself is not equal."""
+    try:
+        return (a == b) is True
+    except Exception:
+        return False
 
 
 def prune(recording: Recording) -> Recording:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..calls.call import Call, Recording
+from ..calls.call import Call, Guard, Recording, map_calls
 from ..calls.likeness import is_equal, key
 
 __all__ = ["merge", "name_like", "select", "settled", "share_constants", "union"]
@@ -59,7 +59,8 @@ def merge(train: Recording, evaluation: Recording) -> dict[bool, Recording]:
     whole = len(pairs) == len(train.calls) == len(evaluation.calls) and train.output == evaluation.output
     namer = _Namer()
     if whole and all(_agrees(t, e, twins) for t, e in pairs):
-        return dict.fromkeys((True, False), _name(_follow_mode(train, pairs), namer))
+        both = dataclasses.replace(_follow_mode(train, pairs), guards=_guards(train, evaluation, twins))
+        return dict.fromkeys((True, False), _name(both, namer))
     _name(train, namer)
     for t, e in pairs:
         e.name = t.name
@@ -136,6 +137,21 @@ def _same_shape(a: Any, b: Any, twins: dict[int, Call]) -> bool:
             (a.start, a.stop, a.step), (b.start, b.stop, b.step), twins
         )
     return not isinstance(b, (tuple, list, dict, slice))
+
+
+def _guards(train: Recording, evaluation: Recording, twins: dict[int, Call]) -> list[Guard]:
+    """The guards of the training form, and those that the code asks for in evaluation alone."""
+    known = {(g.function, g.outcome, g.source) for g in train.guards}
+    twins = dict(twins)
+
+    def twin(call: Call) -> Call:
+        if id(call) not in twins:
+            args, kwargs = map_calls(call.args, twin), map_calls(call.kwargs, twin)
+            twins[id(call)] = dataclasses.replace(call, args=args, kwargs=kwargs, _inputs=None)
+        return twins[id(call)]
+
+    more = [g for g in evaluation.guards if (g.function, g.outcome, g.source) not in known]
+    return train.guards + [dataclasses.replace(g, operands=map_calls(g.operands, twin)) for g in more]
 
 
 def _follow_mode(train: Recording, pairs: list[tuple[Call, Call]]) -> Recording:

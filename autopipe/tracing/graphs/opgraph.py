@@ -162,6 +162,9 @@ def _signature(call: Call, target: str, kind: Callable[[str], Kind]) -> str:
     if call.op == "call_module":
         parts[1] = kind(call.target).configuration
         parts.append(kind(call.target).weights)
+    for held in call.inputs:
+        if held.op == "get_attr" and held.target and isinstance(held.value, nn.Module):
+            parts += [kind(held.target).configuration, kind(held.target).weights]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
 
 

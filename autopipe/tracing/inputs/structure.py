@@ -6,7 +6,8 @@ What the leaves mean is left to ``recorder`` (values while recording) and ``argu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -68,7 +69,7 @@ def _parts(value: Any, depth: int) -> tuple[Any, tuple[Any, ...], list[Any]] | N
         return "sequence", tuple(range(len(value))), list(value)
     if cls in _LEAF_TYPES or isinstance(value, (type, torch.Size)):
         return None
-    if isinstance(value, Mapping) and isinstance(value, dict):
+    if isinstance(value, (dict, UserDict)):
         kind = "record" if dataclasses.is_dataclass(value) else "mapping"
         return kind, tuple(value), list(value.values())
     if isinstance(value, tuple):
@@ -128,6 +129,8 @@ def _mapping(spec: Spec, values: list[Any]) -> Any:
     if spec.type is dict:
         return dict(zip(spec.keys, values, strict=True))
     new = spec.type.__new__(spec.type)
+    if isinstance(new, UserDict):
+        new.data = {}
     for key, value in zip(spec.keys, values, strict=True):
         new[key] = value
     return new

@@ -7,7 +7,8 @@ is left to ``ledger``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import UserDict
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from ..calls import functions
@@ -24,8 +25,8 @@ class Dict:
     """A dict among a leaf's arguments: the code's own, the one that is ``passed``, and what that held."""
 
     place: int | str
-    own: dict[Any, Any]
-    passed: dict[Any, Any]
+    own: MutableMapping[Any, Any]
+    passed: MutableMapping[Any, Any]
     before: dict[Any, Any]
 
     @property
@@ -38,13 +39,15 @@ class Dict:
         return [k for k in self.before if k not in self.passed]
 
 
-def dicts(args: Any, kwargs: Any, actual: Any) -> list[Dict]:
-    """The dicts that a leaf is given, and may change."""
+def dicts(args: Any, kwargs: Any, actual: Any, first: int = 0) -> list[Dict]:
+    """The dicts that a leaf is given, and may change; its arguments are the call's from the ``first`` on."""
     pairs: list[tuple[int | str, Any, Any]] = [
-        *((i, own, got) for i, (own, got) in enumerate(zip(args, actual[0], strict=True))),
+        *((i, own, got) for i, (own, got) in enumerate(zip(args, actual[0], strict=True), first)),
         *((k, own, actual[1][k]) for k, own in kwargs.items()),
     ]
-    return [Dict(place, own, got, dict(got)) for place, own, got in pairs if isinstance(own, dict)]
+    return [
+        Dict(place, own, got, dict(got)) for place, own, got in pairs if isinstance(own, (dict, UserDict))
+    ]
 
 
 def refilled(ledger: Ledger, call: Call, found: Sequence[Dict]) -> None:

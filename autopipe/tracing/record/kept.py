@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from ..calls import functions, lifting, wording
 from ..calls.call import UNSAFE, Call, Depends
@@ -73,15 +74,22 @@ class Kept:
     def _perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         """Perform a call of code that may draw outside torch and give what is no tensor."""
         before, call.stream = generators(), self.here()
-        result = self.performer.perform(call, run, actual)
+        looking = _Looking()
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with looking:
+                return run(*args, **kwargs)
+
+        result = self.performer.perform(call, watched, actual)
         if generators() != before:
             call.is_random, call.depends = True, call.depends | Depends.RANDOM
+            looking.is_met = True
         for value in flatten(result)[0]:
             if isinstance(value, np.ndarray):
                 self.ledger.bind(value, call)
             elif isinstance(value, (bool, int, float, str)):
                 self.at.refuse(call.depends, f"{wording.shown(call)} ({value!r} here)", call.source)
-            elif value is None and call.depends & UNSAFE and not call.writes:
+            elif value is None and call.depends & UNSAFE and not call.writes and looking.is_met:
                 self.at.refuse(call.depends, f"{wording.shown(call)} (None here)", call.source)
         return result
 
@@ -112,10 +120,16 @@ class Kept:
     ) -> Any:
         with self.performer.inside_leaf(self.at.modules[id(module)], False):
             result, used = method.first(module, args, kwargs)
-        inside = [self.ledger.attribute(self.at.modules[id(m)], m, Depends.STATE) for m in used]
-        call.take((*inside, *call.args), call.kwargs)
+        inside = [self._held(value) for value in used]
+        call.take((module.training, *inside, *call.args), call.kwargs)
         call.depends |= Depends.STATE if inside else Depends.NOTHING
         return result
+
+    def _held(self, value: Any) -> Any:
+        """A submodule, parameter or buffer that a method takes, as a call."""
+        if isinstance(value, nn.Module):
+            return self.ledger.attribute(self.at.modules[id(value)], value, Depends.STATE)
+        return value if value is None else self.ledger.materialise(self.ledger.find(value))
 
     def mapped(
         self,
@@ -154,6 +168,21 @@ class Kept:
             f"{self.at.source()}: torch.func.{name} gives back a function of what was computed, which a "
             "graph cannot hold; torch.autograd.grad or torch.func.grad gives the derivative itself"
         )
+
+
+class _Looking(TorchFunctionMode):
+    """Notes whether code asks tensors for values, or makes of them what is as large as values say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_met = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kind, name = functions.classify(func)
+        self.is_met |= kind in ("read", "data shaped") or functions.selects_by_mask(name, args)
+        return func(*args, **(kwargs or {}))
 
 
 def is_copying() -> bool:

@@ -15,7 +15,7 @@ import pathlib
 import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -68,16 +68,17 @@ def _is_method(owner: nn.Module, name: str, frame: types.FrameType) -> bool:
 
 
 class KeptMethod(Named):
-    """A method on a stand-in for its module that has no parameters, and only the submodules it asks for.
+    """A method on a stand-in for its module, which has only the submodules and tensors that its code names.
 
-    Those come as the first arguments of a call. Raises :class:`ValueError` for a method that does more.
+    A call takes the module's mode, then those, then the method's own arguments. Raises :class:`ValueError`
+    for a method that does more.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
         cls = type(module)
         super().__init__(self.run, name, f"{cls.__module__}.{cls.__qualname__}.{name}")
         self.cls, self.name = cls, name
-        self.submodules: tuple[str, ...] = ()
+        self.held: tuple[tuple[str, str], ...] = ()
         self.attributes = {
             k: v
             for k, v in vars(module).items()
@@ -85,25 +86,48 @@ class KeptMethod(Named):
         }
 
     def first(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
-        """The result of a call, and the submodules that it and later calls take."""
-        children = _Noted(module._modules)
-        result = self._run(children, args, kwargs)
-        self.submodules = tuple(dict.fromkeys(children.names))
-        return result, [module._modules[n] for n in self.submodules]
+        """The result of a call, and the submodules and tensors that it and later calls take."""
+        noted = {kind: _Noted(vars(module)[kind]) for kind in _HELD}
+        result = self._run(module.training, noted, args, kwargs)
+        named = sorted(_names(self.cls, self.name, set()))
+        wanted = {kind: (*noted[kind].names, *(n for n in named if n in noted[kind])) for kind in _HELD}
+        self.held = tuple((kind, n) for kind in _HELD for n in dict.fromkeys(wanted[kind]))
+        return result, [vars(module)[kind][n] for kind, n in self.held]
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        n = len(self.submodules)
-        return self._run(dict(zip(self.submodules, args[:n], strict=True)), args[n:], kwargs)
+    def run(self, training: bool, *args: Any, **kwargs: Any) -> Any:
+        n = len(self.held)
+        given: dict[str, dict[str, Any]] = {kind: {} for kind in _HELD}
+        for (kind, name), value in zip(self.held, args[:n], strict=True):
+            given[kind][name] = value
+        return self._run(training, given, args[n:], kwargs)
 
-    def _run(self, children: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    def _run(self, training: bool, held: Mapping[str, dict[str, Any]], args: Any, kwargs: Any) -> Any:
         stand_in = self.cls.__new__(self.cls)
-        given = {**self.attributes, "_modules": children, "_parameters": {}, "_buffers": {}}
+        given = {**self.attributes, **held, "training": training}
+        before = [(kind, dict(dict.items(names))) for kind, names in held.items()]
         vars(stand_in).update(given)
         result = getattr(stand_in, self.name)(*args, **kwargs)
         changed = [k for k, v in vars(stand_in).items() if k not in given or v is not given[k]]
+        for kind, names in before:
+            changed += [k for k, v in dict.items(held[kind]) if v is not names.get(k)]
         if changed:
             raise ValueError(f"it sets the attribute {changed[0]}")
         return result
+
+
+def _names(cls: type, name: str, seen: set[str]) -> set[str]:
+    """The names in the code of a method, and of those that it names in turn: another call may go there."""
+    seen.add(name)
+    found = inspect.getattr_static(cls, name, None)
+    function = inspect.unwrap(getattr(found, "fget", None) or getattr(found, "__func__", found))
+    codes = [function.__code__] if isinstance(function, types.FunctionType) else []
+    out: set[str] = set()
+    for code in codes:
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+        out.update(code.co_names)
+    for other in sorted(out - seen):
+        out |= _names(cls, other, seen)
+    return out
 
 
 class _Noted(dict[str, Any]):
@@ -124,6 +148,7 @@ class _Noted(dict[str, Any]):
 
 
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
+_HELD = ("_modules", "_parameters", "_buffers")
 
 
 class _Recorded(functools.partial[Any]):

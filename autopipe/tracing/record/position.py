@@ -115,7 +115,12 @@ class Position:
         raise CloseModule(self.path, why)
 
     def divisible(self, module: nn.Module) -> str | None:
-        """The path of the root, or an open module with open ones inside; None of what may stay whole."""
+        """The path of the root, or an open module with open ones inside; None of what may stay whole.
+
+        A module whose forward does not run now can be kept whole only method by method.
+        """
         path = self.modules.get(id(module))
+        if path is None or path not in self.stack:
+            return path
         inside = (self.modules.get(id(m), "") for m in module.modules() if m is not module)
         return path if path == "" or any(p and not self.is_leaf(p) for p in inside) else None

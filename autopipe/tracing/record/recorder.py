@@ -20,6 +20,7 @@ from ...errors import CaptureError
 from ...torch_private import function_modes, pop_function_mode, push_function_mode
 from ..calls import functions
 from ..calls.call import UNSAFE, Call, Depends, Recording, meta
+from ..calls.moded import in_modes, modes_of
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
@@ -34,7 +35,7 @@ from .ledger import Ledger
 from .origin import Unseen
 from .position import Depth, Position
 from .reads import Reads
-from .restart import CloseModule
+from .restart import CloseModule, KeepMode
 
 __all__ = ["Recorder"]
 
@@ -57,6 +58,7 @@ class Recorder(TorchFunctionMode):
         keeps_numbers: bool = False,
         hooked: Collection[str] = (),
         twins: Twins | None = None,
+        moded: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.at = Position(modules, is_leaf)
@@ -73,7 +75,8 @@ class Recorder(TorchFunctionMode):
         )
         self.reads.keeps_numbers = keeps_numbers
         self.kept = Kept(self.at, self.ledger, self, self.streams.here)
-        self.hooked, self.twins = hooked, twins
+        self.hooked, self.twins, self.moded = hooked, twins, moded
+        self.modes: dict[int, bool] = {}
         self.leaf_path = ""
         self.checkpointed = Depth()
         self.failed: str | None = None
@@ -90,6 +93,7 @@ class Recorder(TorchFunctionMode):
             call.value, call.storages = meta(tensor), functions.storages(tensor)
             self.ledger.bind(tensor, self.ledger.add(call))
         self.model = model
+        self.modes = {id(m): m.training for m in model.modules()}
         self.perform_one = lambda call, args, kwargs: run_call(
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")
         )
@@ -189,8 +193,14 @@ class Recorder(TorchFunctionMode):
         kwargs: Any,
     ) -> Any:
         """Record ``module``, with all the modules ``inside`` it, as one call."""
+        if path not in self.moded and any(m.training != self.modes.get(id(m), m.training) for m in inside):
+            raise KeepMode(path)
         encoded, actual = self.ledger.encode_call(args, kwargs)
         call = Call("call_module", path, *encoded, hint=path, path=path, source=self.at.source())
+        if path in self.moded:
+            call.op, call.target = "call_function", in_modes
+            held = self.ledger.attribute(path, module, Depends.STATE)
+            call.take((held, modes_of(module), *call.args), call.kwargs)
         call.recompute = self.checkpointed.count > 0
         state = (t for m in inside for t in (*m._parameters.values(), *m._buffers.values()))
         has_state = any(t is not None for t in state)
@@ -205,7 +215,7 @@ class Recorder(TorchFunctionMode):
                 return run(*args, **kwargs)
 
         call.stream = self.streams.of_module(path, inside)
-        given = filling.dicts(args, kwargs, actual)
+        given = filling.dicts(args, kwargs, actual, first=2 if path in self.moded else 0)
         twins = None if compiled else self.twins
         surroundings = self.contexts.region(), torch.is_grad_enabled()
         key = None if twins is None else twins.key(path, inside, surroundings, actual)

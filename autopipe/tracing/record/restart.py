@@ -13,6 +13,7 @@ __all__ = [
     "FollowCasts",
     "Function",
     "KeepFunction",
+    "KeepMode",
     "KeepReads",
     "Method",
     "OpenLeaf",
@@ -55,6 +56,14 @@ class KeepReads(Restart):
     def __init__(self, source: str) -> None:
         super().__init__(source)
         self.source = source
+
+
+class KeepMode(Restart):
+    """With the leaf at ``path`` called in the modes that the code around it puts it in."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
 
 
 class FollowCasts(Restart):

@@ -1,78 +1,43 @@
 """Records a model in both modes under one leaf policy, which it adjusts to what the model's Python does.
 
-One run is left to ``recorder``, tying the two recordings together to ``modes``.
+Single runs are left to ``runs``, tying the two recordings together to ``modes``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from typing import Any
 
-import torch
 from torch import nn
 
-from ...errors import AutopipeError, CaptureError, ModelError
+from ...errors import CaptureError, ModelError
 from ..calls.call import Recording, Setting
-from ..calls.kinds import kind_of
 from ..calls.likeness import is_same, prune
-from ..calls.sharing import Twins
 from ..inputs.arguments import Inputs
-from ..inputs.structure import flatten
-from . import casts, memos, opaque, patches
-from .given import are_close, device_of, fresh, other_data
+from . import patches
 from .leaves import Policy
-from .origin import Unseen, alive
-from .recorder import Recorder
 from .restart import (
     CloseModule,
     FollowCasts,
     Function,
     KeepFunction,
+    KeepMode,
     KeepReads,
     Method,
     OpenLeaf,
     Restart,
-    WatchLeaves,
 )
-from .route import Route
+from .runs import AS_GIVEN, Attempt, Refused, Runs
 from .settings import settings, under
-from .state import Snapshot, seed, switch
+from .state import Snapshot
 
-__all__ = ["Refused", "Session"]
+__all__ = ["Session"]
 
 _MOST_TRIES = 100
 _MOST_FORMS = 8
-_AS_GIVEN = Setting()
 _logger = logging.getLogger("autopipe")
-
-
-class Refused(ModelError):
-    """The model itself fails on the example in one mode; the other mode may still work."""
-
-
-@dataclasses.dataclass(slots=True)
-class Attempt:
-    """One way of recording a model, and what was found out about it.
-
-    ``exporting``: libraries are told that they are exported; ``numbers``: whole numbers in the data stay in
-    the graph as long as only torch takes them; ``by_value``: numbers made of inputs may be read.
-    ``functions`` stay whole, and those that read data at the lines ``kept``; ``met_number``: a whole number
-    in the data was asked for. Forward hooks of the leaves ``hooked`` keep what others then use.
-    """
-
-    policy: Policy
-    exporting: bool = False
-    numbers: bool = False
-    by_value: bool = False
-    tried: set[tuple[str, bool]] = dataclasses.field(default_factory=set)
-    functions: dict[Function | Method, None] = dataclasses.field(default_factory=dict)
-    kept: set[str] = dataclasses.field(default_factory=set)
-    hooked: set[str] = dataclasses.field(default_factory=set)
-    obstacles: list[str] = dataclasses.field(default_factory=list)
-    met_number: bool = False
 
 
 class Session:
@@ -87,16 +52,11 @@ class Session:
         snapshot: Snapshot,
     ) -> None:
         self.model, self.args, self.kwargs = model, args, kwargs
-        self.first_policy, self.snapshot = policy, snapshot
+        self.runs = Runs(model, args, kwargs, snapshot)
+        self.device, self.start, self.kind = self.runs.device, self.runs.start, self.runs.kind
+        self.first_policy = policy
         self.attempt = Attempt(policy)
         self.notes: list[str] = []
-        self.casting: set[str] = set()
-        self.names = {id(t): n for n, t in reversed([*model.named_parameters(), *model.named_buffers()])}
-        self.paths = {id(m): n for n, m in model.named_modules()}
-        self.device = device_of(model, args, kwargs)
-        self.known = frozenset(map(id, snapshot.tensors_held()))
-        self.kind = functools.cache(functools.partial(kind_of, model))
-        self.route = Route()
 
     @property
     def policy(self) -> Policy:
@@ -121,7 +81,7 @@ class Session:
 
         Raises :class:`CaptureError` where it cannot be recorded, :class:`ModelError` where it cannot be run.
         """
-        with patches.applied(self.model.modules()) as self.route:
+        with patches.applied(self.model.modules()) as self.runs.route:
             try:
                 found = self.found()
                 if not self.obstacles:
@@ -134,13 +94,19 @@ class Session:
                 found, error = None, refusal
             return self.fallen_back(found, error)
 
-    def again(self, functions: Mapping[Function | Method, None]) -> dict[bool, list[Recording]] | None:
-        """Other recordings, in which functions stay whole; None where that cannot be."""
+    def again(
+        self, functions: Iterable[Function | Method] = (), closed: Iterable[str] = ()
+    ) -> dict[bool, list[Recording]] | None:
+        """Other recordings, in which functions or modules stay whole; None where that cannot be."""
         before = self.attempt
-        kept = dict.fromkeys((*before.functions, *functions))
-        self.attempt = dataclasses.replace(before, functions=kept, tried=set(before.tried))
+        self.attempt = dataclasses.replace(
+            before,
+            policy=before.policy.with_closed(closed),
+            functions=dict.fromkeys((*before.functions, *functions)),
+            tried=set(before.tried),
+        )
         try:
-            with patches.applied(self.model.modules()) as self.route:
+            with patches.applied(self.model.modules()) as self.runs.route:
                 return self.found()
         except (CaptureError, ModelError):
             self.attempt = before
@@ -176,7 +142,7 @@ class Session:
         """See :meth:`forms`; in one way."""
         for _ in range(_MOST_TRIES):
             try:
-                evaluation = self.record(training=False)
+                evaluation = self.runs.record(self.attempt, training=False)
                 training = self.training_form(evaluation)
                 leaf = self.policy.to_open([c.target for c in training.calls if c.op == "call_module"])
                 if leaf is None or (leaf, False) in self.attempt.tried:
@@ -190,17 +156,21 @@ class Session:
             except KeepReads as found:
                 self.attempt.kept.add(found.source)
                 continue
+            except KeepMode as found:
+                self.attempt.moded.add(found.path)
+                continue
             except FollowCasts as found:
-                self.casting.add(found.module)
+                self.runs.casting.add(found.module)
                 continue
             self.attempt.tried.add((leaf, False))
+            self.attempt.divided.append(leaf)
             self.policy = self.policy.with_opened([leaf])
         raise CaptureError(f"{type(self.model).__name__}: no set of leaves found in {_MOST_TRIES} recordings")
 
     def training_form(self, evaluation: Recording) -> Recording:
         """The recording in training mode; that of evaluation where the model refuses to train so."""
         try:
-            return self.record(training=True)
+            return self.runs.record(self.attempt, training=True)
         except Refused as error:
             _logger.warning("%s; its training form is taken to be its evaluation form", error)
             return evaluation
@@ -219,7 +189,7 @@ class Session:
         out: list[Recording] = []
         for setting in settings(asked, tensors):
             try:
-                found = self.record(natural.training, (), setting) if out else natural
+                found = self.runs.record(self.attempt, natural.training, (), setting) if out else natural
             except FollowCasts:
                 raise
             except (CaptureError, ModelError, Restart):
@@ -227,7 +197,7 @@ class Session:
             out += [under(r, asked, setting, names) for r in self.outcomes(found, setting)]
         return out
 
-    def outcomes(self, natural: Recording, setting: Setting = _AS_GIVEN) -> list[Recording]:
+    def outcomes(self, natural: Recording, setting: Setting = AS_GIVEN) -> list[Recording]:
         """A recording, and others in which reads of inputs that give a truth come out the other way.
 
         The model's Python is made to believe so; where it then cannot be recorded, that outcome is left out.
@@ -255,7 +225,7 @@ class Session:
         branch = known.branches[place]
         script = (*(b.outcome for b in known.branches[:place]), not branch.outcome)
         try:
-            return self.record(known.training, script, setting)
+            return self.runs.record(self.attempt, known.training, script, setting)
         except (CaptureError, ModelError):
             return None
         except FollowCasts:
@@ -297,176 +267,3 @@ class Session:
         self.adjust(CloseModule("" if path in self.first_policy.closed else path, why))
         self.attempt.obstacles.pop()
         self.first_policy = self.first_policy.with_closed(self.policy.closed)
-
-    # ---------------------------------------------------------------- one run
-
-    def record(self, training: bool, outcomes: Sequence[Any] = (), setting: Setting = _AS_GIVEN) -> Recording:
-        """One recording; the model starts in the state it was given in.
-
-        ``outcomes`` are what the first reads of inputs are to come out as.
-        """
-        for unseen in _passes():
-            is_probe = unseen is not None and unseen.is_probe
-            with torch.set_grad_enabled(setting.grad):
-                try:
-                    recording = self.run_recorded(training, outcomes, setting, unseen)
-                except WatchLeaves:
-                    continue
-                except (Restart, AutopipeError):
-                    if is_probe:
-                        continue
-                    raise
-            if is_probe:
-                continue
-            self.check_state(training)
-            return recording
-        raise AssertionError("a watched recording suspects nothing")
-
-    def run_recorded(
-        self,
-        training: bool,
-        outcomes: Sequence[Any],
-        setting: Setting,
-        unseen: Unseen | None,
-        shares: bool = True,
-    ) -> Recording:
-        """One run; on the meta device leaves that are alike run once, where each ``shares`` what it gives."""
-        self.start(training)
-        given = self.inputs_of(setting)
-        is_probe = unseen is not None and unseen.is_probe
-        args, kwargs = fresh(other_data(given) if is_probe else given, self.device)
-        recorder = Recorder(
-            self.names,
-            self.paths,
-            self.known,
-            self.device,
-            self.policy.is_leaf,
-            training,
-            unseen,
-            outcomes,
-            self.attempt.kept,
-            self.attempt.by_value,
-            self.attempt.numbers,
-            self.attempt.hooked,
-            Twins(self.kind) if shares and self.device.type == "meta" and unseen is None else None,
-        )
-        kept = recorder.kept
-        try:
-            with (
-                self.route.to(recorder, self.attempt.exporting),
-                opaque.replaced(self.attempt.functions, self.model, kept.function, kept.method),
-                opaque.drawing(kept.outside_draw, self.model),
-                memos.bypassed(recorder.at),
-                casts.followed(self.casting, recorder.at),
-            ):
-                return recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
-        except (CaptureError, ModelError):
-            raise
-        except Exception as error:
-            if recorder.twins is not None and recorder.twins.is_used:
-                return self.run_recorded(training, outcomes, setting, unseen, shares=False)
-            if outcomes or setting != _AS_GIVEN or is_probe:
-                raise CaptureError(f"no data leads there: {_short(error)}") from error
-            self.explain(error, recorder.failed, training)
-        finally:
-            self.attempt.met_number |= recorder.reads.met_number
-
-    def inputs_of(self, setting: Setting) -> tuple[Any, Any]:
-        """The example with gradients asked for as the setting has it."""
-        if setting.requiring is None:
-            return self.args, self.kwargs
-        inputs, tensors = Inputs.of(self.model, self.args, self.kwargs)
-        return inputs.rebuild(self.model, setting.apply(tensors))
-
-    def start(self, training: bool) -> None:
-        self.snapshot.restore()
-        if self.model.training != training:
-            switch(self.model, training)
-
-    def run(self, training: bool, change: Callable[[Any], Any] | None = None) -> Any:
-        """The model's own result, not recorded, from the state it is in; on changed data where asked."""
-        given = (self.args, self.kwargs)
-        args, kwargs = fresh(given if change is None else change(given), self.device)
-        seed(self.device)
-        with self.route.suspended():
-            return self.model(*args, **kwargs)
-
-    def explain(self, error: Exception, failed: str | None, training: bool) -> NoReturn:
-        """A run raised: is it the model's own error, or something that recording brought about?"""
-        name = type(self.model).__name__
-        self.start(training)
-        try:
-            self.run(training)
-        except Exception as own:
-            mode = "training" if training else "evaluation"
-            said = f"{name}'s own forward fails in {mode} mode on the example arguments: {_short(own)}"
-            raise Refused(f"{said}; pass args and kwargs it can run on") from own
-        if failed:
-            raise CloseModule(failed, f"recording inside {failed} fails: {_short(error)}") from error
-        raise CaptureError(
-            f"{name} runs, but cannot be recorded: {_short(error)} (at {_place(error)}); move that code "
-            f"into a submodule, which is then kept whole"
-        ) from error
-
-    def check_state(self, training: bool) -> None:
-        """Python state that an open module changes must not matter to the next call."""
-        changed = [(p, a) for p, a in self.snapshot.changes() if p == "" or not self.inside_leaf(p)]
-        beside = [(p, a) for p, a in self.snapshot.changed_beside() if p == "" or not self.inside_leaf(p)]
-        if not changed and not beside:
-            return
-        path, attribute = next(((p, a) for p, a in changed if a == "_buffers"), (changed + beside)[0])
-        name = type(self.model).__name__
-        shown = f"{path or name}.{attribute}" if changed else attribute
-        if attribute == "_buffers":
-            raise CloseModule(path, f"a forward replaces a buffer of {path or 'the model itself'}")
-        self.start(training)
-        before = self.snapshot.numbers()
-        first = flatten(self.run(training))[0]
-        between = self.snapshot.numbers()
-        second = flatten(self.run(training))[0]
-        after = self.snapshot.numbers()
-        if not are_close(first, second) or not self.forgets(training):
-            raise CloseModule(path, f"a forward changes {shown}, and the next call's result depends on it")
-        for (at, counted), value in after.items():
-            seen = before.get((at, counted)), between.get((at, counted)), value
-            if seen[0] != seen[1] != seen[2] and (at == "" or not self.inside_leaf(at)):
-                said = f"{seen[0]!r}, {seen[1]!r}, {seen[2]!r} in calls one after another"
-                raise CloseModule(at, f"{counted} of {at or name} is {said}; a later call may act on it")
-
-    def forgets(self, training: bool) -> bool:
-        """Whether what the model gives for other data is the same after a call as it is without one."""
-        self.start(training)
-        try:
-            self.run(training)
-            after = flatten(self.run(training, other_data))[0]
-            self.start(training)
-            return are_close(after, flatten(self.run(training, other_data))[0])
-        except Exception:  # whatever it is: then the model does not take these data
-            return True
-
-    def inside_leaf(self, path: str) -> bool:
-        names = path.split(".")
-        return any(self.policy.is_leaf(".".join(names[: i + 1])) for i in range(len(names)))
-
-
-def _passes() -> Iterator[Unseen | None]:
-    """How to run a model until no tensor is of unknown origin: as it is; on other data; watched."""
-    yield None
-    before = alive()
-    probe = Unseen(True, before)
-    yield probe
-    yield Unseen(False, before, expected=probe.by_line)
-
-
-def _short(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _place(error: BaseException) -> str:
-    trace = error.__traceback__
-    place = "unknown place"
-    while trace is not None:
-        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place

@@ -19,7 +19,17 @@ from ...units import Size, symbol
 from ..inputs.arguments import Inputs
 from ..inputs.packing import sample_rows
 
-__all__ = ["Formulas", "candidates", "few_rows", "few_tokens", "fit", "resize", "trial_sizes"]
+__all__ = [
+    "Formulas",
+    "candidates",
+    "counts",
+    "few_rows",
+    "few_tokens",
+    "fit",
+    "parts",
+    "resize",
+    "trial_sizes",
+]
 
 
 _SHORT, _FEW_TOKENS = 7, 16
@@ -46,6 +56,29 @@ def candidates(inputs: Inputs) -> list[Dim]:
         taken.add(name)
         out.append(Dim(name, size, tuple(where)))
     return out
+
+
+def parts(dim: Dim) -> Iterator[Dim]:
+    """An axis of several inputs without one of them, then of each alone: sizes may be equal by chance."""
+    if dim.where[0][1] == 0 or len(dim.where) == 1:
+        return
+    without = [tuple(p for p in dim.where if p is not left) for left in dim.where]
+    for where in dict.fromkeys((*without, *((p,) for p in dim.where))):
+        name = dim.name if dim.where[0] in where else f"{where[0][0]}_{dim.name}"
+        yield Dim(name, dim.example, where)
+
+
+def counts(tensors: Mapping[str, torch.Tensor], dim: Dim) -> list[str]:
+    """The inputs that hold the size of ``dim`` as a number, the largest in them: lengths of padded rows."""
+    own = {name for name, _ in dim.where}
+    return [
+        name
+        for name, t in tensors.items()
+        if name not in own
+        and not (t.is_floating_point() or t.is_complex() or t.is_meta or t.dtype is torch.bool)
+        and t.numel()
+        and int(t.max()) == dim.example
+    ]
 
 
 def _name(placeholder: str, axis: int, n_dims: int, floating: bool, taken: set[str]) -> str:
@@ -112,9 +145,15 @@ def few_tokens(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
 
 
 def resize(
-    tensors: Mapping[str, torch.Tensor], sizes: Mapping[Dim, int], drawn_out: Collection[Dim] = ()
+    tensors: Mapping[str, torch.Tensor],
+    sizes: Mapping[Dim, int],
+    drawn_out: Collection[Dim] = (),
+    counted: Collection[Dim] = (),
 ) -> dict[str, torch.Tensor]:
-    """Inputs at other sizes, their rows repeated or cut; of dims that are ``drawn_out`` only the last one."""
+    """Inputs at other sizes, their rows repeated or cut; of dims that are ``drawn_out`` only the last one.
+
+    Of those that are ``counted`` other inputs hold the size, as numbers, which follow.
+    """
     out = dict(tensors)
 
     def take(name: str, axis: int, rows: torch.Tensor) -> None:
@@ -129,6 +168,8 @@ def resize(
             take(packed.op, 0, torch.cat([theirs[i] for i in chosen]))
         for name, axis in dim.where:
             take(name, axis, chosen)
+        for name in counts(tensors, dim) if dim in counted else ():
+            out[name] = out[name].where(out[name] != dim.example, size).clamp(max=size)
     return out
 
 
@@ -190,7 +231,7 @@ def _choice(
         if join([value for _, value in chosen], values[0]) != values[-1]:
             continue
         found = [t for t, _ in chosen]
-        spare = _factor(found, values[0])
+        spare = _factor(found, values[0], counted=len(found) > 1)
         strides = [t.q for t in found if t.is_floored]
         cost = spare.denominator > 1, spare, max(strides, default=0) - min(strides, default=0)
         if best is not None and cost >= least:
@@ -203,9 +244,10 @@ def _choice(
     return best
 
 
-def _factor(terms: Sequence[_Term], base: int) -> Fraction:
-    """The number in front of the product of the terms' symbols."""
-    return math.prod((t.content for t in terms), start=Fraction(1)) / (base or 1) ** (len(terms) - 1)
+def _factor(terms: Sequence[_Term], base: int, *, counted: bool = True) -> Fraction:
+    """The number in front of the product of the terms' symbols; of multiples only where ``counted``."""
+    contents = (t.content if counted or t.factor != t.q else Fraction(1) for t in terms)
+    return math.prod(contents, start=Fraction(1)) / (base or 1) ** (len(terms) - 1)
 
 
 def _written(join: Any, terms: Sequence[_Term], names: Sequence[str], base: int) -> Size:
@@ -261,7 +303,10 @@ class _Term:
 
 
 def _terms(example: tuple[int, int], other: tuple[int, int], is_rounded: bool) -> Iterator[_Term]:
-    """Terms through two (size, value) points, simplest first; those with a floor only on demand."""
+    """Terms through two (size, value) points, simplest first; those with a floor only on demand.
+
+    Of these first what is rounded down or up to a multiple.
+    """
     (n, base), (m, moved) = example, other
     slope = Fraction(moved - base, m - n)
     p, q = slope.as_integer_ratio()
@@ -272,6 +317,10 @@ def _terms(example: tuple[int, int], other: tuple[int, int], is_rounded: bool) -
     if not is_rounded:
         return
     whole = math.gcd(base, moved)
+    for c in (0, whole - 1) if whole > 1 else ():
+        multiple = _Term(1, c, whole, factor=whole, is_floored=True)
+        if (multiple(n), multiple(m)) == (base, moved):
+            yield multiple
     factors = [f for f in dict.fromkeys((1, 2, 4, 8, whole)) if f and whole % f == 0]
     for factor in factors:
         yield from _strided([(n, base // factor), (m, moved // factor)], factor)

@@ -23,11 +23,12 @@ from ..inputs.arguments import Inputs
 from ..inputs.packing import packings
 from . import dims as sizing
 from .guards import computed, is_stepped
+from .harmless import find_harmless
 from .rerun import replay, with_guards
 from .trials import Explorer, Trial, first, first_line
 from .variation import Check, Fixed, Variation
 
-__all__ = ["confirm", "explore"]
+__all__ = ["confirm", "explore", "is_narrowed"]
 
 
 def explore(explorer: Explorer, known: Variation | None = None) -> Variation:
@@ -64,6 +65,14 @@ def confirm(
             raise CaptureError(f"a shape at {sizes} is {shapes}, not {said} as its formula says")
 
 
+def is_narrowed(explorer: Explorer, found: Variation) -> bool:
+    """Whether the model itself takes another size where its forms do not."""
+    held = [d for d in sizing.candidates(explorer.inputs) if any(place in found.fixed for place in d.where)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return any(explorer.is_taken({d: size}) for d in held for size in sizing.trial_sizes(d)[:2])
+
+
 def _explore(explorer: Explorer, known: Variation | None) -> Variation:
     forms, inputs = explorer.forms, explorer.inputs
     trials, fixed = _remembered(explorer, inputs, known) or _searched(explorer, inputs)
@@ -73,6 +82,8 @@ def _explore(explorer: Explorer, known: Variation | None) -> Variation:
     for dim in trials:
         if dim.example != 1 and any(not c.holds({**_sizes(trials), dim.name: 1}) for c in found.checks):
             first(explorer.run, [{dim: 1}])
+    if not explorer.is_meta and (found.checks or found.unsure):
+        explorer.harmless |= find_harmless(explorer, tuple(trials), found)
     if len(explorer.harmless) == n_harmless:
         return found
     return _fitted(forms, trials, joint, fixed, explorer.harmless)
@@ -86,18 +97,27 @@ def _searched(explorer: Explorer, inputs: Inputs) -> _Found:
     fixed: dict[tuple[str, int], Fixed] = {}
     trials: dict[Dim, Trial] = {}
     pending = sizing.candidates(inputs)
+
+    def attempt(dim: Dim) -> None:
+        if any(place in d.where for d in trials for place in dim.where):
+            return
+        trial = _alone(explorer, dim)
+        if isinstance(trial, Trial):
+            trials[dim] = trial
+        for place in dim.where:
+            if isinstance(trial, Trial):
+                fixed.pop(place, None)
+            else:
+                fixed.setdefault(place, Fixed(dim.example, trial))
+
     for dim in pending:
-        trial = _alone(explorer, dim)
-        if isinstance(trial, Trial):
-            trials[dim] = trial
-        else:
-            fixed.update(dict.fromkeys(dim.where, Fixed(dim.example, trial)))
-    for dim in _unions([d for d in pending if d not in trials]):
-        trial = _alone(explorer, dim)
-        if isinstance(trial, Trial):
-            trials[dim] = trial
-            for place in dim.where:
-                fixed.pop(place)
+        attempt(dim)
+    refused = [d for d in pending if d not in trials]
+    apart = [part for dim in refused for part in sizing.parts(dim)]
+    for dim in apart:
+        attempt(dim)
+    for dim in _unions([d for d in (*refused, *apart) if d not in trials]):
+        attempt(dim)
     for dim, trial in _packed(explorer, pending, trials).items():
         trials = {d: t for d, t in trials.items() if not {*d.where} & {*dim.places}} | {dim: trial}
         fixed = {place: why for place, why in fixed.items() if place not in dim.places}
@@ -153,16 +173,22 @@ def _sizes(dims: Iterable[Dim]) -> dict[str, int]:
 def _alone(explorer: Explorer, dim: Dim) -> Trial | str:
     """The first other size of one dim that runs, else why none does.
 
-    A text that holds a token for each piece of its image can be neither cut nor repeated, only drawn out.
+    A text that holds a token for each piece of its image can be neither cut nor repeated, only drawn out;
+    where other inputs count along the dim, they must follow.
     """
-    trial = first(explorer.sketch, [{dim: s} for s in sizing.trial_sizes(dim)])
+    sizes = [{dim: s} for s in sizing.trial_sizes(dim)]
+    trial = first(explorer.sketch, sizes)
     if isinstance(trial, Trial) or dim.where[0][1] == 0:
         return trial
-    explorer.drawn_out.add(dim)
-    longer = first(explorer.sketch, [{dim: next(s for s in sizing.trial_sizes(dim) if s > dim.example)}])
-    if isinstance(longer, Trial):
-        return longer
-    explorer.drawn_out.remove(dim)
+    longer = [next(at for at in sizes if at[dim] > dim.example)]
+    for way, at in ((explorer.drawn_out, longer), (explorer.counted, sizes)):
+        if way is explorer.counted and not sizing.counts(explorer.given, dim):
+            continue
+        way.add(dim)
+        other = first(explorer.sketch, at)
+        if isinstance(other, Trial):
+            return other
+        way.remove(dim)
     return trial
 
 
@@ -171,7 +197,8 @@ def _unions(refused: Sequence[Dim]) -> list[Dim]:
     out = []
     for i, a in enumerate(refused):
         for b in refused[i + 1 :]:
-            if a.example == b.example and "batch" not in (a.name, b.name):
+            is_apart = a.where[0][1] != b.where[0][1] and a.example == b.example
+            if is_apart and "batch" not in (a.name, b.name):
                 out.append(Dim("side" if "height" in a.name else a.name, a.example, a.where + b.where))
     return out
 

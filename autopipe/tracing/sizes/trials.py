@@ -75,11 +75,16 @@ class Explorer:
         self.functions: dict[Any, None] = {}
         self.by_mode = len(forms) > 1
         self.drawn_out: set[Dim] = set()
+        self.counted: set[Dim] = set()
 
-    def prepare(self, form: Recording) -> None:
+    def prepare(self, form: Recording, training: bool | None = None) -> None:
         """Put the model and the generators in the same state every time, and the model in the form's mode."""
-        self.start(form.training and self.by_mode)
+        self.start((form.training and self.by_mode) if training is None else training)
         seed(self.device)
+
+    def resized(self, sizes: Mapping[Dim, int]) -> dict[str, torch.Tensor]:
+        """The example's tensors at other sizes, in the way that the model takes them."""
+        return sizing.resize(self.given, sizes, self.drawn_out, self.counted)
 
     def run(self, sizes: Mapping[Dim, int]) -> Trial:
         """Replay every form; raises what the model raises.
@@ -104,46 +109,95 @@ class Explorer:
     def _run(self, sizes: Mapping[Dim, int], sharing: Sequence[Sharing | None]) -> Trial:
         seen = tuple(map(self._replayed, self.forms, itertools.repeat(sizes), sharing))
         trial = Trial(sizes, seen, self.is_meta or not any(s and s.is_used for s in sharing))
-        failed = [
+        failed = self._failed(seen)
+        pins = [said for g, said in failed if g.function is pinned]
+        if pins or (failed and self._does_harm(trial)):
+            self.functions.update((g.inside, None) for g, _ in failed if g.inside is not None)
+            raise _Changed((pins or [failed[0][1]])[0])
+        if failed and self._is_compared(sizes):
+            self.harmless.update(id(g) for g, _ in failed)
+        return trial
+
+    def _failed(self, seen: Sequence[Observation]) -> list[tuple[Guard, str]]:
+        """The guards that came out differently, and how; not those that do no harm."""
+        return [
             (g, said)
             for form, shown in zip(self.forms, seen, strict=True)
             for g in form.guards
             if id(g) not in self.harmless and (said := _broken(g, shown))
         ]
-        pins = [said for g, said in failed if g.function is pinned]
-        if pins or (failed and self.differs(trial)):
-            self.functions.update((g.inside, None) for g, _ in failed if g.inside is not None)
-            raise _Changed((pins or [failed[0][1]])[0])
-        self.harmless.update(id(g) for g, _ in failed)
-        return trial
+
+    def _does_harm(self, trial: Trial) -> bool:
+        """Whether a form in which a guard came out differently is not the model there, in its own mode."""
+        failed = {id(g) for g, _ in self._failed(trial.seen)}
+        forms = [f for f in self.forms if any(id(g) in failed for g in f.guards)]
+        # a form of both modes may ask in one of them alone
+        modes = (None,) if self.by_mode or self.is_meta else (None, True)
+        return any(self.differs(trial, form, training) for form in forms for training in modes)
+
+    def judge(self, sizes: Mapping[Dim, int]) -> tuple[set[int], bool]:
+        """Ids of the guards that come out differently at these sizes, and whether the result is the model's.
+
+        All of them where the forms fail and the model does not; none where the model fails, or where inputs
+        of these sizes ask for another form.
+        """
+        if not self._is_compared(sizes) or not self.is_taken(sizes):
+            return set(), True
+        everything = {id(g) for form in self.forms for g in form.guards} - self.harmless
+        try:
+            seen = tuple(self._replayed(form, sizes) for form in self.forms)
+        except Exception:  # whatever it is, the model does not raise it
+            return everything, False
+        failed = [g for g, _ in self._failed(seen)]
+        if any(g.function is pinned for g in failed):
+            return everything, False
+        is_right = not failed or not self._does_harm(Trial(sizes, seen, True))
+        return {id(g) for g in failed}, is_right
 
     def _replayed(
-        self, form: Recording, sizes: Mapping[Dim, int], sharing: Sharing | None = None
+        self,
+        form: Recording,
+        sizes: Mapping[Dim, int],
+        sharing: Sharing | None = None,
+        training: bool | None = None,
     ) -> Observation:
-        given = sizing.resize(self.given, sizes, self.drawn_out)
-        self.prepare(form)
+        given = self.resized(sizes)
+        self.prepare(form, training)
         with torch.set_grad_enabled(self.takes_grad_mode):
             return replay(self.model, form, given, self.device, sharing)
 
-    def result(self, trial: Trial) -> tuple[Any, ...]:
-        """The output leaves of the last form, with their own data."""
-        seen = trial.seen[-1] if trial.is_whole else self._replayed(self.forms[-1], trial.sizes)
+    def result(
+        self, trial: Trial, form: Recording | None = None, training: bool | None = None
+    ) -> tuple[Any, ...]:
+        """The output leaves of a form, of the last where none is named, with their own data."""
+        form = self.forms[-1] if form is None else form
+        place = next(i for i, each in enumerate(self.forms) if each is form)
+        is_seen = trial.is_whole and training is None
+        seen = trial.seen[place] if is_seen else self._replayed(form, trial.sizes, training=training)
         return seen.result
 
-    def differs(self, trial: Trial, *, is_shared: bool = True) -> str:
-        """How the last form's result differs from the model's own at the trial's sizes; "" if it does not.
+    def differs(
+        self,
+        trial: Trial,
+        form: Recording | None = None,
+        training: bool | None = None,
+        *,
+        is_shared: bool = True,
+    ) -> str:
+        """How a form's result differs from the model's own at the trial's sizes; "" if it does not.
 
-        Nor can it where inputs of these sizes ask for another form. On the meta device, where only shapes are
-        seen, alike leaves of the model run once unless not ``is_shared``.
+        Of the last form where none is named, in its own mode or another. Nor can it differ where inputs of
+        these sizes ask for another form. On the meta device, where only shapes are seen, alike leaves of the
+        model run once unless not ``is_shared``.
         """
-        if self.is_asked_for is not None and not self._is_compared(trial.sizes):
+        if not self._is_compared(trial.sizes):
             return ""
         try:
-            expected = self._answer(trial.sizes, is_shared)
+            expected = self._answer(trial.sizes, form, training, is_shared)
         except Exception as error:
             return f"the model itself fails: {first_line(error)}"
         try:
-            found = self.result(trial)
+            found = self.result(trial, form, training)
         except Exception as error:
             return f"the captured graph fails: {first_line(error)}"
         if len(expected) != len(found):
@@ -154,8 +208,7 @@ class Explorer:
         return ""
 
     def _is_compared(self, sizes: Mapping[Dim, int]) -> bool:
-        assert self.is_asked_for is not None
-        return self.is_meta or self.is_asked_for(sizing.resize(self.given, sizes, self.drawn_out))
+        return self.is_meta or self.is_asked_for is None or self.is_asked_for(self.resized(sizes))
 
     def keeps_rows(self, trial: Trial) -> bool:
         """Whether the results of samples that the example has are the same with more of them."""
@@ -174,19 +227,34 @@ class Explorer:
     def _example(self) -> Observation:
         return self.run({}).seen[-1]
 
-    def _answer(self, sizes: Mapping[Dim, int], is_shared: bool = True) -> list[Any]:
-        """The output leaves of the model itself, in the last form's mode; raises what it raises."""
-        self.prepare(self.forms[-1])
+    def _answer(
+        self,
+        sizes: Mapping[Dim, int],
+        form: Recording | None = None,
+        training: bool | None = None,
+        is_shared: bool = True,
+    ) -> list[Any]:
+        """The output leaves of the model itself, in a mode as in :meth:`differs`; raises what it raises."""
+        form = self.forms[-1] if form is None else form
+        self.prepare(form, training)
         flags = ExportFlags.read()
         if self.is_meta:  # there is no data that the model could look at
             ExportFlags(True, True).write()
         is_shared = is_shared and self.is_meta
         try:
-            shared = Sharing(self.kind).among(self.model, self.forms[-1].calls if is_shared else ())
+            shared = Sharing(self.kind).among(self.model, form.calls if is_shared else ())
             with torch.set_grad_enabled(self.takes_grad_mode), shared:
-                return flatten(self.call(sizing.resize(self.given, sizes, self.drawn_out)))[0]
+                return flatten(self.call(self.resized(sizes)))[0]
         finally:
             flags.write()
+
+    def is_taken(self, sizes: Mapping[Dim, int]) -> bool:
+        """Whether the model itself runs at these sizes."""
+        try:
+            self._answer(sizes)
+        except Exception:  # whatever it is: then the model does not take them
+            return False
+        return True
 
     def check_example(self) -> None:
         """Raise :class:`CaptureError` where the captured graph is not the model on the example itself.

@@ -25,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from benchmarks.capture import workers
 from benchmarks.capture.summary import environment
 
-from . import science, sequences, tables, vision  # noqa: F401
+from . import further, newer, science, sequences, tables, vision  # noqa: F401
 from .catalogue import CASES, Case
 from .summary import line, section, table
 from .walk import prepare, tried
@@ -101,7 +101,7 @@ def _report(data: dict[str, Any]) -> None:
     readme = HERE.parent / "README.md"
     before, rest = readme.read_text().split("## Other libraries\n", 1)
     after = rest[rest.index("## Environment\n") :]
-    readme.write_text(f"{before}## Other libraries\n\n{section(data)}\n\n{after}")
+    readme.write_text(f"{before}## Other libraries\n\n{section(data, len(CASES))}\n\n{after}")
 
 
 if __name__ == "__main__":

@@ -62,15 +62,15 @@ def _share(answers: list[bool]) -> str:
     return f"{sum(answers)}/{len(answers)} ({100 * sum(answers) / max(1, len(answers)):.1f}%)"
 
 
-def section(data: Mapping[str, Any]) -> str:
-    """The README's section on a JSON file of results, as Markdown."""
+def section(data: Mapping[str, Any], n_listed: int) -> str:
+    """The README's section on a JSON file of results, of so many models as are listed, as Markdown."""
     models: Results = data["models"]
     missed = {n: f for n, f in models.items() if outcome(f) not in ("right", "eager")}
     unable = {n: f for n, f in models.items() if outcome(f) == "eager"}
     rounded = [n for n, f in models.items() if "rounding" in f]
     return "\n".join(
         [
-            "`libraries/` lists models of other packages as their documentation builds them;",
+            f"`libraries/` lists {n_listed} models of other packages as their documentation builds them;",
             f"{len(models)} were tried; versions are in its `requirements.txt`. Each is captured, cut in 4",
             "and compared as above, on its example, on other data of the same sizes and at other sizes.",
             "`libraries/results.json` has each.",

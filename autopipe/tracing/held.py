@@ -1,0 +1,105 @@
+"""Makes the forms of a capture until they are the model on other data, with as few sizes fixed as can be.
+
+One set of forms is left to ``making``, comparing to ``referee``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import CaptureError, InputError, ModelError
+from .calls.call import Recording
+from .inputs.arguments import Inputs
+from .making import Made
+from .record.session import Session
+from .referee.referee import Referee
+from .sizes.variation import Variation
+
+__all__ = ["held_against_the_model"]
+
+
+def held_against_the_model(
+    session: Session, inputs: Inputs, tensors: dict[str, torch.Tensor], dynamic: Any, known: Variation | None
+) -> Made:
+    """Forms that are the model on other data, and what may vary; recorded again where they are not.
+
+    Not asked of a model on meta. Where forms follow questions about the data, that of the example is.
+    """
+    while True:
+        made = _freed(session, Made(session, inputs, tensors, session.forms(), dynamic, known))
+        made = _undivided(session, made)
+        if session.device.type == "meta":
+            session.notes.append(
+                "the graph was not held against the model on other data: on the meta device there are none"
+            )
+            return made
+        forms = {flag: found[0] for flag, found in made.forms.items()}
+        referee = Referee(
+            session.model,
+            forms,
+            inputs,
+            tensors,
+            made.variation,
+            session.device,
+            session.start,
+            made.is_of_the_example,
+        )
+        fault = referee.fault()
+        if fault is None:
+            return made
+        session.close(fault.path, fault.why)
+
+
+def _freed(session: Session, made: Made) -> Made:
+    """The same with functions kept whole that ask about sizes, where that lets more sizes vary."""
+    asking = made.functions or (made.settling if made.settling and made.is_narrowed else {})
+    new = [f for f in asking if f not in session.attempt.functions]
+    before = session.attempt
+    recorded = session.again(new) if new else None
+    if recorded is None:
+        return made
+    with contextlib.suppress(CaptureError, ModelError, InputError):
+        other = Made(session, made.inputs, made.tensors, recorded, made.dynamic, None)
+        is_whole = [_modules(session.model, m.forms) for m in (other, made)]
+        fewer = [(len(m.variation.fixed), len(m.variation.checks)) for m in (other, made)]
+        if is_whole[0] == is_whole[1] and fewer[0] < fewer[1]:
+            return other
+    session.attempt = before
+    return made
+
+
+def _undivided(session: Session, made: Made) -> Made:
+    """The same with leaves whole that were opened only for more to cut, where that lets more sizes vary."""
+    for path in reversed(session.attempt.divided):
+        if not made.is_narrowed:
+            break
+        before = session.attempt
+        recorded = session.again(closed=[path])
+        if recorded is None:
+            continue
+        with contextlib.suppress(CaptureError, ModelError, InputError):
+            other = Made(session, made.inputs, made.tensors, recorded, made.dynamic, None)
+            if len(other.variation.fixed) < len(made.variation.fixed):
+                made = other
+                continue
+        session.attempt = before
+    return made
+
+
+def _modules(
+    model: nn.Module, forms: Mapping[bool, Sequence[Recording]]
+) -> dict[bool, tuple[int, list[str]]]:
+    """By training flag, how many forms there are, and the leaves with parameters that the first one calls."""
+
+    def holds(path: str) -> bool:
+        return next(model.get_submodule(path).parameters(), None) is not None
+
+    return {
+        flag: (len(fs), [c.target for c in fs[0].calls if c.op == "call_module" and holds(c.target)])
+        for flag, fs in forms.items()
+    }

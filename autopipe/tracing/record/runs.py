@@ -1,0 +1,263 @@
+"""Runs a model for a capture: recorded in one way, or plainly; from the state it was given in each time.
+
+One recorded run is left to ``recorder``, what is to be done about what it meets to ``session``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from ...errors import AutopipeError, CaptureError, ModelError
+from ..calls.call import Recording, Setting
+from ..calls.kinds import kind_of
+from ..calls.sharing import Twins
+from ..inputs.arguments import Inputs
+from ..inputs.structure import flatten
+from . import casts, memos, opaque
+from .given import are_close, device_of, fresh, other_data
+from .leaves import Policy
+from .origin import Unseen, alive
+from .recorder import Recorder
+from .restart import CloseModule, Function, Method, Restart, WatchLeaves
+from .route import Route
+from .state import Snapshot, seed, switch
+
+__all__ = ["AS_GIVEN", "Attempt", "Refused", "Runs"]
+
+AS_GIVEN = Setting()
+
+
+class Refused(ModelError):
+    """The model itself fails on the example in one mode; the other mode may still work."""
+
+
+@dataclasses.dataclass(slots=True)
+class Attempt:
+    """One way of recording a model, and what was found out about it.
+
+    ``exporting``: libraries are told that they are exported; ``numbers``: whole numbers in the data stay in
+    the graph as long as only torch takes them; ``by_value``: numbers made of inputs may be read.
+    ``functions`` stay whole, and those that read data at the lines ``kept``; ``met_number``: a whole number
+    in the data was asked for. Forward hooks of the leaves ``hooked`` keep what others then use; the code
+    around those ``moded`` sets their modes. The leaves ``divided`` were opened only for more to cut.
+    """
+
+    policy: Policy
+    exporting: bool = False
+    numbers: bool = False
+    by_value: bool = False
+    tried: set[tuple[str, bool]] = dataclasses.field(default_factory=set)
+    functions: dict[Function | Method, None] = dataclasses.field(default_factory=dict)
+    kept: set[str] = dataclasses.field(default_factory=set)
+    hooked: set[str] = dataclasses.field(default_factory=set)
+    moded: set[str] = dataclasses.field(default_factory=set)
+    divided: list[str] = dataclasses.field(default_factory=list)
+    obstacles: list[str] = dataclasses.field(default_factory=list)
+    met_number: bool = False
+
+
+class Runs:
+    """The runs that one capture takes. The model is left to ``snapshot`` to put back.
+
+    Calls are routed by ``route``, which patches put on; casts are followed in the files ``casting``.
+    """
+
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], snapshot: Snapshot
+    ) -> None:
+        self.model, self.args, self.kwargs, self.snapshot = model, args, kwargs, snapshot
+        self.casting: set[str] = set()
+        self.names = {id(t): n for n, t in reversed([*model.named_parameters(), *model.named_buffers()])}
+        self.paths = {id(m): n for n, m in model.named_modules()}
+        self.device = device_of(model, args, kwargs)
+        self.known = frozenset(map(id, snapshot.tensors_held()))
+        self.kind = functools.cache(functools.partial(kind_of, model))
+        self.route = Route()
+
+    def record(
+        self,
+        attempt: Attempt,
+        training: bool,
+        outcomes: Sequence[Any] = (),
+        setting: Setting = AS_GIVEN,
+    ) -> Recording:
+        """One recording; the model starts in the state it was given in.
+
+        ``outcomes`` are what the first reads of inputs are to come out as.
+        """
+        for unseen in _passes():
+            is_probe = unseen is not None and unseen.is_probe
+            with torch.set_grad_enabled(setting.grad):
+                try:
+                    recording = self.run_recorded(attempt, training, outcomes, setting, unseen)
+                except WatchLeaves:
+                    continue
+                except (Restart, AutopipeError):
+                    if is_probe:
+                        continue
+                    raise
+            if is_probe:
+                continue
+            self.check_state(attempt.policy, training)
+            return recording
+        raise AssertionError("a watched recording suspects nothing")
+
+    def run_recorded(
+        self,
+        attempt: Attempt,
+        training: bool,
+        outcomes: Sequence[Any],
+        setting: Setting,
+        unseen: Unseen | None,
+        shares: bool = True,
+    ) -> Recording:
+        """One run; on the meta device leaves that are alike run once, where each ``shares`` what it gives."""
+        self.start(training)
+        given = self.inputs_of(setting)
+        is_probe = unseen is not None and unseen.is_probe
+        args, kwargs = fresh(other_data(given) if is_probe else given, self.device)
+        recorder = Recorder(
+            self.names,
+            self.paths,
+            self.known,
+            self.device,
+            attempt.policy.is_leaf,
+            training,
+            unseen,
+            outcomes,
+            attempt.kept,
+            attempt.by_value,
+            attempt.numbers,
+            attempt.hooked,
+            Twins(self.kind) if shares and self.device.type == "meta" and unseen is None else None,
+            attempt.moded,
+        )
+        kept = recorder.kept
+        try:
+            with (
+                self.route.to(recorder, attempt.exporting),
+                opaque.replaced(attempt.functions, self.model, kept.function, kept.method),
+                opaque.drawing(kept.outside_draw, self.model),
+                memos.bypassed(recorder.at),
+                casts.followed(self.casting, recorder.at),
+            ):
+                return recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
+        except (CaptureError, ModelError):
+            raise
+        except Exception as error:
+            if recorder.twins is not None and recorder.twins.is_used:
+                return self.run_recorded(attempt, training, outcomes, setting, unseen, shares=False)
+            if outcomes or setting != AS_GIVEN or is_probe:
+                raise CaptureError(f"no data leads there: {_short(error)}") from error
+            self.explain(error, recorder.failed, training)
+        finally:
+            attempt.met_number |= recorder.reads.met_number
+
+    def inputs_of(self, setting: Setting) -> tuple[Any, Any]:
+        """The example with gradients asked for as the setting has it."""
+        if setting.requiring is None:
+            return self.args, self.kwargs
+        inputs, tensors = Inputs.of(self.model, self.args, self.kwargs)
+        return inputs.rebuild(self.model, setting.apply(tensors))
+
+    def start(self, training: bool) -> None:
+        self.snapshot.restore()
+        if self.model.training != training:
+            switch(self.model, training)
+
+    def run(self, training: bool, change: Callable[[Any], Any] | None = None) -> Any:
+        """The model's own result, not recorded, from the state it is in; on changed data where asked."""
+        given = (self.args, self.kwargs)
+        args, kwargs = fresh(given if change is None else change(given), self.device)
+        seed(self.device)
+        with self.route.suspended():
+            return self.model(*args, **kwargs)
+
+    def explain(self, error: Exception, failed: str | None, training: bool) -> NoReturn:
+        """A run raised: is it the model's own error, or something that recording brought about?"""
+        name = type(self.model).__name__
+        self.start(training)
+        try:
+            self.run(training)
+        except Exception as own:
+            mode = "training" if training else "evaluation"
+            said = f"{name}'s own forward fails in {mode} mode on the example arguments: {_short(own)}"
+            raise Refused(f"{said}; pass args and kwargs it can run on") from own
+        if failed:
+            raise CloseModule(failed, f"recording inside {failed} fails: {_short(error)}") from error
+        raise CaptureError(
+            f"{name} runs, but cannot be recorded: {_short(error)} (at {_place(error)}); move that code "
+            f"into a submodule, which is then kept whole"
+        ) from error
+
+    def check_state(self, policy: Policy, training: bool) -> None:
+        """Python state that an open module changes must not matter to the next call."""
+        changed = [(p, a) for p, a in self.snapshot.changes() if p == "" or not _is_inside_leaf(policy, p)]
+        beside = [
+            (p, a) for p, a in self.snapshot.changed_beside() if p == "" or not _is_inside_leaf(policy, p)
+        ]
+        if not changed and not beside:
+            return
+        path, attribute = next(((p, a) for p, a in changed if a == "_buffers"), (changed + beside)[0])
+        name = type(self.model).__name__
+        shown = f"{path or name}.{attribute}" if changed else attribute
+        if attribute == "_buffers":
+            raise CloseModule(path, f"a forward replaces a buffer of {path or 'the model itself'}")
+        self.start(training)
+        before = self.snapshot.numbers()
+        first = flatten(self.run(training))[0]
+        between = self.snapshot.numbers()
+        second = flatten(self.run(training))[0]
+        after = self.snapshot.numbers()
+        if not are_close(first, second) or not self.forgets(training):
+            raise CloseModule(path, f"a forward changes {shown}, and the next call's result depends on it")
+        for (at, counted), value in after.items():
+            seen = before.get((at, counted)), between.get((at, counted)), value
+            if seen[0] != seen[1] != seen[2] and (at == "" or not _is_inside_leaf(policy, at)):
+                said = f"{seen[0]!r}, {seen[1]!r}, {seen[2]!r} in calls one after another"
+                raise CloseModule(at, f"{counted} of {at or name} is {said}; a later call may act on it")
+
+    def forgets(self, training: bool) -> bool:
+        """Whether what the model gives for other data is the same after a call as it is without one."""
+        self.start(training)
+        try:
+            self.run(training)
+            after = flatten(self.run(training, other_data))[0]
+            self.start(training)
+            return are_close(after, flatten(self.run(training, other_data))[0])
+        except Exception:  # whatever it is: then the model does not take these data
+            return True
+
+
+def _is_inside_leaf(policy: Policy, path: str) -> bool:
+    names = path.split(".")
+    return any(policy.is_leaf(".".join(names[: i + 1])) for i in range(len(names)))
+
+
+def _passes() -> Iterator[Unseen | None]:
+    """How to run a model until no tensor is of unknown origin: as it is; on other data; watched."""
+    yield None
+    before = alive()
+    probe = Unseen(True, before)
+    yield probe
+    yield Unseen(False, before, expected=probe.by_line)
+
+
+def _short(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    place = "unknown place"
+    while trace is not None:
+        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place

@@ -1,0 +1,76 @@
+"""Questions about sizes that may come out differently and do no harm: whether to pad to a multiple, mostly.
+
+Padding by nothing is not padding, so what was recorded with it is right without. Told by running at sizes
+where a question comes out differently, two if there are; those runs are left to ``trials``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from ...graph import Dim
+from .guards import is_stepped
+from .trials import Explorer
+from .variation import Check, Variation
+
+__all__ = ["find_harmless", "uneven_sizes"]
+
+_MOST_RUNS = 8
+_NEAR = 16
+_TIMES = 3
+
+
+def find_harmless(explorer: Explorer, dims: Sequence[Dim], found: Variation) -> set[int]:
+    """Ids of guards whose other outcome leaves the result as the model's, wherever it was met."""
+    times: dict[int, int] = {}
+    harmful: set[int] = set()
+    for sizes in itertools.islice(_probes(dims, found), _MOST_RUNS):
+        failed, is_right = explorer.judge(sizes)
+        if not is_right:
+            harmful |= failed
+        for guard in failed:
+            times[guard] = times.get(guard, 0) + 1
+    return {guard for guard, n in times.items() if n > 1} - harmful
+
+
+def uneven_sizes(found: Variation) -> list[tuple[Dim, int]]:
+    """Two sizes of a dim near its own at which a check fails that asks for a remainder; none without such.
+
+    Halves and doubles of them, at which a capture is tried, leave other remainders.
+    """
+    base = {d.name: d.example for d in found.dims}
+    for dim in (d for d in found.dims if not d.packed and d.name != "batch"):
+        for check in found.checks:
+            failing = _failing(check, dim, base) if any(map(is_stepped, check.operands)) else []
+            if failing:
+                return [(dim, size) for size in (*failing[4:7:2], *failing)[:2]]
+    return []
+
+
+def _probes(dims: Sequence[Dim], found: Variation) -> Iterator[Mapping[Dim, int]]:
+    """Sizes of one dim at which checks fail, the nearest and the farthest; some where formulas are unsure."""
+    tried: set[tuple[Dim, int]] = set()
+    for dim in (d for d in dims if not d.packed):
+        base = {d.name: d.example for d in dims}
+        chosen: list[int] = []
+        for check in found.checks:
+            failing = _failing(check, dim, base)
+            if len(failing) > 1:
+                chosen += [failing[0], failing[-1]]
+        if found.unsure and dim.name != "batch":
+            chosen += [dim.example + step for step in (1, 2, 3, 4)] + [2 * dim.example]
+        for size in dict.fromkeys(chosen):
+            if (dim, size) not in tried:
+                tried.add((dim, size))
+                yield {dim: size}
+
+
+def _failing(check: Check, dim: Dim, base: Mapping[str, int]) -> list[int]:
+    """The sizes of a dim, the nearest first, at which a check comes out differently."""
+    n = dim.example
+    if dim.name not in check.symbols:
+        return []
+    near = (n + step * sign for step in range(1, _NEAR + 1) for sign in (1, -1))
+    far = (n * times + rest for times in range(2, _TIMES + 1) for rest in (0, 1))
+    return [s for s in (*near, *far) if s > 1 and not check.holds({**base, dim.name: s})]
