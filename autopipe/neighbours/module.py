@@ -71,6 +71,10 @@ class PipelineModule(nn.Module):
         made_loss: Tensor = _Loss.apply(anchor, loss, _Made(parameters, made))
         return made_loss
 
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """This rank's, for an optimizer; as :meth:`Runtime.parameters` not for a norm of gradients."""
+        return self.runtime.handed_out(list(super().parameters(recurse)))
+
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's, under the model's names."""
         for name, parameter in super().named_parameters(*args, **kwargs):

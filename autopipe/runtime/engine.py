@@ -12,7 +12,7 @@ import math
 import pathlib
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -23,6 +23,7 @@ from ..errors import InputError, StaleError, StepError
 from ..plans import Plan
 from ..schedule import Message
 from ..stages import Stage, rng
+from ..stages.gradients import making
 from .data.feed import Feed
 from .data.inputs import backpropagate
 from .data.intake import Intake, Taken
@@ -36,13 +37,14 @@ from .execute.program import pick_schedule, step_program
 from .execute.results import Results
 from .held import Held
 from .keep.alike import check_weights, fingerprints
-from .keep.away import absent, mark, readable
+from .keep.away import absent, guard, mark, readable
 from .keep.whole import gather_weights
 from .options import Options, Request, StepResult
 from .reduce.parallel import ReplicaDims, Replicas
 from .reduce.precision import autocast_context, placeholder, spread_overflow
 from .reduce.ties import TieSum, find_ties
 from .stage.crew import make_workers, wrap_all
+from .stage.hooks import once_a_step
 from .stage.initialise import initialise
 from .stage.loss import Loss
 from .stage.setup import Generators, card, check_same, pick_device, place, sections_of
@@ -86,6 +88,7 @@ class Engine:
         self.share: Tensor | None = None
         self._was_wrapped = False
         self.publisher: Publisher | None = None
+        self._guards: list[Any] = []
         self.records: collections.deque[tuple[float, float, Clock]] = collections.deque(
             maxlen=REMEMBERED_STEPS
         )
@@ -147,6 +150,8 @@ class Engine:
         self._lay_out()
         if releases:
             self.part_with_weights()
+        else:
+            self._guards = guard(self._absent) if self.peers is not None else []
         self.held = Held(self.device, self.stages)
 
     def _lay_out(self) -> None:
@@ -231,11 +236,17 @@ class Engine:
 
     def part_with_weights(self) -> None:
         """From now on the weights of other ranks' stages are theirs alone: reading them here raises."""
+        self._end_guard()
         mark(self._absent)
+
+    def _end_guard(self) -> None:
+        while self._guards:
+            self._guards.pop().remove()
 
     def gather_weights(self) -> None:
         """Bring every weight to every rank."""
         if self.peers is not None:
+            self._end_guard()
             gather_weights(self.capture, self.all_stages, self.peers, self.device)
             self._absent = absent(self.capture, self.stages, self.all_stages)
 
@@ -273,9 +284,10 @@ class Engine:
         try:
             self._begin(step)
             clock = Clock(self.device)
-            self._executor.run(program, clock)
-            if step.grad and self.syncs:
-                self._synchronise()
+            with making(), once_a_step(self._hookable() if step.grad else ()):
+                self._executor.run(program, clock)
+                if step.grad and self.syncs:
+                    self._synchronise()
             if taken.inputs:
                 group = None if self.peers is None else self.peers.group
                 leaves = [worker.leaves for worker in self.workers.values()]
@@ -299,6 +311,12 @@ class Engine:
         else:
             self.n_forwards += 1
         return result
+
+    def _hookable(self) -> Iterator[nn.Parameter]:
+        """Parameters whose hooks are the user's: what wraps a stage may have some of its own."""
+        if self._was_wrapped:
+            return
+        yield from {id(p): p for stage in self.stages for p in stage.parameters()}.values()
 
     @property
     def replica(self) -> int:

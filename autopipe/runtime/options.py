@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -61,6 +61,14 @@ class StepResult:
 
     loss: Tensor
     outputs: Any = None
+
+    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Always raises :class:`InputError`: the step has made the gradients."""
+        raise InputError(
+            "step() has made the gradients already: leave backward() out. To weigh or accumulate them, step "
+            "within rt.scaled(factor) or call rt.accumulate(batches); a loss that has a backward is given by "
+            "autopipe.neighbours.module.PipelineModule"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -16,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..arguments import number
 from ..costs import CostTable
-from ..errors import InputError
+from ..errors import InputError, StaleError
 from ..plans import Plan
 from ..schedule import Schedule
 from ..simulator import Report, make_report
@@ -315,14 +316,26 @@ class Runtime:
     def parameters(self) -> Iterator[nn.Parameter]:
         """This rank's parameters once each, for an optimizer.
 
-        A rank whose stages hold none (only a loss, say) gives one number that stays zero: torch's optimizers
-        refuse an empty list, and every rank runs the same script. With a scaler every rank gives it, since
-        scalers refuse an optimizer of which no parameter has a gradient.
+        A rank whose stages hold none that is trained (only a loss, say, or frozen layers) gives one number
+        that stays zero: torch's optimizers refuse an empty list, and every rank runs the same script. With a
+        scaler every rank gives it, since scalers refuse an optimizer of which no parameter has a gradient.
+        Over several ranks torch's ``clip_grad_norm_`` is refused them: :meth:`clip_grad_norm_` is for all.
         """
         own = [parameter for _, parameter in self.named_parameters()]
-        if not own or self._engine.options.scaler is not None:
+        if not any(p.requires_grad for p in own) or self._engine.options.scaler is not None:
             own.append(self._engine.placeholder)
-        return iter(own)
+        return self.handed_out(own)
+
+    def handed_out(self, own: Sequence[nn.Parameter]) -> Iterator[nn.Parameter]:
+        """These of this rank's; :class:`StaleError` where torch would clip them by a norm of their own."""
+        if self._engine.peers is not None:
+            taker = sys._getframe(1)
+            if taker.f_code.co_name == "clip_grad_norm_" and "torch" in taker.f_globals["__name__"]:
+                raise StaleError(
+                    "rt.parameters() are this rank's own, and their norm is not that of the model's "
+                    "gradients: rt.clip_grad_norm_(max_norm) clips and returns the norm over all ranks"
+                )
+        yield from own
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False

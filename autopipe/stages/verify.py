@@ -17,6 +17,7 @@ from .. import accelerator
 from ..errors import VerificationError
 from ..tracing.inputs.caches import switched_off
 from ..tracing.inputs.structure import flatten
+from .gradients import making
 
 if TYPE_CHECKING:
     from ..tracing import Capture
@@ -115,7 +116,8 @@ def _observe(model: nn.Module, run: Callable[[], Any], seed: int) -> _Observed:
     if loss is None or not loss.requires_grad:
         loss = _projection(leaves, seed)
     if loss.requires_grad:
-        loss.backward()
+        with making():
+            loss.backward()
     gradients = {n: p.grad for n, p in model.named_parameters()}
     return _Observed(tuple(leaf.detach() for leaf in leaves), loss.detach(), gradients)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,13 @@ from torch import Tensor, nn
 
 from ...errors import StaleError
 from ...stages import Stage
+from ...stages.gradients import are_ours
 from ...torch_private import UnseenByFunctions
 
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Away", "Home", "absent", "mark", "readable", "unmark"]
+__all__ = ["Away", "Home", "absent", "guard", "mark", "readable", "unmark"]
 
 GRADIENT_READERS = ("torch.optim", "torch.amp", "torch.nn.modules", "autopipe")
 """Modules that may ask for an absent gradient: they pass over parameters without one."""
@@ -138,6 +140,30 @@ def unmark(tensors: Iterable[Tensor]) -> None:
         if tensor.__class__ is Away:
             del tensor.__dict__["_home"]
             tensor.__class__ = tensor.__dict__.pop("_was")
+
+
+def guard(homes: Iterable[Home]) -> list[Any]:
+    """Refuse gradients of these that the user's own backward makes; handles that end it.
+
+    Until the first step values are right to read, but whoever trains by them here leaves the other ranks'
+    weights as they are.
+    """
+    return [
+        home.tensor.register_post_accumulate_grad_hook(functools.partial(_refuse, home))
+        for home in homes
+        if home.tensor.requires_grad and home.tensor.is_leaf
+    ]
+
+
+def _refuse(home: Home, tensor: Tensor) -> None:
+    if are_ours():
+        return
+    tensor.grad = None
+    raise StaleError(
+        f"a gradient of {home.name} was made here by backward(), but rank {home.rank} trains it, and would "
+        f"not have it. To train the {home.model}, call rt.step(...) on every rank (or a PipelineModule of "
+        "autopipe.neighbours.module, whose loss has a backward), not model(...) or pipe(...)"
+    )
 
 
 @contextlib.contextmanager
