@@ -162,6 +162,7 @@ class Engine:
         purpose = f"ties {self._n_layouts}" if self._n_layouts else "ties"
         self._n_layouts += 1
         self.ties = TieSum(ties, self.rank, self.peers.new_group, purpose) if self.peers else None
+        self._tied = {id(t.parameter) for t in ties}
         self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
         self._programs.clear()
         self.records.clear()
@@ -284,8 +285,9 @@ class Engine:
         try:
             self._begin(step)
             clock = Clock(self.device)
-            with making(), once_a_step(self._hookable() if step.grad else ()):
-                self._executor.run(program, clock)
+            with making():
+                with once_a_step(self._hookable() if step.grad else ()):
+                    self._executor.run(program, clock)
                 if step.grad and self.syncs:
                     self._synchronise()
             if taken.inputs:
@@ -313,10 +315,14 @@ class Engine:
         return result
 
     def _hookable(self) -> Iterator[nn.Parameter]:
-        """Parameters whose hooks are the user's: what wraps a stage may have some of its own."""
+        """Parameters whose hooks are the user's, and whose gradients this rank has whole.
+
+        What wraps a stage may have some of its own, and of tied ones a rank has a part until ranks sum them.
+        """
         if self._was_wrapped:
             return
-        yield from {id(p): p for stage in self.stages for p in stage.parameters()}.values()
+        own = {id(p): p for stage in self.stages for p in stage.parameters()}
+        yield from (p for i, p in own.items() if i not in self._tied)
 
     @property
     def replica(self) -> int:
