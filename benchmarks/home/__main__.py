@@ -19,10 +19,31 @@ from typing import Any
 
 import torch
 
+LIMIT_S = 180
 HERE = pathlib.Path(__file__).parent
 TASKS = ("loop", "trainer", "generate", "adapters", "accelerate", "lightning")
-WAYS = ("autopipe", "torch")
-PACKAGES = ("torch", "transformers", "accelerate", "peft", "lightning")
+WAYS = ("autopipe", "torch", "deepspeed", "accelerate")
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "lightning", "deepspeed")
+NAMES = {
+    "loop": "a training loop: schedule, clipping",
+    "trainer": "transformers' Trainer: accumulation, cosine, evaluation, best checkpoint, saved model",
+    "generate": "generating from prompts of unequal length",
+    "adapters": "LoRA, adapters alone saved",
+    "accelerate": "Accelerate's loop: accumulation, clipping, saved state",
+    "lightning": "Lightning's Trainer: clipping, logging",
+}
+WAY_NAMES = {
+    "autopipe": "autopipe",
+    "torch": "`torch.distributed.pipelining`",
+    "deepspeed": "DeepSpeed's `PipelineModule`",
+    "accelerate": "Accelerate's own pipeline",
+}
+WITHOUT = {
+    "torch": "not in it: stages and schedules of one loop",
+    "deepspeed": "not in it: an engine with a loop of its own",
+    "accelerate": "not in it: `prepare_pippy` runs forwards, without training or `generate`",
+}
+"""Why a way has no file for a task."""
 
 
 def code(path: pathlib.Path) -> list[str]:
@@ -49,7 +70,14 @@ def run(script: pathlib.Path, out: pathlib.Path, n_ranks: int) -> tuple[Any, str
         env = {**os.environ, **ranked, "PYTHONPATH": paths}
         command = [sys.executable, "-W", "ignore", str(script), str(out)]
         processes.append(subprocess.Popen(command, env=env, stdout=-1, stderr=-2, text=True))
-    said = [p.communicate(timeout=300)[0] for p in processes]
+    try:
+        said = [p.communicate(timeout=LIMIT_S)[0] for p in processes]
+    except subprocess.TimeoutExpired:
+        return None, f"not done in {LIMIT_S} s"
+    finally:
+        for p in processes:
+            p.kill()
+            p.wait()
     if any(p.returncode for p in processes):
         words = [line for text in said for line in text.splitlines() if "Error" in line]
         own = [line for line in words if "Connection closed" not in line]
@@ -76,7 +104,10 @@ def measure(task: str, folder: pathlib.Path) -> list[dict[str, Any]]:
     for way in WAYS:
         script = HERE / "tasks" / f"{task}_{way}.py"
         if not script.exists():
-            rows.append({"task": task, "way": way, "lines": None, "result": "has none"})
+            rows.append({"task": task, "way": way, "lines": None, "result": WITHOUT[way]})
+            continue
+        if way != "torch" and version(way) == ABSENT and way != "autopipe":
+            rows.append({"task": task, "way": way, "lines": None, "result": "not installed here"})
             continue
         found, fault = run(script, folder / f"{task}_{way}.pt", 2)
         result = fault or apart(found, expected)
@@ -95,9 +126,23 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         result = row["result"]
         shown = f"{result:.1e}" if isinstance(result, float) else result
-        cells = (row["task"], row.get("plain lines", ""), row["way"], row["lines"] or "", shown)
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        task = NAMES[row["task"]] if row["way"] in ("autopipe", "plain") else ""
+        plain = row.get("plain lines", "") if task else ""
+        way = WAY_NAMES.get(row["way"], row["way"])
+        lines.append(f"| {task} | {plain} | {way} | {row['lines'] or '–'} | {shown} |")
     return "\n".join(lines)
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """The results as JSON, and as the table between the README's Result and Environment."""
+    versions = {name: version(name) for name in PACKAGES}
+    (HERE / "results.json").write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
+    readme = HERE / "README.md"
+    before, _, rest = readme.read_text().partition("## Result\n")
+    told = ", ".join(f"{name} {number}" for name, number in versions.items())
+    after = rest[rest.index("## To Reproduce") :]
+    environment = f"## Environment\n\nTwo ranks on two shared cores, one thread each; {told}.\n\n"
+    readme.write_text(f"{before}## Result\n\n{table(rows)}\n\n{environment}{after}")
 
 
 def speed(folder: pathlib.Path) -> dict[str, Any]:
@@ -111,11 +156,14 @@ def speed(folder: pathlib.Path) -> dict[str, Any]:
     return row | {"tokens": apart(found["autopipe"]["tokens"], found["plain"]["tokens"])}
 
 
+ABSENT = "absent"
+
+
 def version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "not there"
+        return ABSENT
 
 
 def main() -> None:
@@ -131,8 +179,7 @@ def main() -> None:
         rows = [row for task in chosen.tasks for row in measure(task, pathlib.Path(folder))]
     print(table(rows))
     if set(chosen.tasks) == set(TASKS):
-        versions = {name: version(name) for name in PACKAGES}
-        (HERE / "results.json").write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
+        write(rows)
 
 
 if __name__ == "__main__":
