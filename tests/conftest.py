@@ -9,6 +9,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import pytest
+import tqdm
+
+tqdm.tqdm.monitor_interval = 0  # its thread outlives the test that shows progress, and may warn in another
 
 
 def pytest_ignore_collect(collection_path):
