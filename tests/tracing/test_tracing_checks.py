@@ -163,3 +163,35 @@ def test_the_checks_that_torch_makes_of_distributions_are_kept():
         torch.testing.assert_close(a, b)
     with pytest.raises(InputError, match="a check of the data"):
         captured(torch.full((3, 4), torch.nan))
+
+
+def is_positive(x):
+    return bool(x.abs().sum() > 0)
+
+
+class Asking(nn.Module):
+    """A check whose truth a function of the model's own asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        if not is_positive(x):
+            raise ValueError("all is zero")
+        return x
+
+
+def test_a_check_asked_for_by_a_function_of_the_model_is_kept():
+    model = Asking()
+    captured = capture(model, (torch.randn(2, 4),))
+    assert {op.module_path for op in captured.ops.compute} >= {"layers.0", "layers.1", "layers.2"}
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(captured(x), model(x))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    with pytest.raises(InputError, match="a check of the data"):
+        captured(x)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import InputError
 
-__all__ = ["expect", "is_check", "is_message"]
+__all__ = ["expect", "hands_on", "is_check", "is_message"]
 
 
 def expect(value: Any, outcome: bool, where: str) -> None:
@@ -35,6 +35,12 @@ def is_check(source: str) -> bool:
     return line.isdigit() and int(line) in _checked_lines(filename)
 
 
+def hands_on(source: str) -> bool:
+    """Whether the line ``file:line`` returns what it asks: the line that called it is the one to look at."""
+    filename, _, line = source.rpartition(":")
+    return line.isdigit() and int(line) in _returning_lines(filename)
+
+
 def is_message(source: str) -> bool:
     """Whether the line ``file:line`` only words what people are told: an error, a warning, a log."""
     filename, _, line = source.rpartition(":")
@@ -51,6 +57,11 @@ _CHECKERS = ("_check", "_check_value", "_check_index", "_check_tensor_all", "tor
 @functools.cache
 def _checked_lines(filename: str) -> frozenset[int]:
     return _lines(filter(None, map(_condition, _nodes(filename))))
+
+
+@functools.cache
+def _returning_lines(filename: str) -> frozenset[int]:
+    return _lines(n for n in _nodes(filename) if isinstance(n, ast.Return))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import pathlib
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 import torch
@@ -89,12 +89,15 @@ class Position:
         file = "" if frame is None else frame.f_code.co_filename
         return not file.startswith(_SKIPPED[1]) or file.startswith(_LAYERS)
 
-    def innermost(self) -> str:
-        """``file:line`` of the innermost frame of Python that is not ours: the model's, or torch's own."""
+    def lines(self) -> Iterator[str]:
+        """``file:line`` of frames that are not ours, innermost first, up to a module's ``forward``."""
         frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED[0]):
+        name = ""
+        while frame is not None and name != "forward":
+            if not frame.f_code.co_filename.startswith(_SKIPPED[0]):
+                name = frame.f_code.co_name
+                yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
             frame = frame.f_back
-        return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
     def refuse(self, depends: Depends, what: str, source: str) -> NoReturn:
         """Stop recording: Python reads ``what``, a value that can differ next time."""

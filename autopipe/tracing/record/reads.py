@@ -128,7 +128,10 @@ class Reads:
 
     def is_check(self, source: str) -> bool:
         """Whether a truth is asked for only to raise where it does not hold, by the model or by torch."""
-        return checks.is_check(source) or checks.is_check(self.at.innermost())
+        if checks.is_check(source):
+            return True
+        asking = next((line for line in self.at.lines() if not checks.hands_on(line)), "")
+        return checks.is_check(asking)
 
     def is_settled(self, call: Call, name: str) -> bool:
         """Whether a read can come out one way only: values that are made alike are equal."""
