@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy.optimize
 
 from ..hardware import Device
 from .account import Kernels
@@ -109,8 +108,10 @@ def _solved(table: Any, weights: Any, launches_ahead: bool) -> Any:
     Where kernels are queued, a row is bound by its launches or by its work: which one is settled by turns
     with the fit, until it stays.
     """
+    from scipy.optimize import nnls  # takes long to import
+
     bound = np.ones_like(table)
-    costs = scipy.optimize.nnls(table * weights[:, None], 1 / weights)[0]
+    costs = nnls(table * weights[:, None], 1 / weights)[0]
     for _ in range(_ROUNDS if launches_ahead else 0):
         by_launch = table[:, 0] * costs[0] > table[:, 1:] @ costs[1:]
         now = np.ones_like(table)
@@ -118,7 +119,7 @@ def _solved(table: Any, weights: Any, launches_ahead: bool) -> Any:
         if (now == bound).all():
             break
         bound = now
-        costs = scipy.optimize.nnls(table * bound * weights[:, None], 1 / weights)[0]
+        costs = nnls(table * bound * weights[:, None], 1 / weights)[0]
     return costs
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import scipy.optimize
 
 from ..costs import CostTable, OpCost
 from ..errors import CostError, InputError
@@ -227,24 +226,28 @@ def _formulas(
 
 def _through_work(field: str, op: str, tables: Sequence[CostTable], work: tuple[Size, Size]) -> Size:
     """``a + b·flops + c·bytes`` nearest to the tables' seconds, relatively."""
+    from scipy.optimize import nnls  # takes long to import
+
     seconds = np.array([getattr(t[op], field) for t in tables])
     if not seconds.all():
         return float(seconds.mean())
     columns = np.array([[1.0, *(float(size_at(w, t.dims)) for w in work)] for t in tables])
     scale = np.maximum(columns.max(axis=0), 1e-30)
-    found = scipy.optimize.nnls(columns / scale / seconds[:, None], np.ones(len(seconds)))[0] / scale
+    found = nnls(columns / scale / seconds[:, None], np.ones(len(seconds)))[0] / scale
     return float(found[0]) + float(found[1]) * work[0] + float(found[2]) * work[1]
 
 
 def _direct(op: str, tables: Sequence[CostTable], basis: _Basis) -> dict[str, Size]:
     """Non-negative polynomials through the tables themselves, for an op that meta tensors cannot run."""
+    from scipy.optimize import nnls  # takes long to import
+
     rows = np.array([basis.row(t.dims) for t in tables])
     scale = rows.max(axis=0)
     out: dict[str, Size] = {}
     for field in (*_SECONDS, *_BYTES):
         values = np.array([float(getattr(t[op], field)) for t in tables])
         weights = np.where(values > 0, values, 1.0)[:, None]
-        found = scipy.optimize.nnls(rows / scale / weights, values / weights[:, 0])[0]
+        found = nnls(rows / scale / weights, values / weights[:, 0])[0]
         out[field] = basis.expression(found / scale)
     return out
 

@@ -2,12 +2,14 @@
 
 ``python -m benchmarks.solver.scale [MODEL STAGES LIMIT]``: without arguments every row of :data:`ROWS`, each
 in a process of its own. The model is built on the meta device, captured, costed by estimate for an H200 and
-planned by ``autopipe.plan`` with its defaults; where memory is limited, blocks may be computed again. CPU
-seconds are of the whole process, imports and the building of the model included.
+planned by ``autopipe.plan`` with its defaults; where memory is limited (on 16 ranks to more than an H200 has),
+blocks may be computed again. CPU seconds are of the whole process, imports and the building of the model
+included.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -37,6 +39,8 @@ def planned(name: str, n_stages: int, limit: str) -> dict[str, Any]:
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
 
     import autopipe
+    from autopipe.measure import device
+    from autopipe.units import parse_bytes
 
     with torch.device("meta"):
         if name in LLAMA:
@@ -49,13 +53,17 @@ def planned(name: str, n_stages: int, limit: str) -> dict[str, Any]:
             model = DeepseekV3ForCausalLM(DeepseekV3Config())
     ids = torch.zeros(N_ROWS, N_TOKENS, dtype=torch.long, device="meta")
     options: dict[str, Any] = {"memory_limit": limit, "recompute": "auto"} if limit else {}
+    h200 = device("H200")
+    roomy = (
+        dataclasses.replace(h200, memory_bytes=parse_bytes(limit) + h200.reserved_bytes) if limit else h200
+    )
     plan = autopipe.plan(
         model.bfloat16(),
         n_stages,
         (ids,),
         {"labels": ids},
         costs="estimated",
-        device="H200",
+        device=roomy,
         n_microbatches=N_ROWS,
         **options,
     )
@@ -64,8 +72,6 @@ def planned(name: str, n_stages: int, limit: str) -> dict[str, Any]:
 
 def solved(n_stages: int) -> dict[str, Any]:
     """The same of a transformer opened into 22,000 ops, transfers hidden as by default; the solver alone."""
-    import dataclasses
-
     from autopipe.solve import chain
 
     from .families import Sketch, transformer

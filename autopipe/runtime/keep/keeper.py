@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from ...errors import AutopipeError, InputError, StoreError
 from .extra import extra_modules, held_extras, named_tensors
 from .folder import step_path, steps_in
-from .loading import differences, open_checkpoint
 from .replicas import Replica
 from .saving import Cargo, Told, owned, save, save_single, staged
 from .training import Restoring, collect
@@ -194,6 +193,8 @@ class Keeper:
         return names.split("/") if names else []
 
     def _load(self, path: pathlib.Path, objects: Mapping[str, Any], strict: bool) -> None:
+        from .loading import differences, open_checkpoint  # torch.distributed.checkpoint imports slowly
+
         engine = self._engine
         wanted = {n: t for stage in engine.stages for n, t in named_tensors(stage).items()}
         restoring: Restoring | None = None

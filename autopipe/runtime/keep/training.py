@@ -11,16 +11,18 @@ import functools
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, StoreError
 from ...torch_private import pytree
-from .loading import Checkpoint
 from .replicas import ALONE, Replica
 from .stored import Stored
+
+if TYPE_CHECKING:
+    from .loading import Checkpoint
 
 __all__ = ["LISTED", "Restoring", "collect", "find_stored", "names_in"]
 
