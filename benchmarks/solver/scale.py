@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.solver.scale [MODEL STAGES LIMIT]``: without arguments every row of :data:`ROWS`, each
 in a process of its own. The model is built on the meta device, captured, costed by estimate for an H200 and
-planned by ``autopipe.plan`` with its defaults; where memory is limited (on 16 ranks to more than an H200 has),
+planned by ``autopipe.plan`` with its defaults; where memory is limited (on 16 ranks to more than it has),
 blocks may be computed again. CPU seconds are of the whole process, imports and the building of the model
 included.
 """
