@@ -11,6 +11,7 @@ import torch.distributed as dist
 from autopipe.errors import StepError
 from autopipe.runtime.wire import link as links_module
 from autopipe.runtime.wire.announcement import Announcement, Form
+from autopipe.runtime.wire.aside import aside
 from autopipe.runtime.wire.board import Board, StoreGone
 from autopipe.runtime.wire.link import LINK_BYTES, Link, connect
 
@@ -206,6 +207,41 @@ def test_a_store_that_does_not_answer_stops_nobody():
     with pytest.raises(StoreGone):
         board.look("error")
     assert time.monotonic() - began < 2
+
+
+def test_a_store_that_cannot_be_connected_to_stops_nobody():
+    """Its host stopped before: the kernel takes a connection that nobody ever answers."""
+    is_over = threading.Event()
+
+    class Stopped:
+        def clone(self):
+            is_over.wait(20)
+            raise RuntimeError("too late")
+
+    board = Board(Stopped(), "stopped", lambda: 0.2)
+    for ask in (lambda: board.look("error"), board.connection, lambda: board.post("error", "boo")):
+        with pytest.raises(StoreGone):
+            ask()
+    is_over.set()
+
+
+def test_work_aside_is_waited_for_as_long_as_there_is_use():
+    is_over, started = threading.Event(), threading.Event()
+
+    def check():
+        started.wait(20)
+        raise KeyError("no use")
+
+    def work():
+        started.set()
+        is_over.wait(20)
+
+    with pytest.raises(KeyError):
+        aside(work, "a test's", check)
+    is_over.set()
+    assert aside(lambda: 3, "a test's", lambda: None) == 3
+    with pytest.raises(ZeroDivisionError):
+        aside(lambda: 1 / 0, "a test's", lambda: None)
 
 
 @pytest.mark.parametrize("size", [3, 5000])

@@ -5,7 +5,7 @@ import textwrap
 import time
 
 import pytest
-from processes import start
+from processes import run_ranks, start
 
 SCRIPT = """
     import os, signal, sys, time
@@ -39,6 +39,29 @@ SCRIPT = """
         print(f"{type(error).__name__} after {time.monotonic() - began:.1f} s: {error}", flush=True)
     os._exit(0)
 """
+
+
+ALONE = """
+    import os
+    import torch, autopipe
+    from autopipe.errors import StepError
+
+    os.environ["WORLD_SIZE"] = "2"
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    try:
+        autopipe.split(model, 2, (torch.randn(8, 4),), costs="estimated", stall_limit_s=1.0)
+    except StepError as error:
+        print("told:", error, flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_the_limit_applies_before_there_is_a_group(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(ALONE))
+    (output,) = run_ranks(script, 1, timeout_s=40)
+    assert "told: not all 2 ranks came to the process group" in output
 
 
 def run(how, tmp_path):
