@@ -149,19 +149,21 @@ def guard(homes: Iterable[Home]) -> list[Any]:
     weights as they are.
     """
     return [
-        home.tensor.register_post_accumulate_grad_hook(functools.partial(_refuse, home))
+        home.tensor.register_post_accumulate_grad_hook(
+            functools.partial(_refuse, home.name, home.rank, home.model)
+        )
         for home in homes
         if home.tensor.requires_grad and home.tensor.is_leaf
     ]
 
 
-def _refuse(home: Home, tensor: Tensor) -> None:
+def _refuse(name: str, rank: int, model: str, tensor: Tensor) -> None:
     if are_ours():
         return
     tensor.grad = None
     raise StaleError(
-        f"a gradient of {home.name} was made here by backward(), but rank {home.rank} trains it, and would "
-        f"not have it. To train the {home.model}, call rt.step(...) on every rank (or a PipelineModule of "
+        f"a gradient of {name} was made here by backward(), but rank {rank} trains it, and would "
+        f"not have it. To train the {model}, call rt.step(...) on every rank (or a PipelineModule of "
         "autopipe.neighbours.module, whose loss has a backward), not model(...) or pipe(...)"
     )
 

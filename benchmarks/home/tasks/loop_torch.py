@@ -25,7 +25,7 @@ for batch in loader():
         schedule.step(batch["input_ids"])
     else:
         schedule.step(target=batch["labels"])
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters]) ** 2
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]) ** 2
     dist.all_reduce(norm)
     torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm.sqrt())
     optimizer.step()
