@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..runtime import Runtime
+from ..runtime.reduce.precision import handed_out
 
 __all__ = ["PipelineModule"]
 
@@ -73,7 +74,8 @@ class PipelineModule(nn.Module):
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """This rank's, for an optimizer; as :meth:`Runtime.parameters` not for a norm of gradients."""
-        return self.runtime.handed_out(list(super().parameters(recurse)))
+        own = list(super().parameters(recurse))
+        return handed_out(own, is_part=self.runtime.engine.peers is not None)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's, under the model's names."""

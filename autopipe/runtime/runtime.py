@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -17,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..arguments import number
 from ..costs import CostTable
-from ..errors import InputError, StaleError
+from ..errors import InputError
 from ..plans import Plan
 from ..schedule import Schedule
 from ..simulator import Report, make_report
@@ -29,7 +28,7 @@ from .keep.keeper import Keeper, Saving
 from .options import Options, Request, StepResult, Where
 from .rebalance import Cutter
 from .record import Publisher, prepare, record
-from .reduce.precision import Autocast, clip_grad_norm
+from .reduce.precision import Autocast, clip_grad_norm, handed_out
 from .stage.initialise import Init
 
 if TYPE_CHECKING:
@@ -324,18 +323,7 @@ class Runtime:
         own = [parameter for _, parameter in self.named_parameters()]
         if not any(p.requires_grad for p in own) or self._engine.options.scaler is not None:
             own.append(self._engine.placeholder)
-        return self.handed_out(own)
-
-    def handed_out(self, own: Sequence[nn.Parameter]) -> Iterator[nn.Parameter]:
-        """These of this rank's; :class:`StaleError` where torch would clip them by a norm of their own."""
-        if self._engine.peers is not None:
-            taker = sys._getframe(1)
-            if taker.f_code.co_name == "clip_grad_norm_" and "torch" in taker.f_globals["__name__"]:
-                raise StaleError(
-                    "rt.parameters() are this rank's own, and their norm is not that of the model's "
-                    "gradients: rt.clip_grad_norm_(max_norm) clips and returns the norm over all ranks"
-                )
-        yield from own
+        return handed_out(own, is_part=self._engine.peers is not None)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
