@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -96,8 +97,9 @@ def _quiet(case: Case, report: Callable[[dict[str, Any]], None]) -> None:
 
 
 def _report(data: dict[str, Any]) -> None:
-    """Keep a walk's JSON and write the README's section on it."""
-    (HERE / "results.json").write_text(json.dumps(data, indent=1) + "\n")
+    """Keep a walk's JSON, without where libraries were installed, and write the README's section on it."""
+    kept = re.sub(r"(?:/[\w.+-]+)+/site-packages/", "", json.dumps(data, indent=1))
+    (HERE / "results.json").write_text(kept + "\n")
     readme = HERE.parent / "README.md"
     before, rest = readme.read_text().split("## Other libraries\n", 1)
     after = rest[rest.index("## Environment\n") :]
