@@ -22,8 +22,8 @@ import torch
 LIMIT_S = 180
 HERE = pathlib.Path(__file__).parent
 TASKS = ("loop", "trainer", "generate", "adapters", "accelerate", "lightning")
-WAYS = ("autopipe", "torch", "deepspeed", "accelerate")
-PACKAGES = ("torch", "transformers", "accelerate", "peft", "lightning", "deepspeed")
+WAYS = ("autopipe", "torch", "accelerate")
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "lightning")
 NAMES = {
     "loop": "a training loop: schedule, clipping",
     "trainer": "transformers' Trainer: accumulation, cosine, evaluation, best checkpoint, saved model",
@@ -35,12 +35,10 @@ NAMES = {
 WAY_NAMES = {
     "autopipe": "autopipe",
     "torch": "`torch.distributed.pipelining`",
-    "deepspeed": "DeepSpeed's `PipelineModule`",
     "accelerate": "Accelerate's own pipeline",
 }
 WITHOUT = {
     "torch": "not in it: stages and schedules of one loop",
-    "deepspeed": "not in it: an engine with a loop of its own",
     "accelerate": "not in it: `prepare_pippy` runs forwards, without training or `generate`",
 }
 """Why a way has no file for a task."""
@@ -105,9 +103,6 @@ def measure(task: str, folder: pathlib.Path) -> list[dict[str, Any]]:
         script = HERE / "tasks" / f"{task}_{way}.py"
         if not script.exists():
             rows.append({"task": task, "way": way, "lines": None, "result": WITHOUT[way]})
-            continue
-        if way != "torch" and version(way) == ABSENT and way != "autopipe":
-            rows.append({"task": task, "way": way, "lines": None, "result": "not installed here"})
             continue
         found, fault = run(script, folder / f"{task}_{way}.pt", 2)
         result = fault or apart(found, expected)
