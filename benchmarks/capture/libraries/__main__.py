@@ -98,7 +98,7 @@ def _quiet(case: Case, report: Callable[[dict[str, Any]], None]) -> None:
 
 def _report(data: dict[str, Any]) -> None:
     """Keep a walk's JSON, without where libraries were installed, and write the README's section on it."""
-    kept = re.sub(r"(?:/[\w.+-]+)+/site-packages/", "", json.dumps(data, indent=1))
+    kept = re.sub(r"(?:/[\w.+-]+)+/site-packages/?", "", json.dumps(data, indent=1))
     (HERE / "results.json").write_text(kept + "\n")
     readme = HERE.parent / "README.md"
     before, rest = readme.read_text().split("## Other libraries\n", 1)
