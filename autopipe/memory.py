@@ -37,6 +37,7 @@ __all__ = [
     "rank_memory",
     "stage_memory",
     "tied_bytes",
+    "whole_at_once",
 ]
 
 ADAM = 2.0
@@ -167,6 +168,28 @@ def memory_limits(plan: Plan) -> tuple[int | None, ...]:
     """Per rank, the bytes it may use: the lesser of the limit asked for and what its device can use."""
     known = zip(asked_limits(plan), (d.usable_bytes for d in plan.cluster.devices), strict=True)
     return tuple(min((b for b in pair if b is not None), default=None) for pair in known)
+
+
+def whole_at_once(
+    plan: Plan,
+    schedule: Schedule,
+    rank: int,
+    whole_bytes: Sequence[int],
+    kept_bytes: int,
+) -> int | None:
+    """How many of a rank's stages may have their weights gathered at a time, where replicas hold shards.
+
+    ``whole_bytes`` are the weights of each, ``kept_bytes`` what the rank holds all the time beside: shards,
+    their optimizer state, and gradients, which are added up whole until the last backward. None for all, 0
+    where the plan's limit has no room for the largest.
+    """
+    limit = memory_limits(plan)[rank]
+    if limit is None:
+        return None
+    room = limit - kept_bytes - rank_memory(schedule, plan_memory(plan))[rank].peak_activation_bytes
+    sizes = sorted(whole_bytes, reverse=True)
+    fitting = [n for n in range(len(sizes) + 1) if sum(sizes[:n]) <= room]
+    return None if fitting[-1:] == [len(sizes)] else max(fitting, default=0)
 
 
 def plan_memory(plan: Plan, costs: CostTable | None = None) -> tuple[StageMemory, ...]:

@@ -39,7 +39,6 @@ __all__ = [
     "default_store",
     "export_flags",
     "foreach_mul",
-    "foreach_mul_",
     "foreach_norm",
     "function_modes",
     "grad_mode",
@@ -71,7 +70,6 @@ ATTRIBUTES = {
 # ---------------------------------------------------------------- functions and modes
 
 foreach_mul: Any = torch._foreach_mul
-foreach_mul_: Any = torch._foreach_mul_
 foreach_norm: Any = torch._foreach_norm
 unsafe_view = torch.ops.aten._unsafe_view.default
 """A view that is not declared as one."""

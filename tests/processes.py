@@ -24,7 +24,16 @@ PATHS = (ROOT, ROOT / "tests", ROOT / "tests" / "runtime", ROOT / "tests" / "acc
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["pytest", "autopipe.api", "autopipe.runtime", "transformers.models.gpt2.modeling_gpt2"]
+    [
+        "pytest",
+        "autopipe.api",
+        "autopipe.runtime",
+        "torch._dynamo",
+        "torch._meta_registrations",
+        "torch.distributed.fsdp",
+        "torch.utils.cpp_extension",
+        "transformers.models.gpt2.modeling_gpt2",
+    ]
 )
 
 

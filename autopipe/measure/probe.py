@@ -167,7 +167,7 @@ def _at_work(link: Link, like: Link) -> Link:
 def _pair(a: int, b: int, me: int, device: torch.device, *, works: bool) -> Link:
     """The link of two ranks; both measure, ``a``'s figures count. ``works``: also while both compute."""
     peer = b if me == a else a
-    source = f"probed over {dist.get_backend()}"
+    source = f"probed over {accelerator.backend(device)}"
     tiny, small, large = (_round_trip_s(n, me == a, peer, device) / 2 for n in (4, _SMALL, _LARGE))
     # noise may make the small one the slower; no link moves the bytes in a quarter of the whole trip's time
     bandwidth = (_LARGE - _SMALL) / max(large - small, large / 4)

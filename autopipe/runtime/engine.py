@@ -43,7 +43,7 @@ from .options import Options, Request, StepResult
 from .reduce.parallel import ReplicaDims, Replicas
 from .reduce.precision import autocast_context, placeholder, spread_overflow
 from .reduce.ties import TieSum, find_ties
-from .stage.crew import make_workers, wrap_all
+from .stage.crew import gathered, make_workers, wrap_all
 from .stage.hooks import once_a_step
 from .stage.initialise import initialise
 from .stage.loss import Loss
@@ -89,6 +89,7 @@ class Engine:
         self._was_wrapped = False
         self.publisher: Publisher | None = None
         self._guards: list[Any] = []
+        self._gathered: tuple[tuple[int, ...], int | None] = (), None
         self.records: collections.deque[tuple[float, float, Clock]] = collections.deque(
             maxlen=REMEMBERED_STEPS
         )
@@ -229,6 +230,12 @@ class Engine:
         replaced = wrap_all(self.workers, wrapper, self.rank)
         self._was_wrapped = True
         Replicas.join([worker.replicas for worker in self.workers.values()])
+        self._programs.clear()
+        schedule = pick_schedule(
+            self.plan, self.options.schedule, self.options.n_microbatches, waits=self._is_whole
+        )
+        rank = None if self.peers is None else self.rank
+        self._gathered = gathered(self.workers, self.plan, schedule, rank)
         self.counted_elsewhere = {id(replaced[i]) for i in self.counted_elsewhere if i in replaced}
         if self.ties is not None:
             self.ties.replace(replaced)
@@ -297,6 +304,7 @@ class Engine:
             result, loss = self._results.of(step, self._end_worker, request.outputs)
             self._look(step, loss)
             clock.stop()
+            self.follow("the sums and the loss of all ranks")
         except BaseException as error:
             self._fail(error)
         finally:
@@ -447,6 +455,12 @@ class Engine:
             position.index, position.waits_for, position.is_idle = -2, -1, True
             position.words = f"the user's own code after step {position.step}"
 
+    def follow(self, words: str) -> None:
+        """Take what the device was given so far for something that ranks wait for one another in."""
+        if self.peers is not None and accelerator.is_async(self.device):
+            after = (self.rank + 1) % self.peers.n_ranks
+            self.peers.position.follow_to(words, after, accelerator.mark(self.device))
+
     def message_bytes(self, clock: Clock) -> dict[Message, int]:
         """How large the messages were that this rank sent in a training step."""
         return self._executor.message_bytes(clock)
@@ -522,6 +536,8 @@ class Engine:
                 rank,
                 has_backward=grad,
                 waits=self._is_whole,
+                sharded=self._gathered[0],
+                most_whole=self._gathered[1],
             )
             self._programs[key] = self._executor.compile(program)
         return self._programs[key]

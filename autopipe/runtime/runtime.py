@@ -334,7 +334,7 @@ class Runtime:
         """
         engine, parameters = self._engine, [p for _, p in self.named_parameters()]
         with self._together("clipping gradients", waits=True):
-            return clip_grad_norm(
+            norm = clip_grad_norm(
                 parameters,
                 [p for p in parameters if id(p) not in engine.counted_elsewhere],
                 max_norm,
@@ -343,14 +343,18 @@ class Runtime:
                 group=engine.peers.group if engine.peers else None,
                 device=engine.device,
             )
+            engine.follow("clipping gradients")
+            return norm
 
     def wrap(self, wrapper: Callable[[Stage], nn.Module | None]) -> None:
         """Wrap each of this rank's stages: ``lambda s: DDP(s, process_group=…)``, or ``torch.compile``.
 
         A wrapper that returns None has changed the stage in place, as ``fully_shard`` and
         ``parallelize_module`` do. Gradients are reduced over the replicas once per step, outside
-        :meth:`no_sync`. Make the optimizer afterwards. Raises :class:`InputError` where the wrapper unties
-        what stages of one rank share.
+        :meth:`no_sync`. Sharded stages (``fully_shard``) are gathered whole once a step, or where the plan's
+        memory limit has no room for all of a rank's, in turn as the schedule comes to them; where it has none
+        for one, each sharded module gathers its own as it runs. Make the optimizer afterwards. Raises
+        :class:`InputError` where the wrapper unties what stages of one rank share.
         """
         with self._engine.turn:
             self._engine.wrap(wrapper)

@@ -14,6 +14,7 @@ from ..hardware import Cluster
 from .actions import Action, Schedule, StageTimes, Transfer, parse_action
 from .costaware import cost_aware
 from .drawing import draw
+from .gathers import Gather, gathers
 from .interchange import from_csv, to_csv
 from .templates import BREADTH_FIRST, COST_AWARE, NAMES, SPLIT, placement, template
 from .validate import check, in_flight
@@ -26,6 +27,7 @@ __all__ = [
     "SPLIT",
     "Action",
     "Compute",
+    "Gather",
     "Message",
     "Recv",
     "Schedule",
@@ -38,6 +40,7 @@ __all__ = [
     "cost_aware",
     "draw",
     "from_csv",
+    "gathers",
     "in_flight",
     "parse_action",
     "placement",

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..hardware import Cluster
 from .actions import F, Schedule, StageTimes, Transfer
+from .gathers import gathers
 
-__all__ = ["Clock", "Edges", "run", "wiring"]
+__all__ = ["Clock", "Edges", "Gathering", "run", "wiring"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,13 +47,15 @@ class Clock:
     """The result of a run.
 
     ``starts_s`` and ``ends_s`` are per rank and aligned with the schedule's actions; ``sent`` has
-    (source stage, destination stage, is gradient, microbatch, start, end, bytes) per message between ranks.
+    (source stage, destination stage, is gradient, microbatch, start, end, bytes) per message between ranks,
+    ``gathered`` (rank, stage, start, end) whenever a stage's weights were.
     """
 
     schedule: Schedule
     starts_s: list[list[float]]
     ends_s: list[list[float]]
     sent: list[tuple[int, int, bool, int, float, float, int]]
+    gathered: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
 
     def ends_in_order(self) -> list[float]:
         """Ends of the actions in the order of :attr:`Schedule.order`."""
@@ -64,15 +67,44 @@ _Out = tuple[list[float], int, float, float, tuple[int, int, bool, int]]
 """(arrival times by microbatch, link or −1, seconds on the link, latency, labels)."""
 
 
+class Gathering:
+    """When stages are whole whose weights a rank gathers: ``seconds`` each, one after the other, beside work.
+
+    At most ``most`` of a rank's are at a time, all of them for None.
+    """
+
+    def __init__(self, schedule: Schedule, seconds: Sequence[float], most: int | None = None) -> None:
+        self._seconds = seconds
+        sharded = tuple(s for s, gather_s in enumerate(seconds) if gather_s)
+        self._before = [gathers(row, sharded, most) for row in schedule.actions] if sharded else []
+        self._free_s = [0.0] * schedule.n_ranks
+        self._whole_s = [0.0] * schedule.n_stages
+        self.found: list[tuple[int, int, float, float]] = []
+
+    def ready_s(self, rank: int, index: int, stage: int, now_s: float) -> float:
+        """When the rank's action of this index finds its stage whole; gathers before begin ``now_s``."""
+        for gather in self._before[rank][index] if self._before else ():
+            if not gather.is_end:
+                start_s = max(now_s, self._free_s[rank])
+                end_s = start_s + self._seconds[gather.stage]
+                self._free_s[rank] = self._whole_s[gather.stage] = end_s
+                self.found.append((rank, gather.stage, start_s, end_s))
+        return max(now_s, self._whole_s[stage])
+
+
 def run(
-    schedule: Schedule, times: Sequence[StageTimes], edges: Edges, cluster: Cluster | None = None
+    schedule: Schedule,
+    times: Sequence[StageTimes],
+    edges: Edges,
+    cluster: Cluster | None = None,
+    gathering: Gathering | None = None,
 ) -> Clock:
-    """Every action as early as its rank and its inputs allow. O(actions + messages).
+    """Every action as early as its rank, its inputs and its weights allow. O(actions + messages).
 
     Where ranks share an interface: times the logarithm of the ranks.
     """
     if cluster is not None and cluster.shared_nics:
-        return _run_shared(schedule, times, edges, cluster)
+        return _run_shared(schedule, times, edges, cluster, gathering)
     ins, outs, n_links = wiring(schedule, edges, cluster)
     seconds = [t for stage in times for t in stage.by_code]
     free = [0.0] * schedule.n_ranks
@@ -82,6 +114,8 @@ def run(
     sent = []
     for rank, code, m in schedule.order:
         t = free[rank]
+        if gathering is not None:
+            t = gathering.ready_s(rank, len(starts[rank]), code >> 2, t)
         for arrivals in ins[code]:
             if arrivals[m] > t:
                 t = arrivals[m]
@@ -99,10 +133,16 @@ def run(
             link_free[link] = start + busy
             arrivals[m] = start + busy + latency
             sent.append((a, b, back, m, start, arrivals[m], n_bytes))
-    return Clock(schedule, starts, ends, sent)
+    return Clock(schedule, starts, ends, sent, gathering.found if gathering else [])
 
 
-def _run_shared(schedule: Schedule, times: Sequence[StageTimes], edges: Edges, cluster: Cluster) -> Clock:
+def _run_shared(
+    schedule: Schedule,
+    times: Sequence[StageTimes],
+    edges: Edges,
+    cluster: Cluster,
+    gathering: Gathering | None,
+) -> Clock:
     """The same where messages to other hosts also wait for the interfaces that ranks share.
 
     Actions end in the order of time, and so messages ask for an interface: first come, first served.
@@ -121,6 +161,7 @@ def _run_shared(schedule: Schedule, times: Sequence[StageTimes], edges: Edges, c
         for row in outs
     ]
     running: list[tuple[float, int]] = []
+    whole: list[list[float]] = [[] for _ in rows]
 
     def start(rank: int) -> None:
         """Begins a rank's next action once the rank is free and all it needs has a time of arrival."""
@@ -129,6 +170,10 @@ def _run_shared(schedule: Schedule, times: Sequence[StageTimes], edges: Edges, c
             return
         code, m = rows[rank][done]
         t = ends[rank][-1] if done else 0.0
+        if gathering is not None:
+            if len(whole[rank]) == done:  # asked for once, whenever its inputs arrive
+                whole[rank].append(gathering.ready_s(rank, done, code >> 2, t))
+            t = whole[rank][done]
         for arrivals in ins[code]:
             t = max(t, arrivals[m])
         if t < math.inf:
@@ -154,7 +199,7 @@ def _run_shared(schedule: Schedule, times: Sequence[StageTimes], edges: Edges, c
             arrivals[m] = left + busy + latency
             start(placed[b])
         start(rank)
-    return Clock(schedule, starts, ends, sent)
+    return Clock(schedule, starts, ends, sent, gathering.found if gathering else [])
 
 
 def wiring(

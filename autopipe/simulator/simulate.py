@@ -18,7 +18,7 @@ from ..hardware import Cluster
 from ..memory import StageMemory, optimizer_ratio, plan_memory, tied_bytes
 from ..plans import Plan
 from ..schedule import NAMES, Action, Schedule, StageTimes, Transfer, wire_order
-from ..schedule.clock import Clock, Edges, run
+from ..schedule.clock import Clock, Edges, Gathering, run
 from .planned import plan_schedule, plan_transfers, stage_times
 from .shared import is_shared, run_shared
 from .timeline import Event
@@ -39,6 +39,8 @@ def simulate_schedule(
     shared_bytes: Sequence[int] = (),
     overlap: bool = True,
     alone: float = 1.0,
+    gather_s: Sequence[float] = (),
+    most_whole: int | None = None,
 ) -> Timeline:
     """The step as the schedule's ranks would run it.
 
@@ -61,19 +63,30 @@ def simulate_schedule(
     alone: where ranks share a host's ``cores``, an action's seconds with no other rank at work, over
         ``times``, which are with every core busy.
 
+    gather_s: per stage, seconds to gather its weights where replicas hold shards of them, beside other work;
+        an action begins once its stage is whole.
+    most_whole: how many of a rank's stages may be whole at a time; all of them for None.
+
     Complexity: O(actions + messages). Raises :class:`InputError` where ``times`` or ``memory`` do not fit.
     """
-    for given, what in ((times, "times"), (memory, "memory")):
+    for given, what in ((times, "times"), (memory, "memory"), (gather_s or None, "gather_s")):
         if given is not None and len(given) != schedule.n_stages:
             raise InputError(f"{what} has {len(given)} entries for {schedule.n_stages} stages")
+    gathering = Gathering(schedule, gather_s, most_whole) if any(gather_s) else None
     ties_s, steps_s = _per_rank(tie_s, schedule), _per_rank(optimizer_s, schedule)
-    if overlap and cluster is not None and is_shared(cluster, schedule.n_ranks, alone):
+    shares = cluster is not None and is_shared(cluster, schedule.n_ranks, alone)
+    if gathering is not None and (shares or not overlap):
+        raise InputError(
+            "gathers are timed on ranks with a processor each and transfers beside their work; leave out "
+            "shards for a cluster of shared cores and for overlap=False"
+        )
+    if overlap and cluster is not None and shares:
         own_s = () if any(ties_s) else steps_s
         edges = Edges.of(schedule, transfers)
         clock, stepped = run_shared(schedule, times, edges, cluster, alone=alone, optimizer_s=own_s)
         tail = stepped if own_s else _tail(clock, ties_s, steps_s)
     else:
-        clock = _alone(schedule, times, transfers, cluster, overlap)
+        clock = _alone(schedule, times, transfers, cluster, overlap, gathering)
         tail = _tail(clock, ties_s, steps_s)
     last = max((e.end_s for e in tail), default=0.0)
     return Timeline(
@@ -85,6 +98,7 @@ def simulate_schedule(
         tail=tail,
         memory=tuple(memory) if memory is not None else None,
         shared_bytes=tuple(shared_bytes),
+        gathered=tuple(clock.gathered),
     )
 
 
@@ -95,6 +109,8 @@ def simulate(
     n_microbatches: int | None = None,
     overlap: bool = True,
     costs: CostTable | None = None,
+    shards: int = 1,
+    most_whole: int | None = None,
 ) -> Timeline:
     """The step of a plan, or of the plan under another schedule or microbatch count.
 
@@ -103,11 +119,19 @@ def simulate(
     ``optimizer_s_per_byte``, ``optimizer_s_per_tensor``) where they are there. With a given schedule its own
     placement counts. Op ``costs`` make its memory closer (``memory.plan_memory``).
 
+    ``shards``: over how many replicas each stage's weights and optimizer state lie in shards (FSDP). They are
+    gathered round a ring of the cluster's links between hosts (within its one), ``most_whole`` stages of a
+    rank at a time, all of them for None. Known error: the scattering of gradients hides behind the last
+    backward.
+
     Raises :class:`InputError` where a given schedule is not for as many stages and ranks as the plan.
     """
     if n_microbatches is not None:
         whole("n_microbatches", n_microbatches)
     flag("overlap", overlap)
+    whole("shards", shards)
+    if most_whole is not None:
+        whole("most_whole", most_whole)
     if schedule is not None and not isinstance(schedule, Schedule):
         one_of("schedule", schedule, NAMES)
     if costs is not None and not isinstance(costs, CostTable):
@@ -135,14 +159,47 @@ def simulate(
         plan.cluster,
         tie_s=tie_s if training else 0.0,
         optimizer_s=optimizer_s if training else 0.0,
-        memory=[
-            dataclasses.replace(m, in_flight=n)
-            for m, n in zip(plan_memory(plan, costs), schedule.in_flight, strict=True)
-        ],
+        memory=_sharded(
+            [
+                dataclasses.replace(m, in_flight=n)
+                for m, n in zip(plan_memory(plan, costs), schedule.in_flight, strict=True)
+            ],
+            schedule,
+            shards,
+            most_whole,
+        ),
         shared_bytes=tied_bytes(plan, optimizer_ratio(plan), placed),
         overlap=overlap,
         alone=float(plan.settings.get("alone", 1.0)),
+        gather_s=[_gather_s(plan, stage.parameter_bytes, shards) for stage in plan.stages],
+        most_whole=most_whole,
     )
+
+
+def _gather_s(plan: Plan, n_bytes: int, shards: int) -> float:
+    """Seconds to gather so many bytes: n − 1 pieces of 1/n round a ring."""
+    cluster = plan.cluster
+    link = cluster.remote if len(cluster.host_sizes) > 1 else cluster.local
+    return (shards - 1) * link.seconds(n_bytes / shards)
+
+
+def _sharded(
+    memory: Sequence[StageMemory], schedule: Schedule, shards: int, most: int | None
+) -> list[StageMemory]:
+    """The stages' bytes where weights and optimizer state are in shards, a rank's largest also whole."""
+    if shards == 1:
+        return list(memory)
+    out = [
+        dataclasses.replace(
+            m, weight_bytes=m.weight_bytes // shards, optimizer_bytes=m.optimizer_bytes // shards
+        )
+        for m in memory
+    ]
+    for rank in range(schedule.n_ranks):
+        largest = sorted(schedule.stages_of(rank), key=lambda s: -memory[s].weight_bytes)
+        for s in largest[:most]:
+            out[s] = dataclasses.replace(out[s], weight_bytes=out[s].weight_bytes + memory[s].weight_bytes)
+    return out
 
 
 def in_turn_s(plan: Plan) -> float:
@@ -158,10 +215,11 @@ def _alone(
     transfers: Iterable[Transfer] | None,
     cluster: Cluster | None,
     overlap: bool,
+    gathering: Gathering | None,
 ) -> Clock:
     """The clock of ranks that have a processor each."""
     if overlap:
-        return run(schedule, times, Edges.of(schedule, transfers), cluster)
+        return run(schedule, times, Edges.of(schedule, transfers), cluster, gathering)
     return _blocking(schedule, times, None if transfers is None else tuple(transfers), cluster)
 
 

@@ -62,6 +62,7 @@ class TimelineData:
     memory: per stage, its bytes; None where unknown.
     shared_bytes: per rank, bytes of tied parameters that several of its stages count.
     source: ``simulated`` or ``measured``.
+    gathered: (rank, stage, start, end) of each time that a stage's weights were brought together.
     """
 
     schedule: Schedule
@@ -73,6 +74,7 @@ class TimelineData:
     memory: tuple[StageMemory, ...] | None = None
     shared_bytes: tuple[int, ...] = ()
     source: Literal["simulated", "measured"] = "simulated"
+    gathered: tuple[tuple[int, int, float, float], ...] = ()
 
     @classmethod
     def from_events(

@@ -405,11 +405,11 @@ def each_class_of_fault():
     assert not simulated.take_races()
 
 
-def both_ways(call, backend="gloo"):
+def both_ways(call, backend="gloo", **more):
     """Join the group, make the call eagerly under the order check and lazily, and leave."""
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
     for settings in WAYS.values():
-        with simulated.settings(**settings):
+        with simulated.settings(**settings, **more):
             call()
     assert not simulated.take_races()
     leave()

@@ -13,7 +13,7 @@ import runtime_checks
 import torch
 
 OF_FILES = {"checkpoints", "weights_come_and_go"}
-OF_REPLICAS = {"data_parallel", "tensor_parallel", "sharded_weights_come_back", "buckets"}
+OF_REPLICAS = {"data_parallel", "tensor_parallel", "sharded_weights_come_back", "buckets", "gathers"}
 
 
 def main(*checks):
@@ -22,7 +22,8 @@ def main(*checks):
     backend = None if OF_REPLICAS & {*checks} else "gloo"
     if backend is None:
         torch.accelerator.set_device_index(accelerated_checks.DEVICE.index)
-    accelerated_checks.both_ways(lambda: [run(check) for check in checks], backend)
+    # FSDP orders the next use of what it frees, not the freeing
+    accelerated_checks.both_ways(lambda: [run(check) for check in checks], backend, eager_reuse=bool(backend))
 
 
 def run(check):

@@ -60,7 +60,8 @@ def test_every_kind_of_value_crosses_on_the_host():
         (2, ["one_rank_feeds", "shapes_may_depend_on_data", "accumulation_and_zero_grad"]),
         (2, ["weights_come_and_go", "checkpoints"]),
         (2, ["buckets"]),
-        (4, ["data_parallel"]),
+        (4, ["data_parallel", "gathers"]),
+        (2, ["tails"]),
     ],
     ids=lambda checks: checks[0] if isinstance(checks, list) else None,
 )

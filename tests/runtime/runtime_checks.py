@@ -511,7 +511,7 @@ def messages_of_all_sizes():
 
 
 def tails():
-    tail_checks.on_ranks()
+    tail_checks.on_ranks(DEVICE)
 
 
 def everything():

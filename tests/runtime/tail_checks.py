@@ -15,7 +15,8 @@ EXACT = 1e-10
 
 
 def loss_fn(output, _=None):
-    return (output - torch.eye(len(output), dtype=output.dtype)).square().sum() / len(output)
+    wanted = torch.eye(len(output), dtype=output.dtype, device=output.device)
+    return (output - wanted).square().sum() / len(output)
 
 
 def batch(make_model, n=ROWS):
@@ -64,12 +65,12 @@ def worst(named, twin):
         q = wanted[name].grad
         assert (p.grad is None) == (q is None), name
         if q is not None:
-            errors.append(((p.grad - q).abs().max() / q.abs().max().clamp(min=1e-3)).item())
+            errors.append(((p.grad.cpu() - q).abs().max() / q.abs().max().clamp(min=1e-3)).item())
     return max(errors)
 
 
 def leaves(output):
-    return [x for x in torch.utils._pytree.tree_leaves(output) if isinstance(x, torch.Tensor)]
+    return [x.cpu() for x in torch.utils._pytree.tree_leaves(output) if isinstance(x, torch.Tensor)]
 
 
 def same(found, wanted):
@@ -77,7 +78,7 @@ def same(found, wanted):
         torch.testing.assert_close(a, b, rtol=EXACT, atol=EXACT)
 
 
-def on_ranks():
+def on_ranks(device=None):
     """Two steps on every rank, of batches that are cut unevenly, and what comes of them."""
     world, rank = dist.get_world_size(), dist.get_rank()
     cases = [(TwoTowers, {}), (Experts, {"schedule": "looped-bfs"}), (Mined, {"recompute": "always"})]
@@ -87,7 +88,7 @@ def on_ranks():
         other = batch(make_model, 5)
         losses, outputs, twin = plain(model, args, other)
         feed = world - 1 if make_model is Mined else None
-        runtime = runtime_of(pipe, make_model, feed=feed)
+        runtime = runtime_of(pipe, make_model, feed=feed, device=device)
         for given, loss, output in zip((args, other), losses, outputs, strict=True):
             found = runtime.step(*(given if feed in (None, rank) else ()), return_outputs=True)
             assert abs(found.loss.item() - loss) < EXACT, make_model

@@ -40,8 +40,9 @@ class Views(nn.Module):
 
     def forward(self, x):
         z = F.normalize(torch.cat([self.a(x), self.b(x)]), dim=-1)
-        scores = (z @ z.T / 0.5).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
-        return F.cross_entropy(scores, (torch.arange(len(z)) + len(z) // 2) % len(z))
+        itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+        other = (torch.arange(len(z), device=z.device) + len(z) // 2) % len(z)
+        return F.cross_entropy((z @ z.T / 0.5).masked_fill(itself, -1e9), other)
 
 
 class Mined(nn.Module):

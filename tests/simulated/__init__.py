@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -29,8 +30,7 @@ __all__ = ["native", "settings", "take_races", "waits"]
 
 HERE = pathlib.Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "simulated"
-CARD = os.environ.get("SIM_CARD", str(os.getpid()))
-"""Devices of one number are one device to processes that say they have the same card."""
+
 SOURCES = tuple(str(HERE / name) for name in ("device.cpp", "ops.cpp"))
 
 
@@ -39,12 +39,18 @@ def _load() -> Any:
     text = b"".join((HERE / name).read_bytes() for name in ("device.h", "device.cpp", "ops.cpp"))
     key = hashlib.sha256(text + torch.__version__.encode() + sys.version.encode()).hexdigest()[:12]
     built = BUILD / key / "simulated.so"
-    if built.exists():
-        spec = importlib.util.spec_from_file_location("simulated_native", built)
-        made = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(made)
-        return made
     built.parent.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one builds for all
+        if not built.exists():
+            return _build(built)
+    spec = importlib.util.spec_from_file_location("simulated_native", built)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def _build(built: pathlib.Path) -> Any:
     # ninja comes with the interpreter that runs the tests, which need not be on the path
     os.environ["PATH"] = os.pathsep.join(
         [str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")]
@@ -62,7 +68,7 @@ take_races: Callable[[], list[str]] = native.take_races
 
 @contextlib.contextmanager
 def settings(**given: Any) -> Iterator[None]:
-    """Other settings for a while: delay_us, lazy, poison, races, waits, capacity (``device.h`` has them)."""
+    """Other settings for a while: delay_us, lazy, poison, races and others (``device.h`` has them)."""
     before = native.settings(**given)
     try:
         yield
@@ -95,6 +101,11 @@ def _index(device: Any = None) -> int:
         return device
     index = None if device is None else torch.device(device).index
     return int(native.current_device()) if index is None else index
+
+
+def _card() -> str:
+    """Devices of one number are one device to processes that say they have the same card."""
+    return os.environ.get("SIM_CARD", str(os.getpid()))
 
 
 @contextlib.contextmanager
@@ -135,7 +146,7 @@ vars(module).update(
     set_rng_state=lambda state, device=None: _generator(device).set_state(state) and None,
     manual_seed=lambda seed: _generator().manual_seed(seed) and None,
     manual_seed_all=_seed_all,
-    get_device_properties=lambda device=None: types.SimpleNamespace(uuid=f"{CARD}/{_index(device)}"),
+    get_device_properties=lambda device=None: types.SimpleNamespace(uuid=f"{_card()}/{_index(device)}"),
     get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
     memory_allocated=lambda d=None: torch.accelerator.memory_allocated(_index(d)),
     max_memory_allocated=lambda d=None: torch.accelerator.max_memory_allocated(_index(d)),

@@ -361,7 +361,7 @@ struct Memory final : c10::DeviceAllocator {
     stats.active[0].decrease(1);
     stats.active_bytes[0].decrease(block->size);
     devices[block->device].cache[{block->stream, block->size}].push_back(block);
-    fill(*block, "freeing memory");
+    if (settings().eager_reuse) fill(*block, "freeing memory");
   }
 
   void reap(int device, bool waits) {
@@ -434,8 +434,10 @@ struct Memory final : c10::DeviceAllocator {
     reap(device, false);
     auto& cached = d.cache[{&stream, size}];
     Block* block = cached.empty() ? nullptr : cached.back();  // the last one freed, as caches do
-    if (block) cached.pop_back();
-    else block = fresh(d, device, size, stream);
+    if (block) {
+      cached.pop_back();
+      if (!settings().eager_reuse) fill(*block, "memory used again");
+    } else block = fresh(d, device, size, stream);
     block->asked = asked;
     d.stats.allocation[0].increase(1);
     d.stats.active[0].increase(1);

@@ -24,6 +24,7 @@ struct Settings {
   std::atomic<int> delay_us{0};    // a kernel starts up to this much late, at random
   std::atomic<bool> lazy{false};   // a stream does only what somebody waits for
   std::atomic<bool> poison{true};  // new and freed memory reads as NaN or -1
+  std::atomic<bool> eager_reuse{true};  // memory counts as another's once it is freed; else once it is taken
   std::atomic<int> races{2};       // unordered accesses: 0 ignored, 1 listed, 2 raised
   std::atomic<int> waits{1};       // implicit waits of the host: 0 ignored, 1 counted, 2 raised
   std::atomic<int64_t> capacity{int64_t(1) << 31};

@@ -251,6 +251,8 @@ class Group(dist.ProcessGroup):
 
         return lane.run(self, "reduce-scatter", [own], [output], call)
 
+    all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base
+
     def barrier(self, options: Any = None) -> Work:
         work = self.allreduce([torch.zeros(1, device=torch.device("sim", native.current_device()))])
         work.wait(self._limit)

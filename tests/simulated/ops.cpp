@@ -494,6 +494,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     one("delay_us", s.delay_us);
     one("lazy", s.lazy);
     one("poison", s.poison);
+    one("eager_reuse", s.eager_reuse);
     one("races", s.races);
     one("waits", s.waits);
     one("capacity", s.capacity);

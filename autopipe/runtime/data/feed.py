@@ -64,7 +64,6 @@ class Feed:
         names = list(batch.whole)
         tensors, frame = flatten([*batch.whole.values(), target])
         owners = self._owners(names, batch.whole, len(tensors))
-        owners = self._owners(names, batch.whole, len(tensors))
         is_sent = [any(self._is_used(o, r) for r in self._others) for o in owners]
         tensors = [
             accelerator.upload(t, self._device) if sent else t

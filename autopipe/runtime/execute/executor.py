@@ -102,6 +102,9 @@ class Executor:
             if step.action is not None:
                 calls += self._waits(step.action)
                 calls.append((step.action, -1, step.action, self._act(step.action)))
+            elif step.gather is not None:
+                replicas, is_end = self._workers[step.gather.stage].replicas, step.gather.is_end
+                calls.append((step, -1, None, replicas.let_go if is_end else replicas.gather))
             else:
                 calls.append((step, step.peer, step if step.kind == "send" else None, self._move(step)))
         return tuple(calls)

@@ -16,6 +16,7 @@ from ...schedule import (
     BREADTH_FIRST,
     Action,
     Compute,
+    Gather,
     Message,
     Schedule,
     Send,
@@ -23,6 +24,7 @@ from ...schedule import (
     Transfer,
     build,
     check,
+    gathers,
     wire_order,
 )
 from ...schedule.actions import KINDS, may_overlap
@@ -34,16 +36,17 @@ __all__ = ["Program", "ProgramStep", "compile_program", "pick_schedule", "step_p
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProgramStep:
-    """One step: run ``action``, or move the ``message`` to or from rank ``peer``."""
+    """One step: run ``action``, move the ``message`` to or from rank ``peer``, or ``gather`` weights."""
 
-    kind: Literal["run", "send", "recv"]
+    kind: Literal["run", "send", "recv", "gather"]
     action: Action | None = None
     message: Message | None = None
     peer: int = -1
+    gather: Gather | None = None
 
     def __str__(self) -> str:
-        if self.kind == "run":
-            return str(self.action)
+        if self.kind in ("run", "gather"):
+            return str(self.action or self.gather)
         return f"{self.kind} {self.message} {'to' if self.kind == 'send' else 'from'} rank {self.peer}"
 
 
@@ -101,16 +104,32 @@ def step_program(
     *,
     has_backward: bool,
     waits: bool,
+    sharded: Sequence[int] = (),
+    most_whole: int | None = None,
 ) -> Program:
     """The steps of ``rank``, or of all for None, in a call with so many microbatches.
 
-    ``waits``: the end of the model runs on all of them together, as no stage of its own.
+    ``waits``: the end of the model runs on all of them together, as no stage of its own. ``sharded`` stages
+    are gathered when they are needed, at most ``most_whole`` at a time.
     """
     schedule = pick_schedule(plan, wanted, n_microbatches, waits=waits and has_backward)
     chosen = schedule if has_backward else forward_part(schedule)
     known = all(s.forward_s for s in plan.stages)
     crossing = [edge for edge in edges if edge.destination < plan.n_stages]
-    return compile_program(chosen, crossing, rank, stage_times(plan) if known else None)
+    program = compile_program(chosen, crossing, rank, stage_times(plan) if known else None)
+    return with_gathers(program, sharded, most_whole) if sharded else program
+
+
+def with_gathers(program: Program, sharded: Sequence[int], most: int | None) -> Program:
+    """The program with what makes ``sharded`` stages whole in time, and lets them go."""
+    row = [step.action for step in program if step.action is not None]
+    *before, after = gathers(row, sharded, most)
+    rest, out = iter(before), list[ProgramStep]()
+    for step in program:
+        if step.action is not None:
+            out += [ProgramStep("gather", gather=g) for g in next(rest)]
+        out.append(step)
+    return (*out, *(ProgramStep("gather", gather=g) for g in after))
 
 
 def forward_part(schedule: Schedule) -> Schedule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -31,11 +31,36 @@ class Replicas:
         fsdp = getattr(dist, "fsdp", None)
         self._fsdp: Any = module if fsdp is not None and isinstance(module, fsdp.FSDPModule) else None
         self._buckets: Buckets | None = None
+        self._has_run = False
 
     @property
     def is_plain(self) -> bool:
         """No wrapper: the backward may be split."""
         return self.ddp is None and self._fsdp is None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the weights have to be gathered before the stage runs."""
+        return self._fsdp is not None
+
+    def hold(self) -> None:
+        """From now on :meth:`let_go` says when weights go, not each module's end of its forward."""
+        self._fsdp.set_reshard_after_forward(False)
+
+    def gather(self) -> None:
+        """Begin to bring the weights of the whole stage together."""
+        if self._has_run:  # the first forward finds out which of the modules is the root
+            for module in self._shards():
+                module.unshard(async_op=True)
+        self._has_run = True
+
+    def let_go(self) -> None:
+        """Keep this process's shards alone."""
+        for module in self._shards():
+            module.reshard()
+
+    def _shards(self) -> Iterator[Any]:
+        return (m for m in self._fsdp.modules() if isinstance(m, dist.fsdp.FSDPModule))
 
     def begin(self) -> None:
         """A step begins."""

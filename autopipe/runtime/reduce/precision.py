@@ -18,7 +18,7 @@ from torch.distributed import ReduceOp
 
 from ...arguments import brief
 from ...errors import InputError, StaleError, StepError
-from ...torch_private import foreach_mul_, foreach_norm
+from ...torch_private import foreach_norm
 from ..wire.group import Group
 
 __all__ = ["autocast_context", "clip_grad_norm", "handed_out", "placeholder", "spread_overflow"]
@@ -120,19 +120,12 @@ def clip_grad_norm(
             f"the gradients' norm of order {norm_type} over all stages is {total.item()}, so they cannot be "
             "clipped; pass error_if_nonfinite=False to scale them anyway"
         )
-    scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-    for grads in _alike([p.grad for p in parameters if p.grad is not None]):
-        factor = scale.to(grads[0].dtype).to(grads[0].device)
-        if _is_plain(grads[0]):
-            foreach_mul_(grads, factor)
-        else:
-            for grad in grads:
-                grad.mul_(factor)
+    nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
     return total.to(wide)
 
 
 def foreach_norms(grads: Sequence[Tensor], order: float) -> list[Tensor]:
-    """Each gradient's norm in fp32 or wider, all of a kind at once."""
+    """Each gradient's norm in fp32 or wider, all of a kind at once: torch's own keeps to half precision."""
     norms: list[Tensor] = []
     for same in _alike(grads):
         wide = torch.promote_types(same[0].dtype, torch.float32)

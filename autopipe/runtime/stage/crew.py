@@ -13,9 +13,12 @@ from torch import nn
 
 from ... import accelerator
 from ...errors import InputError
+from ...memory import optimizer_ratio, whole_at_once
 from ...plans import Plan
+from ...schedule import Schedule
 from ...stages import Section, Stage
 from ..reduce.precision import Autocast, autocast_context
+from ..reduce.sums import local
 from ..wire.boundary import Edge
 from .loss import Loss
 from .setup import written_buffers
@@ -25,7 +28,7 @@ from .worker import Worker
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["make_workers", "wrap_all"]
+__all__ = ["gathered", "make_workers", "wrap_all"]
 
 
 def make_workers(
@@ -94,3 +97,29 @@ def wrap_all(
                     "stage per rank"
                 )
     return replaced
+
+
+def gathered(
+    workers: Mapping[int, Worker], plan: Plan, schedule: Schedule, rank: int | None
+) -> tuple[tuple[int, ...], int | None]:
+    """The stages of a rank (None: of all) that replicas hold in shards, as far as they are gathered whole.
+
+    And how many may be whole at a time, None for all. None of them is gathered so where memory has no room
+    for the largest: then each module that was sharded gathers its own weights whenever it runs.
+    """
+    own = {w.stage.index: w for w in workers.values() if w.replicas.is_sharded}
+    whole_bytes, kept_bytes = [], 0.0
+    for worker in own.values():
+        parameters = list(worker.stage.parameters())
+        trained = [p for p in parameters if p.requires_grad]
+        whole_bytes.append(sum(p.numel() * p.itemsize for p in parameters))
+        kept_bytes += sum(local(p).nbytes for p in parameters) + sum(p.numel() * p.itemsize for p in trained)
+        kept_bytes += optimizer_ratio(plan) * sum(local(p).nbytes for p in trained)
+    most = None
+    if own and rank is not None:
+        most = whole_at_once(plan, schedule, rank, whole_bytes, round(kept_bytes))
+    if most == 0:
+        return (), None
+    for worker in own.values():
+        worker.replicas.hold()
+    return tuple(own), most

@@ -87,6 +87,7 @@ class Position:
     is_idle: bool = False
     _marks: Sequence[tuple[Any, Any, Any]] = ()
     _n_passed: int = 0
+    _after: list[tuple[object, int, Any]] = dataclasses.field(default_factory=list)
 
     @property
     def is_at_work(self) -> bool:
@@ -95,19 +96,29 @@ class Position:
 
     def follow(self, marks: Sequence[tuple[Any, Any, Any]]) -> None:
         """Take a step's progress from the events of ``marks``, (what, before, after), as they come about."""
-        self._n_passed, self._marks = 0, marks
+        self._n_passed, self._marks, self._after = 0, marks, []
+
+    def follow_to(self, words: object, waits_for: int, mark: Any) -> None:
+        """And then from the event of what comes after them, in which ranks wait for one another."""
+        self._after.append((words, waits_for, mark))
 
     def seen(self) -> Position:
         """Where the device is, while it is behind the host; else where the host is."""
-        marks = self._marks
+        marks, after = self._marks, self._after
         while self._n_passed < len(marks) and marks[self._n_passed][2].query():
             self._n_passed += 1
-        if self._n_passed >= len(marks):
+        n_passed, words, waits_for = self._n_passed, None, -1
+        if n_passed < len(marks):
+            words = marks[n_passed][0]
+            waits_for = getattr(words, "peer", -1)
+        for i, (what, peer, mark) in enumerate(after if words is None else ()):
+            if not mark.query():
+                n_passed, words, waits_for = n_passed + i, what, peer
+                break
+        if words is None:
             return self
-        words = marks[self._n_passed][0]
-        peer = getattr(words, "peer", -1)
-        index = -4 - self._n_passed  # the host's own are above
-        return dataclasses.replace(self, index=index, words=words, waits_for=peer, is_idle=False)
+        index = -4 - n_passed  # the host's own are above
+        return dataclasses.replace(self, index=index, words=words, waits_for=waits_for, is_idle=False)
 
 
 class Sign(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ nobody else's. Who they are is left to ``peers``, what a message holds to ``anno
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -55,11 +55,15 @@ def make_group(
     links: Mapping[int, Link],
     *,
     shares_device: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> Group:
-    """The group that carries tensors of ``device``; ``shares_device`` where two ranks are on one."""
+    """The group that carries tensors of ``device``; ``shares_device`` where two ranks are on one.
+
+    ``check`` raises once the pipeline has failed: an accelerator's waits return then as if all were well.
+    """
     place = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
     if accelerator.is_async(device) and not shares_device:
-        return DeviceGroup(place, ranks, rank, device)
+        return DeviceGroup(place, ranks, rank, device, check)
     kind = StagedGroup if shares_device else HostGroup
     return kind(place, ranks, rank, connect_s, links)
 
@@ -175,8 +179,16 @@ class DeviceGroup:
     not know how to send goes as bytes.
     """
 
-    def __init__(self, store: Any, ranks: Sequence[int], rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        store: Any,
+        ranks: Sequence[int],
+        rank: int,
+        device: torch.device,
+        check: Callable[[], None],
+    ) -> None:
         self.ranks, self._me, self._device = tuple(ranks), tuple(ranks).index(rank), device
+        self._check = check
         self._up, self._down = (
             _backend(accelerator.backend(device), dist.PrefixStore(way, store), self._me, len(self.ranks))  # type: ignore[attr-defined]
             for way in ("up", "down")
@@ -195,18 +207,19 @@ class DeviceGroup:
     def wait(self, work: Any) -> None:
         """Let the current stream wait. Given a time limit, the host would."""
         work.wait()
+        self._check()
 
     def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:
         """Reduce over all members, in place."""
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        self._up.allreduce([tensor], options).wait()
+        self.wait(self._up.allreduce([tensor], options))
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Give every member rank ``source``'s value, in place."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = self.ranks.index(source), 0
-        self._up.broadcast([_sendable(tensor)], options).wait()
+        self.wait(self._up.broadcast([_sendable(tensor)], options))
 
     def connect(self, pairs: Iterable[tuple[int, int]], limit_s: float) -> None:
         """Open all connections now, in one order on every rank, and wait until they carry something.

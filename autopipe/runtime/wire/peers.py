@@ -8,13 +8,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from ... import accelerator
 from ...errors import AutopipeError, InputError, PlanError, StepError
 from ...torch_private import default_store
 from .aside import aside
@@ -170,6 +172,7 @@ class Peers:
                     self._connect_s,
                     self._links,
                     shares_device=len(set(devices)) < len(devices),
+                    check=self.watch.raise_if_failed,
                 )
             )
         self._groups.append(made)
@@ -179,9 +182,13 @@ class Peers:
     def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Open what carries tensors between ``pairs`` of ranks, which would else open in the first step."""
         with self.together("connecting", waits=True):
+            self._unless_failed(functools.partial(self._open, tuple(pairs)))
+
+    def _open(self, pairs: Sequence[tuple[int, int]]) -> None:
+        with accelerator.using(self._device):
             for group in self._groups:
-                ranks = group.ranks
-                group.connect([p for p in pairs if {*p} <= {*ranks}], self._connect_s)
+                ranks = {*group.ranks}
+                group.connect([pair for pair in pairs if {*pair} <= ranks], self._connect_s)
 
     def agree(self, step: int, words: str, all_words: str, checksum: int) -> float:
         """Check that the rank before this one begins the same step with the same batch.
@@ -415,6 +422,12 @@ class Peers:
             break_group(other, self._device)
 
 
+NO_MEMORY = ("out of memory", "can't allocate memory")
+"""What torch, its backends and drivers say in errors of many types."""
+
+
 def _tells_of_a_loss(error: BaseException) -> bool:
     """Whether a wait ended since its other end is gone: not where memory ran out, say."""
+    if any(words in str(error).lower() for words in NO_MEMORY):
+        return False
     return type(error) is RuntimeError or isinstance(error, (ConnectionError, dist.DistError))
