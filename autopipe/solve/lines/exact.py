@@ -156,7 +156,10 @@ def _dearest(problem: Problem) -> int:
     """More than any stage costs."""
     slowest = min(s.speed for s in problem.stages)
     work = 2 * problem.total_ns + sum(2 * s.forward_ns + s.backward_ns for s in problem.shares)
-    transfers = sum(n.send_ns + n.receive_ns for n in problem.nets) + sum(s.sync_ns for s in problem.shares)
+    sides = (
+        side for n in problem.nets for side in zip(*(n.link_ns or [(n.send_ns, n.receive_ns)]), strict=True)
+    )
+    transfers = sum(map(max, sides)) + sum(s.sync_ns for s in problem.shares)
     return math.ceil(work / slowest) + 2 + transfers
 
 

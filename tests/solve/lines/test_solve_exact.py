@@ -2,12 +2,14 @@
 
 import itertools
 import random
+import time
 
 import numpy as np
 import pytest
 from integer_program import Program, random_problem
 
 from autopipe.solve import Item, Net, Problem, Stage, chain, chains
+from autopipe.solve.definition.answer import Answer
 from autopipe.solve.definition.problem import HUGE
 from autopipe.solve.lines import exact
 from autopipe.solve.lines.intervals import best_chain
@@ -50,6 +52,16 @@ def test_prices_of_pairs_are_those_of_the_definition(seed):
         load = problem.loads(stage_of)[1]
         fits = load.memory_bytes <= problem.stages[1].limit_bytes
         assert priced[x, y] == (load.load_ns if fits else np.inf)
+
+
+def test_links_dearer_than_the_least_rule_nothing_out():
+    """Where all else is cheap, what no chain exceeds is made of the dearest links."""
+    items = Item(("a",), 5), Item(("b",), 5)
+    value = Net(0, (1,), 1, 1, "a", link_ns=((1, 1), (1000, 2000)))
+    stages = Stage(0, links=(1, 0)), Stage(1, links=(0, 1))
+    problem = Problem(items, ((0, 1),), (value,), (), stages, overlap=False)
+    found = exact.prove(problem, Answer(None, HUGE, 0), time.perf_counter() + 5)
+    assert found.stage_of == (0, 1)
 
 
 @pytest.mark.parametrize(("n_towers", "n_blocks", "n_stages"), [(2, 6, 3), (3, 4, 3), (4, 3, 2)])
