@@ -116,9 +116,12 @@ class Options:
         if not isinstance(self.mesh, (DeviceMesh, type(None))):
             raise InputError(f"mesh is {brief(self.mesh)}; it must be a DeviceMesh with a 'pp' dim")
         try:
-            torch.device("cpu" if self.device is None else self.device)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise InputError(f"device is {brief(self.device)}; it must be a torch device") from error
+            torch.empty(0, device="cpu" if self.device is None else self.device)
+        except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
+            why = str(error).partition("\n")[0]
+            raise InputError(
+                f"device is {brief(self.device)}; it must be a torch device that is here: {why}"
+            ) from error
         if self.scaler is not None and not hasattr(self.scaler, "scale"):
             raise InputError(f"scaler is {brief(self.scaler)}; it must be a GradScaler")
         axes = {} if self.batch_dims is None else self.batch_dims

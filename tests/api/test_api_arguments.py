@@ -91,6 +91,7 @@ def test_an_odd_argument_is_refused_by_name_or_taken(verb, name, pipe):
         ("runtime", "n_microbatches", 0), ("runtime", "release", "no"), ("runtime", "feed", -1),
         ("runtime", "loss_reduction", "max"), ("runtime", "batch_dims", {"x": "0"}),
         ("runtime", "check_finite", 2), ("runtime", "mesh", 4), ("profile", "min_passes", 0),
+        ("runtime", "device", "cuda:99"),
         ("profile", "n_microbatches", -3), ("profile", "dtype", "float32"),
         ("simulate", "n_microbatches", 0), ("simulate", "n_microbatches", 10**30),
         ("simulate", "overlap", 1), ("simulate", "schedule", "2f2b"), ("simulate", "costs", {}),
