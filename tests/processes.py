@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-__all__ = ["Rank", "finish", "free_port", "run_ranks", "start"]
+__all__ = ["Rank", "children", "finish", "free_port", "run_ranks", "start"]
 
 ROOT = pathlib.Path(__file__).parents[1]
 PATHS = (ROOT, ROOT / "tests", ROOT / "tests" / "runtime", ROOT / "tests" / "accelerator")
@@ -35,6 +35,16 @@ _FORKS.set_forkserver_preload(
         "transformers.models.gpt2.modeling_gpt2",
     ]
 )
+
+
+def children() -> set[str]:
+    """The processes that this one has started and that are not gone."""
+    found = set()
+    for entry in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            parent = entry.read_text().rpartition(")")[2].split()[1]
+            found |= {entry.parent.name} if int(parent) == os.getpid() else set()
+    return found
 
 
 def free_port() -> int:

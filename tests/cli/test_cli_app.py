@@ -100,18 +100,27 @@ def test_a_transformers_config_is_planned_on_the_meta_device(tmp_path):
         assert autopipe.Plan.from_json(out).model == "LlamaForCausalLM"
 
 
+def publish_a_step(folder):
+    x = torch.ones(4, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    runtime = autopipe.split(model, 2, (x,), costs="estimated").runtime(torch.nn.functional.mse_loss)
+    runtime.publish(folder)
+    runtime.step(x, target=x)
+
+
 def test_the_readmes_commands_do_what_it_says(tmp_path, monkeypatch):
     readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
     block = readme.split("### From the command line")[1].split("```")[1]
     lines = [
         shlex.split(line, comments=True)[1:] for line in block.splitlines() if line.startswith("autopipe")
     ]
-    assert len(lines) == 8
+    assert len(lines) == 10
     monkeypatch.chdir(tmp_path)
+    publish_a_step("runs/a/live")
     pathlib.Path("config.json").write_text(json.dumps(LLAMA))
     pathlib.Path("my_model.py").write_text("from autopipe.cli.sample import small as make\n")
     for words in lines:
-        done = invoke(*words)
+        done = invoke(*words, *(["--once"] if words[0] == "watch" else []))
         assert done.exit_code == 0, (words, done.output)
         if words[0] == "plan":
             pathlib.Path("before.json").write_text(pathlib.Path("plan.json").read_text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import os
 import pathlib
 import platform
 import subprocess
@@ -15,6 +14,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from measure_models import Block, Net, Recurrent, Stack, captured, ids
+from processes import children
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -31,6 +31,11 @@ QUICK = {"min_s": 0.0, "min_passes": 3, "progress": False}
 def net() -> Net:
     torch.manual_seed(0)
     return Net().train()
+
+
+def told(table: CostTable) -> list[str]:
+    """The notes, but for that of a machine that others use too."""
+    return [note for note in table.notes if "taking the CPU away" not in note]
 
 
 def test_every_op_has_a_cost(net: Net) -> None:
@@ -120,7 +125,7 @@ def test_a_failing_op_is_reported_and_the_rest_measured() -> None:
     assert (first.source, broken.source, last.source) == ("measured", "estimated", "measured")
     assert broken.forward_s > 0
     assert broken.spread > first.spread
-    (note,) = table.notes
+    (note,) = told(table)
     assert "blocks.1" in note
     assert "no kernel for this block" in note
 
@@ -130,7 +135,7 @@ def test_nan_is_reported_where_it_begins() -> None:
     capture = captured(model, torch.ones(4, 16))
     model.blocks[1].spoils = True
     table = profile(capture, **QUICK)
-    (note,) = table.notes
+    (note,) = told(table)
     assert "blocks.1" in note
     assert "NaN" in note
     spoiled = profile(captured(Stack(1).train(), torch.full((4, 16), float("nan"))), **QUICK)
@@ -175,7 +180,7 @@ def test_a_damaged_measurement_is_refused_and_taken_again(tmp_path: pathlib.Path
     table = profile(capture, store=tmp_path, **QUICK)
     assert any("damaged" in note for note in table.notes)
     assert all(cost.source == "measured" for cost in table.costs.values())
-    assert not profile(capture, store=tmp_path, **QUICK).notes
+    assert not told(profile(capture, store=tmp_path, **QUICK))
 
 
 def test_frozen_parameters_cost_no_weight_gradient() -> None:
@@ -190,7 +195,7 @@ def test_low_precision(options: dict[str, torch.dtype]) -> None:
     capture = captured(Stack(2, 32).train(), torch.ones(4, 32))
     full, low = profile(capture, **QUICK), profile(capture, **QUICK, **options)
     op = capture.ops.compute[1].name
-    assert not low.notes
+    assert not told(low)
     assert low[op].source == "measured"
     assert low[op].saved_bytes != full[op].saved_bytes
 
@@ -203,10 +208,10 @@ def test_a_meta_model_cannot_be_measured() -> None:
 
 
 def test_peers_are_ended(net: Net) -> None:
+    before = children()
     table = profile(captured(net, ids(), ids()), n_peers=1, **QUICK)
     assert table.source == "measured"
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children() == before
 
 
 @pytest.mark.gpu
@@ -227,7 +232,7 @@ def test_a_model_that_cannot_run_whole_is_not_calibrated(monkeypatch: pytest.Mon
     monkeypatch.setattr(passes_module.Passes, "_whole", fails)
     table = profile(captured(Stack(2).train(), torch.ones(4, 16)), **QUICK)
     assert table.residual is None
-    assert "too large as a whole" in table.notes[0]
+    assert "too large as a whole" in told(table)[0]
     assert all(cost.forward_s > 0 for cost in table.costs.values())
 
 
