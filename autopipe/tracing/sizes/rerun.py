@@ -24,6 +24,8 @@ __all__ = ["Observation", "replay", "with_guards"]
 
 Seen = tuple[tuple[int, ...], ...]
 
+_UNSET = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Observation:
@@ -83,6 +85,9 @@ def replay(
             value = sharing.value(call.target, call.region, args, kwargs, outline(call.value), run)
         else:
             value = run()
+        if _is_unset(call):
+            with torch.no_grad():
+                value.zero_()  # what memory held before differs from run to run, and means nothing
         shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
         if isinstance(value, (int, float)):
             numbers[id(call)] = value
@@ -93,6 +98,12 @@ def replay(
             if last[id(used)] == i:
                 del values[id(used)]
     raise AssertionError("a recording ends in its output")
+
+
+def _is_unset(call: Call) -> bool:
+    """Whether a call makes a tensor whose content is for others to write."""
+    name = call.target if isinstance(call.target, str) else getattr(call.target, "__name__", "")
+    return call.op in ("call_function", "call_method") and name in _UNSET
 
 
 def _reads(call: Call) -> bool:
