@@ -25,7 +25,7 @@ def runs(draw):
 @given(runs())
 def test_following_time_is_following_dependencies_where_nothing_is_shared(given_run):
     """Two ways through the actions, one clock; each message may leave when its link is free."""
-    one, other = run(*given_run), _run_shared(*given_run)
+    one, other = run(*given_run), _run_shared(*given_run, None)
     assert (one.starts_s, one.ends_s) == (other.starts_s, other.ends_s)
     assert sorted(one.sent) == sorted(other.sent)
 
