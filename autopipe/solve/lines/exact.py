@@ -159,7 +159,7 @@ def _dearest(problem: Problem) -> int:
     sides = (
         side for n in problem.nets for side in zip(*(n.link_ns or [(n.send_ns, n.receive_ns)]), strict=True)
     )
-    transfers = sum(map(max, sides)) + sum(s.sync_ns for s in problem.shares)
+    transfers: int = sum(map(max, sides)) + sum(s.sync_ns for s in problem.shares)
     return math.ceil(work / slowest) + 2 + transfers
 
 
