@@ -15,7 +15,7 @@ import torch
 from .. import accelerator
 from ..stages import Stage
 
-__all__ = ["Held"]
+__all__ = ["Held", "resident_bytes"]
 
 _STATUS, _CLEAR = pathlib.Path("/proc/self/status"), pathlib.Path("/proc/self/clear_refs")
 
@@ -36,7 +36,7 @@ class Held:
         _give_back()
         try:
             _CLEAR.write_text("5")  # the system's peak begins anew
-            self._base = _resident("VmRSS") - _weights(stages)
+            self._base = resident_bytes("VmRSS") - _weights(stages)
         except OSError:
             self._base = None
 
@@ -44,10 +44,11 @@ class Held:
         """The most held; None where nobody says."""
         if not self._is_host:
             return accelerator.peak_bytes(self._device)
-        return None if self._base is None else max(0, _resident("VmHWM") - self._base)
+        return None if self._base is None else max(0, resident_bytes("VmHWM") - self._base)
 
 
-def _resident(name: str) -> int:
+def resident_bytes(name: str) -> int:
+    """What Linux says of this process's memory: a line of ``/proc/self/status``, such as ``VmRSS``."""
     found = re.search(rf"{name}:\s+(\d+) kB", _STATUS.read_text())
     if found is None:
         raise OSError(f"the system does not tell {name}")

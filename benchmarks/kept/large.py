@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import autopipe
+from autopipe.runtime.held import resident_bytes
 
 from .faults import Ranks
 
@@ -34,23 +35,18 @@ class Resident:
 
     def __init__(self) -> None:
         pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        self._at_first = self._read("RssAnon")
-        self._files = self._read("RssFile") + self._read("RssShmem")
-
-    @staticmethod
-    def _read(key: str) -> int:
-        lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
+        self._at_first = resident_bytes("RssAnon")
+        self._files = resident_bytes("RssFile") + resident_bytes("RssShmem")
 
     @property
     def grown(self) -> int:
         """Bytes more than at first."""
-        return self._read("RssAnon") - self._at_first
+        return resident_bytes("RssAnon") - self._at_first
 
     @property
     def peak(self) -> int:
         """The most bytes that were resident since, files mapped in between among them, beyond the first."""
-        return self._read("VmHWM") - self._at_first - self._files
+        return resident_bytes("VmHWM") - self._at_first - self._files
 
 
 def _model() -> Any:

@@ -141,16 +141,22 @@ def test_data_in_words_is_no_branch() -> None:
     assert {op.module_path for op in captured.ops.compute} >= {"first", "second"}
 
 
-class Policy(nn.Module):
-    """A policy whose distribution is made, and its arguments checked, in the model's own forward."""
-
+class Layers(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
 
-    def forward(self, x):
+    def run(self, x):
         for layer in self.layers:
             x = layer(x).tanh()
+        return x
+
+
+class Policy(Layers):
+    """A policy whose distribution is made, and its arguments checked, in the model's own forward."""
+
+    def forward(self, x):
+        x = self.run(x)
         chosen = torch.distributions.Normal(x[:, :2], x[:, 2:].exp(), validate_args=True)
         return chosen.log_prob(torch.zeros_like(x[:, :2])), chosen.entropy()
 
@@ -169,16 +175,11 @@ def is_positive(x):
     return bool(x.abs().sum() > 0)
 
 
-class Asking(nn.Module):
+class Asking(Layers):
     """A check whose truth a function of the model's own asks for."""
 
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
-
     def forward(self, x):
-        for layer in self.layers:
-            x = layer(x).tanh()
+        x = self.run(x)
         if not is_positive(x):
             raise ValueError("all is zero")
         return x

@@ -2,7 +2,6 @@
 
 import itertools
 import pathlib
-import re
 import time
 
 import networkx as nx
@@ -21,6 +20,7 @@ from transformers import (
 )
 
 from autopipe.graph import OpGraph
+from autopipe.runtime.held import resident_bytes
 from autopipe.tracing import capture
 from autopipe.tracing.inputs import caches
 from autopipe.units import symbol
@@ -148,11 +148,6 @@ def test_padded_batches_stay_right():
     ids = torch.randint(0, 30, (3, 8))
     expected = model(input_ids=ids, attention_mask=mask).last_hidden_state
     torch.testing.assert_close(captured(input_ids=ids, attention_mask=mask).last_hidden_state, expected)
-
-
-def resident_bytes(row):
-    status = pathlib.Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(rf"{row}:\s*(\d+) kB", status)[1])
 
 
 @pytest.mark.skipif(

@@ -37,6 +37,7 @@ __all__ = [
     "is_settled",
     "is_whole_number",
     "on_one_device",
+    "plain_name",
     "selects_by_mask",
     "storages",
     "takes_numpy",
@@ -294,16 +295,25 @@ def is_whole_number(name: str, actual: Any) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
+def plain_name(call: Call) -> str:
+    """What is called, without its module or class; empty where it has no name."""
+    name: str = call.target if isinstance(call.target, str) else getattr(call.target, "__name__", "")
+    return name
+
+
 def is_settled(call: Call) -> bool:
     """Whether a tainted read can come out one way only: a uniform draw in [0, 1) below zero or less."""
     if len(call.args) != 1 or not isinstance(call.args[0], Call) or call.depends & ~(Depends.RANDOM) & UNSAFE:
         return False
     test = call.args[0]
-    name = test.target if isinstance(test.target, str) else getattr(test.target, "__name__", "")
-    if name not in ("lt", "__lt__", "less") or len(test.args) != 2 or not isinstance(test.args[0], Call):
+    if (
+        plain_name(test) not in ("lt", "__lt__", "less")
+        or len(test.args) != 2
+        or not isinstance(test.args[0], Call)
+    ):
         return False
     draw, bound = test.args
-    drawn = getattr(draw.target, "__name__", draw.target) in ("rand", "rand_like")
+    drawn = plain_name(draw) in ("rand", "rand_like")
     return drawn and isinstance(bound, (int, float)) and bound <= 0
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from ...errors import CaptureError
 from ..calls.call import Call, Recording, map_calls
-from ..calls.functions import tensors
+from ..calls.functions import plain_name, tensors
 from ..calls.perform import ask, run_call
 from ..calls.sharing import Sharing, outline
 from ..record.branches import program
@@ -102,8 +102,7 @@ def replay(
 
 def _is_unset(call: Call) -> bool:
     """Whether a call makes a tensor whose content is for others to write."""
-    name = call.target if isinstance(call.target, str) else getattr(call.target, "__name__", "")
-    return call.op in ("call_function", "call_method") and name in _UNSET
+    return call.op in ("call_function", "call_method") and plain_name(call) in _UNSET
 
 
 def _reads(call: Call) -> bool:
