@@ -5,25 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from traps.registry import WIDTH, Net
 
 import autopipe
 from autopipe.tracing import capture
 
-WIDTH = 8
 
-
-class Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)])
-
-    def run(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x
-
-
-class Conditioned(Layers):
+class Conditioned(Net):
     """Takes a text of one length beside rows of any: both are as long in the example."""
 
     def __init__(self) -> None:
@@ -42,7 +30,7 @@ class Squares(Conditioned):
         return self.run(mixed.mean((1, 2))[:, None, None] + (text + self.place))
 
 
-class Padded(Layers):
+class Padded(Net):
     """Rows of lengths of their own, of which the longest is the width of the batch."""
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
@@ -99,7 +87,7 @@ def test_a_leaf_that_fixes_sizes_when_opened_stays_whole() -> None:
         equal(model, pipe, torch.randn(rows, length, WIDTH))
 
 
-class Chunked(Layers):
+class Chunked(Net):
     """Pads rows to a multiple of five, by a question as libraries ask it, and drops what it padded."""
 
     def __init__(self, at_end: bool) -> None:
@@ -117,7 +105,7 @@ class Chunked(Layers):
         return x if self.at_end else x[:, :length]
 
 
-class Clipped(Layers):
+class Clipped(Net):
     """Looks at no more than ten positions: a question whose other answer matters, though not at ten."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,7 +139,7 @@ def test_padding_to_a_multiple_is_right_for_all_lengths(length: int, at_end: boo
 
 @pytest.mark.parametrize("length", [3, 6])
 @pytest.mark.parametrize("kind", [Clipped, ClippedInTraining, ClippedInEvaluation])
-def test_a_question_that_matters_somewhere_is_kept(kind: type[Layers], length: int) -> None:
+def test_a_question_that_matters_somewhere_is_kept(kind: type[Net], length: int) -> None:
     model = kind().train(kind is not ClippedInEvaluation)
     captured = capture(model, (torch.randn(2, length, WIDTH),))
     equal(model, captured, torch.randn(3, length + 1, WIDTH))
