@@ -17,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
+import torch.distributed as dist
+
 __all__ = ["Rank", "children", "finish", "free_port", "run_ranks", "start"]
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -54,6 +56,16 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def _job(n_ranks: int, is_hosted_by_rank_0: bool) -> tuple[dict[str, str], dist.Store | None]:
+    """What the environment says of a job, and its store where this process hosts it, as torchrun does."""
+    job = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(n_ranks)}
+    if is_hosted_by_rank_0:
+        return {**job, "MASTER_PORT": str(free_port())}, None
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    return {**job, **agent, "MASTER_PORT": str(store.port)}, store
+
+
 class Rank:
     """A script in a process forked from one that holds torch already, which takes a tenth of starting anew.
 
@@ -61,8 +73,13 @@ class Rank:
     """
 
     def __init__(
-        self, script: pathlib.Path, arguments: Sequence[str], environment: Mapping[str, str]
+        self,
+        script: pathlib.Path,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        store: dist.Store | None,
     ) -> None:
+        self._store = store  # lives as long as a rank may ask it, whichever of them ends first
         handle, self._output = tempfile.mkstemp()
         os.close(handle)
         self._process = _FORKS.Process(
@@ -118,13 +135,18 @@ def _become(script: str, arguments: list[str], environment: dict[str, str], outp
 
 
 def start(
-    script: pathlib.Path, n_ranks: int, *args: object, environment: Mapping[str, str] | None = None
+    script: pathlib.Path,
+    n_ranks: int,
+    *args: object,
+    environment: Mapping[str, str] | None = None,
+    is_hosted_by_rank_0: bool = False,
 ) -> list[Rank]:
     """The processes of all ranks, with torchrun's environment and what ``environment`` adds.
 
-    With no ranks it is one process alone, of no job.
+    The job's store is this process's, as it is torchrun's, or rank 0's, which must then leave last. With no
+    ranks it is one process alone, of no job.
     """
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n_ranks)}
+    job, store = _job(n_ranks, is_hosted_by_rank_0)
     common = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -133,7 +155,7 @@ def start(
         **(environment or {}),
     }
     ranks = [{**job, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n_ranks)] or [{}]
-    return [Rank(script, [*map(str, args)], {**common, **rank}) for rank in ranks]
+    return [Rank(script, [*map(str, args)], {**common, **rank}, store) for rank in ranks]
 
 
 def finish(ranks: Sequence[Rank], timeout_s: float) -> list[tuple[int, str]]:

@@ -416,14 +416,8 @@ def both_ways(call, backend="gloo", **more):
 
 
 def leave():
-    """End well, and the host of the store last."""
+    """End well, whatever threads are left."""
     print("done", flush=True)
-    if WORLD > 1:
-        store = dist.distributed_c10d._get_default_store()
-        store.set(f"done {RANK}", "")
-        if RANK == 0:
-            store.wait([f"done {rank}" for rank in range(WORLD)])
-            time.sleep(0.2)
     os._exit(0)
 
 

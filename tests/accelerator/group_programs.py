@@ -111,11 +111,9 @@ def outcome(program, word, store):
 
 def main():
     torch.accelerator.set_device_index(DEVICE.index)
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, RANK == 0)
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
     found = {p.__name__: {word: outcome(p, word, store) for word in ("right", "wrong")} for p in PROGRAMS}
     print(json.dumps(found), flush=True)
-    store.set(f"done {RANK}", "")
-    store.wait([f"done {PEER}"])
     os._exit(0)  # what a wrong program left behind may never end
 
 

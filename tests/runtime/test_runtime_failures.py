@@ -41,7 +41,7 @@ ENDED = {"kill host": 0, "host left": 0} | dict.fromkeys(("kill", "exit", "stuck
 @pytest.mark.parametrize("how", CASES)
 def test_all_ranks_end_with_one_message(how, tmp_path):
     message, started = CASES[how], time.monotonic()
-    results = finish(start(SCRIPT, 3, "failing", how, 3, tmp_path), 60)
+    results = finish(start(SCRIPT, 3, "failing", how, 3, tmp_path, is_hosted_by_rank_0=True), 60)
     assert time.monotonic() - started < 55
     told = set()
     for rank, (code, out) in enumerate(results):
