@@ -6,6 +6,7 @@ Starting the ranks is left to ``ranks``, summarising to ``__main__``.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import sys
 import time
@@ -99,7 +100,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     name, options, out = sys.argv[1:]
-    found = globals()[name](**json.loads(options))
+    module, _, function = name.partition(":")
+    found = getattr(importlib.import_module(module), function)(**json.loads(options))
     if dist.get_rank() == 0:
         with open(out, "w") as file:  # noqa: PTH123 - a temporary file that the launcher opened
             json.dump(found, file)

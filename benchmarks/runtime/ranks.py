@@ -13,9 +13,13 @@ import sys
 import tempfile
 from typing import Any
 
+MEASUREMENTS = "benchmarks.runtime.measurements"
 
-def launch(name: str, n_ranks: int, timeout_s: float, **options: object) -> Any:
-    """Run ``measurements.<name>`` on ``n_ranks`` single-threaded processes; what rank 0 returned."""
+
+def launch(
+    name: str, n_ranks: int, timeout_s: float, *, module: str = MEASUREMENTS, **options: object
+) -> Any:
+    """Run a module's function on ``n_ranks`` single-threaded processes; what rank 0 returned."""
     with socket.socket() as s, tempfile.NamedTemporaryFile("r", suffix=".json") as out:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -31,8 +35,8 @@ def launch(name: str, n_ranks: int, timeout_s: float, **options: object) -> Any:
         command = [
             sys.executable,
             "-m",
-            "benchmarks.runtime.measurements",
-            name,
+            MEASUREMENTS,
+            f"{module}:{name}",
             json.dumps(options),
             out.name,
         ]
