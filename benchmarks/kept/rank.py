@@ -50,7 +50,7 @@ PLACES = {
     "saving, told": ("autopipe.runtime.keep.saving", "_agree", 2),
     "saving, renaming": ("autopipe.runtime.keep.folder:Draft", "commit", 1),
     "saving in the background": ("autopipe.runtime.keep.saving", "_write", 3),
-    "loading, checking": ("autopipe.runtime.keep.keeper", "open_checkpoint", 1),
+    "loading, checking": ("autopipe.runtime.keep.loading", "open_checkpoint", 1),
     "loading, reading": ("autopipe.runtime.keep.loading:Checkpoint", "read", 2),
     "evaluating": ("autopipe.runtime.runtime:Runtime", "evaluate", 1),
     "report": ("autopipe.runtime.runtime:Runtime", "report", 1),

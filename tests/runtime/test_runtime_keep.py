@@ -210,10 +210,10 @@ def test_a_full_disk_leaves_the_earlier_save_whole_and_training_goes_on(tmp_path
     whole = tensorfile._write_all
     room = iter([True, True, True])
 
-    def write(file, view):
+    def write(fd, view, at):
         if not next(room, False):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model")
-        return whole(file, view)
+        return whole(fd, view, at)
 
     monkeypatch.setattr(tensorfile, "_write_all", write)
     with pytest.raises(StoreError, match="was not saved, and what was there is as it was: No space left"):

@@ -123,7 +123,7 @@ class Keeper:
                 exchange = (
                     peers.exchange_aside(Told, f"save/{self._n_saves}") if peers and self._writes else _alone
                 )
-                saving.start(lambda: save(path, copied, engine.rank, exchange, keep_last))
+                saving.start(lambda: save(path, copied, engine.rank, exchange, keep_last, is_aside=True))
                 self._last = saving
         return saving
 

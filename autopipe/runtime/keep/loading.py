@@ -6,7 +6,10 @@ tensors lie in files is left to ``tensorfile``.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import math
 import os
 import pathlib
 import warnings
@@ -23,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
@@ -36,6 +39,7 @@ from .foreign import sort_out
 from .manifest import Manifest, open_files, read_manifest, read_plain
 from .stored import Source, Stored
 from .tensorfile import Spec, TensorFile, has_nan, is_plain, open_regular
+from .threads import in_threads, threads_for
 
 __all__ = ["Checkpoint", "differences", "open_checkpoint"]
 
@@ -222,12 +226,12 @@ class Checkpoint(StorageReader):
 
         Ours are held against the checksums of the manifest. Others have none: there a NaN is a fault.
         """
-        found = []
-        for name in names:
-            found += self._fault(name, *self._at[name])
-        for each in stored:
-            found += self._fault(each.name, each.file, each.name)
-        return found
+        every = [(name, *self._at[name]) for name in names]
+        every += [(each.name, each.file, each.name) for each in stored]
+        n_bytes = sum(file.specs[inner].n_bytes for _, file, inner in every)
+        jobs = (functools.partial(self._fault, *each) for each in every)
+        is_ours = self.manifest is not None
+        return list(itertools.chain(*in_threads(jobs, threads_for(n_bytes) if is_ours else 1)))
 
     def _fault(self, name: str, file: Source, inner: str) -> list[str]:
         if self.manifest is None:
@@ -260,10 +264,21 @@ class Checkpoint(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill what the plan asks for."""
+        filled: list[tuple[ReadItem, Tensor]] = []
+        n_bytes = 0
+
+        def jobs() -> Iterator[Callable[[], None]]:
+            for item in plan.items:
+                file, name = self._place(item.storage_index.fqn)
+                filled.append((item, planner.resolve_tensor(item)))
+                out, offsets = filled[-1][1].detach(), list(item.storage_offsets)
+                yield functools.partial(file.read_into, name, out, offsets)
+
         for item in plan.items:
             file, name = self._place(item.storage_index.fqn)
-            target = planner.resolve_tensor(item)
-            file.read_into(name, target.detach(), list(item.storage_offsets))
+            n_bytes += math.prod(item.lengths) * file.specs[name].dtype.itemsize
+        in_threads(jobs(), threads_for(n_bytes) if self.manifest is not None else 1)
+        for item, target in filled:
             planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)

@@ -26,7 +26,8 @@ from ..wire.values import Unfit, dumps, loads
 from .extra import named_tensors
 from .folder import MANIFEST, Draft, forget_oldest, sync
 from .manifest import FORMAT, VERSION, FileRecord, Manifest, digest
-from .tensorfile import Spec, TensorFile, of_text, text_of, write_tensors
+from .tensorfile import Spec, TensorFile, is_plain, of_text, text_of, write_tensors
+from .threads import in_threads, threads_for
 
 __all__ = ["INDEX", "Cargo", "Exchange", "Told", "owned", "save", "save_single", "staged", "whole"]
 
@@ -146,28 +147,46 @@ def _shards(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Ten
 
 def staged(cargo: Cargo) -> Cargo:
     """The same with every tensor copied, so that training may go on while it is written."""
-
-    def copy(tensor: Tensor) -> Tensor:
-        made = whole(tensor)
-        return made.clone() if made.untyped_storage().data_ptr() == _data_ptr(tensor) else made
-
-    weights, state, fault = {name: copy(t) for name, t in cargo.weights.items()}, None, cargo.fault
+    state, fault = None, cargo.fault
     try:
         if cargo.state is not None and not fault:
-            packed = _packed(cargo.state)
-            state = _File({name: copy(t) for name, t in packed.tensors.items()}, packed.text)
+            state = _packed(cargo.state)
     except Unfit as error:
         fault = str(error)  # told to the others while it is saved
+    sources = [*cargo.weights.values(), *(state.tensors.values() if state else ())]
+    copies = iter(in_threads(map(_copying, sources), threads_for(sum(t.nbytes for t in sources))))
+    weights = {name: next(copies) for name in cargo.weights}
+    if state is not None:
+        state = _File({name: next(copies) for name in state.tensors}, state.text)
     return dataclasses.replace(cargo, weights=weights, state=state, fault=fault)
 
 
-def _data_ptr(tensor: Tensor) -> int:
-    return 0 if hasattr(tensor, "full_tensor") else tensor.untyped_storage().data_ptr()
+def _copying(tensor: Tensor) -> Callable[[], Tensor]:
+    """Makes a copy on the CPU: in whichever thread for what is there, else at once."""
+    if is_plain(tensor):
+        return lambda: whole(tensor.detach().clone(memory_format=torch.contiguous_format))
+    made = whole(tensor)
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    is_same = made.layout is local.layout and _begin(made) == _begin(local)  # of a replicated one
+    return lambda: made.clone() if is_same else made
 
 
-def save(path: pathlib.Path, cargo: Cargo, rank: int, exchange: Exchange, n_kept: int | None = None) -> None:
+def _begin(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def save(
+    path: pathlib.Path,
+    cargo: Cargo,
+    rank: int,
+    exchange: Exchange,
+    n_kept: int | None = None,
+    *,
+    is_aside: bool = False,
+) -> None:
     """Write the directory ``path``, all ranks together; whatever was there stays until all of it is written.
 
+    ``is_aside``: this thread is beside one that trains, and takes no others from it.
     Raises :class:`StoreError` on every rank, saying what failed on which, and leaves the earlier save whole.
     """
     if not cargo.writes:
@@ -193,7 +212,8 @@ def save(path: pathlib.Path, cargo: Cargo, rank: int, exchange: Exchange, n_kept
         before, total = sum(t.n_shards for t in everyone[:rank]), sum(t.n_shards for t in everyone)
         named = {f"model-{before + i + 1:05d}-of-{total:05d}.safetensors": f for i, f in enumerate(shards)}
         named |= {f"state-{rank + 1:05d}-of-{len(everyone):05d}.safetensors": f for f in state}
-        everyone = _agree(exchange(_write(pathlib.Path(everyone[0].draft), named)), path)
+        written = _write(pathlib.Path(everyone[0].draft), named, is_aside=is_aside)
+        everyone = _agree(exchange(written), path)
         done = Told()
         if draft is not None:
             try:
@@ -234,7 +254,7 @@ def _assemble(files: Iterable[_File]) -> None:
                 whole(tensor)
 
 
-def _write(folder: pathlib.Path, named: Mapping[str, _File]) -> Told:
+def _write(folder: pathlib.Path, named: Mapping[str, _File], *, is_aside: bool = False) -> Told:
     """Write this rank's files; their records, or what failed.
 
     Sharded tensors are asked for to the last even after a failure: other ranks ask for them too.
@@ -257,7 +277,8 @@ def _write(folder: pathlib.Path, named: Mapping[str, _File]) -> Told:
                 records[text.name] = _write_text(text, file.text)
             if specs:
                 note = {"format": "pt", "autopipe": str(VERSION)}
-                records[name] = FileRecord(*write_tensors(folder / name, specs, values, note))
+                n_threads = 1 if is_aside else threads_for(sum(s.n_bytes for s in specs.values()))
+                records[name] = FileRecord(*write_tensors(folder / name, specs, values, note, n_threads))
     except Exception as error:
         for tensor in sharded[n_asked:]:
             whole(tensor)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
+import itertools
 import json
 import math
 import mmap
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from ...errors import InputError, StoreError
 from ..wire.values import dtype_of, name_of
+from .threads import in_threads
 
 __all__ = [
     "Entry",
@@ -38,7 +41,12 @@ __all__ = [
     "write_tensors",
 ]
 
-CHUNK_BYTES = 1 << 23
+CHUNK_BYTES = 1 << 19
+"""Read or written at once: small enough to be in the cache for its checksum."""
+CONVERTED_BYTES = 1 << 23
+"""Read at once on the way to another device or dtype."""
+WRITE_BACK_BYTES = 1 << 23
+"""After so many bytes the disk is told to begin, so that little is left to wait for at the end."""
 MAX_HEADER_BYTES = 100 << 20
 """What the safetensors library allows."""
 
@@ -137,25 +145,29 @@ def write_tensors(
     specs: Mapping[str, Spec],
     values: Iterable[Callable[[], Tensor]],
     note: Mapping[str, str],
+    n_threads: int = 1,
 ) -> tuple[int, int, dict[str, int]]:
     """Write a new file; ``values`` are called one by one for whole, contiguous CPU tensors.
 
-    Returns (bytes of the file, checksum of its header, checksum of each tensor). Raises ``OSError`` as the
-    system does, :class:`InputError` for a dtype that files do not know.
+    They are called in the caller's thread, and written in so many. Returns (bytes of the file, checksum of
+    its header, checksum of each tensor). Raises ``OSError`` as the system does, :class:`InputError` for a
+    dtype that files do not know.
     """
     head = _header(specs, note)
-    sums: dict[str, int] = {}
-    n_bytes = len(head)
-    with path.open("xb", buffering=0) as file:
-        _write_all(file, memoryview(head))
-        for (name, spec), value in zip(specs.items(), values, strict=True):
+    starts = itertools.accumulate((s.n_bytes for s in specs.values()), initial=len(head))
+
+    def jobs(fd: int) -> Iterator[Callable[[], int]]:
+        for (name, spec), at, value in zip(specs.items(), starts, values, strict=False):
             view = bytes_of(value())
             if view.nbytes != spec.n_bytes:
                 raise InputError(f"{name} has {view.nbytes} bytes where {spec} has {spec.n_bytes}")
-            sums[name] = _write_all(file, view)
-            n_bytes += view.nbytes
+            yield functools.partial(_write_all, fd, view, at)
+
+    with path.open("xb", buffering=0) as file:
+        _write_all(file.fileno(), memoryview(head), 0)
+        sums = dict(zip(specs, in_threads(jobs(file.fileno()), n_threads), strict=True))
         os.fsync(file.fileno())
-    return n_bytes, zlib.crc32(head), sums
+    return len(head) + sum(s.n_bytes for s in specs.values()), zlib.crc32(head), sums
 
 
 def _header(specs: Mapping[str, Spec], note: Mapping[str, str]) -> bytes:
@@ -177,15 +189,25 @@ def _header(specs: Mapping[str, Spec], note: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _write_all(file: Any, view: memoryview) -> int:
-    """Write all of ``view``; its checksum."""
-    crc = 0
-    for at in range(0, view.nbytes, CHUNK_BYTES):
-        piece = view[at : at + CHUNK_BYTES]
+def _write_all(fd: int, view: memoryview, at: int) -> int:
+    """Write all of ``view`` from byte ``at`` of a file on; its checksum."""
+    crc, begun = 0, at
+    for first in range(0, view.nbytes, CHUNK_BYTES):
+        piece = view[first : first + CHUNK_BYTES]
         crc = zlib.crc32(piece, crc)
         while piece.nbytes:
-            piece = piece[file.write(piece) :]
+            n_written = os.pwrite(fd, piece, at)
+            piece, at = piece[n_written:], at + n_written
+        if at - begun >= WRITE_BACK_BYTES:
+            _begin_write_back(fd, begun, at - begun)
+            begun = at
     return crc
+
+
+def _begin_write_back(fd: int, at: int, n_bytes: int) -> None:
+    """Have the system begin to write what it holds back of these bytes, where there is a call for it."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, at, n_bytes, os.POSIX_FADV_DONTNEED)
 
 
 # -- reading ----------------------------------------------------------------------------------------------
@@ -308,7 +330,7 @@ class TensorFile:
 
     def _convert(self, flat: Tensor, at: int, dtype: torch.dtype) -> None:
         """Fill a flat tensor of another dtype or device, piece by piece."""
-        for piece in flat.split(CHUNK_BYTES // dtype.itemsize):
+        for piece in flat.split(CONVERTED_BYTES // dtype.itemsize):
             read = torch.empty(piece.shape, dtype=dtype)
             self._fill(bytes_of(read), at)
             piece.copy_(read)
