@@ -1,8 +1,9 @@
-"""Splits in other tools' terms: torch's pipeline stages, DeepSpeed's layers, Megatron's layout string.
+"""Splits and saves in other tools' terms: torch's stages and checkpoints, DeepSpeed's and Megatron's layers.
 
 Running what they make is left to those tools; torch's schedules as CSV are in ``schedule``.
 """
 
+from .checkpoints import to_dcp
 from .layout import from_megatron_layout, to_megatron_layout
 from .relay import Relay, relays
 from .specs import LayerChain, from_layer_specs
@@ -15,6 +16,7 @@ __all__ = [
     "from_megatron_layout",
     "gather",
     "relays",
+    "to_dcp",
     "to_megatron_layout",
     "to_torch_stages",
 ]

@@ -374,11 +374,11 @@ class Runtime:
         """Save the whole model under its own names, and what trains it; every rank calls it alike.
 
         ``path`` becomes a directory of safetensors shards with an index, as Hugging Face lays them out (with
-        ``config.json`` for transformers models, so that ``from_pretrained`` reads it; for
-        ``torch.distributed.checkpoint.load`` there is torch's ``HuggingFaceStorageReader``), each rank
-        writing its own. It appears whole, by one rename: whatever fails or dies before leaves an earlier save
-        there as it was. A ``path`` with a suffix (``model.pt``) gets one file that
-        ``model.load_state_dict(torch.load(…))`` reads instead.
+        ``config.json`` for transformers models, so that ``from_pretrained`` reads it;
+        ``torch.distributed.checkpoint.load`` reads its weights through torch's ``HuggingFaceStorageReader``,
+        and all of it after :func:`autopipe.exports.to_dcp`), each rank writing its own. It appears whole, by
+        one rename: whatever fails or dies before leaves an earlier save there as it was. A ``path`` with a
+        suffix (``model.pt``) gets one file that ``model.load_state_dict(torch.load(…))`` reads instead.
 
         ``optimizer`` and ``states`` (``scheduler=``, ``scaler=``, ``loader=``, further optimizers: anything
         with ``state_dict``) go into the directory: optimizers by parameter name, so that another cut or

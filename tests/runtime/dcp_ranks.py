@@ -8,11 +8,17 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import autopipe
+from autopipe.exports import to_dcp
 
 
 def net():
@@ -60,6 +66,22 @@ def main(folder):
     dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder / "ours")))
     for name, value in get_model_state_dict(model).items():
         assert torch.allclose(state[name].full_tensor(), value.full_tensor(), atol=1e-12), name
+
+    if rt.rank == 0:
+        to_dcp(folder / "ours", folder / "converted")
+    dist.barrier()
+    again = sharded()
+    theirs = torch.optim.AdamW(again.parameters(), 0.5)
+    state = {"model": get_model_state_dict(again), "optimizer": get_optimizer_state_dict(again, theirs)}
+    dcp.load(state, checkpoint_id=folder / "converted")
+    set_model_state_dict(again, state["model"])
+    set_optimizer_state_dict(again, theirs, state["optimizer"])
+    for _ in range(3):
+        theirs.zero_grad()
+        loss = F.mse_loss(again(x), x)
+        loss.backward()
+        theirs.step()
+        assert abs(loss.item() - step()) < 1e-12
     print("as FSDP trained on")
     dist.barrier()
     dist.destroy_process_group()

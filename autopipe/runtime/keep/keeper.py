@@ -100,8 +100,9 @@ class Keeper:
         saving = Saving(path)
         with self.together("saving a checkpoint"):
             state, fault = self._collect(objects, is_single)
+            weights = owned(engine.all_stages, engine.rank) if peers else self._everything()
             cargo = Cargo(
-                owned(engine.all_stages, engine.rank) if peers else self._everything(),
+                weights,
                 state,
                 {} if is_single else _texts(engine.capture.model),
                 self._writes,
@@ -110,6 +111,7 @@ class Keeper:
                 engine.seed,
                 max_bytes,
                 fault,
+                {alias: name for name in weights for alias in self.names(name) if alias != name},
             )
             if is_single:
                 with self._all_replicas(path):

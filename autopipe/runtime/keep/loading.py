@@ -219,6 +219,15 @@ class Checkpoint(StorageReader):
             is_one = self.manifest is None and len(kept) == 1
             yield next(iter(kept.values())) if is_one else kept.get(key, {})
 
+    def stored(self, name: str) -> Stored:
+        """A weight, not read."""
+        return Stored(*self._at[name])
+
+    def aliases(self, name: str) -> tuple[str, ...]:
+        """The other names of a tied weight, where its file notes them as the safetensors library does."""
+        file, inner = self._at[name]
+        return tuple(alias for alias, other in file.note.items() if other == inner and alias not in self._at)
+
     # -- checks -------------------------------------------------------------------------------------
 
     def faults(self, names: Iterable[str], stored: Iterable[Stored] = ()) -> list[str]:

@@ -88,8 +88,9 @@ class Cargo:
     ``weights`` under the model's names; ``state`` a tree of plain values and tensors, or None; where all goes
     into one file, what modules keep beside their tensors by its name;
     ``texts`` the files that rank 0 adds. ``writes`` is False on further data-parallel replicas, which only
-    help to assemble sharded tensors. ``model``, ``steps`` and ``seed`` are for the manifest;
-    ``fault`` says why this rank cannot save.
+    help to assemble sharded tensors. ``aliases`` are further names of tied weights, with the one they are
+    saved under (noted in the files, as the safetensors library does). ``model``, ``steps`` and ``seed`` are
+    for the manifest; ``fault`` says why this rank cannot save.
     """
 
     weights: Mapping[str, Tensor]
@@ -101,19 +102,24 @@ class Cargo:
     seed: int
     max_bytes: int
     fault: str = ""
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    """A file of tensors to come; ``text`` is the JSON beside it."""
+    """A file of tensors to come; ``text`` is the JSON beside it, ``note`` what its header says besides."""
 
     tensors: dict[str, Tensor]
     text: str | None = None
+    note: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def _files(cargo: Cargo) -> tuple[list[_File], list[_File]]:
     """The files of weights a rank writes, and the one of its training state if there is any."""
-    shards = [_File(shard) for shard in _shards(cargo.weights, cargo.max_bytes)]
+    shards = [
+        _File(shard, note={alias: name for alias, name in cargo.aliases.items() if name in shard})
+        for shard in _shards(cargo.weights, cargo.max_bytes)
+    ]
     if cargo.state is None:
         return shards, []
     return shards, [cargo.state if isinstance(cargo.state, _File) else _packed(cargo.state)]
@@ -276,7 +282,7 @@ def _write(folder: pathlib.Path, named: Mapping[str, _File], *, is_aside: bool =
                 text = folder / name.replace(".safetensors", ".json")
                 records[text.name] = _write_text(text, file.text)
             if specs:
-                note = {"format": "pt", "autopipe": str(VERSION)}
+                note = {**file.note, "format": "pt", "autopipe": str(VERSION)}
                 n_threads = 1 if is_aside else threads_for(sum(s.n_bytes for s in specs.values()))
                 records[name] = FileRecord(*write_tensors(folder / name, specs, values, note, n_threads))
     except Exception as error:

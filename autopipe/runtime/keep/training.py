@@ -24,7 +24,7 @@ from .stored import Stored
 if TYPE_CHECKING:
     from .loading import Checkpoint
 
-__all__ = ["LISTED", "Restoring", "collect", "find_stored", "names_in"]
+__all__ = ["LISTED", "Restoring", "collect", "filled", "find_stored", "names_in"]
 
 ELEMENTWISE = frozenset(
     (
@@ -128,19 +128,19 @@ def find_stored(tree: Any) -> Iterator[Stored]:
             yield from find_stored(item)
 
 
-def _filled(tree: Any) -> Any:
+def filled(tree: Any) -> Any:
     """The tree with every stored tensor read."""
     if isinstance(tree, Stored):
         return tree.read()
     if isinstance(tree, Mapping):
         made = copy.copy(tree)
         for key, item in tree.items():
-            made[key] = _filled(item)  # type: ignore[index]
+            made[key] = filled(item)  # type: ignore[index]
         return made
     if isinstance(tree, collections.deque):
-        return collections.deque(map(_filled, tree), tree.maxlen)
+        return collections.deque(map(filled, tree), tree.maxlen)
     if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
-        return type(tree)(map(_filled, tree))
+        return type(tree)(map(filled, tree))
     return tree
 
 
@@ -270,15 +270,15 @@ class Restoring:
                 self._put(key, functools.partial(self._apply_optimizer, key), thing)
                 continue
             self._undo.append(functools.partial(thing.load_state_dict, copy.deepcopy(thing.state_dict())))
-            self._put(key, thing.load_state_dict, _filled(self._state_of(key)))
+            self._put(key, thing.load_state_dict, filled(self._state_of(key)))
         for name in self._extras.keys() & self._checkpoint.extras.keys():
             module = self._extras[name]
             before = copy.deepcopy(module.get_extra_state())
             self._undo.append(functools.partial(module.set_extra_state, before))
-            self._put(name, module.set_extra_state, _filled(self._checkpoint.extras[name]))
+            self._put(name, module.set_extra_state, filled(self._checkpoint.extras[name]))
         if self._device is not None:
             self._undo.append(functools.partial(_set_random, self._device, _random_state(self._device)))
-            self._put("random", functools.partial(_set_random, self._device), _filled(self._random()))
+            self._put("random", functools.partial(_set_random, self._device), filled(self._random()))
 
     def _put(self, key: str, take: Callable[[Any], object], state: Any) -> None:
         try:
@@ -304,7 +304,7 @@ class Restoring:
             made[i] = {}
             for kind, value in entries.items():
                 if not isinstance(value, Stored) or value.is_array:
-                    made[i][kind] = _filled(value)
+                    made[i][kind] = filled(value)
                 else:
                     made[i][kind] = read[f"{i}/{kind}"] = _place_for(value, parameter)
                     stored[f"{i}/{kind}"] = value
@@ -316,7 +316,7 @@ class Restoring:
             saved = group_of.get(self._found(group_of, name), own)
             groups.append(
                 {
-                    **_filled({k: v for k, v in saved.items() if k not in LISTED}),
+                    **filled({k: v for k, v in saved.items() if k not in LISTED}),
                     "params": [next(numbers) for _ in own["params"]],
                 }
             )

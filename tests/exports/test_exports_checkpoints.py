@@ -1,0 +1,144 @@
+"""What a pipe saved trains on in plain torch by way of ``torch.distributed.checkpoint``, and comes back."""
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.nn import functional as F
+
+import autopipe
+from autopipe.errors import InputError, StoreError
+from autopipe.exports import to_dcp
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is .*disabled, unavailable or uninit:UserWarning"
+)
+X = torch.linspace(-1, 1, 64).reshape(8, 8)
+
+
+class Net(nn.Module):
+    """A tie, a frozen part, statistics, mixed dtypes and something that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.frozen = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False)
+        self.head.weight = self.a.weight
+        self.low, self.n_seen = nn.Parameter(torch.ones(8, dtype=torch.bfloat16), requires_grad=False), 3
+
+    def get_extra_state(self):
+        return {"n_seen": self.n_seen, "grid": torch.arange(3.0)}
+
+    def set_extra_state(self, state):
+        self.n_seen = state["n_seen"]
+
+    def forward(self, x):
+        return self.head(self.norm(self.frozen(torch.tanh(self.b(torch.tanh(self.a(x)))))) * self.low)
+
+
+def groups(named):
+    """Two groups that no rank need have both of."""
+    named = [(n, p) for n, p in named if p.requires_grad]
+    biases = {"params": [p for n, p in named if n.endswith("bias")], "weight_decay": 0.0}
+    return [{"params": [p for n, p in named if not n.endswith("bias")]}, biases]
+
+
+def saved(folder):
+    """A pipe that trained for three steps, where it was saved, and what its next losses are."""
+    torch.manual_seed(1)
+    model = Net()
+    model.n_seen = 7
+    rt = autopipe.split(model, 2, (X,), costs="estimated", n_microbatches=1).runtime(F.mse_loss)
+    optimizer = torch.optim.AdamW(groups(rt.named_parameters()), 0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+    def step():
+        optimizer.zero_grad()
+        loss = rt.step(X, target=X).loss.item()
+        optimizer.step()
+        scheduler.step()
+        return loss
+
+    for _ in range(3):
+        step()
+    rt.save(folder, optimizer=optimizer, scheduler=scheduler)
+    expected = {n: v.clone() for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
+    return expected, [step() for _ in range(3)]
+
+
+def plain():
+    torch.manual_seed(2)
+    model = Net()
+    optimizer = torch.optim.AdamW(groups(model.named_parameters()), 0.5)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.1)
+
+
+@pytest.mark.parametrize("is_flat", [False, True], ids=["nested", "flat"])
+def test_plain_training_goes_on_from_what_a_pipe_saved(tmp_path, is_flat):
+    expected, losses = saved(tmp_path / "ours")
+    assert to_dcp(tmp_path / "ours", tmp_path / "theirs", flat_optimizers=is_flat) == tmp_path / "theirs"
+    model, optimizer, scheduler = plain()
+    options = StateDictOptions(flatten_optimizer_state_dict=is_flat)
+    state = {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
+        "scheduler": scheduler.state_dict(),
+    }
+    dcp.load(state, checkpoint_id=tmp_path / "theirs")
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
+    scheduler.load_state_dict(state["scheduler"])
+    assert model.n_seen == 7
+    found = model.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    for loss in losses:
+        optimizer.zero_grad()
+        own = F.mse_loss(model(X), X)
+        own.backward()
+        optimizer.step()
+        scheduler.step()
+        assert own.item() == pytest.approx(loss, abs=1e-6)
+
+
+def test_it_comes_back_into_a_pipe(tmp_path):
+    expected, losses = saved(tmp_path / "ours")
+    to_dcp(tmp_path / "ours", tmp_path / "theirs")
+    torch.manual_seed(3)
+    model = Net()
+    rt = autopipe.split(model, 3, (X,), costs="estimated", n_microbatches=1).runtime(F.mse_loss)
+    optimizer = torch.optim.AdamW(groups(rt.named_parameters()), 0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.1)
+    rt.load(tmp_path / "theirs", optimizer=optimizer, scheduler=scheduler)
+    found = model.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    for loss in losses:
+        optimizer.zero_grad()
+        assert rt.step(X, target=X).loss.item() == pytest.approx(loss, abs=1e-6)
+        optimizer.step()
+        scheduler.step()
+
+
+def test_damage_and_a_target_in_use_are_refused(tmp_path):
+    saved(tmp_path / "ours")
+    file = next((tmp_path / "ours").glob("model-*.safetensors"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(StoreError, match="is damaged"):
+        to_dcp(tmp_path / "ours", tmp_path / "theirs")
+    file.write_bytes(whole)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"notes\.txt"):
+        to_dcp(tmp_path / "ours", tmp_path / "theirs")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ours", "theirs"]
+    with pytest.raises(InputError, match="a checkpoint itself"):
+        to_dcp(tmp_path / "ours", tmp_path / "ours")
+    with pytest.raises(StoreError, match="holds no checkpoint"):
+        to_dcp(tmp_path / "theirs", tmp_path / "more")
