@@ -3,11 +3,15 @@
 Running what they make is left to those tools; torch's schedules as CSV are in ``schedule``.
 """
 
-from .checkpoints import to_dcp
+from typing import TYPE_CHECKING, Any
+
 from .layout import from_megatron_layout, to_megatron_layout
 from .relay import Relay, relays
 from .specs import LayerChain, from_layer_specs
 from .torchs import gather, to_torch_stages
+
+if TYPE_CHECKING:
+    from .checkpoints import to_dcp
 
 __all__ = [
     "LayerChain",
@@ -20,3 +24,11 @@ __all__ = [
     "to_megatron_layout",
     "to_torch_stages",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "to_dcp":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .checkpoints import to_dcp  # torch.distributed.checkpoint imports slowly
+
+    return to_dcp

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from ..errors import InputError, StoreError
 from ..runtime.keep.folder import MANIFEST, Draft
@@ -58,9 +59,9 @@ def to_dcp(
         draft = Draft(target)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that one process does it
-            dcp.save(_emptied(tree, later), checkpoint_id=draft.path, planner=_OneByOne(later), no_dist=True)
+            save(_emptied(tree, later), checkpoint_id=draft.path, planner=_OneByOne(later), no_dist=True)
         draft.commit()
-    except (OSError, RuntimeError, dcp.CheckpointException) as error:
+    except (OSError, RuntimeError, CheckpointException) as error:
         first = str(error).strip().splitlines()[:1]
         raise StoreError(f"{target} was not written: {''.join(first)}") from error
     finally:
