@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import pathlib
 import platform
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -312,7 +313,8 @@ def test_freed_memory_is_not_faulted_in_anew() -> None:
     for how in ("new", "settled"):
         run = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, timeout=60, check=True)
         faults[how] = int(run.stdout)
-    assert faults["settled"] < faults["new"] / 10
+    pages = 4 * (4 << 20) // resource.getpagesize()  # of all that is held at once; whole huge pages are one
+    assert faults["settled"] <= pages < faults["new"], faults
 
 
 def test_picking_from_a_tuple_costs_nothing() -> None:
