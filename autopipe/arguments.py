@@ -13,12 +13,14 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import os
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import InputError
 
-__all__ = ["brief", "called", "flag", "mapping", "number", "one_of", "sequence", "text", "whole"]
+__all__ = ["brief", "called", "flag", "mapping", "number", "one_of", "place", "sequence", "text", "whole"]
 
 MOST = 2**31 - 1
 
@@ -92,6 +94,15 @@ def text(name: str, value: Any, wanted: str = "text") -> str:
     if not isinstance(value, str):
         raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
     return value
+
+
+def place(name: str, value: Any) -> pathlib.Path:
+    """A path, as text or as such."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str) or value == "" or "\0" in value:
+        raise InputError(f"{name} is {brief(value)}; it must be the path of a file or folder")
+    return pathlib.Path(value)
 
 
 def sequence(name: str, value: Any, wanted: str) -> Sequence[Any]:

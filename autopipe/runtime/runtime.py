@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..arguments import number
+from ..arguments import flag, number, place
 from ..costs import CostTable
 from ..errors import InputError
 from ..plans import Plan
@@ -377,8 +377,9 @@ class Runtime:
         ``config.json`` for transformers models, so that ``from_pretrained`` reads it;
         ``torch.distributed.checkpoint.load`` reads its weights through torch's ``HuggingFaceStorageReader``,
         and all of it after :func:`autopipe.exports.to_dcp`), each rank writing its own. It appears whole, by
-        one rename: whatever fails or dies before leaves an earlier save there as it was. A ``path`` with a
-        suffix (``model.pt``) gets one file that ``model.load_state_dict(torch.load(…))`` reads instead.
+        one rename: whatever fails or dies before leaves an earlier save there as it was. A ``path`` that
+        ends as torch's files do (``model.pt``, ``.pth``, ``.bin``, ``.ckpt``) gets one file that
+        ``model.load_state_dict(torch.load(…))`` reads instead.
 
         ``optimizer`` and ``states`` (``scheduler=``, ``scaler=``, ``loader=``, further optimizers: anything
         with ``state_dict``) go into the directory: optimizers by parameter name, so that another cut or
@@ -396,11 +397,11 @@ class Runtime:
         """
         with self._engine.turn:
             return self._keeper.save(
-                pathlib.Path(path),
+                place("path", path),
                 {"optimizer": optimizer, **states},
                 max_bytes=parse_bytes(max_shard_bytes),
                 keep_last=keep_last,
-                background=background,
+                background=flag("background", background),
             )
 
     def load(
@@ -425,7 +426,9 @@ class Runtime:
         Raises :class:`StoreError` saying what is damaged, missing or differs.
         """
         with self._engine.turn:
-            self._keeper.load(pathlib.Path(path), {"optimizer": optimizer, **states}, strict=strict)
+            self._keeper.load(
+                place("path", path), {"optimizer": optimizer, **states}, strict=flag("strict", strict)
+            )
 
     def resume(
         self, path: str | pathlib.Path, *, optimizer: torch.optim.Optimizer | None = None, **states: Any
@@ -436,7 +439,7 @@ class Runtime:
         none can be loaded, the last one's :class:`StoreError` is raised.
         """
         with self._engine.turn:
-            return self._keeper.resume(pathlib.Path(path), {"optimizer": optimizer, **states})
+            return self._keeper.resume(place("path", path), {"optimizer": optimizer, **states})
 
     @property
     def plan(self) -> Plan:

@@ -109,7 +109,12 @@ def replicas(folder):
         runtime.save(
             pathlib.Path(folder) / "c", optimizer=same, loader=loader, shared=shared, background=background
         ).wait()
+    torch.manual_seed(20 + replica)
+    runtime.save(pathlib.Path(folder) / "d", optimizer=same, loader=loader, shared=shared)
     dist.barrier()
+    for is_other in (replica == 1, runtime.rank == 1):  # a host has a save of its own
+        with pytest.raises(StoreError, match="not the same save for every rank"):
+            runtime.load(pathlib.Path(folder) / ("d" if is_other else "c"), optimizer=same)
     alone = dist.init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp", "pp"))
     other = made(4, mesh=alone)
     fresh = torch.optim.SGD(other.parameters(), 0.1, momentum=0.9)

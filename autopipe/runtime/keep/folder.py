@@ -99,6 +99,10 @@ def check_replaceable(target: pathlib.Path) -> None:
         return
     if not target.is_dir():
         raise InputError(f"{target} is a file; give a new folder to save in")
+    if target.samefile(os.curdir):
+        raise InputError(
+            f"{target.absolute()} is the working directory, which a save would replace; give a folder in it"
+        )
     names = sorted(entry.name for entry in target.iterdir())
     if names and MANIFEST not in names:
         raise InputError(

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Keeper", "Saving"]
 
+SINGLES = (".pt", ".pth", ".th", ".bin", ".ckpt", ".pkl", ".tar")
+"""What paths of one file end with, as people name those of ``torch.save``."""
 _logger = logging.getLogger(__name__)
 
 
@@ -91,9 +93,17 @@ class Keeper:
             if type(keep_last) is not int or keep_last < 1:
                 raise InputError(f"keep_last is {keep_last!r}; it is how many saves to keep, at least 1")
             path = step_path(path, engine.n_steps)
-        is_single = bool(path.suffix) and keep_last is None
+        is_single = path.suffix in SINGLES and keep_last is None
+        if path.suffix == ".safetensors":
+            raise InputError(
+                f"{path} names one file of safetensors, and each rank writes its own: give a folder for "
+                f"them, or {path.with_suffix('.pt')} for one file"
+            )
         if is_single and any(thing is not None for thing in objects.values()):
-            raise InputError(f"{path} is one file of weights; training state is saved in a directory")
+            raise InputError(
+                f"{path} is one file of weights; training state is saved in a folder, such as "
+                f"{path.with_suffix('')}"
+            )
         if self._last is not None:
             last, self._last = self._last, None
             last.wait()
@@ -223,6 +233,7 @@ class Keeper:
                 faults = checkpoint.faults(dict.fromkeys(found.values()), restoring.stored())
             if faults:
                 raise StoreError(f"{path} does not fit: {'; '.join(faults[:6])}; load what this model saved")
+        self._check_same(path, checkpoint.fingerprint)
         with self._agreed(path, "everything is as it was", restoring.undo):
             restoring.apply()
         with torch.no_grad(), self._agreed(path, "some weights may have been read"):
@@ -230,6 +241,18 @@ class Keeper:
             checkpoint.read(dict(distinct.values()))
         if own is not None:
             engine.n_steps, engine.seed = own.steps, own.seed
+
+    def _check_same(self, path: pathlib.Path, fingerprint: int) -> None:
+        """Raise :class:`StoreError` on every rank where not all have opened the same save."""
+        told = self._exchange(Told(draft=str(fingerprint)))
+        numbers = [int(t.draft) for t in told]
+        least, most = self._least(min(numbers)), -self._least(-max(numbers))
+        if least != most:
+            raise StoreError(
+                f"{path} is not the same save for every rank (by rank: "
+                f"{', '.join(f'{n:08x}' for n in numbers)}): it was replaced meanwhile, or each host has one "
+                "of its own; load from a folder that all ranks share; nothing was changed"
+            )
 
     @contextlib.contextmanager
     def _agreed(
@@ -306,13 +329,17 @@ class Keeper:
 
     def _replicas_fine(self, is_fine: bool) -> bool:
         """Whether all is well on this rank's replicas too."""
+        return bool(self._least(int(is_fine)))
+
+    def _least(self, number: int) -> int:
+        """The least of what this rank's replicas have."""
         mesh = self._engine.options.mesh
-        flag = torch.tensor([float(is_fine)], device=self._engine.device)
+        least = torch.tensor([number], dtype=torch.int64, device=self._engine.device)
         with self._engine.outside("telling the other replicas how its save or load went"):
             for dim in self._other_dims:
                 assert mesh is not None
-                dist.all_reduce(flag, dist.ReduceOp.MIN, group=mesh.get_group(dim))
-            return bool(flag)
+                dist.all_reduce(least, dist.ReduceOp.MIN, group=mesh.get_group(dim))
+            return int(least)
 
 
 def _alone(mine: Told) -> list[Told]:

@@ -14,6 +14,7 @@ import os
 import pathlib
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ from .distcp import MAX_METADATA_BYTES, METADATA, Distcp
 from .extra import is_extra
 from .folder import MANIFEST, resolve
 from .foreign import sort_out
-from .manifest import Manifest, open_files, read_manifest, read_plain
+from .manifest import Manifest, digest, open_files, read_manifest, read_plain
 from .stored import Source, Stored
 from .tensorfile import Spec, TensorFile, has_nan, is_plain, open_regular
 from .threads import in_threads, threads_for
@@ -46,6 +47,8 @@ __all__ = ["Checkpoint", "differences", "open_checkpoint"]
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLES = ("model.safetensors", "pytorch_model.bin")
 """What Hugging Face calls the one file of a checkpoint that needs no index."""
+TRIES = 10
+"""How often to open what others replace meanwhile."""
 
 
 class Pickled:
@@ -219,6 +222,13 @@ class Checkpoint(StorageReader):
             is_one = self.manifest is None and len(kept) == 1
             yield next(iter(kept.values())) if is_one else kept.get(key, {})
 
+    @property
+    def fingerprint(self) -> int:
+        """The same for all who open this save; of others' as far as what weights they hold tells."""
+        if self.manifest is not None:
+            return self.manifest.checksum
+        return zlib.crc32(digest(self.weights).encode())
+
     def stored(self, name: str) -> Stored:
         """A weight, not read."""
         return Stored(*self._at[name])
@@ -316,12 +326,31 @@ class Checkpoint(StorageReader):
 def open_checkpoint(path: pathlib.Path, known: Collection[str] = ()) -> Checkpoint:
     """Open what is at ``path``; ``known`` are the names by which a model among other things is found.
 
-    Raises :class:`StoreError` for what is no whole checkpoint.
+    Raises :class:`StoreError` for what is no whole checkpoint. One that a save replaces meanwhile is opened
+    anew, so that what is read is all of one save.
     """
+    for _ in range(TRIES):
+        found = _which(path)
+        try:
+            opened = Checkpoint(path, known)
+        except (OSError, StoreError) as error:
+            if _which(path) != found:
+                continue
+            if isinstance(error, OSError):
+                raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+            raise
+        if _which(path) == found:
+            return opened
+    raise StoreError(f"{path} is replaced by others faster than it can be opened; give a save that stays")
+
+
+def _which(path: pathlib.Path) -> tuple[int, int] | None:
+    """What tells one save from another that replaces it by a rename."""
     try:
-        return Checkpoint(path, known)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+        found = resolve(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _indexed(index: pathlib.Path) -> dict[str, set[str] | None]:

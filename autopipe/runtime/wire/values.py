@@ -45,7 +45,7 @@ def loads(text: str | bytes, take: Callable[[str], Tensor] | None = None) -> Any
     except (
         ValueError,
         TypeError,
-        KeyError,
+        LookupError,
         AttributeError,
         ArithmeticError,
         RuntimeError,
@@ -78,14 +78,17 @@ def _encode(value: Any, aside: SetAside | None, where: str, depth: int) -> Any:
         return _tagged("tensor", aside(value, where))
     if isinstance(value, np.ndarray) and aside is not None and value.dtype.kind in "biufc":
         return _tagged("array", aside(torch.from_numpy(np.ascontiguousarray(value)), where))
-    if isinstance(value, np.generic):
-        return inner(value.item(), "item")
+    if isinstance(value, np.generic) and value.dtype.name in _NUMBERS:
+        return _tagged("number", [value.dtype.name, inner(value.item(), "item")])
     if type(value) is list:
         return [inner(item, i) for i, item in enumerate(value)]
     for kind, (cls, parts, _) in _KINDS.items():
         if type(value) is cls:
             made = parts(value)
             return _tagged(kind, [inner(m, i) for i, m in enumerate(made)] if type(made) is list else made)
+    if type(value) is collections.defaultdict and value.default_factory in _FACTORIES:
+        pairs = [[inner(k, "key"), inner(v, k)] for k, v in value.items()]
+        return _tagged("default", [_FACTORIES[value.default_factory], pairs])
     if isinstance(value, dict) and type(value) in _MAPPINGS:
         return _encode_mapping(value, inner)
     raise Unfit(
@@ -114,6 +117,11 @@ def _decode(found: Any, take: Callable[[str], Tensor] | None) -> Any:
             raise Unfit("a tensor where none can be")
         tensor = take(value)
         return tensor if kind == "tensor" else tensor.numpy()
+    if kind == "number":
+        return _number(value[0])(_decode(value[1], take))
+    if kind == "default":
+        factory = _factory(value[0])
+        return collections.defaultdict(factory, [(_decode(k, take), _decode(v, take)) for k, v in value[1]])
     if kind in _KINDS:
         return _KINDS[kind][2](_decode(value, take) if isinstance(value, list) else value)
     for cls, name in _MAPPINGS.items():
@@ -135,6 +143,20 @@ def dtype_of(text: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise Unfit(f"{text!r} is no dtype")
     return found
+
+
+def _number(name: str) -> Callable[[Any], Any]:
+    if name not in _NUMBERS:
+        raise Unfit(f"{name!r} is no kind of number")
+    made: Callable[[Any], Any] = np.dtype(name).type
+    return made
+
+
+def _factory(name: str) -> Any:
+    for factory, known in _FACTORIES.items():
+        if known == name:
+            return factory
+    raise Unfit(f"{name!r} makes no missing values")
 
 
 def _float(text: str) -> float:
@@ -166,5 +188,13 @@ _MAPPINGS: dict[type, str] = {
     dict: "dict",
     collections.OrderedDict: "ordered",
     collections.Counter: "counter",
-    collections.defaultdict: "dict",
 }
+_FACTORIES: dict[Any, str] = {
+    None: "none",
+    **{cls: cls.__name__ for cls in (int, float, bool, str, list, dict, set, tuple)},
+}
+"""What may make the missing values of a ``defaultdict``."""
+_NUMBERS = frozenset(("bool", "float16", "float32", "float64", "complex64", "complex128")) | {
+    f"{sign}int{n_bits}" for sign in ("", "u") for n_bits in (8, 16, 32, 64)
+}
+"""Numpy's scalars."""

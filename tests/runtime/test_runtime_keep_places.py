@@ -1,0 +1,167 @@
+"""Where saves go and come from: paths of every kind, saves replaced while they are read, odd values."""
+
+import collections
+import os
+import pathlib
+import threading
+
+import numpy as np
+import pytest
+import torch
+from runtime_models import make
+from torch import nn
+from torch.nn import functional as F
+
+from autopipe.errors import InputError, StoreError
+from autopipe.runtime import Runtime
+from autopipe.runtime.keep import loading
+from autopipe.runtime.keep.loading import open_checkpoint
+from autopipe.runtime.wire.values import Unfit, dumps, loads
+
+
+def runtime_of(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    return model, Runtime(
+        *make(model, (torch.randn(4, 4),), {}, n_stages=2, n_ranks=1), loss_fn=F.mse_loss, schedule="gpipe"
+    )
+
+
+@pytest.mark.parametrize("name", ["run-1.5", "a b", "n\nl", "ü", ".hidden", "%s", "x.tmp"])
+def test_a_folder_may_have_any_name(tmp_path, name):
+    model, runtime = runtime_of()
+    runtime.save(str(tmp_path / name))
+    assert (tmp_path / name).is_dir()
+    other, again = runtime_of(1)
+    again.load(tmp_path / name)
+    assert torch.equal(other[0].weight, model[0].weight)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"x", "", "a\0b", ["a"]])
+def test_what_is_no_path_is_named(path):
+    _, runtime = runtime_of()
+    for call in (runtime.save, runtime.load, runtime.resume):
+        with pytest.raises(InputError, match=r"path is .* must be the path of a file or folder"):
+            call(path)
+
+
+def test_a_save_that_would_be_of_another_kind_is_refused(tmp_path, monkeypatch):
+    _, runtime = runtime_of()
+    with pytest.raises(InputError, match=r"model\.safetensors names one file .* or .*model\.pt for one file"):
+        runtime.save(tmp_path / "model.safetensors")
+    optimizer = torch.optim.SGD(runtime.parameters(), 0.1)
+    with pytest.raises(InputError, match=r"saved in a folder, such as .*model$"):
+        runtime.save(tmp_path / "model.pt", optimizer=optimizer)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(StoreError, match="is the working directory"):
+        runtime.save(".")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["here"]
+    for wrong in ({"background": "yes"}, {"keep_last": True}):
+        with pytest.raises(InputError):
+            runtime.save(tmp_path / "c", **wrong)
+
+
+def test_what_is_read_while_others_save_is_all_of_one_save(tmp_path):
+    """Every weight of a save is its number."""
+    model, runtime = runtime_of()
+
+    def save(number):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(number)
+        runtime.save(tmp_path / "c")
+
+    save(0)
+    done = threading.Event()
+
+    def keep_saving():
+        for number in range(1, 20):
+            save(number)
+        done.set()
+
+    writer = threading.Thread(target=keep_saving)
+    writer.start()
+    other, again = runtime_of(1)
+    n_loads = 0
+    while not done.is_set() or not n_loads:
+        again.load(tmp_path / "c")
+        n_loads += 1
+        assert len({value.item() for p in other.parameters() for value in p.flatten()}) == 1
+    writer.join()
+
+
+def test_a_save_replaced_after_a_part_was_opened_is_opened_anew(tmp_path, monkeypatch):
+    """The manifest is the earlier save's, the files the later one's: both have the same headers."""
+    model, runtime = runtime_of()
+    runtime.save(tmp_path / "c")
+    whole, n_calls = loading.open_files, 0
+
+    def replaced(*args):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 1:
+            with torch.no_grad():
+                model[0].weight += 1.0
+            runtime.save(tmp_path / "c")
+        return whole(*args)
+
+    monkeypatch.setattr(loading, "open_files", replaced)
+    other, again = runtime_of(1)
+    again.load(tmp_path / "c")
+    assert n_calls == 2
+    assert torch.equal(other[0].weight, model[0].weight)
+    monkeypatch.setattr(loading, "open_files", lambda *args: runtime.save(tmp_path / "c") and whole(*args))
+    with pytest.raises(StoreError, match="replaced by others faster than it can be opened"):
+        open_checkpoint(tmp_path / "c")
+
+
+VALUES = [
+    np.float32(0.1),
+    np.int64(-3),
+    np.bool_(True),
+    np.complex64(1 + 2j),
+    np.float64("nan"),
+    collections.defaultdict(int, {"a": 1, 2: "b"}),
+    collections.defaultdict(list, {(1, 2): [np.uint8(3)]}),
+    collections.defaultdict(None, {"a": None}),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_come_back_as_what_they_were(value):
+    found = loads(dumps(value))
+    assert type(found) is type(value)
+    assert repr(found) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"~":"number","v":["object",1]}',
+        '{"~":"number","v":["float32","x"]}',
+        '{"~":"number","v":3}',
+        '{"~":"default","v":["eval",[]]}',
+        '{"~":"default","v":["int",[3]]}',
+        '{"~":"default","v":["int"]}',
+        '{"~":"queue","v":[]}',
+    ],
+)
+def test_values_that_name_what_they_may_not_are_refused(text):
+    with pytest.raises(Unfit):
+        loads(text)
+
+
+def test_a_function_that_makes_missing_values_is_named():
+    with pytest.raises(Unfit, match=r"counts is a collections\.defaultdict"):
+        dumps({"counts": collections.defaultdict(lambda: os.getpid())})
+
+
+def test_a_path_may_be_any_that_says_where_it_is(tmp_path):
+    class Where:
+        def __fspath__(self):
+            return str(tmp_path / "c")
+
+    _, runtime = runtime_of()
+    runtime.save(Where())
+    runtime.load(pathlib.PurePath(tmp_path / "c"))
