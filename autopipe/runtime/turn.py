@@ -5,6 +5,7 @@ What is done in a turn is left to ``engine`` and ``runtime``.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -22,15 +23,22 @@ class Turn:
 
     ``waits``: another thread waits for its turn. Else it is refused by ``fail`` at once: each rank's threads
     come in an order of their own, and ranks that serve them in different orders wait for one another for
-    ever. Runtimes whose models draw random numbers (``draws``) also take turns with each other.
+    ever. A forked child of the process is refused then too: the links are its parent's. Runtimes whose models
+    draw random numbers (``draws``) also take turns with each other.
     """
 
     def __init__(self, *, waits: bool, draws: bool, fail: Callable[[BaseException], NoReturn]) -> None:
         # in this order everywhere, so that no two threads wait for each other
         self._locks = (_drawing, threading.RLock()) if draws else (threading.RLock(),)
-        self._waits, self._fail = waits, fail
+        self._waits, self._fail, self._process = waits, fail, os.getpid()
 
     def __enter__(self) -> None:
+        if not self._waits and os.getpid() != self._process:
+            raise InputError(
+                f"process {os.getpid()} was forked from {self._process}, whose links to other ranks this "
+                "runtime uses; call it in that process alone, and give a forked one (such as a DataLoader's "
+                "worker) only what it needs"
+            )
         for taken, lock in enumerate(self._locks):
             if not lock.acquire(blocking=self._waits):
                 self._release(taken)

@@ -1,4 +1,4 @@
-"""One rank of two: a second thread calls a runtime in the middle of a step."""
+"""One rank of two: a forked child calls a runtime, then a second thread in the middle of a step."""
 
 import os
 import threading
@@ -8,7 +8,29 @@ import torch.distributed as dist
 from torch import nn
 
 import autopipe
-from autopipe.errors import AutopipeError
+from autopipe.errors import AutopipeError, InputError
+
+
+def alone(rt, x):
+    """A child of one rank is refused whatever it calls, and the rank goes on."""
+    loss = rt.step(x, target=x).loss
+    if dist.get_rank() == 0:
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for call in (rt.step, rt.evaluate):
+                try:
+                    call(x, target=x)
+                except InputError as error:
+                    refused += "was forked from" in str(error)
+            for call in (rt.report, lambda: rt.clip_grad_norm_(1.0), lambda: rt.save("never")):
+                try:
+                    call()
+                except InputError as error:
+                    refused += "was forked from" in str(error)
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    assert torch.equal(rt.step(x, target=x).loss, loss)
 
 
 def main():
@@ -31,7 +53,9 @@ def main():
             assert at_once.wait(10)
         return (output - target).square().mean()
 
-    rt = autopipe.split(model, 2, args=(x,), costs="estimated").runtime(loss_fn)
+    pipe = autopipe.split(model, 2, args=(x,), costs="estimated")
+    alone(pipe.runtime(nn.functional.mse_loss), x)
+    rt = pipe.runtime(loss_fn)
     try:
         rt.step(x, target=x)
         told = ""
