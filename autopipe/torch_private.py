@@ -25,6 +25,7 @@ __all__ = [
     "BACKWARD",
     "CALL_HOOK",
     "CHECKPOINT",
+    "CLIP",
     "CUSTOM_FUNCTION",
     "FUNCTION_HOMES",
     "GRAD",
@@ -155,6 +156,12 @@ GRAD, GRAD_AND_VALUE = (_TRANSFORMS, "grad_impl"), (_TRANSFORMS, "grad_and_value
 JVP, VJP = (_TRANSFORMS, "_jvp_with_argnums"), (_TRANSFORMS, "_vjp_with_argnums")
 LINEARIZE = (_TRANSFORMS, "linearize")
 """What the transforms of ``torch.func`` end in, as (module, name)."""
+
+# ---------------------------------------------------------------- what clips
+
+CLIP = (importlib.import_module("torch.nn.utils.clip_grad"), "_clip_grads_with_norm_")
+"""What ``torch.nn.utils.clip_grad_norm_`` ends in, looked up at each call; the public function that clips by
+a given norm is the same function under a name of its own."""
 
 # ---------------------------------------------------------------- torch.distributed
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..runtime import Runtime
-from ..runtime.reduce.precision import handed_out
 
 __all__ = ["PipelineModule"]
 
@@ -71,11 +70,6 @@ class PipelineModule(nn.Module):
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
         made_loss: Tensor = _Loss.apply(anchor, loss, _Made(parameters, made))
         return made_loss
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """This rank's, for an optimizer; as :meth:`Runtime.parameters` not for a norm of gradients."""
-        own = list(super().parameters(recurse))
-        return handed_out(own, is_part=self.runtime.engine.peers is not None)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's, under the model's names."""

@@ -35,12 +35,14 @@ from .execute.accord import Accord
 from .execute.executor import Call, Clock, Executor
 from .execute.program import pick_schedule, step_program
 from .execute.results import Results
+from .given import StepLoss, StepResult
 from .held import Held
 from .keep.alike import check_weights, fingerprints
-from .keep.away import absent, guard, mark, readable
+from .keep.away import Away, absent, guard, mark, readable
 from .keep.whole import gather_weights
-from .options import Options, Request, StepResult
+from .options import Options, Request, is_due
 from .reduce.parallel import ReplicaDims, Replicas
+from .reduce.partial import refuse_line_search, watch
 from .reduce.precision import autocast_context, placeholder, spread_overflow
 from .reduce.ties import TieSum, find_ties
 from .stage.crew import gathered, make_workers, wrap_all
@@ -86,6 +88,7 @@ class Engine:
         self.syncs = True
         self.factor = 1.0
         self.share: Tensor | None = None
+        self._has_added = False
         self._was_wrapped = False
         self.publisher: Publisher | None = None
         self._guards: list[Any] = []
@@ -149,6 +152,8 @@ class Engine:
         self._loss = Loss(capture, options, self._outputs, self._weigher.is_sum, self.device)
         self._n_layouts = 0
         self._lay_out()
+        if self.peers is not None:
+            watch(self)
         if releases:
             self.part_with_weights()
         else:
@@ -276,7 +281,10 @@ class Engine:
 
     def _run(self, request: Request) -> StepResult:
         start_s = time.perf_counter()
+        adds = request.grad and self._adds()
         try:
+            if request.grad and self.peers is not None and is_due(self.n_steps):
+                refuse_line_search()
             self._unfilled.check()
             taken = self._intake.take(request)
             batch = taken.batch
@@ -313,6 +321,8 @@ class Engine:
             self._end()
         self._patience.is_warm = True
         if step.grad:
+            is_scaled = self.options.scaler is not None
+            result = StepResult(StepLoss.of(result.loss, adds=adds, is_scaled=is_scaled), result.outputs)
             self.n_steps += 1
             step_s = time.perf_counter() - start_s - self._waited_s
             self.records.append((clock.origin_s, step_s, clock))
@@ -321,6 +331,20 @@ class Engine:
         else:
             self.n_forwards += 1
         return result
+
+    def _adds(self) -> bool:
+        """Whether a step now would, unscaled, add to gradients; looked at now and then, true once."""
+        if self._has_added or self.factor != 1.0 or self.share is not None or not is_due(self.n_steps):
+            return False
+        grads = [p.grad for s in self.stages for p in s.parameters() if p.grad is not None]
+        # zeros that an optimizer left are not added to; on an accelerator looking would wait for it
+        self._has_added = bool(grads) and (self.device.type != "cpu" or bool(grads[-1].any()))
+        return self._has_added
+
+    def partial(self) -> Iterator[nn.Parameter]:
+        """This rank's parameters while others of the model are elsewhere."""
+        if any(isinstance(home.tensor, Away) for home in self._absent):
+            yield from (p for stage in self.stages for p in stage.parameters())
 
     def _hookable(self) -> Iterator[nn.Parameter]:
         """Parameters whose hooks are the user's, and whose gradients this rank has whole.

@@ -1,4 +1,4 @@
-"""What a runtime is told to do, once and at each call, and what a step gives back.
+"""What a runtime is told to do, once and at each call.
 
 All are documented where users meet them, in ``runtime``.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from .data.weights import LossWeight
 from .reduce.precision import Autocast
 from .stage.initialise import Init
 
-__all__ = ["Options", "Request", "StepResult", "Where", "is_due"]
+__all__ = ["Options", "Request", "Where", "is_due"]
 
 Where = Literal["last", "all"]
 
@@ -49,26 +49,6 @@ class Request:
     outputs: bool | Where = False
     loss: bool = True
     like_step: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step gives back, free of any graph.
-
-    ``loss`` (0-d) is that of the full batch, on every rank; ``outputs`` the model's outputs for the full
-    batch in its own structure, where asked for.
-    """
-
-    loss: Tensor
-    outputs: Any = None
-
-    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Always raises :class:`InputError`: the step has made the gradients."""
-        raise InputError(
-            "step() has made the gradients already: leave backward() out. To weigh or accumulate them, step "
-            "within rt.scaled(factor) or call rt.accumulate(batches); a loss that has a backward is given by "
-            "autopipe.neighbours.module.PipelineModule"
-        )
 
 
 @dataclasses.dataclass(frozen=True)

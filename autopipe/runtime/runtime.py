@@ -24,11 +24,12 @@ from ..stages import Stage
 from ..units import parse_bytes
 from .data.weights import LossWeight
 from .engine import Engine
+from .given import ELSEWHERE, StepLoss, StepResult
 from .keep.keeper import Keeper, Saving
-from .options import Options, Request, StepResult, Where
+from .options import Options, Request, Where
 from .rebalance import Cutter
 from .record import Publisher, prepare, record
-from .reduce.precision import Autocast, clip_grad_norm, handed_out
+from .reduce.precision import Autocast, clip_grad_norm
 from .stage.initialise import Init
 
 if TYPE_CHECKING:
@@ -135,6 +136,10 @@ class Runtime:
             "Pickle or copy the pipe, or the plan, and make another with pipe.runtime(...); rt.save(path) "
             "keeps the weights"
         )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+        raise AttributeError(f"a runtime has no {name!r}{hint}")
 
     @property
     def rank(self) -> int:
@@ -298,7 +303,9 @@ class Runtime:
             with syncs, self.scaled(share):
                 loss = self.step(*args, n_microbatches=n_microbatches, **kwargs).loss
             total = total.to(loss.device) + share * loss.double()
-        return StepResult(total.to(loss.dtype))
+        return StepResult(
+            StepLoss.of(total.to(loss.dtype), is_scaled=self._engine.options.scaler is not None)
+        )
 
     # -- parameters ---------------------------------------------------------------------------------
 
@@ -318,12 +325,13 @@ class Runtime:
         A rank whose stages hold none that is trained (only a loss, say, or frozen layers) gives one number
         that stays zero: torch's optimizers refuse an empty list, and every rank runs the same script. With a
         scaler every rank gives it, since scalers refuse an optimizer of which no parameter has a gradient.
-        Over several ranks torch's ``clip_grad_norm_`` is refused them: :meth:`clip_grad_norm_` is for all.
+        Over several ranks torch's ``clip_grad_norm_`` is refused them, and its ``LBFGS``, since each would go
+        by this rank's gradients alone: :meth:`clip_grad_norm_` is for all.
         """
         own = [parameter for _, parameter in self.named_parameters()]
         if not any(p.requires_grad for p in own) or self._engine.options.scaler is not None:
             own.append(self._engine.placeholder)
-        return handed_out(own, is_part=self._engine.peers is not None)
+        return iter(own)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..data.outputs import Outputs, share, weighted
-from ..options import StepResult, Where
+from ..given import StepResult
+from ..options import Where
 from ..stage.worker import StepInputs, Worker
 from ..wire.peers import Peers
 from ..wire.values import dtype_of, name_of

@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +16,11 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
 from ...arguments import brief
-from ...errors import InputError, StaleError, StepError
+from ...errors import InputError, StepError
 from ...torch_private import foreach_norm
 from ..wire.group import Group
 
-__all__ = ["autocast_context", "clip_grad_norm", "handed_out", "placeholder", "spread_overflow"]
+__all__ = ["autocast_context", "clip_grad_norm", "placeholder", "spread_overflow"]
 
 Autocast = torch.dtype | Callable[[], contextlib.AbstractContextManager[Any]] | None
 
@@ -77,17 +76,6 @@ def placeholder(device: torch.device) -> nn.Parameter:
     made = nn.Parameter(torch.zeros(1, device=device))
     made.is_placeholder = True  # type: ignore[attr-defined]
     return made
-
-
-def handed_out(parameters: Sequence[nn.Parameter], *, is_part: bool) -> Iterator[nn.Parameter]:
-    """These; where they are a part of the model's, :class:`StaleError` if torch would clip by their norm."""
-    taker = sys._getframe(1)
-    if is_part and taker.f_code.co_name == "clip_grad_norm_" and "torch" in taker.f_globals["__name__"]:
-        raise StaleError(
-            "these parameters are this rank's own, and their norm is not that of the model's gradients: "
-            "rt.clip_grad_norm_(max_norm) clips and returns the norm over all ranks"
-        )
-    yield from parameters
 
 
 def clip_grad_norm(
