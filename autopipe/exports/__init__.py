@@ -1,4 +1,4 @@
-"""Splits and saves in other tools' terms: torch's stages and checkpoints, DeepSpeed's and Megatron's layers.
+"""Splits and saves in others' terms: torch's stages and checkpoints, torchtitan's hook, lists of layers.
 
 Running what they make is left to those tools; torch's schedules as CSV are in ``schedule``.
 """
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .layout import from_megatron_layout, to_megatron_layout
 from .relay import Relay, relays
 from .specs import LayerChain, from_layer_specs
+from .titan import torchtitan_pipelining
 from .torchs import gather, to_torch_stages
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = [
     "to_dcp",
     "to_megatron_layout",
     "to_torch_stages",
+    "torchtitan_pipelining",
 ]
 
 

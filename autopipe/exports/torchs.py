@@ -1,6 +1,6 @@
 """A split as ``torch.distributed.pipelining`` stages, for torch's own schedules and what builds on them.
 
-The modules they wrap are left to ``relay``. torchtitan's trainer takes such stages from its pipelining hook.
+The modules they wrap are left to ``relay``, torchtitan's hook for such stages to ``titan``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def to_torch_stages(
     chain = relays(capture, stages, *_microbatch(capture, n))
     own = [s for s in stages if s.rank == rank]
     for stage in own:
-        stage.to(here)
+        if not any(p.is_meta for p in stage.parameters()):  # else whoever makes its memory says where
+            stage.to(here)
     others = absent(capture, own, stages)
     out = []
     for stage in own:

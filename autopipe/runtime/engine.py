@@ -336,9 +336,10 @@ class Engine:
         """Whether a step now would, unscaled, add to gradients; looked at now and then, true once."""
         if self._has_added or self.factor != 1.0 or self.share is not None or not is_due(self.n_steps):
             return False
-        grads = [p.grad for s in self.stages for p in s.parameters() if p.grad is not None]
+        trained = [p for stage in self.stages for p in stage.parameters() if p.requires_grad]
+        grad = trained[-1].grad if trained else None
         # zeros that an optimizer left are not added to; on an accelerator looking would wait for it
-        self._has_added = bool(grads) and (self.device.type != "cpu" or bool(grads[-1].any()))
+        self._has_added = grad is not None and (self.device.type != "cpu" or bool(grad.any()))
         return self._has_added
 
     def partial(self) -> Iterator[nn.Parameter]:

@@ -64,7 +64,7 @@ class StepLoss(Tensor):
         made._adds, made._is_scaled = adds, is_scaled
         return made
 
-    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:  # type: ignore[override]
+    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Always raises :class:`InputError`."""
         raise InputError(DONE)
 
