@@ -116,6 +116,39 @@ def test_a_save_replaced_after_a_part_was_opened_is_opened_anew(tmp_path, monkey
         open_checkpoint(tmp_path / "c")
 
 
+def test_an_optimizer_of_another_kind_is_refused(tmp_path):
+    _, runtime = runtime_of()
+    x = torch.randn(4, 4)
+    kinds = {
+        "AdamW": lambda ps: torch.optim.AdamW(ps, 0.01),
+        "SGD": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9),
+        "RMSprop": lambda ps: torch.optim.RMSprop(ps, 0.1),
+    }
+    for was, make_was in kinds.items():
+        optimizer = make_was(runtime.parameters())
+        runtime.step(x, target=x)
+        optimizer.step()
+        runtime.save(tmp_path / was, optimizer=optimizer)
+        for now, make_now in kinds.items():
+            other = make_now(runtime.parameters())
+            if now == was:
+                runtime.load(tmp_path / was, optimizer=other)
+                continue
+            with pytest.raises(
+                StoreError, match=f"optimizer was saved as {was}, without .*, and is {now} here"
+            ):
+                runtime.load(tmp_path / was, optimizer=other)
+            assert not other.state
+    runtime.load(tmp_path / "AdamW", optimizer=torch.optim.Adam(runtime.parameters(), 0.01))
+
+
+def test_a_file_of_more_than_a_model_says_what_to_save(tmp_path):
+    model, runtime = runtime_of()
+    torch.save({"epoch": 3, "model": model.state_dict()}, tmp_path / "all.pt")
+    with pytest.raises(StoreError, match=r"under 'model'; save that by itself: torch\.save"):
+        runtime.load(tmp_path / "all.pt")
+
+
 VALUES = [
     np.float32(0.1),
     np.int64(-3),

@@ -82,6 +82,12 @@ class Pickled:
         self.extras = {name: value for name, value in found.items() if is_extra(name)}
         self._tensors = {name: value for name, value in found.items() if name not in self.extras}
         odd = [name for name, value in self._tensors.items() if not is_plain(value)]
+        inner = next((name for name in odd if isinstance(found[name], Mapping)), None)
+        if inner is not None:
+            raise StoreError(
+                f"{path} holds more than a model's state_dict, which may be what it has under {inner!r}; "
+                f"save that by itself: torch.save(torch.load(path)[{inner!r}], another), and load that"
+            )
         if odd:
             raise StoreError(
                 f"{path} has {odd[0]!r}, which is no dense tensor with values, as a model's state_dict has"

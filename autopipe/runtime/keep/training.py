@@ -78,7 +78,7 @@ def _of_optimizer(
         for group in optimizer.param_groups
     ]
     state = {name_of[id(p)]: dict(s) for p, s in optimizer.state.items() if id(p) in name_of}
-    return {"groups": groups, "state": state}
+    return {"kind": type(optimizer).__qualname__, "groups": groups, "state": state}
 
 
 def names_in(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]) -> dict[int, str]:
@@ -222,6 +222,7 @@ class Restoring:
             if not group_of:
                 faults.append(f"it holds no state of {key}")
                 continue
+            faults += self._other_kind(key, optimizer)
             name_of = names_in(optimizer, self._named)
             own = {name_of[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in name_of}
             absent = [name for name in own if self._found(group_of, name) not in group_of]
@@ -243,6 +244,16 @@ class Restoring:
         ):  # safetensors alone cannot have any
             faults += [f"missing: {name}" for name in self._extras if name not in self._checkpoint.extras]
         return faults + self._replica.faults(self._checkpoint.states, self._objects)
+
+    def _other_kind(self, key: str, optimizer: torch.optim.Optimizer) -> list[str]:
+        """Whether another kind of optimizer was saved, without the options that this one works by."""
+        for found in self._checkpoint.optimizer_states(key):
+            was, now = found.get("kind"), type(optimizer).__qualname__
+            for group in found.get("groups", ()):
+                lacks = ", ".join(name for name in optimizer.defaults if name not in group)
+                if lacks and isinstance(was, str) and was != now:
+                    return [f"{key} was saved as {was}, without {lacks}, and is {now} here"]
+        return []
 
     def _mixed_groups(
         self, key: str, optimizer: torch.optim.Optimizer, name_of: Mapping[int, str], saved: Mapping[str, Any]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import logging
 import os
 import pathlib
 import secrets
@@ -18,7 +19,9 @@ import tempfile
 __all__ = ["KEY_VARIABLE", "Seal", "attempt", "job_key"]
 
 CODE_HEX = 32
+SECRET_BYTES = 32
 KEY_VARIABLE = "AUTOPIPE_JOB_KEY"
+_logger = logging.getLogger(__name__)
 
 
 def attempt() -> str:
@@ -29,16 +32,23 @@ def attempt() -> str:
 def job_key() -> bytes:
     """``AUTOPIPE_JOB_KEY``; else, on one host, a secret that only this user can read.
 
-    Without either (several hosts, or no folder to keep a secret in) it is made of what the job's environment
-    says of itself, which keeps accidents out but nobody who knows it.
+    Without either (several hosts; or, with a warning, no folder to keep a secret in) it is made of what the
+    job's environment says of itself, which keeps accidents out but nobody who knows it.
     """
     given = os.environ.get(KEY_VARIABLE)
     if given:
         return hashlib.sha256(given.encode()).digest()
     secret = b""
     if _is_one_host():
-        with contextlib.suppress(OSError):
+        try:
             secret = _users_secret()
+        except (OSError, RuntimeError) as error:  # the latter where a user has no home
+            _logger.warning(
+                "no secret of this user can be kept (%s): who knows this job's address can speak for its "
+                "ranks; set %s to a secret",
+                error,
+                KEY_VARIABLE,
+            )
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     said = "/".join(os.environ.get(name, "") for name in names)
     return hashlib.sha256(secret + said.encode()).digest()
@@ -59,8 +69,9 @@ def _users_secret() -> bytes:
     path = folder / "job-key"
     if not path.exists():
         with tempfile.NamedTemporaryFile(dir=folder) as made:  # only this user can read it
-            made.write(secrets.token_bytes(32))
+            made.write(secrets.token_bytes(SECRET_BYTES))
             made.flush()
+            os.fsync(made.fileno())
             with contextlib.suppress(FileExistsError):
                 os.link(made.name, path)
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -68,7 +79,10 @@ def _users_secret() -> bytes:
         found = os.fstat(fd)
         if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise PermissionError(f"{path} can be read by others")
-        return file.read()
+        secret = file.read()
+    if len(secret) < SECRET_BYTES:
+        raise PermissionError(f"{path} holds {len(secret)} bytes of {SECRET_BYTES}; remove it")
+    return secret
 
 
 class Seal:
