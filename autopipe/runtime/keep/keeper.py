@@ -50,6 +50,7 @@ class Saving:
                 work()
             except BaseException as error:
                 self._error = error
+                _logger.warning("the save in the background failed: %s", error)  # if nobody waits for it
 
         self._thread = threading.Thread(target=run, name="autopipe save")
         self._thread.start()
@@ -132,12 +133,21 @@ class Keeper:
             else:
                 copied = staged(cargo)
                 self._n_saves += 1
-                exchange = (
-                    peers.exchange_aside(Told, f"save/{self._n_saves}") if peers and self._writes else _alone
+                saving.start(
+                    functools.partial(self._save_aside, path, copied, f"save/{self._n_saves}", keep_last)
                 )
-                saving.start(lambda: save(path, copied, engine.rank, exchange, keep_last, is_aside=True))
                 self._last = saving
         return saving
+
+    def _save_aside(self, path: pathlib.Path, cargo: Cargo, name: str, keep_last: int | None) -> None:
+        """Write a copied cargo in a thread beside the one that trains."""
+        peers, rank = self._engine.peers, self._engine.rank
+        if peers is None or not self._writes:
+            save(path, cargo, rank, _alone, keep_last, is_aside=True)
+            return
+        with peers.watch.shown():
+            exchange = peers.exchange_aside(Told, name, "writing a save in the background")
+            save(path, cargo, rank, exchange, keep_last, is_aside=True)
 
     def _collect(self, objects: Mapping[str, Any], is_single: bool) -> tuple[Any, str]:
         """This rank's training state, or what is wrong with what it was given: others wait to be told.

@@ -15,8 +15,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from .key import KEY_VARIABLE
 
 __all__ = ["HOST_GONE", "Patience", "Position", "Watch", "first_difference", "roll_call"]
 
+T = TypeVar("T")
 POLL_S = 0.5
 """How often the watch looks; a failure elsewhere is noticed within two polls."""
 QUIET_S = 2.0
@@ -40,6 +41,8 @@ LEAVE_S = 3 * POLL_S
 BUSY_FACTOR = 5.0
 """How much longer a rank that shows life may compute, where the user set no limit: kernels compile again."""
 HOST_GONE = "the process that hosts the store is gone or stopped (rank 0 of the job, or its launcher)"
+LIFELESS = "shows no sign of life (killed or stopped, or its host is)"
+LIMIT = "(stall_limit_s)"
 BETWEEN = (-1, -2, -3)
 """What a position's index is before the first step, after one, and in what is done between steps."""
 OUTSIDE = -1 << 30
@@ -157,6 +160,7 @@ class Watch:
         self._n_told = 0
         self._rank, self._n_ranks = rank, n_ranks
         self._position, self._abort, self._patience = position, abort, patience
+        self._n_shown = 0
         self.failure: str | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="autopipe-watch", daemon=True)
@@ -250,6 +254,46 @@ class Watch:
         if self.failure is not None:
             raise StepError(self.failure)
 
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Within it this rank gives signs of life whatever it does: others may :meth:`await_aside` it."""
+        self._n_shown += 1
+        try:
+            yield
+        finally:
+            self._n_shown -= 1
+
+    def await_aside(self, rank: int, look: Callable[[], T | None], words: str) -> T:
+        """What ``look`` finds of another rank, asked for in a thread beside the one that trains.
+
+        Raises :class:`StepError`, on every rank, where that rank is gone or gives no sign of life for longer
+        than the limit, or makes no progress for as long as one may stay in the user's own code.
+        """
+        began_s = heard_s = time.monotonic()
+        while (found := look()) is None:
+            self.raise_if_failed()
+            now = time.monotonic()
+            if now - heard_s > POLL_S:
+                heard_s = now
+                cause = self._judge_aside(rank, now - began_s, words)
+                if cause:
+                    raise StepError(self.publish(cause))
+            time.sleep(0.01)
+        return found
+
+    def _judge_aside(self, rank: int, waited_s: float, words: str) -> str:
+        sign, silent_s = self._hear(rank)
+        limit_s = self._patience.limit_s
+        if waited_s > limit_s + SIGN_OF_LIFE_S and (sign is None or silent_s > SIGN_OF_LIFE_S):
+            what = f"rank {rank} {LIFELESS}"
+        elif waited_s > IDLE_FACTOR * limit_s:
+            what = f"rank {rank} is stuck in {words}"
+        else:
+            return ""
+        return (
+            f"{what}; rank {self._rank} waited {waited_s:.1f} s for it, the limit is {limit_s:.1f} s {LIMIT}"
+        )
+
     # -- the thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -267,7 +311,7 @@ class Watch:
                 self._abort()
                 return
             quiet_s = now - since
-            if quiet_s > QUIET_S and now - told > QUIET_S:
+            if (quiet_s > QUIET_S or self._n_shown) and now - told > QUIET_S:
                 told = now
                 self._tell(position, quiet_s)
             if position.waits_for >= 0 and quiet_s > self._patience.limit_s:
@@ -339,7 +383,7 @@ class Watch:
             if quiet_s < longer * limit_s:
                 return None
         if not is_alive or sign is None:
-            what = f"rank {rank} shows no sign of life (killed or stopped, or its host is)"
+            what = f"rank {rank} {LIFELESS}"
         elif sign.waits_for < 0:
             what = self._stuck(rank, sign.words, sign.quiet_s + silent_s)
         else:
@@ -347,7 +391,7 @@ class Watch:
             what = f"ranks wait for one another: {places}; do the same on every rank, in the same order"
         message = (
             f"{what}; rank {self._rank} waited {quiet_s:.1f} s at {position.words}, the limit is "
-            f"{limit_s:.1f} s (stall_limit_s)"
+            f"{limit_s:.1f} s {LIMIT}"
         )
         return self._board.post_first("error", message)
 

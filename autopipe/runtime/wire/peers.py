@@ -325,10 +325,11 @@ class Peers:
         """Every rank's small struct, on every rank."""
         return [self.share(mine, source, kind) for source in range(self.n_ranks)]
 
-    def exchange_aside(self, kind: type[T], name: str) -> Callable[[T], list[T]]:
+    def exchange_aside(self, kind: type[T], name: str, words: str) -> Callable[[T], list[T]]:
         """A way for a thread of its own to bring a small struct of every rank to every rank.
 
-        By way of the board; what every rank calls it with comes together in turn.
+        By way of the board; what every rank calls it with comes together in turn. ``words`` say what the
+        threads do; each does it within ``watch.shown()``.
         """
         rounds = itertools.count()
 
@@ -336,18 +337,13 @@ class Peers:
             turn = f"{name}/{next(rounds)}"
             try:
                 self.board.post(f"{turn}/{self.rank}", msgspec.json.encode(mine).decode())
-                found = [self._await(f"{turn}/{r}") for r in range(self.n_ranks)]
+                looks = [functools.partial(self.board.look, f"{turn}/{r}") for r in range(self.n_ranks)]
+                found = [self.watch.await_aside(r, look, words) for r, look in enumerate(looks)]
             except StoreGone as error:
                 raise StepError(f"{HOST_GONE}; look at its log") from error
             return [msgspec.json.decode(text, type=kind) for text in found]
 
         return exchange
-
-    def _await(self, key: str) -> str:
-        while (found := self.board.look(key)) is None:
-            self.watch.raise_if_failed()
-            time.sleep(0.01)
-        return found
 
     @contextlib.contextmanager
     def together(self, words: str, *, waits: bool) -> Iterator[None]:
