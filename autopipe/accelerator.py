@@ -184,7 +184,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not is_async(tensor.device) or tensor.device.type == "mps":
         return tensor.to("cpu", copy=True)
-    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu")
     return there.copy_(tensor, non_blocking=True)
 
 
@@ -199,7 +199,7 @@ class Later:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._is_async = is_async(tensor.device)
         if self._is_async:
-            there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu")
             self._values = there.copy_(tensor, non_blocking=True)
             self._there = torch.Event(tensor.device)
             self._there.record(torch.accelerator.current_stream(tensor.device))
@@ -232,7 +232,7 @@ def keep_freed(device: torch.device) -> None:
     as long, until a block larger than all of theirs has come and gone.
     """
     if device.type == "cpu":
-        torch.empty(_SETTLING_BYTES, dtype=torch.uint8)  # whose pages are never touched
+        torch.empty(_SETTLING_BYTES, dtype=torch.uint8, device="cpu")  # whose pages are never touched
 
 
 def _index(device: torch.device) -> int:

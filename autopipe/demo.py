@@ -6,7 +6,9 @@ measured in this run.
 
 from __future__ import annotations
 
+import argparse
 import copy
+import dataclasses
 import itertools
 import os
 import pathlib
@@ -22,13 +24,26 @@ from tqdm import tqdm
 
 import autopipe
 
-__all__ = ["main", "make_model", "token_batches"]
+__all__ = ["Sizes", "main", "make_model", "token_batches", "train"]
 
-VOCABULARY, LAYERS, WIDTH, LENGTH, BATCH, MICROBATCHES = 50_257, 12, 256, 96, 16, 8
-STEPS, TIMED_STEPS, PARITY_STEPS = 24, 5, 5
+MICROBATCHES, PARITY_STEPS = 8, 5
 
 
-def make_model(layers: int = LAYERS, width: int = WIDTH, length: int = LENGTH) -> nn.Module:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large the model is, and how much it is trained; by default as ``make demo`` does."""
+
+    vocabulary: int = 50_257
+    layers: int = 12
+    width: int = 256
+    length: int = 96
+    batch: int = 16
+    n_files: int = 250
+    steps: int = 24
+    timed_steps: int = 5
+
+
+def make_model(sizes: Sizes = Sizes()) -> nn.Module:
     """A Hugging Face GPT-2 from a config: tied embedding and head, loss inside; dropout off for parity."""
     from transformers import GPT2Config, GPT2LMHeadModel
     from transformers.utils import logging
@@ -36,11 +51,11 @@ def make_model(layers: int = LAYERS, width: int = WIDTH, length: int = LENGTH) -
     logging.set_verbosity_error()
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_layer=layers,
-        n_embd=width,
-        n_head=width // 64,
-        n_positions=length,
+        vocab_size=sizes.vocabulary,
+        n_layer=sizes.layers,
+        n_embd=sizes.width,
+        n_head=sizes.width // 64,
+        n_positions=sizes.length,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -49,19 +64,20 @@ def make_model(layers: int = LAYERS, width: int = WIDTH, length: int = LENGTH) -
     return GPT2LMHeadModel(config)
 
 
-def token_batches(batch: int, length: int, n_files: int = 250) -> Iterator[Tensor]:
+def token_batches(sizes: Sizes = Sizes()) -> Iterator[Tensor]:
     """Endless ``[batch, length]`` token ids of the standard library's sources.
 
     The byte-level BPE vocabulary is trained on the same sources, so every id is of a real piece of text.
     """
     from tokenizers import ByteLevelBPETokenizer
 
-    files = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:n_files]
+    files = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[: sizes.n_files]
+    length, batch = sizes.length, sizes.batch
     tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train([str(f) for f in files], vocab_size=VOCABULARY, show_progress=False)
+    tokenizer.train([str(f) for f in files], vocab_size=sizes.vocabulary, show_progress=False)
     ids = [i for f in files for i in tokenizer.encode(f.read_text(errors="replace")).ids]
-    data = torch.tensor(ids[: len(ids) // length * length]).view(-1, length)
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+    data = torch.tensor(ids[: len(ids) // length * length], device="cpu").view(-1, length)
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0), device="cpu")
     for start in itertools.cycle(range(0, len(data) - batch + 1, batch)):
         yield data[order[start : start + batch]]
 
@@ -73,7 +89,24 @@ def main() -> None:
             "the demo trains on several processes; start it with make demo, or with "
             "torchrun --standalone --nproc-per-node 2 -m autopipe.demo"
         )
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--device", default="cpu", help="where to train: cpu, or an accelerator's torch device"
+    )
+    device = torch.device(parser.parse_args().device)
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
     dist.init_process_group("gloo")
+    train(Sizes(), device)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train(sizes: Sizes, device: torch.device) -> tuple[float, float] | None:
+    """What :func:`main` does once it has joined the other processes; ``device`` is this rank's.
+
+    Returns, on rank 0, how far parameters and losses are from those of one process at most.
+    """
     lead = dist.get_rank() == 0
     n_stages = dist.get_world_size()
 
@@ -81,19 +114,24 @@ def main() -> None:
         if lead:
             print(*lines, sep="\n", flush=True)
 
-    say(f"GPT-2 shape: {LAYERS} blocks of width {WIDTH}, vocabulary {VOCABULARY:,}, embedding tied to head")
+    say(
+        f"GPT-2 shape: {sizes.layers} blocks of width {sizes.width}, vocabulary {sizes.vocabulary:,}, "
+        "embedding tied to head"
+    )
     started = time.perf_counter()
-    batches = token_batches(BATCH, LENGTH)
+    batches = token_batches(sizes)
     ids = next(batches)
-    say(f"text: the standard library's sources, as [{BATCH}, {LENGTH}] ids ({_since(started)})\n")
+    say(f"text: the standard library's sources, as {list(ids.shape)} ids ({_since(started)})\n")
 
-    model = make_model()
-    example = {"input_ids": ids, "labels": ids}
+    model = make_model(sizes)
     plain = copy.deepcopy(model)
+    model.to(device)
+    example = {"input_ids": ids.to(device), "labels": ids.to(device)}
     started = time.perf_counter()
     pipe = autopipe.split(model, n_stages, kwargs=example, n_microbatches=MICROBATCHES)
     say(f"captured, measured and planned in {_since(started)}")
-    say(f"parity with the model: {pipe.verify(input_ids=ids[:2], labels=ids[:2])}\n")
+    few = ids[:2].to(device)
+    say(f"parity with the model: {pipe.verify(input_ids=few, labels=few)}\n")
     twin = copy.deepcopy(pipe).graph  # of a model of its own: a weight is trained by one pipeline only
     by_layers = autopipe.plan(
         twin, n_stages, n_microbatches=MICROBATCHES, balance="uniform", costs=pipe.costs
@@ -103,7 +141,7 @@ def main() -> None:
 
     ours, theirs = pipe.runtime(), uniform.runtime()
     measured: dict[str, list[float]] = {"measured cost": [], "uniform": []}
-    for _ in range(TIMED_STEPS + 1):
+    for _ in range(sizes.timed_steps + 1):
         for name, runtime in (("measured cost", ours), ("uniform", theirs)):
             measured[name].append(_timed_step(runtime, ids))
             for parameter in runtime.parameters():
@@ -118,7 +156,7 @@ def main() -> None:
     say(f"uniform / measured cost: {times['uniform'] / times['measured cost']:.2f}x\n")
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.05, momentum=0.9)
     history, seen = [], []
-    bar = tqdm(range(STEPS), desc="training", disable=None if lead else True)
+    bar = tqdm(range(sizes.steps), desc="training", disable=None if lead else True)
     for step in bar:
         batch = next(batches)
         seen.append(batch)
@@ -130,26 +168,34 @@ def main() -> None:
             merged = {k: v.clone() for k, v in pipe.merge().state_dict().items()}
     say(
         "loss: "
-        + "  ".join(f"{i}: {loss:.3f}" for i, loss in enumerate(history) if i % 4 == 0 or i == STEPS - 1)
+        + "  ".join(
+            f"{i}: {loss:.3f}" for i, loss in enumerate(history) if i % 4 == 0 or i == sizes.steps - 1
+        )
     )
 
-    if lead:
-        torch.set_num_threads(1)
-        print(_parity(plain, merged, history, seen[:PARITY_STEPS]), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    if not lead:
+        return None
+    torch.set_num_threads(1)
+    worst, loss_error = _apart(plain, merged, history, seen[:PARITY_STEPS])
+    say(
+        f"parity after {PARITY_STEPS} steps with one process: largest parameter difference {worst:.1e}, "
+        f"largest loss difference {loss_error:.1e}"
+    )
+    return worst, loss_error
 
 
 def _timed_step(runtime: autopipe.runtime.Runtime, ids: Tensor) -> float:
     dist.barrier()
     started = time.perf_counter()
-    runtime.step(input_ids=ids, labels=ids)
+    float(runtime.step(input_ids=ids, labels=ids).loss)
     dist.barrier()
     return time.perf_counter() - started
 
 
-def _parity(model: nn.Module, merged: dict[str, Tensor], history: list[float], batches: list[Tensor]) -> str:
-    """Train the plain model on the same batches in this one process and compare every parameter."""
+def _apart(
+    model: nn.Module, merged: dict[str, Tensor], history: list[float], batches: list[Tensor]
+) -> tuple[float, float]:
+    """Train the plain model on the same batches in this one process and compare every parameter and loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     losses = []
     for batch in tqdm(batches, desc="one process", disable=None):
@@ -159,12 +205,8 @@ def _parity(model: nn.Module, merged: dict[str, Tensor], history: list[float], b
         optimizer.step()
         losses.append(loss.item())
     state = model.state_dict()
-    worst = max(float((state[k] - v).abs().max()) for k, v in merged.items() if v.is_floating_point())
-    loss_error = max(abs(a - b) for a, b in zip(losses, history, strict=False))
-    return (
-        f"parity after {len(batches)} steps with one process: largest parameter difference {worst:.1e}, "
-        f"largest loss difference {loss_error:.1e}"
-    )
+    worst = max(float((state[k] - v.cpu()).abs().max()) for k, v in merged.items() if v.is_floating_point())
+    return worst, max(abs(a - b) for a, b in zip(losses, history, strict=False))
 
 
 def _since(started: float) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.autograd.function
 import torch.utils.checkpoint
-from torch import overrides
+from torch import Tensor, overrides
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,6 +38,7 @@ __all__ = [
     "TorchDispatchMode",
     "UnseenByFunctions",
     "backend_plugin",
+    "backward",
     "default_store",
     "export_flags",
     "foreach_mul",
@@ -116,6 +118,29 @@ def grad_mode(is_enabled: bool) -> Iterator[None]:
         yield
     finally:
         torch._C._set_grad_enabled(before)
+
+
+def backward(
+    roots: Sequence[Tensor | GradientEdge],
+    grads: Sequence[Tensor],
+    inputs: Sequence[Tensor | GradientEdge] = (),
+    *,
+    keeps_graph: bool = False,
+) -> None:
+    """``torch.autograd.backward`` of roots with a gradient for each, of their shapes.
+
+    It looks at each pair first, for as long as a small stage's backward takes; and given tensors it hands the
+    call to the innermost function mode, which is turned off meanwhile. What it ends in does neither.
+    """
+    _engine_run_backward(
+        tuple(roots),
+        tuple(grads),
+        keeps_graph,
+        False,
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def export_flags() -> tuple[bool, bool]:

@@ -1,5 +1,9 @@
-"""No accelerator is named where any would do: "cuda" stands only where a figure or a file is NVIDIA's."""
+"""No accelerator is named where any would do: "cuda" stands only where a figure or a file is NVIDIA's.
 
+And nothing is left to the device that a user's ``torch.set_default_device`` names.
+"""
+
+import ast
 import io
 import pathlib
 import tokenize
@@ -19,6 +23,10 @@ MAKERS_OWN = {
 }
 TORCHS = {"is_cuda", "__cuda_array_interface__"}
 """Attributes of tensors that torch calls so."""
+
+FACTORIES = """arange as_tensor asarray empty empty_strided eye full linspace logspace ones rand randint randn
+randperm scalar_tensor tensor tril_indices triu_indices zeros"""
+"""Functions of torch's that ask for the default device."""
 
 
 def named(path):
@@ -42,3 +50,18 @@ def test_cuda_is_named_only_where_it_is_meant():
 
 def test_the_places_that_may_name_it_do():
     assert all(list(named(ROOM / place)) for place in MAKERS_OWN)
+
+
+def unplaced(path):
+    """The lines on which a tensor is made without a word on where."""
+    calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    for call in calls:
+        name = ast.unparse(call.func).removeprefix("torch.")
+        is_factory = ast.unparse(call.func) == f"torch.{name}" and name in FACTORIES.split()
+        if is_factory and not {"device", None} & {keyword.arg for keyword in call.keywords}:
+            yield call.lineno
+
+
+def test_whatever_is_made_says_where():
+    found = {f"{p.relative_to(ROOM).as_posix()}:{line}" for p in ROOM.rglob("*.py") for line in unplaced(p)}
+    assert not found, 'pass device="cpu", or that of what it goes with: ' + "; ".join(sorted(found))

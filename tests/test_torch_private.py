@@ -166,6 +166,30 @@ def test_backward_and_grad_end_in_one_function(monkeypatch: pytest.MonkeyPatch) 
     assert len(seen) == 2
 
 
+def test_backward_is_torchs_in_the_modes_that_are_in_force() -> None:
+    class Scaling(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return 2 * func(*args, **(kwargs or {})) if func is torch.sin else func(*args, **(kwargs or {}))
+
+    class Again(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return torch.sin(grad)
+
+    x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+    root = Again.apply(x * y)  # type: ignore[no-untyped-call]
+    with Scaling():
+        private.backward([root], [torch.ones(2)], [x], keeps_graph=True)
+        assert y.grad is None
+        private.backward([torch.autograd.graph.get_gradient_edge(root)], [torch.ones(2)])
+    assert torch.equal(x.grad, 4 * torch.ones(2).sin())  # type: ignore[arg-type]
+    assert torch.equal(y.grad, 2 * torch.ones(2).sin())  # type: ignore[arg-type]
+
+
 def test_a_checkpoint_ends_in_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = told(monkeypatch, *private.CHECKPOINT)
     torch.utils.checkpoint.checkpoint(torch.sin, torch.ones(2, requires_grad=True), use_reentrant=False)

@@ -106,7 +106,11 @@ def _tensor(text: str) -> torch.Tensor:
         )
     shape = tuple(int(n) for n in re.split("[x,]", match.group(1)))
     try:
-        return torch.randn(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+        return (
+            torch.randn(shape, dtype=dtype, device="cpu")
+            if dtype.is_floating_point
+            else torch.zeros(shape, dtype=dtype, device="cpu")
+        )
     except RuntimeError as error:
         raise InputError(f"cannot make input {text!r}: {error}") from error
 
@@ -202,7 +206,7 @@ def _text_inputs(model: nn.Module, config: Any, sizes: Sizes) -> dict[str, Any]:
     if "input_ids" not in takes or getattr(model, "main_input_name", "input_ids") != "input_ids":
         return {}
     top = getattr(config, "vocab_size", None) or 2
-    ids = torch.randint(0, top, (sizes.batch, sizes.seq))
+    ids = torch.randint(0, top, (sizes.batch, sizes.seq), device="cpu")
     is_seq2seq = getattr(config, "is_encoder_decoder", False)
     out = {"input_ids": ids}
     if is_seq2seq and "decoder_input_ids" in takes:
@@ -220,7 +224,7 @@ def _timm(name: str, sizes: Sizes) -> Loaded:
     except Exception as error:
         raise InputError(f"timm has no model {name!r}: {error}") from None
     channels, height, width = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
-    return Loaded(model, (torch.randn(sizes.batch, channels, height, width),))
+    return Loaded(model, (torch.randn(sizes.batch, channels, height, width, device="cpu"),))
 
 
 def _torchvision(name: str, sizes: Sizes) -> Loaded:
@@ -230,7 +234,7 @@ def _torchvision(name: str, sizes: Sizes) -> Loaded:
     except ValueError as error:
         raise InputError(f"torchvision has no model {name!r}: {error}") from None
     side = 299 if name == "inception_v3" else 224
-    return Loaded(model, (torch.randn(sizes.batch, 3, side, side),))
+    return Loaded(model, (torch.randn(sizes.batch, 3, side, side, device="cpu"),))
 
 
 def _inferred(model: nn.Module, name: str) -> Loaded:

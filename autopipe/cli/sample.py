@@ -32,4 +32,4 @@ class Small(nn.Module):
 def small() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model and example inputs."""
     torch.manual_seed(0)
-    return Small(), (torch.randint(0, 64, (8, 16)),)
+    return Small(), (torch.randint(0, 64, (8, 16), device="cpu"),)

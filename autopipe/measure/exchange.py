@@ -72,8 +72,8 @@ def _turns(work: Callable[[], object], peer: int, n_tokens: int, n_bytes: int) -
             coming.popleft().wait()
         work()
         if n_tokens:
-            leaving.append(dist.isend(torch.empty(n_bytes, dtype=torch.uint8), peer))
-            coming.append(dist.irecv(torch.empty(n_bytes, dtype=torch.uint8), peer))
+            leaving.append(dist.isend(torch.empty(n_bytes, dtype=torch.uint8, device="cpu"), peer))
+            coming.append(dist.irecv(torch.empty(n_bytes, dtype=torch.uint8, device="cpu"), peer))
             if len(leaving) > n_tokens:
                 leaving.popleft().wait()
         ends.append(time.perf_counter())
@@ -91,8 +91,8 @@ def _line(small_s: float, large_s: float) -> tuple[float, float]:
 
 def _work() -> Callable[[], object]:
     """A millisecond or two of what models do: products, and a walk over more than a core's own cache."""
-    a, b = torch.randn(_WIDTH, _WIDTH), torch.randn(_WIDTH, _WIDTH)
-    x, y = torch.zeros(_TOUCHED), torch.zeros(_TOUCHED)
+    a, b = torch.randn(_WIDTH, _WIDTH, device="cpu"), torch.randn(_WIDTH, _WIDTH, device="cpu")
+    x, y = torch.zeros(_TOUCHED, device="cpu"), torch.zeros(_TOUCHED, device="cpu")
 
     def work() -> None:
         torch.mm(a, b)
@@ -105,7 +105,7 @@ def _work() -> Callable[[], object]:
 
 def _meet(peer: int) -> None:
     """Until both ranks are here."""
-    token = torch.zeros(1)
-    coming = dist.irecv(torch.zeros(1), peer)
+    token = torch.zeros(1, device="cpu")
+    coming = dist.irecv(torch.zeros(1, device="cpu"), peer)
     dist.isend(token, peer).wait()  # type: ignore[union-attr]
     coming.wait()  # type: ignore[union-attr]

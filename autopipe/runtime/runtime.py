@@ -297,7 +297,7 @@ class Runtime:
         shares, self._engine.share = self._engine.shares(calls)
         # a batch without labels that count has no loss
         counted = [(call, share) for call, share in zip(calls, shares, strict=True) if share]
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
         for i, ((args, kwargs), share) in enumerate(counted):
             syncs = contextlib.nullcontext() if i + 1 == len(counted) else self.no_sync()
             with syncs, self.scaled(share):

@@ -124,11 +124,11 @@ def _observe(model: nn.Module, run: Callable[[], Any], seed: int) -> _Observed:
 
 def _projection(leaves: Sequence[Tensor], seed: int) -> Tensor:
     """A scalar that every differentiable output moves: a seeded random projection."""
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for leaf in leaves:
         if leaf.is_floating_point() and leaf.requires_grad:
-            weights = torch.rand(leaf.shape, generator=generator, dtype=torch.float64)
+            weights = torch.rand(leaf.shape, generator=generator, dtype=torch.float64, device="cpu")
             total = total.to(leaf.device) + (leaf.double() * weights.to(leaf.device)).mean()
     return total
 
@@ -183,8 +183,10 @@ def relative_error(a: Tensor | None, b: Tensor | None) -> float:
     a, b = (t.detach().to(torch.complex128 if t.is_complex() else torch.float64) for t in (a, b))
     same_nan = torch.isnan(a) & torch.isnan(b)
     equal = same_nan | (a == b)
-    difference = torch.where(equal, torch.zeros((), dtype=torch.float64), (a - b).abs())
-    scale = torch.where(torch.isfinite(a.abs()), a.abs(), torch.zeros((), dtype=torch.float64)).max()
+    difference = torch.where(equal, torch.zeros((), dtype=torch.float64, device="cpu"), (a - b).abs())
+    scale = torch.where(
+        torch.isfinite(a.abs()), a.abs(), torch.zeros((), dtype=torch.float64, device="cpu")
+    ).max()
     worst = float(difference.max())
     return float("inf") if worst != worst else worst / max(float(scale), 1e-12)
 

@@ -37,6 +37,7 @@ SCHEDULES = {
     "zb-h2": 1,
     "zbv": 2,
     "dualpipev": 2,
+    "cost-aware": 2,
 }
 EXACT = 1e-12
 

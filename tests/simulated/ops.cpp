@@ -290,8 +290,14 @@ void run_any(const c10::OperatorHandle& op, Stack* stack) {
     }));
     fresh.push_back(from >= 0 ? IValue() : each(stack->back(), c10::kCPU, as_cpu));
   }
-  launch(current_stream(call.device), call.schema.name(), spans, [op, given, fresh]() mutable {
+  // devices compute a norm in fp32, whatever it is of, and keep its statistics so
+  const auto& name = call.schema.name();
+  const bool widens = name.find("layer_norm") != std::string::npos || name.find("group_norm") != std::string::npos ||
+                      name.find("batch_norm_backward") != std::string::npos;
+  launch(current_stream(call.device), name, spans, [op, given, fresh, widens]() mutable {
     KernelMode mode;
+    auto wide = [](const Tensor& t) { return at::isReducedFloatingType(t.scalar_type()) ? t.to(at::kFloat) : t; };
+    for (size_t i = 0; widens && i < given.size(); ++i) given[i] = each(given[i], c10::kCPU, wide);
     op.callBoxed(&given);
     auto put = [](const Tensor& to, const Tensor& from) {
       if (!to.defined() || !from.defined() || from.numel() == 0) return;  // masked out

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,9 +78,10 @@ class Batch:
             forms=self.forms[-1:],
         )
 
-    def sizes(self, m: int) -> tuple[int, ...]:
-        """What tells the shapes of microbatch ``m`` from those of the others."""
-        return (self.rows[m], self.form(m), *(rows[m] for rows in self.packed.values()))
+    def sizes(self) -> Iterator[tuple[int, ...]]:
+        """What tells the shapes of each microbatch from those of the others."""
+        forms = self.forms[: self.n_microbatches] or (0,) * self.n_microbatches
+        return zip(self.rows, forms, *self.packed.values(), strict=True)
 
     @property
     def is_on_host(self) -> bool:
@@ -101,7 +102,7 @@ class Batch:
                     there.split(list(sizes), self.axes.get(name, 0)) if is_cut else (there,) * len(self.rows)
                 )
         targets = self.targets
-        if takes_target:
+        if takes_target and any(_is_elsewhere(leaf, device) for leaf in pytree.tree_leaves(self.target)):
             targets = [pytree.tree_map(to, target) for target in targets]
         return dataclasses.replace(self, leaves=leaves, targets=targets, whole=whole)
 
@@ -211,6 +212,8 @@ class Splitter:
         if len(sizes) == 1:
             return [target]
         self._check_target(target, n_rows)
+        if isinstance(target, Tensor):
+            return list(self._split_target_leaf(target, n_rows, sizes))
         leaves, spec = pytree.tree_flatten(target)
         columns = [self._split_target_leaf(leaf, n_rows, sizes) for leaf in leaves]
         return [pytree.tree_unflatten([c[m] for c in columns], spec) for m in range(len(sizes))]
@@ -232,6 +235,10 @@ class Splitter:
         if not isinstance(leaf, Tensor) or axis is None or leaf.ndim <= axis or leaf.shape[axis] != n_rows:
             return (leaf,) * len(sizes)
         return leaf.split(sizes, axis)
+
+
+def _is_elsewhere(value: Any, device: torch.device) -> bool:
+    return isinstance(value, Tensor) and value.device != device
 
 
 def _moved(device: torch.device, value: Any) -> Any:

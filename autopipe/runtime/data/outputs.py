@@ -114,10 +114,10 @@ def _are_equal(a: Any, b: Any) -> bool:
 
 def weighted(losses: Sequence[Tensor | None], weights: Sequence[float]) -> Tensor:
     """Σ weight × loss in fp64; a microbatch of weight 0 adds nothing, though its mean of nothing is NaN."""
-    terms = [(loss.double(), w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
+    terms = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
+    summed = torch.stack([loss for loss, _ in terms]).double()
     # the weights go along as plain numbers: as a tensor the host would wait for their copy
-    products = foreach_mul([loss for loss, _ in terms], [w for _, w in terms])
-    return torch.stack(products).sum()
+    return torch.stack(foreach_mul(summed.unbind(), [w for _, w in terms])).sum()
 
 
 def share(leaves: list[Any] | None, peers: Peers, source: int, device: torch.device) -> list[Any]:

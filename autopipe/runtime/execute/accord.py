@@ -55,7 +55,7 @@ class Accord:
     def _sign(self, batch: Batch, mode: tuple[Any, ...]) -> None:
         """Number what decides the shapes on the wire: ranks meet the same in the same order."""
         known: dict[tuple[int, ...], int] = {}
-        sizes = [batch.sizes(m) for m in range(batch.n_microbatches)]
+        sizes = list(batch.sizes())
         for m, size in enumerate(sizes):
             if size not in known:
                 key = (mode, batch.signature(m))

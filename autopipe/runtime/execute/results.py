@@ -48,7 +48,7 @@ class Results:
         if self._peers is not None:
             leaves, total = self._share(self._peers, step, leaves, total, outputs)
         joined = None if leaves is None else self._capture.assemble(leaves)
-        loss = torch.full((), math.nan) if total is None else total.to(self._dtype)
+        loss = torch.full((), math.nan, device="cpu") if total is None else total.to(self._dtype)
         return StepResult(loss, joined), total
 
     def _share(

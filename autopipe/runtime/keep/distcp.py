@@ -222,7 +222,7 @@ class Distcp:
     def read(self, name: str) -> Tensor:
         """A whole tensor, on the CPU."""
         spec = self.specs[name]
-        made = torch.empty(spec.shape, dtype=spec.dtype)
+        made = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
         self.read_into(name, made, [0] * len(spec.shape))
         return made
 

@@ -401,7 +401,7 @@ def _mapped(path: pathlib.Path) -> Iterator[tuple[str, Tensor]]:
     for name, entry in TensorFile(path).entries.items():
         spec = entry.spec
         if spec.n_bytes == 0:
-            yield name, torch.empty(spec.shape, dtype=spec.dtype)
+            yield name, torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
             continue
         flat = torch.frombuffer(memory, dtype=torch.uint8, count=spec.n_bytes, offset=entry.start)
         yield name, flat.view(spec.dtype).view(spec.shape)

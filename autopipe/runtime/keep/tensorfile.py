@@ -105,7 +105,9 @@ class Entry:
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor; the tensor must outlive it."""
     flat = (
-        tensor.detach().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+        tensor.detach().reshape(-1).view(torch.uint8)
+        if tensor.numel()
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
     )
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
@@ -132,7 +134,7 @@ def text_of(tensor: Tensor) -> str:
 def of_text(text: str) -> Tensor:
     """The tensor of :func:`text_of`. Raises ``ValueError`` or ``RuntimeError`` for any other text."""
     dtype, shape, data = text.split("|")
-    made = torch.empty([int(n) for n in shape.split("x") if n], dtype=dtype_of(dtype))
+    made = torch.empty([int(n) for n in shape.split("x") if n], dtype=dtype_of(dtype), device="cpu")
     bytes_of(made)[:] = base64.b64decode(data)
     return made
 
@@ -302,7 +304,7 @@ class TensorFile:
     def read(self, name: str) -> Tensor:
         """A whole tensor, on the CPU."""
         spec = self.entries[name].spec
-        made = torch.empty(spec.shape, dtype=spec.dtype)
+        made = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
         self.read_into(name, made, [0] * len(spec.shape))
         return made
 
@@ -331,7 +333,7 @@ class TensorFile:
     def _convert(self, flat: Tensor, at: int, dtype: torch.dtype) -> None:
         """Fill a flat tensor of another dtype or device, piece by piece."""
         for piece in flat.split(CONVERTED_BYTES // dtype.itemsize):
-            read = torch.empty(piece.shape, dtype=dtype)
+            read = torch.empty(piece.shape, dtype=dtype, device="cpu")
             self._fill(bytes_of(read), at)
             piece.copy_(read)
             at += read.nbytes

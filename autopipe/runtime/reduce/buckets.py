@@ -135,7 +135,7 @@ class Buckets:
     def _agreed(self) -> list[nn.Parameter]:
         """Parameters whose gradients came once on every replica, in the order they did on the first."""
         n, place = Counter(self._seen), {i: at for at, i in enumerate(self._seen)}
-        mine = torch.tensor([place[i] if n[i] == 1 else -1 for i in self._all])
+        mine = torch.tensor([place[i] if n[i] == 1 else -1 for i in self._all], device="cpu")
         mine = mine.to(next(iter(self._all.values())).device)
         everyone = [torch.empty_like(mine) for _ in range(self._size)]
         dist.all_gather(everyone, mine, group=self._group)

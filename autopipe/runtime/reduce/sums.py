@@ -31,7 +31,9 @@ class Flat:
         first = _real(self._parts[0])
         has = torch.ones(len(held), dtype=first.dtype, device=first.device)
         if not self._is_whole:
-            has = upload(torch.tensor([g is not None for g in held], dtype=first.dtype), first.device)
+            has = upload(
+                torch.tensor([g is not None for g in held], dtype=first.dtype, device="cpu"), first.device
+            )
         self.numbers = torch.cat([has, *(_real(part).reshape(-1) for part in self._parts)])
         if scale != 1.0:
             self.numbers.mul_(scale)

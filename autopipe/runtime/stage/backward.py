@@ -16,36 +16,23 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.overrides import has_torch_function
 
-__all__ = ["Root", "WeightWork", "backward", "backward_input", "root_of"]
+from ...torch_private import backward
+
+__all__ = ["Root", "WeightWork", "backward_input", "root_of"]
 
 
 Root = Tensor | GradientEdge
 KEPT_BYTES = 1 << 14
-"""Below this size a root is kept as the tensor it is: torch takes longer to check edges."""
+"""Below this size a root is kept as the tensor it is: that is cheaper than to ask for its edge."""
 
 
 def root_of(tensor: Tensor) -> Root:
     """Where a gradient enters the graph, once its tensor is needed no more: that may then be freed."""
     return tensor if tensor.nbytes < KEPT_BYTES else get_gradient_edge(tensor)
-
-
-def backward(roots: Sequence[Root], grads: Sequence[Tensor], **options: Any) -> None:
-    """``torch.autograd.backward``, during which function modes that are in force stay so.
-
-    Given tensors, torch hands the call to the innermost mode and turns it off meanwhile; edges it does not.
-    """
-    if has_torch_function(tuple(roots)):
-        if "inputs" in options:
-            options["inputs"] = [get_gradient_edge(t) for t in options["inputs"]]
-        torch.autograd.backward([_edge(root) for root in roots], grads, **options)
-    else:
-        torch.autograd.backward(roots, grads, **options)  # type: ignore[arg-type]  # it takes both mixed
 
 
 def _edge(root: Root) -> GradientEdge:
@@ -70,7 +57,7 @@ class WeightWork:
             edges = [GradientEdge(node, i) for i, g in enumerate(note.grads) if g is not None]
             if edges:
                 grads = [g for g in note.grads if g is not None]
-                torch.autograd.backward(edges, grads, inputs=[get_gradient_edge(p) for p in parameters])
+                backward(edges, grads, [get_gradient_edge(p) for p in parameters])
         self.parts, self.whole = [], None
 
 
@@ -90,7 +77,7 @@ def backward_input(roots: Sequence[Root], grads: Sequence[Tensor], leaves: Seque
         return WeightWork([])
     for node, note, _ in parts:
         node.register_prehook(note)
-    backward(roots, grads, inputs=[*leaves, *early], retain_graph=True)
+    backward(roots, grads, [*leaves, *early], keeps_graph=True)
     return WeightWork(parts)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from ...errors import InputError
 from ...graph import OpGraph
+from ...torch_private import backward
 from ...tracing.sizes.tail import join, row_axes
 from ..wire.boundary import Edge
-from .backward import backward
 from .worker import StepInputs, Worker
 
 __all__ = ["WholeWorker"]

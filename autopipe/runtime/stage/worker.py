@@ -14,13 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from ...stages import Section, Stage, rng
+from ...torch_private import backward
 from ..data.microbatch import Batch
 from ..reduce.parallel import Replicas
 from ..wire.boundary import Edge, flatten
-from .backward import Root, WeightWork, backward, backward_input, root_of
+from .backward import Root, WeightWork, backward_input, root_of
 from .offload import offloaded
 
 __all__ = ["StepInputs", "Worker"]
+
+NOTHING = contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +104,8 @@ class Worker:
             and self.replicas.is_plain
             and self._forward_context is contextlib.nullcontext
             and not self._offloads
+            and not step.batch.forms
+            and not self._named
         )
         self._scopes: dict[int, rng.Scope] = {}
         self.leaves: dict[str, list[Tensor]] = {
@@ -186,7 +191,7 @@ class Worker:
 
     def _call(self, values: Sequence[Any], m: int) -> tuple[Any, ...]:
         if self._is_bare:
-            return self.module(*values, **self._options(m))
+            return self.module(*values)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._draws(m))
             stack.enter_context(self.replicas.around_forward())
@@ -204,6 +209,11 @@ class Worker:
 
         return offloaded(self.stage._device, staying)
 
+    @contextlib.contextmanager
+    def _around_loss(self) -> Iterator[None]:
+        with self._forward_context(), self._kept_away(()):
+            yield
+
     def _options(self, m: int) -> dict[str, Any]:
         """What says which form microbatch ``m`` asks for, and which section is run; nothing where all is."""
         form = self._step.batch.form(m)
@@ -213,7 +223,7 @@ class Worker:
         """What fixes the random numbers of microbatch ``m``, in forward and where parts of it run again."""
         seed = self._step.seed
         if seed is None or not self._is_random:
-            return contextlib.nullcontext()
+            return NOTHING
         if m not in self._scopes:
             self._scopes[m] = rng.Scope(
                 seed, m, self.stage.paths, self.stage._device, follow=self.stage.is_plain
@@ -232,7 +242,7 @@ class Worker:
         if step.want_outputs:
             self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
         if step.want_loss:
-            with self._forward_context(), self._kept_away(()):
+            with NOTHING if self._is_bare else self._around_loss():
                 loss = self._loss(outputs, step.batch.targets[m], m)
             self.losses[m] = loss.detach()
             self._roots[m] = loss if loss.requires_grad else None

@@ -162,11 +162,12 @@ class Edge:
     def grow(self, m: int, tensors: Sequence[Tensor], flags: Sequence[bool]) -> list[Tensor]:
         """The destination's tensors: detached, and requiring a gradient where flagged."""
         grown = [t.detach() for t in tensors]
-        self.leaves[m] = leaves = []
-        for tensor, flag in zip(grown, flags, strict=True):
-            if flag:
-                leaves.append(tensor.requires_grad_())
+        self.keep_leaves(m, grown, flags)
         return grown
+
+    def keep_leaves(self, m: int, tensors: Sequence[Tensor], flags: Sequence[bool]) -> None:
+        """Let the destination's own tensors require a gradient where flagged."""
+        self.leaves[m] = [t.requires_grad_() for t, flag in zip(tensors, flags, strict=True) if flag]
 
     def harvest(self, m: int) -> None:
         """Take the gradients of microbatch ``m`` off its leaves, once its backward is through."""

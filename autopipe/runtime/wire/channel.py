@@ -21,6 +21,7 @@ from ...errors import StepError
 from .announcement import Announced, Announcement, Form
 from .boundary import Book, Edge
 from .group import Group
+from .link import SENT
 from .peers import Peers
 
 __all__ = ["Channel"]
@@ -74,8 +75,8 @@ class Channel:
     def take_values(self, edge: Edge, m: int) -> list[Any]:
         """Wait for the values of microbatch ``m``: detached, requiring gradients as at their source."""
         announced, tensors = self._wait("F", edge, m)
-        grown = edge.grow(m, tensors, announced.flags)
-        return grown if announced.frame is None else announced.frame.fill(grown)
+        edge.keep_leaves(m, tensors, announced.flags)
+        return tensors if announced.frame is None else announced.frame.fill(tensors)
 
     # -- gradients ----------------------------------------------------------------------------------
 
@@ -160,10 +161,13 @@ class Channel:
         return announced, announced.from_wire(buffers, self._device)
 
     def _send(self, tensors: Sequence[Tensor], peer: int) -> None:
-        leaving = self._leaving[peer]
-        leaving.append([(self._carrier(tensor).send(tensor, peer), tensor) for tensor in tensors])
-        while len(leaving) > LAG:
-            self._finish(leaving.popleft())
+        works = [(self._carrier(tensor).send(tensor, peer), tensor) for tensor in tensors]
+        message = [(work, tensor) for work, tensor in works if work is not SENT]
+        if message:
+            leaving = self._leaving[peer]
+            leaving.append(message)
+            while len(leaving) > LAG:
+                self._finish(leaving.popleft())
 
     def flush(self) -> None:
         """Wait until everything sent has left, at the end of a step; on an accelerator, its stream waits."""

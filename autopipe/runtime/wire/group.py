@@ -125,7 +125,7 @@ def _break(backend: Any, rank: int, size: int) -> None:
     """Break every connection of one of gloo's communicators."""
     try:
         # gloo has no abort, but a wait that times out closes all connections of its communicator
-        nobody = backend.recv([torch.empty(1)], (rank + 1) % size, _NOBODY_SENDS)
+        nobody = backend.recv([torch.empty(1, device="cpu")], (rank + 1) % size, _NOBODY_SENDS)
         nobody.wait(datetime.timedelta(milliseconds=1))
     except RuntimeError:
         return

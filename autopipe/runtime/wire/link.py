@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .board import Board
 
-__all__ = ["LINK_BYTES", "Arrival", "Link", "connect"]
+__all__ = ["LINK_BYTES", "SENT", "Arrival", "Link", "connect"]
 
 LINK_BYTES = 1 << 15
 """Messages below this size go over the socket."""
@@ -59,26 +59,18 @@ class Link:
 
     def recv(self, tensor: Tensor) -> Arrival:
         """Expect a message in a contiguous CPU tensor; ``wait()`` on what is returned fills it."""
-        self._unread += _buffered(tensor)
-        while self._coming and self._unread > self._room:
-            self._read()
         arrival = Arrival(self, tensor)
+        self._unread += arrival.n_buffered
+        while self._coming and self._unread > self._room:
+            self.read_next()
         self._coming.append(arrival)
         return arrival
 
-    def read_to(self, arrival: Arrival) -> None:
-        """Fill the tensors expected up to and including this one, in order."""
-        while not arrival.is_here:
-            self._read()
-
-    def _read(self) -> None:
+    def read_next(self) -> None:
+        """Fill the first of the tensors that are expected."""
         arrival = self._coming.popleft()
-        self._unread -= _buffered(arrival.tensor)
-        self._fill(arrival.tensor)
-        arrival.is_here = True
-
-    def _fill(self, tensor: Tensor) -> None:
-        memory, n_bytes = _memory(tensor), tensor.nbytes
+        self._unread -= arrival.n_buffered
+        memory, n_bytes = _memory(arrival.tensor), arrival.n_bytes
         n_read = self._socket.recv_into(memory, n_bytes, socket.MSG_WAITALL)
         while n_read < n_bytes:
             rest = memoryview(memory).cast("B")[n_read:]
@@ -86,6 +78,7 @@ class Link:
             if n_more == 0:
                 raise ConnectionResetError("the other end of the link is gone")
             n_read += n_more
+        arrival.is_here = True
 
     def abort(self) -> None:
         """Break the connection: calls that wait, here and at the other end, raise at once."""
@@ -108,17 +101,22 @@ class Link:
 
 
 class Arrival:
-    """A message on its way into ``tensor``."""
+    """A message on its way into ``tensor``.
 
-    __slots__ = ("_link", "is_here", "tensor")
+    ``n_buffered`` is the most it takes of a socket's buffer: memory in powers of two, and its bookkeeping.
+    """
+
+    __slots__ = ("_link", "is_here", "n_buffered", "n_bytes", "tensor")
 
     def __init__(self, link: Link, tensor: Tensor) -> None:
         self._link, self.tensor, self.is_here = link, tensor, False
+        self.n_bytes = tensor.nbytes
+        self.n_buffered = 2 * self.n_bytes + 1024
 
     def wait(self, _limit: object = None) -> None:
-        """Return once the message is here."""
-        if not self.is_here:
-            self._link.read_to(self)
+        """Return once the message is here, and those expected before it."""
+        while not self.is_here:
+            self._link.read_next()
 
 
 class Sent:
@@ -214,8 +212,3 @@ def _knock(path: str) -> socket.socket | None:
 def _memory(tensor: Tensor) -> Any:
     """The bytes of a contiguous tensor of any dtype, as a buffer; the tensor must outlive it."""
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-
-
-def _buffered(tensor: Tensor) -> int:
-    """The most a message takes of a socket's buffer: memory in powers of two, and its bookkeeping."""
-    return 2 * tensor.nbytes + 1024

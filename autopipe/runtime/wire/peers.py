@@ -199,7 +199,7 @@ class Peers:
         waited for the one before to begin.
         """
         began_s = time.perf_counter()
-        mine = torch.tensor([step, zlib.crc32(all_words.encode()), checksum])
+        mine = torch.tensor([step, zlib.crc32(all_words.encode()), checksum], device="cpu")
         theirs = self._of_before(mine)
         before = (self.rank - 1) % self.n_ranks
         if torch.equal(mine, theirs):
@@ -221,7 +221,7 @@ class Peers:
         """
         words = f"{type(error).__name__}: {error}"
         try:
-            mine = torch.tensor([step, zlib.crc32(words.encode()), REFUSED])
+            mine = torch.tensor([step, zlib.crc32(words.encode()), REFUSED], device="cpu")
             if torch.equal(mine, self._of_before(mine)):
                 raise error
         except (RuntimeError, ConnectionError, StepError) as lost:
@@ -260,7 +260,7 @@ class Peers:
         for other in range(1, self.n_ranks):
             self.position.waits_for = other if self.rank == 0 else 0
             for _ in range(N_PINGS if self.rank in (0, other) else 0):
-                began_s, told = time.perf_counter(), torch.zeros(1, dtype=torch.float64)
+                began_s, told = time.perf_counter(), torch.zeros(1, dtype=torch.float64, device="cpu")
                 if self.rank == 0:
                     self.control.recv(told, other).wait(FOREVER)
                     self.control.send(told.fill_(time.perf_counter()), other).wait(FOREVER)
@@ -278,7 +278,7 @@ class Peers:
         self._n_told[peer] += 1
         sealed = self.board.seal.close(place, msgspec.json.encode(thing).decode())
         data = torch.frombuffer(bytearray(sealed.encode()), dtype=torch.uint8)
-        for message in (torch.tensor([data.numel()]), data):
+        for message in (torch.tensor([data.numel()], device="cpu"), data):
             self._telling.append((self.control.send(message, peer), message))
         if len(self._telling) > TOLD_AHEAD:
             self._telling.popleft()[0].wait(FOREVER)
@@ -287,13 +287,13 @@ class Peers:
         """What ``peer`` told, in its order. Raises :class:`StepError` for what no rank of ours sent."""
         place = f"{peer}>{self.rank}/{self._n_heard[peer]}"
         self._n_heard[peer] += 1
-        length = torch.zeros(1, dtype=torch.int64)
+        length = torch.zeros(1, dtype=torch.int64, device="cpu")
         self.control.recv(length, peer).wait(FOREVER)
         if not 0 < int(length) <= MAX_MESSAGE_BYTES:
             raise StepError(
                 self.watch.publish(f"rank {self.rank} was sent a message of {int(length)} bytes {FOREIGN}")
             )
-        data = torch.empty(int(length), dtype=torch.uint8)
+        data = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         self.control.recv(data, peer).wait(FOREVER)
         text = self.board.seal.open(place, data.numpy().tobytes())
         if text is None:

@@ -86,7 +86,11 @@ def _sequential(model: nn.Module) -> Found:
     if isinstance(first, nn.Linear):
         return (_random(model, first.in_features),), {}
     if isinstance(first, nn.Embedding):
-        return (torch.arange(_BATCH * _LENGTH).remainder(first.num_embeddings).view(_BATCH, _LENGTH),), {}
+        return (
+            torch.arange(_BATCH * _LENGTH, device="cpu")
+            .remainder(first.num_embeddings)
+            .view(_BATCH, _LENGTH),
+        ), {}
     for cls, n_dims in _CONVOLUTIONS:
         if isinstance(first, cls):
             return (_random(model, first.in_channels, *[_SIDE] * n_dims),), {}  # type: ignore[arg-type]
@@ -94,6 +98,6 @@ def _sequential(model: nn.Module) -> Found:
 
 
 def _random(model: nn.Module, *shape: int) -> torch.Tensor:
-    held = next(model.parameters(), torch.empty(0))
+    held = next(model.parameters(), torch.empty(0, device="cpu"))
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(_BATCH, *shape, generator=generator).to(held.device, held.dtype)
+    return torch.randn(_BATCH, *shape, generator=generator, device="cpu").to(held.device, held.dtype)

@@ -35,9 +35,11 @@ def _redraw(tensor: Tensor, generator: torch.Generator) -> Tensor:
     if _is_mask(flat):
         new = _masked(tensor.detach().cpu())
     else:
-        new = flat[torch.randint(flat.numel(), flat.shape, generator=generator)].view(tensor.shape)
+        new = flat[torch.randint(flat.numel(), flat.shape, generator=generator, device="cpu")].view(
+            tensor.shape
+        )
         if _is_float(tensor):
-            new = new * (0.5 + 0.5 * torch.rand(new.shape, generator=generator)).to(new.dtype)
+            new = new * (0.5 + 0.5 * torch.rand(new.shape, generator=generator, device="cpu")).to(new.dtype)
         elif tensor.dim() and _is_sorted(tensor):
             new = new.long().sort(-1).values.to(new.dtype)
     return new.to(tensor.device).requires_grad_(tensor.requires_grad)

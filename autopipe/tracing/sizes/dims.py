@@ -161,10 +161,12 @@ def resize(
         out[name] = tensor.index_select(axis, rows.to(tensor.device)).requires_grad_(grad)
 
     for dim, size in sizes.items():
-        chosen = torch.arange(size)
+        chosen = torch.arange(size, device="cpu")
         chosen = chosen.clamp(max=dim.example - 1) if dim in drawn_out else chosen % dim.example
         for packed in dim.packed:
-            theirs = torch.arange(tensors[packed.op].shape[0]).split(sample_rows(dim, packed, tensors))
+            theirs = torch.arange(tensors[packed.op].shape[0], device="cpu").split(
+                sample_rows(dim, packed, tensors)
+            )
             take(packed.op, 0, torch.cat([theirs[i] for i in chosen]))
         for name, axis in dim.where:
             take(name, axis, chosen)
