@@ -7,6 +7,7 @@ the order check, and lazily, and its results equal the CPU's.
 import contextlib
 import copy
 import datetime
+import itertools
 import os
 import sys
 import time
@@ -20,7 +21,7 @@ from runtime_models import Adversary, adversary_batch, adversary_loss, make, wor
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from autopipe import accelerator
+from autopipe import accelerator, measure
 from autopipe.errors import StepError
 from autopipe.runtime import Runtime
 
@@ -222,6 +223,23 @@ def the_rank_picks_its_device():
     assert runtime.device == torch.device("sim", int(os.environ["LOCAL_RANK"]))
     assert torch.accelerator.current_device_index() == runtime.device.index
     assert all(p.device == runtime.device for p in runtime.parameters())
+    the_links_are_probed()
+
+
+def the_links_are_probed():
+    """Over the group that carries the device's tensors, between ranks that each have the current one."""
+    with simulated.settings(**WAYS["eager"]):
+        cluster = measure.probe(WORLD)
+    assert cluster.n_ranks == WORLD
+    assert not cluster.cores  # those of hosts are no ranks' own
+    for a, b in itertools.permutations(range(WORLD), 2):
+        link = cluster.links[a, b]
+        assert "simccl" in link.source
+        assert link.latency_s > 0
+        assert link.bandwidth_bytes_s > 0
+        assert not link.host_s
+    assert all(device.memory_bytes for device in cluster.devices)
+    assert not simulated.take_races()
 
 
 def times_are_the_devices():

@@ -6,6 +6,12 @@ import pytest
 from processes import run_ranks
 
 HERE = pathlib.Path(__file__).parent
+USERS = (
+    ("mixed_precision", "half_weights", "compiled", "rebalanced", "saved_midway"),
+    ("ragged_epochs", "pinned_loader", "written_inputs", "inputs_with_gradients", "other_devices"),
+    ("default_device", "hooks_of_the_user", "channels_last", "nothing_is_left", "demo_program"),
+)
+"""Programs that run in the same processes."""
 
 
 @pytest.mark.timeout(150)
@@ -67,3 +73,9 @@ def test_every_kind_of_value_crosses_on_the_host():
 )
 def test_check_of_the_runtime(on_ranks, n_ranks, checks):
     on_ranks("shared_checks.py", n_ranks, *checks, timeout_s=180)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("programs", USERS, ids=lambda programs: programs[0])
+def test_programs_of_users(on_ranks, programs):
+    on_ranks("user_checks.py", 2, *programs, timeout_s=180)

@@ -90,6 +90,22 @@ def test_masks_and_positions_are_movable(captured):
     assert not any(op.is_movable for op in captured.ops.ops if op.parameters or op.is_random)
 
 
+class Placed(nn.Module):
+    """Names the device of its input, as code that makes masks and positions does."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner(x) + torch.arange(4, device=x.device).to(device=x.device, dtype=x.dtype)
+
+
+def test_the_device_is_not_part_of_a_digest():
+    made = [capture(Placed().to(device), (torch.ones(2, 4, device=device),)) for device in ("cpu", "meta")]
+    assert made[0].ops.digest == made[1].ops.digest
+
+
 def test_digest_and_json_round_trip(gpt2, captured):
     again = capture(gpt2, *captured.example)
     assert again.ops.digest == captured.ops.digest

@@ -36,6 +36,8 @@ def kind_of(model: nn.Module, path: str) -> Kind:
 
 def describe(value: Any) -> Any:
     """What a cost can depend on in an argument, equal in every process: no identities, no addresses."""
+    if isinstance(value, Call) and isinstance(value.value, torch.device):
+        return "the model's device"  # each rank may have another
     if isinstance(value, Call):
         return [
             (tuple(t.shape), dtype_name(t.dtype), t.requires_grad) for t in tensors(value.value)

@@ -1,0 +1,495 @@
+"""Training programs as users of an accelerator write them; ``python user_checks.py NAME ...`` is one rank.
+
+Each trains a pipeline of two ranks through ``autopipe.split``, and the plain model by the same loop on the
+same device in one process; both end alike. Without names all run.
+"""
+
+import copy
+import gc
+import sys
+import tempfile
+import warnings
+
+import accelerated_checks
+import torch
+import torch.distributed as dist
+from accelerated_checks import DEVICE, RANK, WORLD
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import autopipe
+from autopipe import demo
+
+CLOSE = 1e-6
+
+
+class Net(nn.Module):
+    """A small language model: tied embedding, attention, dropout."""
+
+    def __init__(self, d=16, vocab=32, p=0.0, n=2):
+        super().__init__()
+        self.emb = nn.Embedding(vocab, d)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(d, 2, 2 * d, p, batch_first=True) for _ in range(n)
+        )
+        self.head = nn.Linear(d, vocab, bias=False)
+        self.head.weight = self.emb.weight
+
+    def forward(self, ids):
+        h = self.emb(ids)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h)
+
+
+class Mlp(nn.Module):
+    def __init__(self, d=8, p=0.0):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(d, d) for _ in range(4))
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + self.drop(torch.tanh(layer(x)))
+        return x
+
+
+def loss_fn(logits, ids):
+    return F.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
+
+
+def ids(rows=8, seed=0):
+    return torch.randint(0, 32, (rows, 6), generator=torch.Generator().manual_seed(seed))
+
+
+def numbers(rows=8, seed=0, dtype=torch.float32):
+    return torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def seeded(model_type, *args, **options):
+    torch.manual_seed(0)
+    return model_type(*args, **options)
+
+
+def split(model, example, n_stages=WORLD, *, loss=loss_fn, device=DEVICE, runtime=None, **options):
+    options = {"n_microbatches": 4, "costs": "estimated", **options}
+    pipe = autopipe.split(model, n_stages, (example,), **options)
+    return pipe, pipe.runtime(loss, device=device, **(runtime or {}))
+
+
+def alike(runtime, plain, tolerance=CLOSE):
+    """This rank's parameters and buffers are those of the plain model, on this rank's device."""
+    named = dict(plain.named_parameters(remove_duplicate=False)) | dict(plain.named_buffers())
+    for stage in runtime.stages:
+        for name, value in (*stage.named_parameters(), *stage.named_buffers()):
+            if name == "_anchor":
+                continue
+            assert value.device == runtime.device, name
+            wanted = named[name].detach().cpu()
+            error = (value.detach().cpu().double() - wanted.double()).abs().max().item()
+            assert error <= tolerance, (name, error)
+
+
+def near(a, b, tolerance=CLOSE):
+    assert abs(float(a) - float(b)) <= tolerance, (float(a), float(b))
+
+
+def mixed_precision():
+    """Autocast to half or bfloat16, GradScaler, clipping, AdamW and a schedule of its rate."""
+    for dtype in (torch.bfloat16, torch.float16):
+        model = seeded(Net)
+        plain = copy.deepcopy(model).to(DEVICE)
+        scalers = [torch.amp.GradScaler("sim", init_scale=2.0**10, growth_interval=2) for _ in range(2)]
+        _, runtime = split(model, ids(), runtime={"autocast": dtype, "scaler": scalers[0]})
+        optimizers = [torch.optim.AdamW(list(m.parameters()), 1e-2) for m in (runtime, plain)]
+        rates = [torch.optim.lr_scheduler.OneCycleLR(o, 1e-2, total_steps=6) for o in optimizers]
+        for step in range(5):
+            batch = ids(seed=step)
+            for o in optimizers:
+                o.zero_grad()
+            loss = runtime.step(batch, target=batch).loss
+            there, total = batch.to(DEVICE), 0.0
+            for part in there.chunk(4):
+                with torch.autocast("sim", dtype):
+                    out = plain(part)
+                    mean = loss_fn(out, part) / 4
+                scalers[1].scale(mean).backward()
+                total += mean.item()
+            near(loss, total, 2e-3)
+            for scaler, o in zip(scalers, optimizers, strict=True):
+                scaler.unscale_(o)
+            near(runtime.clip_grad_norm_(0.5), nn.utils.clip_grad_norm_(plain.parameters(), 0.5), 2e-3)
+            for scaler, o, rate in zip(scalers, optimizers, rates, strict=True):
+                scaler.step(o)
+                scaler.update()
+                rate.step()
+        assert scalers[0].get_scale() == scalers[1].get_scale()
+        alike(runtime, plain, 5e-3)
+
+
+def half_weights():
+    """A model kept in bfloat16, and one in half precision."""
+    for dtype in (torch.bfloat16, torch.float16):
+        model = seeded(Net).to(dtype)
+        plain = copy.deepcopy(model).to(DEVICE)
+        _, runtime = split(model, ids())
+        optimizers = [torch.optim.SGD(list(m.parameters()), 0.1) for m in (runtime, plain)]
+        for step in range(3):
+            batch = ids(seed=step)
+            loss = runtime.step(batch, target=batch).loss
+            total = 0.0
+            for part in batch.to(DEVICE).chunk(4):
+                mean = loss_fn(plain(part), part) / 4
+                mean.backward()
+                total += mean.item()
+            near(loss, total, 1e-2)
+            for o in optimizers:
+                o.step()
+                o.zero_grad()
+        alike(runtime, plain, 2e-2)
+
+
+def compiled():
+    """Stages behind torch.compile."""
+    for schedule in ("1f1b", "zb-h1"):
+        model = seeded(Net)
+        plain = copy.deepcopy(model).to(DEVICE)
+        _, runtime = split(model, ids(), schedule=schedule)
+        runtime.wrap(lambda stage: torch.compile(stage, backend="aot_eager"))
+        follow(runtime, plain, loss_fn, [ids(seed=i) for i in range(3)])
+
+
+def follow(runtime, plain, loss, batches, tolerance=CLOSE, optimizer=torch.optim.SGD):
+    """Train both on the batches."""
+    optimizers = [optimizer(list(m.parameters()), 0.05) for m in (runtime, plain)]
+    for batch in batches:
+        found = runtime.step(batch, target=batch).loss
+        there = batch.to(DEVICE)
+        wanted = loss(plain(there), there)
+        wanted.backward()
+        near(found, wanted, 10 * tolerance)
+        for o in optimizers:
+            o.step()
+            o.zero_grad()
+    alike(runtime, plain, 10 * tolerance)
+
+
+def ragged_epochs():
+    """A loader whose last batch has three rows or one; evaluation in between, with dropout and batch norm."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 8), nn.Linear(8, 8)
+    )
+    plain = copy.deepcopy(model).to(DEVICE)
+    pipe, runtime = split(model, numbers(), loss=F.mse_loss, n_microbatches=2)
+    optimizers = [torch.optim.Adam(list(m.parameters()), 0.01) for m in (runtime, plain)]
+    data = numbers(20)
+    for _ in range(2):
+        pipe.train(), plain.train()
+        for batch in data.split(8):
+            runtime.step(batch, target=batch)
+            there = batch.to(DEVICE)
+            # statistics are those of microbatches: as many rows as the pipe gave each
+            for part in torch.tensor_split(there, 2):
+                (F.mse_loss(plain(part), part) * len(part) / len(there)).backward()
+            for o in optimizers:
+                o.step()
+                o.zero_grad()
+        pipe.eval(), plain.eval()
+        with torch.no_grad():
+            wanted = plain(data[:5].to(DEVICE))
+        result = runtime.evaluate(data[:5], target=data[:5], return_outputs=True)
+        near(result.loss, F.mse_loss(wanted, data[:5].to(DEVICE)))
+        torch.testing.assert_close(result.outputs.cpu(), wanted.cpu(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(runtime.forward(data[:1]).cpu(), wanted[:1].cpu(), atol=1e-5, rtol=0)
+    alike(runtime, plain, 1e-5)
+
+
+def saved_midway():
+    """Saved in the midst of an epoch, resumed on another device, and read by the plain model."""
+    shared = [tempfile.mkdtemp() if RANK == 0 else None]
+    dist.broadcast_object_list(shared, 0)
+    model = seeded(Net)
+    plain = copy.deepcopy(model).to(DEVICE)
+    _, runtime = split(model, ids())
+    optimizer = torch.optim.AdamW(runtime.parameters(), 0.01, eps=1e-3)
+    other_optimizer = torch.optim.AdamW(plain.parameters(), 0.01, eps=1e-3)
+
+    def one(rt, opt, step):
+        rt.step(ids(seed=step), target=ids(seed=step))
+        opt.step()
+        opt.zero_grad()
+
+    def one_plain(step):
+        there = ids(seed=step).to(DEVICE)
+        loss_fn(plain(there), there).backward()
+        other_optimizer.step()
+        other_optimizer.zero_grad()
+
+    for step in range(2):
+        one(runtime, optimizer, step)
+        one_plain(step)
+    runtime.save(f"{shared[0]}/at", optimizer=optimizer, background=True).wait()
+    elsewhere = torch.device("sim", WORLD - RANK)
+    _, again = split(seeded(Net), ids(), device=elsewhere)
+    fresh = torch.optim.AdamW(again.parameters(), 0.5)
+    again.load(f"{shared[0]}/at", optimizer=fresh)
+    for step in range(2, 4):
+        one(again, fresh, step)
+        one(runtime, optimizer, step)
+        one_plain(step)
+    alike(again, plain, 1e-5)
+    alike(runtime, plain, 1e-5)
+    again.save(f"{shared[0]}/one.pt")
+    read = Net()
+    read.load_state_dict(torch.load(f"{shared[0]}/one.pt", weights_only=True))
+    for name, value in read.named_parameters():
+        torch.testing.assert_close(value, plain.get_parameter(name).cpu(), atol=1e-5, rtol=0)
+
+
+def pinned_loader():
+    """Batches of a loader that pins, sent ahead by the user on the stream that is current, or on another."""
+    model = seeded(Mlp)
+    plain = copy.deepcopy(model).to(DEVICE)
+    _, runtime = split(model, numbers(), loss=F.mse_loss)
+    optimizers = [torch.optim.SGD(list(m.parameters()), 0.05) for m in (runtime, plain)]
+    loader = DataLoader(TensorDataset(numbers(40)), batch_size=8)
+    side = torch.Stream(DEVICE)
+    main = torch.accelerator.current_stream(DEVICE)
+    for i, (batch,) in enumerate(loader):
+        pinned = batch.pin_memory()
+        if i % 2:
+            with side:
+                x = pinned.to(DEVICE, non_blocking=True)
+            main.wait_stream(side)
+            x.record_stream(main)
+        else:
+            x = pinned.to(DEVICE, non_blocking=True)
+        found = runtime.step(x, target=x).loss
+        wanted = F.mse_loss(plain(x), x)
+        wanted.backward()
+        for o in optimizers:
+            o.step()
+            o.zero_grad()
+        x.zero_()  # its memory is the user's again
+        near(found, wanted)
+    alike(runtime, plain)
+
+
+class Writes(nn.Module):
+    """Writes to its input, and to what it makes of it."""
+
+    def __init__(self, d=8):
+        super().__init__()
+        self.a, self.b = nn.Linear(d, d), nn.Linear(d, d)
+
+    def forward(self, x):
+        x = x.clone()
+        x[:, 0] = 0
+        h = self.a(x)
+        h.mul_(2).add_(x).relu_()
+        return self.b(h)
+
+
+def written_inputs():
+    """Inputs that the user changes in place between steps, and values that the model changes."""
+    model = seeded(Writes)
+    plain = copy.deepcopy(model).to(DEVICE)
+    _, runtime = split(model, numbers(), loss=F.mse_loss)
+    x, there = numbers().to(DEVICE), numbers().to(DEVICE)
+    for _ in range(3):
+        found = runtime.step(x, target=x).loss
+        wanted = F.mse_loss(plain(there), there)
+        wanted.backward()
+        near(found, wanted)
+        x.add_(1.0), there.add_(1.0)
+        torch.testing.assert_close(x.cpu(), there.cpu())
+    named = dict(plain.named_parameters())
+    for name, p in runtime.named_parameters():
+        torch.testing.assert_close(p.grad.cpu(), named[name].grad.cpu(), atol=1e-5, rtol=0)
+
+
+def same_gradients(runtime, plain, tolerance=1e-5):
+    named = dict(plain.named_parameters())
+    for name, p in runtime.named_parameters():
+        torch.testing.assert_close(p.grad.cpu(), named[name].grad.cpu(), atol=tolerance, rtol=0)
+
+
+def inputs_with_gradients():
+    """What the pipeline takes was made by a network of the user's on the same device."""
+    model, before = seeded(Mlp), seeded(nn.Linear, 8, 8).to(DEVICE)
+    plain, plain_before = copy.deepcopy(model).to(DEVICE), copy.deepcopy(before)
+    _, runtime = split(model, numbers(), loss=F.mse_loss)
+    for step in range(2):
+        x = numbers(seed=step).to(DEVICE)
+        found = runtime.step(before(x), target=x).loss
+        wanted = F.mse_loss(plain(plain_before(x)), x)
+        wanted.backward()
+        near(found, wanted)
+    torch.testing.assert_close(before.weight.grad.cpu(), plain_before.weight.grad.cpu(), atol=1e-5, rtol=0)
+    same_gradients(runtime, plain)
+
+
+def other_devices():
+    """A model built on another device than the rank's, batches on a third, targets on the host."""
+    model = seeded(Mlp).to("sim:0")
+    plain = copy.deepcopy(model).to(DEVICE)
+    _, runtime = split(model, numbers().to("sim:0"), loss=F.mse_loss)
+    for step in range(3):
+        x = numbers(seed=step)
+        found = runtime.step(x.to("sim:0"), target=x).loss
+        wanted = F.mse_loss(plain(x.to(DEVICE)), x.to(DEVICE))
+        wanted.backward()
+        near(found, wanted)
+    same_gradients(runtime, plain)
+
+
+def default_device():
+    """Under torch.set_default_device and a default dtype of the user's."""
+    torch.set_default_device(DEVICE)
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(0)
+        model = Mlp(p=0.2)
+        assert next(model.parameters()).device == DEVICE
+        x = torch.randn(8, 8)
+        dist.broadcast(host := x.cpu(), 0)
+        x = host.to(DEVICE)
+        _, runtime = split(model, x, loss=F.mse_loss, device=None)
+        loss = runtime.step(x, target=x).loss
+        assert loss.dtype is torch.float64
+        assert runtime.evaluate(x, target=x).loss.isfinite()
+        optimizer = torch.optim.Adam(runtime.parameters())
+        optimizer.step()
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+
+
+def hooks_of_the_user():
+    """Hooks on modules and parameters, gradients clipped by value, some made zero, frozen parts."""
+    model = seeded(Net)
+    model.blocks[0].requires_grad_(False)
+    plain = copy.deepcopy(model).to(DEVICE)
+    seen = []
+    for one in (model, plain):
+        one.blocks[1].register_forward_hook(lambda m, a, out: seen.append(out.shape))
+        one.blocks[1].linear1.weight.register_hook(lambda g: g.clamp(-1e-3, 1e-3))
+    _, runtime = split(model, ids(), n_microbatches=1)
+    batch = ids()
+    found = runtime.step(batch, target=batch).loss
+    wanted = loss_fn(plain(batch.to(DEVICE)), batch.to(DEVICE))
+    wanted.backward()
+    near(found, wanted)
+    for name, p in runtime.named_parameters():
+        other = plain.get_parameter(name)
+        assert (p.grad is None) == (other.grad is None), name
+        if p.grad is not None:
+            torch.testing.assert_close(p.grad.cpu(), other.grad.cpu(), atol=1e-5, rtol=0)
+
+
+def rebalanced():
+    """Cut anew after some steps, and trained on."""
+    model = seeded(Net, n=4)
+    plain = copy.deepcopy(model).to(DEVICE)
+    _, runtime = split(model, ids())
+    optimizers = [torch.optim.AdamW(list(m.parameters()), 0.01, eps=1e-3) for m in (runtime, plain)]
+    other = autopipe.split(
+        seeded(Net, n=4), WORLD, (ids(),), n_microbatches=4, costs="estimated", pin={"blocks.1": WORLD - 1}
+    ).plan
+
+    def steps(span):
+        for step in span:
+            batch = ids(seed=step)
+            found = runtime.step(batch, target=batch).loss
+            there = batch.to(DEVICE)
+            wanted = loss_fn(plain(there), there)
+            wanted.backward()
+            near(found, wanted, 1e-5)
+            for o in optimizers:
+                o.step()
+                o.zero_grad()
+
+    steps(range(2))
+    runtime.rebalance(plan=other, optimizer=optimizers[0])
+    steps(range(2, 4))
+    alike(runtime, plain, 1e-5)
+
+
+def channels_last():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.SiLU(),
+        nn.Conv2d(8, 4, 3),
+        nn.Flatten(),
+        nn.Linear(144, 5),
+    ).to(memory_format=torch.channels_last)
+    plain = copy.deepcopy(model).to(DEVICE)
+    x = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(1)).contiguous(
+        memory_format=torch.channels_last
+    )
+    y = torch.arange(8) % 5
+    _, runtime = split(model, x, loss=F.cross_entropy)
+    for _ in range(2):
+        found = runtime.step(x, target=y).loss
+        wanted = F.cross_entropy(plain(x.to(DEVICE)), y.to(DEVICE))
+        wanted.backward()
+        near(found, wanted)
+    same_gradients(runtime, plain)
+
+
+def nothing_is_left():
+    """Runtimes made and dropped give their memory back."""
+    held = []
+    for _ in range(3):
+        _, runtime = split(seeded(Mlp), numbers(), loss=F.mse_loss)
+        for step in range(2):
+            runtime.step(numbers(seed=step), target=numbers(seed=step))
+        del runtime, _
+        gc.collect()
+        torch.accelerator.synchronize(DEVICE)
+        held.append(torch.accelerator.memory_allocated(DEVICE))
+    assert held[-1] <= held[0], held
+
+
+def demo_program():
+    """What the demo trains, small."""
+    sizes = demo.Sizes(
+        vocabulary=256, layers=2, width=64, length=12, batch=8, n_files=2, steps=6, timed_steps=2
+    )
+    found = demo.train(sizes, DEVICE)
+    assert RANK or max(found) < 1e-5, found
+
+
+CHECKS = {
+    f.__name__: f
+    for f in (
+        mixed_precision,
+        half_weights,
+        compiled,
+        ragged_epochs,
+        saved_midway,
+        pinned_loader,
+        written_inputs,
+        inputs_with_gradients,
+        other_devices,
+        default_device,
+        hooks_of_the_user,
+        rebalanced,
+        channels_last,
+        nothing_is_left,
+        demo_program,
+    )
+}
+
+
+def main(*names):
+    warnings.simplefilter("ignore")
+    accelerated_checks.both_ways(lambda: [CHECKS[name]() for name in names or CHECKS])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
