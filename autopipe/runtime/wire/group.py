@@ -59,23 +59,30 @@ def make_group(
 ) -> Group:
     """The group that carries tensors of ``device``; ``shares_device`` where two ranks are on one.
 
-    ``check`` raises once the pipeline has failed: an accelerator's waits return then as if all were well.
+    ``check`` raises once the pipeline has failed, and follows every wait: an accelerator's return then as if
+    all were well, and another thread of this rank may have been refused meanwhile.
     """
     place = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
     if accelerator.is_async(device) and not shares_device:
         return DeviceGroup(place, ranks, rank, device, check)
     kind = StagedGroup if shares_device else HostGroup
-    return kind(place, ranks, rank, connect_s, links)
+    return kind(place, ranks, rank, connect_s, links, check)
 
 
 class HostGroup:
     """Tensors on the CPU over gloo; small ones over ``links`` where there are any. Waits are the host's."""
 
     def __init__(
-        self, store: Any, ranks: Sequence[int], rank: int, connect_s: float, links: Mapping[int, Link]
+        self,
+        store: Any,
+        ranks: Sequence[int],
+        rank: int,
+        connect_s: float,
+        links: Mapping[int, Link],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.ranks, self._me = tuple(ranks), tuple(ranks).index(rank)
-        self._links = links
+        self._links, self._check = links, check
         limit = datetime.timedelta(seconds=connect_s)
         self._backend: Any = dist.ProcessGroupGloo(store, self._me, len(self.ranks), limit)
 
@@ -94,6 +101,7 @@ class HostGroup:
     def wait(self, work: Any) -> None:
         """Block until it is over."""
         work.wait(FOREVER)
+        self._check()
 
     def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:
         """Reduce over all members, in place."""

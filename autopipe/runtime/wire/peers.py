@@ -132,7 +132,9 @@ class Peers:
         self.group = self.new_group("tensors", everyone)
         aside = dist.PrefixStore("control", self.store)  # type: ignore[attr-defined]
         self.control = self._unless_failed(
-            lambda: HostGroup(aside, everyone, self.rank, self._connect_s, self._links)
+            lambda: HostGroup(
+                aside, everyone, self.rank, self._connect_s, self._links, self.watch.raise_if_failed
+            )
         )
         self._breakable.append(self.control)
 
