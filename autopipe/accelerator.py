@@ -7,6 +7,7 @@ figures that are one maker's are left to ``hardware`` and ``measure``.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from typing import Any
 
@@ -118,6 +119,20 @@ def is_carried(device: torch.device) -> bool:
         return device.type == "cpu"
     config = dist.distributed_c10d.BackendConfig(dist.Backend(dist.get_backend_config()))
     return bool(config.get_device_backend_map().get(device.type) == backend(device))
+
+
+def of_rank() -> torch.device | None:
+    """The accelerator that is this rank's, where the default process group carries its tensors.
+
+    That of ``LOCAL_RANK``, which becomes the current one, else the current one. None where there is none.
+    """
+    here = current()
+    if here.type == "cpu" or not is_carried(here):
+        return None
+    if "LOCAL_RANK" in os.environ:
+        here = torch.device(here.type, int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(here)
+    return here
 
 
 def name(device: torch.device) -> str:

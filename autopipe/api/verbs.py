@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .. import measure
+from .. import accelerator, measure
 from ..arguments import brief, number, whole
 from ..costs import CostTable
 from ..errors import InputError
@@ -137,13 +137,14 @@ def split(
         ``dualpipev``, ``cost-aware`` (made from the plan's times) or ``auto``.
     balance: what to balance: ``"cost"``, ``"parameters"``, ``"uniform"`` (leaf modules), or a callable
         from :class:`autopipe.graph.Op` to a weight.
-    costs: ``"measured"`` on the model's device, ``"estimated"`` from FLOPs and bytes, or a
+    costs: ``"measured"`` on the device, ``"estimated"`` from FLOPs and bytes, or a
         :class:`CostTable` or the path of one saved.
     cluster: a :class:`Cluster` or the path of a cluster file; by default equal devices on one host.
     device_order: ``"hosts"`` lays the stages on the cluster's ranks host by host, ``"given"`` in the ranks'
         order, ``"auto"`` in the best.
     device: where to measure; or, to estimate, a :class:`Device`, the name of a described one (``"H200"``)
-        or a JSON file; by default the model's own.
+        or a JSON file; by default the model's own, and of a model that is on the CPU or nowhere the rank's
+        accelerator in a job that has some, where its stages will train.
     memory_limit: per rank, such as ``"70GB"``, or a list of one for each rank.
     recompute: what runs again in backward instead of being kept: ``"never"``, ``"auto"`` (the cheapest
         blocks, leaf modules or groups, that let a stage fit) or ``"always"`` (whole stages).
@@ -279,6 +280,7 @@ def _plan(
         lambda made: made.ops.digest,
         stall_limit_s,
     )
+    device = _of_the_job(captured) if device is None else device
 
     here: list[Capture] = []
 
@@ -410,6 +412,12 @@ def _cluster(
     described, link = _hardware(captured, device)
     cluster = Cluster.uniform(n_ranks, described, link)
     return dataclasses.replace(cluster, cores=(places(),)) if _is_host(captured, device) else cluster
+
+
+def _of_the_job(captured: Capture) -> torch.device | None:
+    """The accelerator on which this rank will train a model that is on none; None to go by the model."""
+    is_on_one = accelerator.is_async(device_of(captured.model))
+    return accelerator.of_rank() if in_group() and not is_on_one else None
 
 
 def _is_host(captured: Capture, device: str | torch.device | Device | None) -> bool:

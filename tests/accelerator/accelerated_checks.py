@@ -21,6 +21,7 @@ from runtime_models import Adversary, adversary_batch, adversary_loss, make, wor
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import autopipe
 from autopipe import accelerator, measure
 from autopipe.errors import StepError
 from autopipe.runtime import Runtime
@@ -223,11 +224,11 @@ def the_rank_picks_its_device():
     assert runtime.device == torch.device("sim", int(os.environ["LOCAL_RANK"]))
     assert torch.accelerator.current_device_index() == runtime.device.index
     assert all(p.device == runtime.device for p in runtime.parameters())
-    the_links_are_probed()
 
 
 def the_links_are_probed():
     """Over the group that carries the device's tensors, between ranks that each have the current one."""
+    torch.accelerator.set_device_index(DEVICE.index)
     with simulated.settings(**WAYS["eager"]):
         cluster = measure.probe(WORLD)
     assert cluster.n_ranks == WORLD
@@ -440,10 +441,29 @@ def leave():
     os._exit(0)
 
 
+def the_job_is_joined():
+    """By split, in a script that says nothing of ranks nor devices: costs are of what the stages train on."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(8, 8)
+    plain = copy.deepcopy(model)
+    with simulated.settings(**WAYS["eager"]):
+        pipe = autopipe.split(model, WORLD, (x,), n_microbatches=2)
+        assert pipe.costs.device == accelerator.name(torch.device("sim"))
+        runtime = pipe.runtime(nn.functional.mse_loss)
+        assert runtime.device == torch.device("sim", int(os.environ["LOCAL_RANK"]))
+        assert torch.accelerator.current_device_index() == runtime.device.index
+        found = runtime.step(x, target=x).loss
+    assert abs(found.item() - nn.functional.mse_loss(plain(x), x).item()) < 1e-6
+    assert not simulated.take_races()
+
+
+GROUPS = {"the_rank_picks_its_device": (), "the_links_are_probed": ("simccl",)}
+"""What group a check is in, beside gloo."""
+
+
 def main(check, *arguments):
-    if WORLD > 1:
-        named = () if check == "the_rank_picks_its_device" else ("gloo",)
-        dist.init_process_group(*named, timeout=datetime.timedelta(seconds=60))
+    if WORLD > 1 and check != "the_job_is_joined":
+        dist.init_process_group(*GROUPS.get(check, ("gloo",)), timeout=datetime.timedelta(seconds=60))
     globals()[check](*arguments)
     leave()
 

@@ -35,8 +35,9 @@ def test_each_class_of_fault(on_ranks):
 
 
 @pytest.mark.timeout(120)
-def test_the_rank_picks_its_device(on_ranks):
-    on_ranks("accelerated_checks.py", 2, "the_rank_picks_its_device", timeout_s=110)
+@pytest.mark.parametrize("check", ["the_rank_picks_its_device", "the_links_are_probed", "the_job_is_joined"])
+def test_of_the_job(on_ranks, check):
+    on_ranks("accelerated_checks.py", 2, check, timeout_s=110)
 
 
 @pytest.mark.timeout(120)

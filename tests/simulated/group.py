@@ -139,6 +139,10 @@ class Group(dist.ProcessGroup):
     def group_name(self) -> str:
         return self._name
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("sim")]  # what torch sends objects by
+
     def _lane(self, tensors: Sequence[Tensor], peer: int | None = None) -> Lane:
         self.check()
         for t in tensors:
@@ -253,7 +257,7 @@ class Group(dist.ProcessGroup):
 
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base
 
-    def barrier(self, options: Any = None) -> Work:
+    def barrier(self, opts: Any = None) -> Work:
         work = self.allreduce([torch.zeros(1, device=torch.device("sim", native.current_device()))])
         work.wait(self._limit)
         return work

@@ -6,7 +6,6 @@ Connecting to them is left to ``peers``.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -71,14 +70,10 @@ def pick_device(
         given = torch.device(wanted)
         needs_index = accelerator.is_async(given) and given.index is None
         return torch.device(given.type, accelerator.current().index) if needs_index else given
+    own = accelerator.of_rank() if is_distributed else None
+    if own is not None:
+        return own
     first = next((p for stage in stages for p in stage.parameters()), None)
-    here = accelerator.current()
-    if is_distributed and here.type != "cpu" and accelerator.is_carried(here):
-        if "LOCAL_RANK" in os.environ:
-            index = int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count()
-            torch.accelerator.set_device_index(index)
-            return torch.device(here.type, index)
-        return here
     return torch.device("cpu") if first is None or first.device.type == "meta" else first.device
 
 
