@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from autopipe.plans import Boundary
 from autopipe.runtime import Runtime
 from autopipe.runtime.execute.program import compile_program, pick_schedule
+from autopipe.runtime.wire.announcement import HOST_PACK_BYTES, Announcement, Form
 from autopipe.runtime.wire.boundary import SETTLED_AFTER, Book, Frame, edges_between, flatten
 from autopipe.simulator import plan_transfers
 
@@ -67,3 +68,17 @@ def test_frames_travel_without_torchs_own_structures():
     assert isinstance(again, Frame)
     assert again == frame
     assert again.fill(tensors)[1]["n"] == 3
+
+
+def test_tensors_of_a_message_share_one_until_they_are_large():
+    small = [torch.randn(64, 32), torch.randn(3, 5, 7).transpose(0, 2), torch.arange(5)]
+    sent = [*small, torch.randn(HOST_PACK_BYTES // 4)]
+    told = Announcement(tuple(Form.of(t, t.is_floating_point()) for t in sent))
+    wire = told.to_wire(sent)
+    assert [t.nbytes >= HOST_PACK_BYTES for t in wire] == [True, False]
+    assert [t.shape for t in wire] == [b.shape for b in told.buffers(torch.device("cpu"))]
+    found = told.from_wire([t.clone() for t in wire], torch.device("cpu"))
+    assert all(torch.equal(a, b) for a, b in zip(found, sent, strict=True))
+    found[0].zero_()
+    assert [t._version for t in found] == [1, 0, 0, 0]  # saved for backward, the others are as they came
+    assert torch.equal(found[1], sent[1])

@@ -20,7 +20,9 @@ from .values import dtype_of, name_of
 __all__ = ["Announced", "Announcement", "Form", "ToldForm"]
 
 PACK_BYTES = 1 << 14
-"""Tensors below this size share one message: a copy is then cheaper than another message."""
+HOST_PACK_BYTES = 1 << 20
+"""Tensors below this size share one message, of an accelerator's and of the host's: a copy is then cheaper
+than another message, which on the host wakes threads on both sides and takes cores from what is computed."""
 ALIGN_BYTES = 16
 
 ToldForm = tuple[tuple[int, ...], str, bool, bool, tuple[int, ...]]
@@ -123,7 +125,11 @@ class Announcement:
 
     def __post_init__(self) -> None:
         sizes = [form.n_bytes for form in self.tensors]
-        small = [i for i, n in enumerate(sizes) if 0 < n < PACK_BYTES]
+        small = [
+            i
+            for i, (n, form) in enumerate(zip(sizes, self.tensors, strict=True))
+            if 0 < n < (HOST_PACK_BYTES if form.is_cpu else PACK_BYTES)
+        ]
         is_cpu = bool(small) and self.tensors[small[0]].is_cpu
         packed = [i for i in small if self.tensors[i].is_cpu == is_cpu]
         packed = packed if len(packed) > 1 else []
@@ -193,7 +199,8 @@ class Announcement:
             return list(buffers)
         found = dict(zip(self.alone, buffers, strict=False))
         for i, start, end in self.packed:
-            found[i] = self.tensors[i].view(buffers[-1][start:end])
+            # as data, so that changing one in place is no change of the others to autograd
+            found[i] = self.tensors[i].view(buffers[-1].data[start:end])
         return [
             form.from_wire(found[i] if i in found else form.empty(device))
             for i, form in enumerate(self.tensors)
