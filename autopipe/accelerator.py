@@ -7,8 +7,10 @@ figures that are one maker's are left to ``hardware`` and ``measure``.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
+import sys
 from typing import Any
 
 import torch
@@ -236,18 +238,25 @@ def empty_cache(device: torch.device) -> None:
         torch.accelerator.empty_cache()
 
 
-_SETTLING_BYTES = 31 << 20
-"""The largest block whose end raises what glibc keeps for later: its limit cannot pass 32 MiB."""
+_MAPPED_BYTES, _KEPT_BYTES = 31 << 20, 1 << 30
+"""Blocks from which on each is given back at its end (glibc's limit cannot pass 32 MiB), and how much of what
+was freed beside them a process keeps at most."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""What ``malloc.h`` calls them."""
 
 
 def keep_freed(device: torch.device) -> None:
-    """Bring the host's C allocator where training brings it: freed memory is kept, not faulted in anew.
+    """Have the host's C allocator (glibc) keep freed memory for what comes next, not fault it in anew.
 
-    A new process gives every large block back at once, which makes light ops on large tensors several times
-    as long, until a block larger than all of theirs has come and gone.
+    By limits of its own it gives back the large blocks of a new process, and later whatever is free at its
+    heap's end beyond 62 MiB at most: so every step or pass would fault in its activations again, which
+    takes light ops on large tensors several times as long.
     """
-    if device.type == "cpu":
-        torch.empty(_SETTLING_BYTES, dtype=torch.uint8, device="cpu")  # whose pages are never touched
+    if device.type == "cpu" and sys.platform == "linux":
+        set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+        if set_option is not None:
+            set_option(_MMAP_THRESHOLD, _MAPPED_BYTES)
+            set_option(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _index(device: torch.device) -> int:
