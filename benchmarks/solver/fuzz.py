@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import json
+import pathlib
 import random
 import sys
 import time
@@ -246,17 +248,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.solver.fuzz", description=__doc__)
     parser.add_argument("--problems", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--json", type=pathlib.Path, help="kept as it goes; a run that was ended goes on")
     given = parser.parse_args()
-    started, faults, misses = time.process_time(), 0, 0
-    for number in range(given.first, given.first + given.problems):
-        fault = fault_of(number)
-        if fault:
-            misses += fault.startswith(_MISSED)
-            faults += not fault.startswith(_MISSED)
-            print(f"{number}: {fault}")
-    cpu_s = time.process_time() - started
-    print(f"{given.problems} problems, {faults} faults, {misses} not found in time, {cpu_s:.0f} CPU s")
-    sys.exit(bool(faults))
+    tried: dict[str, Any] = {"first": given.first, "problems": 0, "faults": {}, "missed": [], "cpu_s": 0.0}
+    if given.json is not None and given.json.exists():
+        tried = json.loads(given.json.read_text())
+    end = given.first + given.problems
+    for number in range(tried["first"] + tried["problems"], end):
+        _try(number, tried)
+        if given.json is not None and (tried["problems"] % _KEPT_EVERY == 0 or number + 1 == end):
+            given.json.write_text(json.dumps(tried, indent=1))
+    words = f"{len(tried['faults'])} faults, {len(tried['missed'])} not found in time"
+    print(f"{tried['problems']} problems, {words}, {tried['cpu_s']:.0f} CPU s")
+    sys.exit(bool(tried["faults"]))
+
+
+_KEPT_EVERY = 100
+"""Problems after which what was found so far is written."""
+
+
+def _try(number: int, tried: dict[str, Any]) -> None:
+    """Try a problem and enter what came of it."""
+    started = time.process_time()
+    fault = fault_of(number)
+    tried["cpu_s"] += time.process_time() - started
+    tried["problems"] += 1
+    if fault is None:
+        return
+    print(f"{number}: {fault}", flush=True)
+    if fault.startswith(_MISSED):
+        tried["missed"].append(number)
+    else:
+        tried["faults"][str(number)] = fault
 
 
 if __name__ == "__main__":
