@@ -9,3 +9,13 @@ def test_plans_are_what_a_second_reading_of_the_costs_says(first):
 
     faults = {number: faults_of(number) for number in range(first, first + 10)}
     assert {number: found for number, found in faults.items() if found} == {}
+
+
+@pytest.mark.parametrize("number", [72241, 72759])
+def test_few_more_items_than_stages_leave_no_bound_open(number):
+    from benchmarks.solver.audit import Reading, drawn
+
+    asked = drawn(number)
+    reading = Reading(asked)
+    least = min(reading.priced(home).seconds for home in reading.splits())
+    assert asked.plan(time_limit_s=60.0).bounds.bottleneck_lower_s == pytest.approx(least, abs=1e-8)

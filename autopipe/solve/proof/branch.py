@@ -56,6 +56,8 @@ def close(problem: Problem, known: Answer, deadline: float) -> Answer:
         found = []
         for there in _choices(problem, stage_of):
             longer = (*stage_of, there)
+            if _leaves_empty(problem, longer):
+                continue
             part = parts[len(stage_of)]
             loads = part.loads(longer)
             least = part.least(loads)
@@ -76,6 +78,13 @@ def _choices(problem: Problem, stage_of: Sequence[int]) -> range:
     v = len(stage_of)
     first = max((stage_of[u] for u in problem.before[v]), default=0)
     return range(max(first, problem.items[v].first), problem.last_of(v) + 1)
+
+
+def _leaves_empty(problem: Problem, stage_of: Sequence[int]) -> bool:
+    """Whether fewer items are left to place than stages without any, where every stage must hold one."""
+    n_left = sum(bool(i.ops) for i in problem.items[len(stage_of) :])
+    used = {s for s, i in zip(stage_of, problem.items, strict=False) if i.ops}
+    return not problem.allow_empty and problem.n_stages - len(used) > n_left
 
 
 def _without_blocks(problem: Problem) -> Problem:
