@@ -26,8 +26,8 @@ _TURNS = 12
 _ROUNDS = 3
 _WIDTH = 320
 _TOUCHED = 1 << 23
-"""Values that the work goes over, twice: as after a stage, messages find nothing of theirs in any cache, which
-makes them two to three times as much work as between small products."""
+"""Values that the work goes over, twice: as after a stage, messages find nothing of theirs in any cache,
+which makes them two to three times as much work as between small products."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Exchange:
 
 
 def exchange(peer: int) -> Exchange:
-    """Of messages with another rank of the default group, which calls it at the same time. About two seconds."""
+    """Of messages with another rank of the default group, which calls it at the same time. In two seconds."""
     work = _work()
     wall: dict[tuple[int, int], list[float]] = collections.defaultdict(list)
     cpu: dict[tuple[int, int], list[float]] = collections.defaultdict(list)
