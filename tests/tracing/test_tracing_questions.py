@@ -1,5 +1,7 @@
 """Branches on values of the inputs: one form for each way they come out, chosen before a batch runs."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,19 @@ class Masked(nn.Module):
         if mask.any():
             x = x + mask.sum()
         return self.head(x)
+
+
+class Together(nn.Module):
+    """Two truths, neither of which makes a difference alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        are_whole = [bool(mask.all()) for mask in (a, b)]
+        x = self.first(x)
+        return self.second(x if any(are_whole) else 2 * x)
 
 
 class Longest(nn.Module):
@@ -89,6 +104,16 @@ def test_every_outcome_is_the_models_whatever_the_example(example: str, training
         for mask in masks(rows, length).values():
             x = torch.randn(rows, length, WIDTH)
             torch.testing.assert_close(captured(x, mask), model(x, mask))
+
+
+@pytest.mark.parametrize("example", [(0, 0), (0, 1), (1, 1)])
+def test_truths_that_matter_together_alone(example: tuple[int, int]) -> None:
+    model = Together()
+    masks = torch.zeros(2, 6), torch.ones(2, 6)
+    captured = capture(model, (torch.randn(2, 6, WIDTH), *(masks[n] for n in example)))
+    for a, b in itertools.product(masks, masks):
+        x = torch.randn(2, 6, WIDTH)
+        torch.testing.assert_close(captured(x, a, b), model(x, a, b))
 
 
 def test_microbatches_of_one_step_take_the_forms_they_ask_for() -> None:

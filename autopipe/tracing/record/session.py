@@ -14,7 +14,6 @@ from torch import nn
 
 from ...errors import CaptureError, ModelError
 from ..calls.call import Recording, Setting
-from ..calls.likeness import is_same, prune
 from ..inputs.arguments import Inputs
 from . import patches
 from .leaves import Policy
@@ -202,21 +201,15 @@ class Session:
 
         The model's Python is made to believe so; where it then cannot be recorded, that outcome is left out.
         """
-        out, queue, harmless = [natural], [(natural, 0)], set[str]()
+        out, queue = [natural], [(natural, 0)]
         while queue and len(out) < _MOST_FORMS:
             known, start = queue.pop(0)
             for place, branch in enumerate(known.branches[start:], start):
-                is_open = isinstance(branch.outcome, bool) and branch.is_forceable
-                if not is_open or branch.source in harmless:
+                if not (isinstance(branch.outcome, bool) and branch.is_forceable):
                     continue
                 other = self.forced(known, place, setting)
-                if other is None:
-                    continue
-                out.append(other)
-                asks_more = [b.source for b in other.branches] != [b.source for b in known.branches]
-                if not asks_more and is_same(prune(other), prune(known)):
-                    harmless.add(branch.source)
-                else:
+                if other is not None:
+                    out.append(other)
                     queue.append((other, place + 1))
         return out
 
