@@ -54,8 +54,8 @@ from .stage.worker import StepInputs, Worker
 from .turn import Turn
 from .wire.boundary import edges_between
 from .wire.channel import Channel
-from .wire.failure import Patience, Position
 from .wire.peers import Peers, pipeline_ranks
+from .wire.position import Patience, Position
 
 if TYPE_CHECKING:
     from ..tracing import Capture

@@ -13,7 +13,7 @@ import pathlib
 import tempfile
 from typing import Any
 
-from . import damages, faults, large, saves, soak
+from . import faults, judging, large, saves, soak
 
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 
@@ -22,7 +22,7 @@ def run_damages(n: int, seed: int, **_: Any) -> dict[str, Any]:
     """Outcomes by kind of damage."""
     with tempfile.TemporaryDirectory() as root:
         path = pathlib.Path(root)
-        table, bad = damages.walk(path, damages.prepare(path), n, seed)
+        table, bad = judging.walk(path, judging.prepare(path), n, seed)
     totals: collections.Counter[str] = collections.Counter()
     for kind in sorted(table):
         totals.update(table[kind])

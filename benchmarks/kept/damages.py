@@ -1,14 +1,10 @@
-"""Damages checkpoints in every way there is and loads them: each must be refused, saying so, or be harmless.
+"""The ways to damage a checkpoint: its bytes, files, headers, pickles, and forgeries with checksums that fit.
 
-Outcomes: ``refused`` (one of our errors, and nothing changed), ``harmless`` (loaded, and equal to what was
-saved), ``as written`` (a forger who can make checksums wrote another valid value), ``untold`` (other values
-in a file whose format has no checksums), ``wrong`` (loaded, and not what was
-saved), ``changed`` (refused, but something had changed), ``raw`` (another error), ``stuck``.
+What comes of them is left to ``judging``.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import json
@@ -16,27 +12,17 @@ import os
 import pathlib
 import pickle
 import random
-import shutil
-import signal
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 
-from autopipe.errors import AutopipeError
 from autopipe.runtime.keep.folder import MANIFEST
 
-from .work import Trainer
+__all__ = ["RAN", "Damage", "damages", "rewrite_header"]
 
-__all__ = ["GOOD", "damages", "prepare", "walk"]
-
-GOOD = frozenset(("refused", "harmless", "as written", "untold"))
-UNTOLD = frozenset(("hf", "dcp"))
-"""Layouts that lack checksums: all of Hugging Face's, and the description in torch's."""
-LIMIT_S = 20
 RAN = "ran-by-a-pickle"
 
 
@@ -58,35 +44,6 @@ class Touch:
 
     def __reduce__(self) -> Any:
         return pathlib.Path.touch, (self.path,)
-
-
-def prepare(root: pathlib.Path) -> Trainer:
-    """Saves under ``root``: ``whole``, ``other`` (an earlier step), ``deeper`` (another model), ``hf``,
-    ``dcp`` (torch's own layout) and ``one.pt``.
-
-    Returns a trainer with another cut, as ``other`` left it.
-    """
-    made = Trainer(2)
-    made.train(1)
-    made.runtime.save(root / "other", **made.kept)
-    made.train(2)
-    made.runtime.save(root / "whole", max_shard_bytes=600, **made.kept)
-    made.runtime.save(root / "one.pt")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process only
-        dcp.save({"model": made.model.state_dict()}, checkpoint_id=root / "dcp")
-    deeper = Trainer(2, n_layers=5)
-    deeper.train(1)
-    deeper.runtime.save(root / "deeper", max_shard_bytes=600, **deeper.kept)
-    shutil.copytree(root / "whole", root / "hf")
-    (root / "hf" / MANIFEST).unlink()
-    for state in (root / "hf").glob("state-*"):
-        state.unlink()
-    for file in (root / "hf").glob("*.safetensors"):
-        _rewrite_header(file, lambda head: head.update(__metadata__={"format": "pt"}))
-    trainer = Trainer(3)
-    trainer.runtime.load(root / "other", **trainer.kept)
-    return trainer
 
 
 # -- the damages --------------------------------------------------------------------------------------------
@@ -167,7 +124,7 @@ def _fixed(root: pathlib.Path) -> Iterator[tuple[str, Damage]]:
                     Damage(
                         f"{name}: header",
                         f"{file} {head}",
-                        lambda c, f=file, h=head: _rewrite_header(c / f, _HEADERS[h]),
+                        lambda c, f=file, h=head: rewrite_header(c / f, _HEADERS[h]),
                     ),
                 )
         for extra in ("model-00009-of-00009.safetensors", "pytorch_model.bin", "weights.pt"):
@@ -208,7 +165,7 @@ def _index(copy: pathlib.Path, name: str) -> None:
     path.write_text(json.dumps(index))
 
 
-def _rewrite_header(path: pathlib.Path, change: Callable[[dict[str, Any]], object]) -> None:
+def rewrite_header(path: pathlib.Path, change: Callable[[dict[str, Any]], object]) -> None:
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     head = json.loads(data[8 : 8 + length])
@@ -323,6 +280,8 @@ VALUES: tuple[Any, ...] = (
     {"~": "device", "v": "cuda:99"}, {"~": "device", "v": "nowhere"}, {"~": "range", "v": [0, 1 << 60, 1]},
     {"~": "slice", "v": [1]}, {"~": "complex", "v": ["a", 1]}, {"~": "set", "v": [[1]]}, {"~": "os.system"},
     {"~": "counter", "v": [["a", -1]]}, {"~": "dict", "v": [[1]]}, {"~": "dict", "v": [[{"a": 1}, 2]]},
+    {"~": "number", "v": ["float32", 3]}, {"~": "number", "v": ["object", []]}, {"~": "number", "v": 3},
+    {"~": "default", "v": ["int", []]}, {"~": "default", "v": ["eval", []]}, {"~": "queue", "v": []},
     {"~": "deque", "v": 3}, {"~": "size", "v": ["a"]}, {"~": ["a"], "v": 1}, {"~": "float"},
 )  # fmt: skip
 
@@ -373,89 +332,3 @@ def _forged_manifest(root: pathlib.Path, draw: random.Random) -> tuple[str, Dama
         lambda copy: seal(copy, lambda found: _forged_at(found, random.Random(number))),
         is_forged=True,
     )
-
-
-# -- trying them --------------------------------------------------------------------------------------------
-
-
-class Stuck(BaseException):
-    """A load did not end in time."""
-
-
-def walk(
-    root: pathlib.Path, trainer: Trainer, n: int, seed: int = 0, n_fixed: int | None = None
-) -> tuple[Mapping[str, Mapping[str, int]], list[str]]:
-    """({kind: {outcome: how often}}, what was not as it must be) of ``n`` damages to saves under ``root``."""
-    before = trainer.state()
-    wanted: dict[str, Any] = {}
-    for name in ("whole", "hf", "dcp", "one.pt"):
-        load(trainer, root, root / name)
-        wanted[name] = trainer.state()
-        trainer.runtime.load(root / "other", **trainer.kept)
-    assert trainer.state() == before
-    table: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    bad = []
-    for name, damage in damages(root, random.Random(seed), n, n_fixed):
-        copy = root / f"copy{'.pt' if name.endswith('.pt') else ''}"
-        (shutil.copytree if (root / name).is_dir() else shutil.copyfile)(root / name, copy)
-        damage.do(copy)
-        outcome, told = _outcome(trainer, root, copy, damage, before, wanted[name], name)
-        table[damage.kind][outcome] += 1
-        if outcome not in GOOD:
-            bad.append(f"{damage.kind}, {damage.how}: {outcome}: {told}")
-        _remove(copy)
-    return table, bad
-
-
-def load(trainer: Trainer, root: pathlib.Path, path: pathlib.Path) -> None:
-    """Load a save with all it has: one of others has weights alone."""
-    is_own = (path / MANIFEST).exists() or (path / MANIFEST).is_symlink()
-    trainer.runtime.load(path, **(trainer.kept if is_own else {}))
-
-
-def _outcome(
-    trainer: Trainer,
-    root: pathlib.Path,
-    copy: pathlib.Path,
-    damage: Damage,
-    before: Any,
-    wanted: Any,
-    name: str,
-) -> tuple[str, str]:
-    def ring(*_: object) -> None:
-        raise Stuck
-
-    before_s = signal.setitimer(signal.ITIMER_REAL, LIMIT_S)[0]
-    handler = signal.signal(signal.SIGALRM, ring)
-    try:
-        load(trainer, root, copy)
-    except AutopipeError as error:
-        outcome, told = "refused", str(error)
-    except Stuck:
-        outcome, told = "stuck", ""
-    except Exception as error:
-        outcome, told = "raw", f"{type(error).__name__}: {error}"
-    else:
-        outcome, told = "harmless", ""
-    finally:
-        signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, before_s)  # a test's own limit goes on
-    after = trainer.state()
-    if outcome == "harmless" and after != wanted:
-        outcome = "as written" if damage.is_forged else "untold" if name in UNTOLD else "wrong"
-    elif outcome == "refused" and after != before:
-        outcome = "changed"
-    if (root / RAN).exists():
-        (root / RAN).unlink()
-        outcome = "wrong"
-        told = "code of a checkpoint ran"
-    if after != before:
-        trainer.runtime.load(root / "other", **trainer.kept)
-    return outcome, told
-
-
-def _remove(copy: pathlib.Path) -> None:
-    if copy.is_dir() and not copy.is_symlink():
-        shutil.rmtree(copy)
-    else:
-        copy.unlink(missing_ok=True)

@@ -20,8 +20,8 @@ from autopipe.runtime.keep.folder import Draft
 
 @pytest.mark.timeout(120)
 def test_damaged_checkpoints_are_refused_or_right(tmp_path):
-    """A slice; ``python -m benchmarks.kept.damages`` walks thousands."""
-    from benchmarks.kept.damages import prepare, walk
+    """A slice; ``python -m benchmarks.kept damages`` walks thousands."""
+    from benchmarks.kept.judging import prepare, walk
 
     table, bad = walk(tmp_path, prepare(tmp_path), 150, seed=0, n_fixed=60)
     assert sum(sum(outcomes.values()) for outcomes in table.values()) == 150

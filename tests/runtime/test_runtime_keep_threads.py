@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from autopipe.errors import StoreError
 from autopipe.runtime import Runtime
 from autopipe.runtime.keep import loading, saving
+from autopipe.runtime.keep.cargo import Cargo, staged
 from autopipe.runtime.keep.threads import in_threads, threads_for
 
 
@@ -99,3 +100,40 @@ def test_a_run_goes_through_several_threads_to_the_bit(tmp_path, monkeypatch, ba
     with pytest.raises(StoreError, match="damaged"):
         again.load(tmp_path / "c", optimizer=own)
     assert all(torch.equal(v, before[n]) for n, v in other.state_dict().items())
+
+
+class Replicated(torch.Tensor):
+    """A distributed tensor all of which is here, and whose whole is the same memory."""
+
+    def to_local(self):
+        return self.as_subclass(torch.Tensor)
+
+    full_tensor = to_local
+
+
+def test_what_cannot_be_copied_is_a_fault_to_tell():
+    lost = Cargo({"a": torch.ones(2, device="meta")}, None, {}, True, "Net", 1, 0, 1 << 30)
+    assert "no data" in staged(lost).fault
+    odd = Cargo({"a": torch.ones(2)}, {"state": [len]}, {}, True, "Net", 1, 0, 1 << 30)
+    assert "builtin_function" in staged(odd).fault
+
+
+def test_what_is_copied_shares_no_memory_with_what_trains():
+    plain = torch.ones(4)
+    tensors = {
+        "plain": plain,
+        "replicated": torch.ones(4).as_subclass(Replicated),
+        "strided": torch.ones(4, 4).t(),
+        "tied": plain,
+        "conjugate": torch.ones(2, dtype=torch.complex64).conj(),
+        "sparse": torch.eye(2).to_sparse(),
+        "empty": torch.empty(0, 3),
+    }
+    cargo = Cargo(tensors, {"state": [plain]}, {}, True, "Net", 1, 0, 1 << 30)
+    copied = staged(cargo)
+    expected = {name: (t * 1).to_dense().as_subclass(torch.Tensor) for name, t in tensors.items()}
+    for tensor in tensors.values():
+        tensor.zero_()
+    for name, tensor in copied.weights.items():
+        assert torch.equal(tensor, expected[name]), name
+    assert torch.equal(next(iter(copied.state.tensors.values())), torch.ones(4))

@@ -21,7 +21,7 @@ from ...units import format_bytes
 from ..stage.worker import Worker
 from ..wire.boundary import Edge
 from ..wire.channel import Channel
-from ..wire.failure import Position
+from ..wire.position import Position
 from .program import Program, ProgramStep
 
 __all__ = ["Clock", "Executor"]

@@ -18,10 +18,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...errors import AutopipeError, InputError, StoreError
+from .cargo import Cargo, Told, owned, staged
 from .extra import extra_modules, held_extras, named_tensors
 from .folder import step_path, steps_in
 from .replicas import Replica
-from .saving import Cargo, Told, owned, save, save_single, staged
+from .saving import save, save_single
 from .training import Restoring, collect
 
 if TYPE_CHECKING:

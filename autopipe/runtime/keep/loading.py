@@ -12,8 +12,6 @@ import json
 import math
 import os
 import pathlib
-import warnings
-import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,8 +36,9 @@ from .extra import is_extra
 from .folder import MANIFEST, resolve
 from .foreign import sort_out
 from .manifest import Manifest, digest, open_files, read_manifest, read_plain
+from .pickled import Pickled
 from .stored import Source, Stored
-from .tensorfile import Spec, TensorFile, has_nan, is_plain, open_regular
+from .tensorfile import Spec, TensorFile
 from .threads import in_threads, threads_for
 
 __all__ = ["Checkpoint", "differences", "open_checkpoint"]
@@ -49,70 +48,6 @@ SINGLES = ("model.safetensors", "pytorch_model.bin")
 """What Hugging Face calls the one file of a checkpoint that needs no index."""
 TRIES = 10
 """How often to open what others replace meanwhile."""
-
-
-class Pickled:
-    """The tensors of a file that ``torch.save`` wrote, behind what a :class:`TensorFile` has to read."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-        self.note: dict[str, str] = {}
-        os.close(open_regular(path, follows_links=True)[0])
-        try:
-            if zipfile.is_zipfile(path):
-                with zipfile.ZipFile(path) as archive:
-                    bad = archive.testzip()
-                if bad is not None:
-                    raise StoreError(f"{path} is damaged: {bad} in it does not fit its checksum; use another")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of old and odd forms, which are told below or fit
-                found = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
-        except StoreError:
-            raise
-        except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-        except Exception as error:  # a damaged or hostile pickle ends in any error there is
-            first = str(error).strip().splitlines()[:1]
-            raise StoreError(
-                f"{path} cannot be read as tensors: {type(error).__name__}: {''.join(first)}; nothing but "
-                "tensors, numbers and texts is ever loaded"
-            ) from error
-        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-            raise StoreError(f"{path} holds no mapping of names to tensors, as a model's state_dict is")
-        self.extras = {name: value for name, value in found.items() if is_extra(name)}
-        self._tensors = {name: value for name, value in found.items() if name not in self.extras}
-        odd = [name for name, value in self._tensors.items() if not is_plain(value)]
-        inner = next((name for name in odd if isinstance(found[name], Mapping)), None)
-        if inner is not None:
-            raise StoreError(
-                f"{path} holds more than a model's state_dict, which may be what it has under {inner!r}; "
-                f"save that by itself: torch.save(torch.load(path)[{inner!r}], another), and load that"
-            )
-        if odd:
-            raise StoreError(
-                f"{path} has {odd[0]!r}, which is no dense tensor with values, as a model's state_dict has"
-            )
-        self.specs = {name: Spec.of(t) for name, t in self._tensors.items()}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return *self._tensors, *self.extras
-
-    def has_nan(self, name: str) -> bool:
-        """Whether any of a tensor's values is not a number."""
-        return has_nan(self._tensors[name])
-
-    def read_into(self, name: str, out: Tensor, offsets: Sequence[int]) -> None:
-        """Fill ``out`` with the part of a tensor that begins at ``offsets`` and has its shape."""
-        part = self._tensors[name]
-        for dim, (first, size) in enumerate(zip(offsets, out.shape, strict=True)):
-            part = part.narrow(dim, first, size)
-        with torch.no_grad():
-            out.copy_(part)
-
-    def read(self, name: str) -> Tensor:
-        """A whole tensor, on the CPU."""
-        return self._tensors[name].clone()
 
 
 def _is_state(state: Any) -> bool:

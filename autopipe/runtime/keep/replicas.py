@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import StoreError
 from ..wire.values import Unfit, dumps, loads
-from .saving import whole
+from .cargo import whole
 from .tensorfile import bytes_of, of_text, text_of
 
 __all__ = ["ALONE", "Replica"]

@@ -1,12 +1,11 @@
 """Saves a pipeline's weights and training state: every rank writes its own, one rename completes it.
 
-How a directory appears at once is left to ``folder``, how tensors lie in a file to ``tensorfile``, who
-owns what to ``runtime``.
+How a directory appears at once is left to ``folder``, how tensors lie in a file to ``tensorfile``, what a
+rank saves to ``cargo``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import mmap
@@ -21,164 +20,18 @@ import torch
 from torch import Tensor
 
 from ...errors import AutopipeError, StoreError
-from ...stages import Stage
-from ..wire.values import Unfit, dumps, loads
-from .extra import named_tensors
+from ..wire.values import dumps, loads
+from .cargo import Cargo, File, Told, files_of, whole
 from .folder import MANIFEST, Draft, forget_oldest, sync
 from .manifest import FORMAT, VERSION, FileRecord, Manifest, digest
-from .tensorfile import Spec, TensorFile, is_plain, of_text, text_of, write_tensors
-from .threads import in_threads, threads_for
+from .tensorfile import Spec, TensorFile, of_text, text_of, write_tensors
+from .threads import threads_for
 
-__all__ = ["INDEX", "Cargo", "Exchange", "Told", "owned", "save", "save_single", "staged", "whole"]
+__all__ = ["INDEX", "Exchange", "save", "save_single"]
 
 INDEX = "model.safetensors.index.json"
-
-
-class Told(msgspec.Struct, frozen=True):
-    """What a rank tells the others while they save: a fault, or how far it is.
-
-    ``extras``: what its modules keep beside their tensors, as text, where all goes into one file.
-    """
-
-    fault: str = ""
-    draft: str = ""
-    n_shards: int = 0
-    files: dict[str, FileRecord] = {}
-    extras: str = ""
-
-
 Exchange = Callable[[Told], Sequence[Told]]
 """Brings what every rank tells to every rank, in their order."""
-
-
-def owned(stages: Sequence[Stage], rank: int) -> dict[str, Tensor]:
-    """What rank ``rank`` saves: each parameter and persistent buffer it holds that no lower rank does.
-
-    A tied parameter comes once, under the first of its names.
-    """
-    seen: set[int] = set()
-    names: set[str] = set()
-    out: dict[str, Tensor] = {}
-    for stage in sorted(stages, key=lambda s: s.rank):
-        for name, tensor in named_tensors(stage).items():
-            if id(tensor) not in seen and name not in names:
-                seen.add(id(tensor))
-                names.add(name)
-                if stage.rank == rank:
-                    out[name] = tensor
-    return out
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be sharded, detached, contiguous and on the CPU.
-
-    Of a DTensor every rank of its mesh must ask.
-    """
-    tensor = tensor.detach()
-    if hasattr(tensor, "full_tensor"):
-        tensor = tensor.full_tensor()
-    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
-    return tensor.resolve_conj().resolve_neg().cpu().contiguous()
-
-
-@dataclasses.dataclass(frozen=True)
-class Cargo:
-    """What one rank saves.
-
-    ``weights`` under the model's names; ``state`` a tree of plain values and tensors, or None; where all goes
-    into one file, what modules keep beside their tensors by its name;
-    ``texts`` the files that rank 0 adds. ``writes`` is False on further data-parallel replicas, which only
-    help to assemble sharded tensors. ``aliases`` are further names of tied weights, with the one they are
-    saved under (noted in the files, as the safetensors library does). ``model``, ``steps`` and ``seed`` are
-    for the manifest; ``fault`` says why this rank cannot save.
-    """
-
-    weights: Mapping[str, Tensor]
-    state: Any
-    texts: Mapping[str, str]
-    writes: bool
-    model: str
-    steps: int
-    seed: int
-    max_bytes: int
-    fault: str = ""
-    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class _File:
-    """A file of tensors to come; ``text`` is the JSON beside it, ``note`` what its header says besides."""
-
-    tensors: dict[str, Tensor]
-    text: str | None = None
-    note: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-def _files(cargo: Cargo) -> tuple[list[_File], list[_File]]:
-    """The files of weights a rank writes, and the one of its training state if there is any."""
-    shards = [
-        _File(shard, note={alias: name for alias, name in cargo.aliases.items() if name in shard})
-        for shard in _shards(cargo.weights, cargo.max_bytes)
-    ]
-    if cargo.state is None:
-        return shards, []
-    return shards, [cargo.state if isinstance(cargo.state, _File) else _packed(cargo.state)]
-
-
-def _packed(state: Any) -> _File:
-    """A tree of state as text, and the tensors in it. Raises :class:`Unfit` for what cannot be kept."""
-    aside: dict[str, Tensor] = {}
-
-    def put(tensor: Tensor, where: str) -> str:
-        name = where if where not in aside else f"{where}#{len(aside)}"
-        aside[name] = tensor
-        return name
-
-    text = dumps(state, put)
-    return _File(aside, text)
-
-
-def _shards(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        n_bytes = Spec.of(tensor).n_bytes
-        if shards[-1] and size + n_bytes > max_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += n_bytes
-    return [dict(sorted(s.items(), key=lambda pair: -pair[1].dtype.itemsize)) for s in shards if s]
-
-
-def staged(cargo: Cargo) -> Cargo:
-    """The same with every tensor copied, so that training may go on while it is written."""
-    state, fault = None, cargo.fault
-    try:
-        if cargo.state is not None and not fault:
-            state = _packed(cargo.state)
-    except Unfit as error:
-        fault = str(error)  # told to the others while it is saved
-    sources = [*cargo.weights.values(), *(state.tensors.values() if state else ())]
-    copies = iter(in_threads(map(_copying, sources), threads_for(sum(t.nbytes for t in sources))))
-    weights = {name: next(copies) for name in cargo.weights}
-    if state is not None:
-        state = _File({name: next(copies) for name in state.tensors}, state.text)
-    return dataclasses.replace(cargo, weights=weights, state=state, fault=fault)
-
-
-def _copying(tensor: Tensor) -> Callable[[], Tensor]:
-    """Makes a copy on the CPU: in whichever thread for what is there, else at once."""
-    if is_plain(tensor):
-        return lambda: whole(tensor.detach().clone(memory_format=torch.contiguous_format))
-    made = whole(tensor)
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    is_same = made.layout is local.layout and _begin(made) == _begin(local)  # of a replicated one
-    return lambda: made.clone() if is_same else made
-
-
-def _begin(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def save(
@@ -196,15 +49,15 @@ def save(
     Raises :class:`StoreError` on every rank, saying what failed on which, and leaves the earlier save whole.
     """
     if not cargo.writes:
-        shards, state = _files(cargo)
+        shards, state = files_of(cargo)
         _assemble([*shards, *state])
         return
     draft: Draft | None = None
-    shards, state, mine = list[_File](), list[_File](), Told()
+    shards, state, mine = list[File](), list[File](), Told()
     try:
         if cargo.fault:
             raise StoreError(cargo.fault)
-        shards, state = _files(cargo)
+        shards, state = files_of(cargo)
         if rank == 0:
             draft = Draft(path)
         mine = Told(draft=str(draft.path) if draft else "", n_shards=len(shards))
@@ -252,7 +105,7 @@ def _agree(everyone: Sequence[Told], path: pathlib.Path) -> Sequence[Told]:
     return everyone
 
 
-def _assemble(files: Iterable[_File]) -> None:
+def _assemble(files: Iterable[File]) -> None:
     """Do a replica's part for the tensors of ``files`` that are sharded."""
     for file in files:
         for tensor in file.tensors.values():
@@ -260,7 +113,7 @@ def _assemble(files: Iterable[_File]) -> None:
                 whole(tensor)
 
 
-def _write(folder: pathlib.Path, named: Mapping[str, _File], *, is_aside: bool = False) -> Told:
+def _write(folder: pathlib.Path, named: Mapping[str, File], *, is_aside: bool = False) -> Told:
     """Write this rank's files; their records, or what failed.
 
     Sharded tensors are asked for to the last even after a failure: other ranks ask for them too.
@@ -344,7 +197,7 @@ def save_single(
     Every rank writes its weights beside it first; the first one joins them without holding them.
     """
     if not cargo.writes:
-        _assemble([_File(dict(cargo.weights))])
+        _assemble([File(dict(cargo.weights))])
         return
     parts: pathlib.Path | None = None
     mine = Told()
@@ -366,7 +219,7 @@ def save_single(
         mine = Told(fault=_fault(error))
     try:
         folder = pathlib.Path(_agree(exchange(mine), path)[0].draft)
-        told = _write(folder, {f"{rank:05d}": _File({**cargo.weights, **tensors})})
+        told = _write(folder, {f"{rank:05d}": File({**cargo.weights, **tensors})})
         everyone = _agree(exchange(msgspec.structs.replace(told, extras=rest)), path)
         done = Told()
         if rank == 0:

@@ -17,7 +17,7 @@ from ..stage.setup import exchange
 from ..wire.peers import Peers
 from ..wire.values import dtype_of, name_of
 from .away import unmark
-from .saving import whole
+from .cargo import whole
 
 if TYPE_CHECKING:
     from ...tracing import Capture

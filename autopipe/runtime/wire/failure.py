@@ -10,21 +10,21 @@ breaks the pipeline's own communicator, and the waiting call raises at once.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from ...errors import StepError
 from .board import Board, StoreGone
 from .key import KEY_VARIABLE
+from .position import Patience, Position
 
-__all__ = ["HOST_GONE", "Patience", "Position", "Watch", "first_difference", "roll_call"]
+__all__ = ["HOST_GONE", "Watch", "first_difference", "roll_call"]
 
 T = TypeVar("T")
 POLL_S = 0.5
@@ -33,95 +33,13 @@ QUIET_S = 2.0
 """How long a rank makes no progress before it publishes where it is."""
 SIGN_OF_LIFE_S = 10 * POLL_S
 """A rank that published nothing for this long, while others wait, counts as dead or frozen."""
-MIN_STALL_S = 60.0
-STALL_STEPS = 20.0
-FIRST_STEP_FACTOR = 5.0
 LEAVE_S = 3 * POLL_S
 """How long the store's host waits at most for the others to know that it leaves."""
-BUSY_FACTOR = 5.0
-"""How much longer a rank that shows life may compute, where the user set no limit: kernels compile again."""
 HOST_GONE = "the process that hosts the store is gone or stopped (rank 0 of the job, or its launcher)"
 LIFELESS = "shows no sign of life (killed or stopped, or its host is)"
 LIMIT = "(stall_limit_s)"
-BETWEEN = (-1, -2, -3)
-"""What a position's index is before the first step, after one, and in what is done between steps."""
-OUTSIDE = -1 << 30
-"""What it is while a rank waits for those of other pipelines."""
 IDLE_FACTOR = 10.0
 """How much longer a rank may stay in the user's own code between steps: it may save, evaluate or log."""
-
-
-@dataclasses.dataclass
-class Patience:
-    """How long a rank may make no progress: the user's limit, or far above the plan's times.
-
-    Longer until ``is_warm``: first steps compile kernels, load libraries and open connections.
-    """
-
-    given_s: float | None
-    step_s: float
-    is_warm: bool = False
-
-    @property
-    def busy_factor(self) -> float:
-        """How much longer than the limit a rank that computes may take."""
-        return 1.0 if self.given_s is not None else BUSY_FACTOR
-
-    @property
-    def limit_s(self) -> float:
-        if self.given_s is not None:
-            return self.given_s
-        limit_s = max(MIN_STALL_S, STALL_STEPS * self.step_s)
-        return limit_s if self.is_warm else FIRST_STEP_FACTOR * limit_s
-
-
-@dataclasses.dataclass
-class Position:
-    """Where a rank is: the step number, the index in its program, and what that is in words.
-
-    ``waits_for`` is the rank it waits for, or -1 while it computes or is in the user's own code, where
-    ``is_idle`` is set.
-    """
-
-    step: int = 0
-    index: int = -1
-    words: object = "the user's own code before its first step"
-    waits_for: int = -1
-    is_idle: bool = False
-    _marks: Sequence[tuple[Any, Any, Any]] = ()
-    _n_passed: int = 0
-    _after: list[tuple[object, int, Any]] = dataclasses.field(default_factory=list)
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether it is within a step, or waits for ranks of other pipelines: not in the user's own code."""
-        return self.waits_for < 0 and not self.is_idle and self.index not in BETWEEN
-
-    def follow(self, marks: Sequence[tuple[Any, Any, Any]]) -> None:
-        """Take a step's progress from the events of ``marks``, (what, before, after), as they come about."""
-        self._n_passed, self._marks, self._after = 0, marks, []
-
-    def follow_to(self, words: object, waits_for: int, mark: Any) -> None:
-        """And then from the event of what comes after them, in which ranks wait for one another."""
-        self._after.append((words, waits_for, mark))
-
-    def seen(self) -> Position:
-        """Where the device is, while it is behind the host; else where the host is."""
-        marks, after = self._marks, self._after
-        while self._n_passed < len(marks) and marks[self._n_passed][2].query():
-            self._n_passed += 1
-        n_passed, words, waits_for = self._n_passed, None, -1
-        if n_passed < len(marks):
-            words = marks[n_passed][0]
-            waits_for = getattr(words, "peer", -1)
-        for i, (what, peer, mark) in enumerate(after if words is None else ()):
-            if not mark.query():
-                n_passed, words, waits_for = n_passed + i, what, peer
-                break
-        if words is None:
-            return self
-        index = -4 - n_passed  # the host's own are above
-        return dataclasses.replace(self, index=index, words=words, waits_for=waits_for, is_idle=False)
 
 
 class Sign(msgspec.Struct, frozen=True):

@@ -29,9 +29,10 @@ from ...errors import AutopipeError, InputError, PlanError, StepError
 from ...torch_private import default_store
 from .aside import aside
 from .board import Board, StoreGone
-from .failure import HOST_GONE, OUTSIDE, Patience, Position, Watch, first_difference, roll_call
+from .failure import HOST_GONE, Watch, first_difference, roll_call
 from .group import FOREVER, Group, HostGroup, break_group, make_group
 from .link import Link, connect
+from .position import OUTSIDE, Patience, Position
 
 __all__ = ["Peers", "pipeline_ranks"]
 
