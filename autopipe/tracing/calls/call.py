@@ -55,6 +55,7 @@ class Call:
     storages: ids of the memory its value lies in; ``reads`` and ``writes`` those of its arguments it touches.
     mutated: names of buffers it writes.
     recompute: the model checkpoints it: a leaf whose inside is computed again in backward.
+    keeps: the leaf has kept something of an earlier call of this run, which this one goes by.
     stream: where its random numbers come from, where it draws any.
     is_check: it raises where its argument is not what it was at capture, and gives nothing.
     """
@@ -80,6 +81,7 @@ class Call:
     name: str = ""
     is_check: bool = False
     recompute: bool = False
+    keeps: bool = False
     stream: Stream | None = None
 
     _inputs: list[Call] | None = None

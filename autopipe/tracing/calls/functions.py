@@ -405,7 +405,7 @@ class Versions:
         """
         now = dict(module.named_buffers(prefix=path)) if self.entries else {}
         for name, tensor, version in self.entries:
-            owner = module.get_submodule(name[len(path) + 1 :].rpartition(".")[0])
+            owner = module.get_submodule(name.removeprefix(f"{path}." if path else "").rpartition(".")[0])
             tracks = training and owner.training and getattr(owner, "track_running_stats", False)
             if now.get(name) is not tensor or _version(tensor) != version or tracks:
                 yield name, tensor

@@ -19,6 +19,7 @@ from ..calls.call import Call, Depends, Recording, calls_in
 from ..calls.functions import qualified_name, tensors
 from ..calls.kinds import Kind, describe, dtype_name
 from ..calls.lifting import Closure
+from ..calls.moded import in_modes
 
 __all__ = ["build", "parameter_specs"]
 
@@ -197,9 +198,17 @@ def _constraints(
         groups += _aliases(recording, order)
         groups += [_derived(c) for c in calls if c.target is torch.autograd.grad]
         groups += [{c.name, *(g.name for g in c.inputs if isinstance(g.target, Closure))} for c in calls]
+        for path in sorted({c.path for c in calls if c.keeps}):
+            of_leaf = [c.name for c in calls if c.path == path and _is_leaf(c)]
+            order |= set(itertools.pairwise(of_leaf))
+            groups.append(set(of_leaf))
         mutated = {n for c in calls for n in c.mutated}
         groups += [{c.name for c in calls if name in ops[c.name].buffers} for name in mutated]
     return order, _joined([g for g in groups if len(g) > 1])
+
+
+def _is_leaf(call: Call) -> bool:
+    return call.op == "call_module" or call.target is in_modes
 
 
 def _derived(derivative: Call) -> set[str]:

@@ -94,7 +94,7 @@ class Branches:
             return None
         if sum(b.source == call.source for b in self.found) >= _MOST_READS:
             raise KeepReads(call.source)
-        function = opaque.innermost(self.at.divisible)
+        function = opaque.innermost(self.at.divisible, self.at.holds)
         branch = Branch(call, calls, outcome, self.at.path, call.source, function is not None, is_forceable)
         self.found.append(branch)
         return self.found[-1]

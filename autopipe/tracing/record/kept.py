@@ -9,7 +9,7 @@ import contextlib
 import copy
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..calls import functions, lifting, wording
 from ..calls.call import UNSAFE, Call, Depends
 from ..calls.streams import Stream
 from ..inputs.structure import flatten
-from . import opaque
+from . import standins
 from .ledger import Ledger
 from .position import Position
 from .restart import CloseModule
@@ -64,12 +64,80 @@ class Kept:
         """A plain function that stays whole is being called."""
         if not self.at.is_recorded:
             return run(*args, **kwargs)
+        given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        reaching = {
+            place: value
+            for place, value in given
+            if self._is_cut(value) or (callable(value) and not isinstance(value, (nn.Module, type)))
+        }
+        with self.at.hushed:
+            if any(standins.hides(value, self.at.holds) for _, value in given):
+                self.at.keep_whole(
+                    f"{self.at.source()}: {getattr(run, '__name__', run)} reaches layers through an object "
+                    "that it is given"
+                )
+            held, rebuild = lifting.lift(reaching, self._is_reached)
+        if held:
+            return self._reaching(run, reaching, held, rebuild, args, kwargs)
         encoded, actual = self.ledger.encode_call(args, kwargs)
-        call = Call(
-            "call_function", run, *encoded, hint=run.__name__, path=self.at.path, source=self.at.source()
-        )
-        call.depends = self.ledger.depends(call)
+        call = Call("call_function", run, *encoded, path=self.at.path)
+        call.hint = functions.plain_name(call)
+        call.source, call.depends = self.at.source(), self.ledger.depends(call)
         return self._perform(call, run, actual)
+
+    def _is_cut(self, value: Any) -> bool:
+        """Whether a value is a module whose forward runs now, so that it cannot be given whole."""
+        return isinstance(value, nn.Module) and self.at.modules.get(id(value)) in self.at.stack
+
+    def _is_reached(self, value: Any) -> bool:
+        known = self.at.modules if isinstance(value, nn.Module) else self.ledger.names
+        return id(value) in known or id(value) in self.ledger.refs
+
+    def _reaching(
+        self,
+        run: Callable[..., Any],
+        reaching: dict[int | str, Any],
+        held: Sequence[Any],
+        rebuild: Callable[[Sequence[Any]], Any],
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        """A function that stays whole reaches modules and tensors by what it is given: it takes those too."""
+        path, function = self.at.path, standins.KeptFunction(run, held, rebuild, self._is_cut)
+        args = tuple(None if i in reaching else a for i, a in enumerate(args))
+        kwargs = {k: None if k in reaching else v for k, v in kwargs.items()}
+        encoded, actual = self.ledger.encode_call(args, kwargs)
+        call = Call("call_function", function, *encoded, hint=function.__name__, path=path)
+        call.source = self.at.source()
+
+        def first(*args: Any, **kwargs: Any) -> Any:
+            with self.performer.inside_leaf(path, False):
+                result, used = function.first(held, args, kwargs)
+            given: list[Any] = []
+            for value, inside in used:
+                is_cut = self._is_cut(value)
+                given += [value.training, *map(self._held, inside)] if is_cut else [self._held(value)]
+            call.take((*given, *call.args), call.kwargs)
+            return result
+
+        modules = [(self.at.modules[id(v)], v) for v in held if isinstance(v, nn.Module)]
+        buffers = [(p, m, functions.Versions.of(dict(m.named_buffers(prefix=p)))) for p, m in modules]
+        call.depends = self.ledger.depends(call) | Depends.STATE
+        call.depends |= self._depend(held)
+        try:
+            result = self._perform(call, first, actual)
+        except ValueError as error:
+            raise CloseModule(path, f"{function.__name__} cannot stay whole alone: {error}") from error
+        call.mutated = tuple(n for p, m, b in buffers for n in self.performer.changed(b, m, p))
+        return result
+
+    def _depend(self, held: Sequence[Any]) -> Depends:
+        """What the tensors among what is held depend on."""
+        out = Depends.NOTHING
+        for value in held:
+            if isinstance(value, torch.Tensor):
+                out |= self.ledger.depends_of(self.ledger.find(value))
+        return out
 
     def _perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         """Perform a call of code that may draw outside torch and give what is no tensor."""
@@ -101,7 +169,7 @@ class Kept:
         encoded, actual = self.ledger.encode_call(args, kwargs)
         buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)))
         try:
-            method = opaque.KeptMethod(module, name)
+            method = standins.KeptMethod(module, name)
             call = Call(
                 "call_function", method, *encoded, hint=name, path=self.at.path, source=self.at.source()
             )
@@ -116,7 +184,7 @@ class Kept:
         return result
 
     def _first_run(
-        self, call: Call, method: opaque.KeptMethod, module: nn.Module, *args: Any, **kwargs: Any
+        self, call: Call, method: standins.KeptMethod, module: nn.Module, *args: Any, **kwargs: Any
     ) -> Any:
         with self.performer.inside_leaf(self.at.modules[id(module)], False):
             result, used = method.first(module, args, kwargs)

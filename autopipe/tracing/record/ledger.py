@@ -94,7 +94,7 @@ class Ledger:
         if call.inputs and self.extent_depends(call.inputs[0]) & Depends.DATA:
             self.at.refuse(call.depends, f"len({wording.shown(call.args[0])})", call.source)
         is_loop = call.depends & Depends.SHAPE and n_rows > _UNPACKED
-        if is_loop and (function := opaque.innermost(lambda module: None)) is not None:
+        if is_loop and (function := opaque.innermost(lambda module: None, self.at.holds)) is not None:
             raise KeepFunction(function)
 
     def expect(self, value: Any, outcome: bool, source: str) -> None:
@@ -329,7 +329,7 @@ class Ledger:
                 self.at.refuse(Depends.INPUT, f"{wording.shown(operand)} ({operand.value} here)", source)
         key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
         if key not in self.guards:
-            inside = opaque.innermost(self.at.divisible)
+            inside = opaque.innermost(self.at.divisible, self.at.holds)
             self.guards[key] = Guard(function, operands, outcome, self.at.path, source, inside)
 
     def cast(self, name: str) -> None:

@@ -1,8 +1,8 @@
 """Functions of a model's code that must stay whole: they draw from numpy or ``random``, or read data.
 
 Such a function, or such a method of a module that would be a pity to keep whole itself, becomes one call in
-the recording, as a leaf module does. Recording the call is left to ``recorder``; noticing that a function
-needs it, to whoever raises :class:`~.restart.KeepFunction`.
+the recording, as a leaf module does. Recording the call is left to ``kept``, what it takes to ``standins``;
+noticing that a function needs it, to whoever raises :class:`~.restart.KeepFunction`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ import pathlib
 import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from ...torch_private import CALL_HOOK
-from ..calls.functions import Named, tensors
+from .callees import callee
 from .restart import Function, Method
 
-__all__ = ["KeptMethod", "drawing", "innermost", "replaced"]
+__all__ = ["Recorded", "drawing", "innermost", "outermost", "replaced"]
 
 _OTHERS = (
     f"{pathlib.Path(__file__).parents[1]}{os.sep}",
@@ -40,24 +39,45 @@ _DRAWS = {
 }
 
 
-def innermost(divisible: Callable[[nn.Module], str | None]) -> Function | Method | None:
+def innermost(
+    divisible: Callable[[nn.Module], str | None], holds: Callable[[nn.Module], bool] = lambda module: True
+) -> Function | Method | None:
     """The plain function that runs now, called from the method of a module, or else that method.
 
-    A method only of a module that ``divisible`` has a path for; None in a forward.
+    A method only of a module that ``divisible`` has a path for; None in a forward. Modules that the model
+    does not hold are a library's own and passed over.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_back is not None:
         owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
+        if isinstance(owner, nn.Module) and holds(owner):
             path, name = divisible(owner), frame.f_code.co_name
             return Method(path, name) if path is not None and _is_method(owner, name, frame) else None
-        caller, name = frame.f_back.f_globals, frame.f_code.co_name
-        value = caller.get(name)
-        is_own = not frame.f_code.co_filename.startswith(_OTHERS)
-        if is_own and isinstance(value, types.FunctionType) and value.__code__ is frame.f_code:
-            return Function(caller["__name__"], name)
+        if (function := _plain(frame.f_back, frame)) is not None:
+            return function
         frame = frame.f_back
     return None
+
+
+def outermost(holds: Callable[[nn.Module], bool]) -> Function | None:
+    """The plain function that a module's method calls, and that runs now; None where there is none."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_back is not None:
+        owner = frame.f_back.f_locals.get("self")
+        if isinstance(owner, nn.Module) and holds(owner):
+            return _plain(frame.f_back, frame)
+        frame = frame.f_back
+    return None
+
+
+def _plain(caller: types.FrameType, called: types.FrameType) -> Function | None:
+    """The function that a frame runs, by the name its caller has for it; None of torch's, numpy's, ours."""
+    found = callee(caller, called)
+    if found is None:
+        return None
+    function, value = found
+    code = getattr(inspect.unwrap(value), "__code__", called.f_code)
+    return None if code.co_filename.startswith(_OTHERS) else function
 
 
 def _is_method(owner: nn.Module, name: str, frame: types.FrameType) -> bool:
@@ -67,91 +87,7 @@ def _is_method(owner: nn.Module, name: str, frame: types.FrameType) -> bool:
     return is_own and name != "forward" and inspect.unwrap(found).__code__ is frame.f_code
 
 
-class KeptMethod(Named):
-    """A method on a stand-in for its module, which has only the submodules and tensors that its code names.
-
-    A call takes the module's mode, then those, then the method's own arguments. Raises :class:`ValueError`
-    for a method that does more.
-    """
-
-    def __init__(self, module: nn.Module, name: str) -> None:
-        cls = type(module)
-        super().__init__(self.run, name, f"{cls.__module__}.{cls.__qualname__}.{name}")
-        self.cls, self.name = cls, name
-        self.held: tuple[tuple[str, str], ...] = ()
-        self.attributes = {
-            k: v
-            for k, v in vars(module).items()
-            if k not in _OF_ALL and not isinstance(v, _Recorded) and next(tensors(v), None) is None
-        }
-
-    def first(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
-        """The result of a call, and the submodules and tensors that it and later calls take."""
-        noted = {kind: _Noted(vars(module)[kind]) for kind in _HELD}
-        result = self._run(module.training, noted, args, kwargs)
-        named = sorted(_names(self.cls, self.name, set()))
-        wanted = {kind: (*noted[kind].names, *(n for n in named if n in noted[kind])) for kind in _HELD}
-        self.held = tuple((kind, n) for kind in _HELD for n in dict.fromkeys(wanted[kind]))
-        return result, [vars(module)[kind][n] for kind, n in self.held]
-
-    def run(self, training: bool, *args: Any, **kwargs: Any) -> Any:
-        n = len(self.held)
-        given: dict[str, dict[str, Any]] = {kind: {} for kind in _HELD}
-        for (kind, name), value in zip(self.held, args[:n], strict=True):
-            given[kind][name] = value
-        return self._run(training, given, args[n:], kwargs)
-
-    def _run(self, training: bool, held: Mapping[str, dict[str, Any]], args: Any, kwargs: Any) -> Any:
-        stand_in = self.cls.__new__(self.cls)
-        given = {**self.attributes, **held, "training": training}
-        before = [(kind, dict(dict.items(names))) for kind, names in held.items()]
-        vars(stand_in).update(given)
-        result = getattr(stand_in, self.name)(*args, **kwargs)
-        changed = [k for k, v in vars(stand_in).items() if k not in given or v is not given[k]]
-        for kind, names in before:
-            changed += [k for k, v in dict.items(held[kind]) if v is not names.get(k)]
-        if changed:
-            raise ValueError(f"it sets the attribute {changed[0]}")
-        return result
-
-
-def _names(cls: type, name: str, seen: set[str]) -> set[str]:
-    """The names in the code of a method, and of those that it names in turn: another call may go there."""
-    seen.add(name)
-    found = inspect.getattr_static(cls, name, None)
-    function = inspect.unwrap(getattr(found, "fget", None) or getattr(found, "__func__", found))
-    codes = [function.__code__] if isinstance(function, types.FunctionType) else []
-    out: set[str] = set()
-    for code in codes:
-        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-        out.update(code.co_names)
-    for other in sorted(out - seen):
-        out |= _names(cls, other, seen)
-    return out
-
-
-class _Noted(dict[str, Any]):
-    """Notes which keys are read one by one; reading all is refused."""
-
-    def __init__(self, items: Any) -> None:
-        super().__init__(items)
-        self.names: list[str] = []
-
-    def __getitem__(self, name: str) -> Any:
-        self.names.append(name)
-        return super().__getitem__(name)
-
-    def _all(self) -> Any:
-        raise ValueError("it goes through all submodules")
-
-    __iter__ = items = values = keys = _all
-
-
-_OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
-_HELD = ("_modules", "_parameters", "_buffers")
-
-
-class _Recorded(functools.partial[Any]):
+class Recorded(functools.partial[Any]):
     """What stands in the place of a function that stays whole."""
 
 
@@ -167,12 +103,12 @@ def replaced(
         for function in functions:
             if isinstance(function, Method):
                 module = model.get_submodule(function.path)
-                vars(module)[function.name] = _Recorded(on_method, module, function.name)
+                vars(module)[function.name] = Recorded(on_method, module, function.name)
                 stack.callback(vars(module).pop, function.name)
                 continue
             namespace = vars(sys.modules[function.module])
             original = namespace[function.name]
-            namespace[function.name] = _Recorded(on_function, original)
+            namespace[function.name] = Recorded(on_function, original)
             stack.callback(namespace.__setitem__, function.name, original)
         yield
 

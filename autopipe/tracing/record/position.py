@@ -112,10 +112,20 @@ class Position:
 
     def keep_whole(self, why: str) -> NoReturn:
         """Start again with the function that runs now kept whole, or else the module."""
-        function = opaque.innermost(self.divisible)
+        function = opaque.innermost(self.divisible, self.holds)
         if function is not None:
             raise KeepFunction(function)
         raise CloseModule(self.path, why)
+
+    def keep_maker(self) -> None:
+        """Code runs that other code has made for sizes it settled on: what the model calls stays whole."""
+        function = opaque.outermost(self.holds)
+        if function is not None:
+            raise KeepFunction(function)
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether a module is one of the model's."""
+        return id(module) in self.modules
 
     def divisible(self, module: nn.Module) -> str | None:
         """The path of the root, or an open module with open ones inside; None of what may stay whole.

@@ -25,7 +25,7 @@ from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
 from ..inputs.structure import flatten
-from . import filling, pieces
+from . import filling, keeping, pieces
 from .branches import Branches
 from .contexts import Contexts
 from .draws import Draws, Streams
@@ -38,6 +38,9 @@ from .reads import Reads
 from .restart import CloseModule, KeepMode
 
 __all__ = ["Recorder"]
+
+_MADE = "<string>"
+"""Where code lies that other code has put together."""
 
 
 class Recorder(TorchFunctionMode):
@@ -77,7 +80,7 @@ class Recorder(TorchFunctionMode):
         self.kept = Kept(self.at, self.ledger, self, self.streams.here)
         self.hooked, self.twins, self.moded = hooked, twins, moded
         self.modes: dict[int, bool] = {}
-        self.leaf_path = ""
+        self.leaf_path, self.called = "", set[str]()
         self.checkpointed = Depth()
         self.failed: str | None = None
         self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -220,7 +223,10 @@ class Recorder(TorchFunctionMode):
         surroundings = self.contexts.region(), torch.is_grad_enabled()
         key = None if twins is None else twins.key(path, inside, surroundings, actual)
         copied = None if twins is None else twins.copy(key)
+        before = keeping.kept(inside) if path in self.called else None
+        self.called.add(path)
         result = self.perform(call, copied or run_leaf, actual)
+        call.keeps = before is not None and keeping.reads_another(before, inside)
         filling.refilled(self.ledger, call, given)
         call.mutated = self.changed(buffers, module, path)
         if twins is not None and key is not None and copied is None:
@@ -275,6 +281,8 @@ class Recorder(TorchFunctionMode):
         encoded, actual = self.ledger.encode_call(args, kwargs)
         call = functions.as_call(func, *encoded)
         call.path, call.source = self.at.path, self.at.source()
+        if call.source.startswith(_MADE):
+            self.at.keep_maker()
         call.depends = self.ledger.depends(call)
         if kind == "shape only":
             call.depends &= ~(Depends.INPUT | Depends.RANDOM | Depends.STATE)

@@ -1,0 +1,71 @@
+"""Which function a running piece of code is calling, by the module-level name that it has for it there.
+
+What becomes of the function is left to ``opaque``.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import linecache
+import sys
+import types
+from typing import Any
+
+from .restart import Function
+
+__all__ = ["callee"]
+
+
+def callee(caller: types.FrameType, called: types.FrameType) -> tuple[Function, Any] | None:
+    """The function that ``called`` runs, as a name of a module and its value; None where it has none.
+
+    The name is a global one of the caller's file, or of a module that it reaches by names:
+    ``self.library.solve`` as well as ``solve``.
+    """
+    name = called.f_code.co_name
+    if _runs(caller.f_globals.get(name), called):
+        return Function(caller.f_globals["__name__"], name), caller.f_globals[name]
+    node = _called_at(caller.f_code, caller.f_lasti)
+    if isinstance(node, ast.Name) and node.id not in caller.f_locals:
+        holder: Any = sys.modules.get(caller.f_globals.get("__name__", ""))
+        name = node.id
+    elif isinstance(node, ast.Attribute):
+        holder, name = _value(node.value, caller), node.attr
+    else:
+        return None
+    if not isinstance(holder, types.ModuleType) or not _runs(value := vars(holder).get(name), called):
+        return None
+    return Function(holder.__name__, name), value
+
+
+def _runs(value: Any, frame: types.FrameType) -> bool:
+    return isinstance(value, types.FunctionType) and value.__code__ is frame.f_code
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _called_at(code: types.CodeType, at: int) -> ast.expr | None:
+    """What the call that a frame of ``code`` is in the middle of calls, as it is written."""
+    line, end_line, column, end_column = next(itertools.islice(code.co_positions(), at // 2, None))
+    if line is None or end_line is None or column is None or end_column is None:
+        return None
+    lines = [s.encode() for s in linecache.getlines(code.co_filename)[line - 1 : end_line]]
+    if len(lines) != end_line - line + 1:
+        return None
+    lines[-1] = lines[-1][:end_column]
+    lines[0] = lines[0][column:]
+    try:
+        found = ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
+    except SyntaxError:
+        return None
+    return found.func if isinstance(found, ast.Call) else None
+
+
+def _value(node: ast.expr, frame: types.FrameType) -> Any:
+    """What names and attributes of them stand for, without running code of theirs."""
+    if isinstance(node, ast.Name):
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+    if isinstance(node, ast.Attribute):
+        return getattr(_value(node.value, frame), "__dict__", {}).get(node.attr)
+    return None

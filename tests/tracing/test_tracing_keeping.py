@@ -1,0 +1,86 @@
+"""Calls of a leaf that keeps something of one for the next share a stage; other leaves' calls need not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopipe.tracing import capture
+
+WIDTH = 8
+
+
+class Spiking(nn.Module):
+    """Keeps a potential from step to step."""
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        if step == 0:
+            self.potential = torch.zeros_like(x)
+        self.potential = 0.9 * self.potential + x
+        return torch.sigmoid(self.potential)
+
+
+class Remembering(nn.Module):
+    """Keeps a list of what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        if step == 0:
+            self.seen.clear()
+        self.seen.append(x)
+        return torch.stack(self.seen).mean(0)
+
+
+class Shown(nn.Module):
+    """Keeps what it gave last for people to look at, and never reads it."""
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        self.shown = torch.tanh(x)
+        return torch.tanh(x)
+
+
+class Cached(nn.Module):
+    """Makes a table at its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Any = None
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(WIDTH) / WIDTH
+        return torch.tanh(x) + self.table
+
+
+class Net(nn.Module):
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step, layer in enumerate(self.layers):
+            x = self.inside(layer(x), step)
+        return x
+
+
+@pytest.mark.parametrize("kind", [Spiking, Remembering])
+def test_calls_that_go_by_earlier_ones_share_a_stage(kind: type[nn.Module]) -> None:
+    found = capture(Net(kind()), (torch.randn(2, WIDTH),))
+    calls = {op.name for op in found.ops.compute if op.target == "inside"}
+    assert len(calls) == 4
+    assert any(calls <= {*group} for group in found.ops.groups)
+    x = torch.randn(3, WIDTH)
+    torch.testing.assert_close(found(x), found.model(x))
+
+
+@pytest.mark.parametrize("kind", [Shown, Cached])
+def test_what_no_call_goes_by_holds_nothing_together(kind: type[nn.Module]) -> None:
+    found = capture(Net(kind()), (torch.randn(2, WIDTH),))
+    assert not any("inside" in name for group in found.ops.groups for name in group)
