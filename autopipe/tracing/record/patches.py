@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import dataclasses
 import functools
 import math
 import os
@@ -47,22 +48,18 @@ Maker = Callable[[Route, Any], Any]
 def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
     """A route for calls of ``modules``, and of what the function mode does not see, which is patched."""
     route = Route(modules)
-    originals = [(owner, name, vars(owner).get(name, _INHERITED)) for owner, name, _ in _PATCHES]
-    patched = [
-        make(route, getattr(owner, name) if o is _INHERITED else _unwrapped(o))
-        for (owner, name, make), (_, _, o) in zip(_PATCHES, originals, strict=True)
-    ]
+    patches = [*_patched(route), *_forwards(route)]
 
     def put_back() -> None:
-        for owner, name, original in originals:
-            if original is _INHERITED:
-                delattr(owner, name)
+        for patch in patches:
+            if patch.original is _INHERITED:
+                delattr(patch.owner, patch.name)
             else:
-                setattr(owner, name, original)
+                setattr(patch.owner, patch.name, patch.original)
 
     def put_on() -> None:
-        for (owner, name, _), replacement in zip(originals, patched, strict=True):
-            setattr(owner, name, replacement)
+        for patch in patches:
+            setattr(patch.owner, patch.name, patch.replacement)
 
     @contextlib.contextmanager
     def suspended() -> Iterator[None]:
@@ -75,11 +72,20 @@ def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
     route.suspended = suspended
     try:
         put_on()
-        with _forwards(route):
-            yield route
+        yield route
     finally:
         route.suspended = contextlib.nullcontext
         put_back()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Patch:
+    """What an owner has under a name, and what it has there while a model is recorded."""
+
+    owner: Any
+    name: str
+    original: Any
+    replacement: Any
 
 
 _INHERITED = object()
@@ -110,20 +116,23 @@ def _function_apply(route: Route, original: Any) -> Any:
     return classmethod(apply)
 
 
-@contextlib.contextmanager
-def _forwards(route: Route) -> Iterator[None]:
+def _patched(route: Route) -> Iterator[_Patch]:
+    """What the function mode does not see."""
+    for owner, name, make in _PATCHES:
+        original = vars(owner).get(name, _INHERITED)
+        given = getattr(owner, name) if original is _INHERITED else _unwrapped(original)
+        yield _Patch(owner, name, original, make(route, given))
+
+
+def _forwards(route: Route) -> Iterator[_Patch]:
     """Custom functions whose ``apply`` was bound to another name before, where only ``forward`` is seen.
 
     They are applied once more, by a name that is seen; the call around it gives its result on.
     """
-    found = [(cls, vars(cls)["forward"]) for cls in _functions()] if APPLY_IS_C else []
-    for cls, original in found:
-        cls.forward = staticmethod(_applied_again(route, cls, original.__get__(None, cls)))
-    try:
-        yield
-    finally:
-        for cls, original in found:
-            cls.forward = original
+    for cls in _functions() if APPLY_IS_C else ():
+        original = vars(cls)["forward"]
+        again = _applied_again(route, cls, original.__get__(None, cls))
+        yield _Patch(cls, "forward", original, staticmethod(again))
 
 
 def _functions() -> Iterator[Any]:
