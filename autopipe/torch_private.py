@@ -45,7 +45,6 @@ __all__ = [
     "foreach_norm",
     "function_modes",
     "grad_mode",
-    "inner_tensors",
     "is_operator",
     "plugin_options",
     "pop_function_mode",
@@ -83,17 +82,6 @@ UnseenByFunctions = torch._C.DisableTorchFunctionSubclass
 
 FUNCTION_HOMES: tuple[Any, ...] = (torch.Tensor, torch, torch._C, torch._C._VariableFunctions)
 """Where torch has its functions: what a function mode is given is an attribute of one of them."""
-
-
-def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The plain tensors that a tensor is made of: itself, or what a class of tensors keeps its values in.
-
-    Quantised weights that are such a class have no operators but those they are for.
-    """
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()
-    return [inner for name in names for inner in inner_tensors(getattr(tensor, name))]
 
 
 def function_modes() -> list[Any]:

@@ -5,13 +5,14 @@ Deciding the plan is left to ``solve``; the module that results is ``Stage``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import fx
 
-from ..errors import PlanError
+from ..errors import InputError, PlanError
 from ..plans import Plan, StagePlan
 from ..tracing.calls import regions
 from ..tracing.graphs.scope import attach
@@ -56,12 +57,17 @@ class _Flow:
     """Which stage computes each op, and which values each stage takes and gives, over all forms."""
 
     def __init__(self, capture: Capture, plan: Plan) -> None:
-        self.home = plan.stages_of
+        self.home = _homes(capture, plan)
         self.last = plan.n_stages - 1
         self._check_all_placed(capture)
-        self.graphs, self.order = distinct_graphs(capture), capture.ops.position
+        self.planned = capture.ops.by_name.keys()
+        self.order = {**capture.ops.position}
+        for name in self.home:
+            self.order.setdefault(name, len(self.order))
         is_last = all(self.last in self.home[name] for name in capture.ops.last)
         self.tail = frozenset(capture.ops.tail if is_last else ())
+        self.unfit = [g for g in distinct_graphs(capture) if not self._is_fit(capture, plan, g)]
+        self.graphs = [g for g in distinct_graphs(capture) if g not in self.unfit]
         takes: list[dict[str, None]] = [{} for _ in plan.stages]
         for graph in self.graphs:
             for stage in range(plan.n_stages):
@@ -78,6 +84,32 @@ class _Flow:
         self.wires = tuple(
             _Wires(taken, self._in_order(given)) for taken, given in zip(inputs, gives, strict=True)
         )
+
+    def _is_fit(self, capture: Capture, plan: Plan, graph: fx.Graph) -> bool:
+        """Whether a form that is for other sizes can run under the plan; the others must."""
+        if not any(f.for_sizes and f.graph is graph for forms in capture.forms.values() for f in forms):
+            return True
+        pairs = [(v.name, node.name) for node in graph.nodes for v in node.all_input_nodes]
+        if any(self.home[a][0] > min(self.home[b]) for a, b in pairs if a in self.home and b in self.home):
+            return False
+        with contextlib.suppress(PlanError):
+            for stage in plan.stages:
+                nodes = [node for node in self.nodes(graph, stage.index) if node.op != "output"]
+                list(runs(nodes, self.blocks(stage, nodes), capture.ops.order_edges))
+            return True
+        return False
+
+    def blocks(self, stage: StagePlan, nodes: Sequence[fx.Node]) -> list[set[str]]:
+        """What runs again together; what no plan knows of joins the last that it takes."""
+        blocks = [set(ops) for ops in stage.recomputed]
+        place = {node: i for i, node in enumerate(nodes)}
+        for node in nodes if blocks else ():
+            behind = [v for v in node.all_input_nodes if v in place]
+            if node.name not in self.planned and behind:
+                last = max(behind, key=place.__getitem__).name
+                for block in (b for b in blocks if last in b):
+                    block.add(node.name)
+        return blocks
 
     def _in_order(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(names, key=self.order.__getitem__))
@@ -142,6 +174,18 @@ class _Flow:
         return True
 
 
+def _homes(capture: Capture, plan: Plan) -> dict[str, tuple[int, ...]]:
+    """The stages of each op, and of what is computed at other sizes alone: where the last it takes is."""
+    homes = {**plan.stages_of}
+    for graph in distinct_graphs(capture):
+        for node in graph.nodes:
+            is_call = node.op not in ("placeholder", "get_attr", "output")
+            if is_call and node.name not in homes and node.name not in capture.ops.by_name:
+                behind = [homes[v.name][0] for v in node.all_input_nodes if v.name in homes]
+                homes[node.name] = (max(behind, default=0),)
+    return homes
+
+
 def distinct_graphs(capture: Capture) -> list[fx.Graph]:
     """The graphs of all forms, once where one serves both modes."""
     graphs = (form.graph for forms in capture.forms.values() for form in forms)
@@ -153,6 +197,8 @@ def _stage(capture: Capture, plan: Plan, flow: _Flow, index: int) -> Stage:
     title = f"stage {index} of {plan.n_stages} of {plan.model}, graph {plan.graph_digest}"
 
     def made(section: Section, training: bool, number: int, graph: fx.Graph) -> StageForm:
+        if graph in flow.unfit:
+            return StageForm(graph, "", _refused)
         part = _subgraph(capture, flow, graph, plan.stages[index], section, (training, number))
         for each in (part.graph, *part.blocks):
             targets.update(str(n.target) for n in each.nodes if n.op in ("get_attr", "call_module"))
@@ -172,6 +218,13 @@ def _stage(capture: Capture, plan: Plan, flow: _Flow, index: int) -> Stage:
     stage = Stage(capture.model, sections, device=capture.device)
     attach(stage, capture.model, targets - {RECOMPUTED}, capture.constants)
     return stage
+
+
+def _refused(*values: Any) -> NoReturn:
+    raise InputError(
+        "inputs of these sizes take the model's layers in another order than the plan has them; capture with "
+        "an example of these sizes and plan for it"
+    )
 
 
 def _form(part: Part, title: str) -> StageForm:
@@ -194,10 +247,11 @@ def _subgraph(
     by_name = {node.name: node for node in graph.nodes}
     for name in section.inputs:
         part.take(name, by_name.get(name))
-    again = {name for ops in stage.recomputed for name in ops}
     end = graph.output_node()
     nodes = [node for node in flow.nodes(graph, stage.index, section.name) if node is not end]
-    for run in runs(nodes, stage.recomputed, capture.ops.order_edges):
+    blocks = flow.blocks(stage, nodes)
+    again = {name for ops in blocks for name in ops}
+    for run in runs(nodes, blocks, capture.ops.order_edges):
         if run[0].name in again:
             part.add_block(run)
         else:

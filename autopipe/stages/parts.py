@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from ..errors import PlanError
 from ..graph import OpGraph
 from . import rng
 
@@ -47,7 +48,8 @@ class Part:
         """A call, with a seed of its own where it draws random numbers."""
         self.bring(node)
         stream = node.meta.get("stream")
-        if stream is not None and self.ops.by_name[node.name].is_random:
+        op = self.ops.by_name.get(node.name)
+        if stream is not None and op is not None and op.is_random:
             rest = (stream.start, dict(stream.counts)) if stream.start or stream.counts else ()
             self.graph.call_function(rng.reseed, (stream.owner, *rest))
         self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
@@ -77,7 +79,7 @@ def runs(
     """The nodes in program order, each alone or all of a block at once, what a block needs before it.
 
     A block must be convex: no path leaves it and comes back, along values or ``order_edges``. Linear in the
-    nodes and edges, times log.
+    nodes and edges, times log. Raises :class:`PlanError` where one is not.
     """
     if not blocks:
         yield from ((node,) for node in nodes)
@@ -101,10 +103,14 @@ def runs(
     place = {u: x for x, u in enumerate(members)}
     ready = [(place[u], u) for u in members if waiting[u] == 0]
     heapq.heapify(ready)
+    left = len(members)
     while ready:
+        left -= 1
         _, u = heapq.heappop(ready)
         yield tuple(members[u])
         for b in after[u]:
             waiting[b] -= 1
             if waiting[b] == 0:
                 heapq.heappush(ready, (place[b], b))
+    if left:
+        raise PlanError("values leave a block that runs again in backward and come back to it")

@@ -118,8 +118,9 @@ class Capture:
 
     @property
     def has_questions(self) -> bool:
-        """Whether values of the inputs tell which form runs, in any mode."""
-        return any(isinstance(q, Question) for q in self.questions.values())
+        """Whether values or sizes of the inputs tell which form runs, in any mode."""
+        is_asked = any(isinstance(q, Question) for q in self.questions.values())
+        return is_asked or any(form.for_sizes for forms in self.forms.values() for form in forms)
 
     def form_of(self, values: Mapping[str, Any], training: bool | None = None) -> int:
         """The number of the form that bound inputs ask for, in the model's mode or the given one.
@@ -142,8 +143,20 @@ class Capture:
             raise InputError(
                 f"{self.inputs.model}: what the model asks of its inputs cannot be asked of these: {error}"
             ) from error
-        self.forms[training][number].variation.check(self.inputs, values)
-        return number
+        return self._of_size(training, number, values)
+
+    def _of_size(self, training: bool, number: int, values: Mapping[str, Any]) -> int:
+        """The form asked for, or another that is right where that one is not for the sizes."""
+        try:
+            self.forms[training][number].variation.check(self.inputs, values)
+            return number
+        except InputError:
+            for other, form in enumerate(self.forms[training]):
+                if form.for_sizes:
+                    with contextlib.suppress(InputError):
+                        form.variation.check(self.inputs, values)
+                        return other
+            raise
 
     def _hold_changed(self, changed: Sequence[str]) -> None:
         """Record again as the model stands: a change that leaves the graph as it was is of no account."""
@@ -321,8 +334,8 @@ def _captured_at(
     if not {d.where for d in cut} <= {d.where for d in found.ops.dims if not d.packed}:
         return None
     found = found.with_example(args, kwargs, tuple(cut))
-    found.bind(args, kwargs)
-    return found
+    values = found.inputs.bind(model, *found.arguments(args, kwargs))
+    return found if found.form_of(values) == 0 else None
 
 
 def _elsewhere(found: Capture, cut: Mapping[Dim, int]) -> Capture:

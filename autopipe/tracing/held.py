@@ -18,6 +18,7 @@ from .inputs.arguments import Inputs
 from .making import Made
 from .record.session import Session
 from .referee.referee import Referee
+from .resized import record_at_sizes
 from .sizes.variation import Variation
 
 __all__ = ["held_against_the_model"]
@@ -51,6 +52,7 @@ def held_against_the_model(
         )
         fault = referee.fault()
         if fault is None:
+            record_at_sizes(session, made)
             return made
         session.close(fault.path, fault.why)
 
@@ -66,8 +68,10 @@ def _freed(session: Session, made: Made) -> Made:
     with contextlib.suppress(CaptureError, ModelError, InputError):
         other = Made(session, made.inputs, made.tensors, recorded, made.dynamic, None)
         is_whole = [_modules(session.model, m.forms) for m in (other, made)]
+        n_forms = [[len(forms) for forms in m.forms.values()] for m in (other, made)]
+        keeps_all = n_forms[0] == n_forms[1] or not other.asks
         fewer = [(len(m.variation.fixed), len(m.variation.checks)) for m in (other, made)]
-        if is_whole[0] == is_whole[1] and fewer[0] < fewer[1]:
+        if is_whole[0] == is_whole[1] and keeps_all and fewer[0] < fewer[1]:
             return other
     session.attempt = before
     return made
@@ -91,15 +95,13 @@ def _undivided(session: Session, made: Made) -> Made:
     return made
 
 
-def _modules(
-    model: nn.Module, forms: Mapping[bool, Sequence[Recording]]
-) -> dict[bool, tuple[int, list[str]]]:
-    """By training flag, how many forms there are, and the leaves with parameters that the first one calls."""
+def _modules(model: nn.Module, forms: Mapping[bool, Sequence[Recording]]) -> dict[bool, list[str]]:
+    """By training flag, the leaves with parameters that the first form calls."""
 
     def holds(path: str) -> bool:
         return next(model.get_submodule(path).parameters(), None) is not None
 
     return {
-        flag: (len(fs), [c.target for c in fs[0].calls if c.op == "call_module" and holds(c.target)])
+        flag: [c.target for c in fs[0].calls if c.op == "call_module" and holds(c.target)]
         for flag, fs in forms.items()
     }

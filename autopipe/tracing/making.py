@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..errors import AutopipeError
+from ..errors import AutopipeError, CaptureError
 from ..graph import batch_dim
 from .calls.call import Call, Recording
 from .calls.functions import Named
@@ -39,10 +39,14 @@ __all__ = ["Form", "Made"]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """What the model does for some values of its inputs, as a graph, and the sizes it is right for."""
+    """What the model does for some values of its inputs, as a graph, and the sizes it is right for.
+
+    One that is ``for_sizes`` runs where the sizes of inputs are not right for the first one.
+    """
 
     graph: fx.Graph
     variation: Variation
+    for_sizes: bool = False
 
 
 class Made:
@@ -76,6 +80,8 @@ class Made:
         for record in everything:
             record.branches = tuple(with_sizes(b, self._like_an_input) for b in record.branches)
         self.variations: dict[int, Variation] = {}
+        self.everything = everything
+        self.for_sizes: dict[bool, list[Recording]] = {False: [], True: []}
         self.questions: dict[bool, Question | int] = {}
         self.distinct = distinct = {flag: _distinct(records) for flag, records in recorded.items()}
         for flag, (_, numbers) in distinct.items():
@@ -98,12 +104,21 @@ class Made:
     @property
     def dtypes(self) -> bool:
         """Whether the model's own code asked for what autocast has a say in."""
-        return any(form.dtypes for forms in self.forms.values() for form in forms)
+        return any(form.dtypes for form in self._all)
 
     @property
     def flags(self) -> dict[str, tuple[Callable[[], Any], Any]]:
         """What the model's own code asked of torch and of the process."""
-        return {k: v for forms in self.forms.values() for form in forms for k, v in form.flags.items()}
+        return {k: v for form in self._all for k, v in form.flags.items()}
+
+    @property
+    def asks(self) -> bool:
+        """Whether values of the inputs, or where gradients are asked for, tell which form runs."""
+        return any(isinstance(q, Question) for q in self.questions.values())
+
+    @property
+    def _all(self) -> list[Recording]:
+        return [f for forms in (self.forms, self.for_sizes) for flag in forms for f in forms[flag]]
 
     @property
     def variation(self) -> Variation:
@@ -138,12 +153,15 @@ class Made:
 
     def graphs(self) -> dict[bool, tuple[Form, ...]]:
         """Every form as a graph; one object where one serves both modes."""
+        sized = {id(form) for forms in self.for_sizes.values() for form in forms}
         made = {
-            id(form): Form(emit.graph(form), self.variations[id(form)])
-            for forms in self.forms.values()
-            for form in forms
+            id(form): Form(emit.graph(form), self.variations[id(form)], id(form) in sized)
+            for form in self._all
         }
-        return {flag: tuple(made[id(form)] for form in forms) for flag, forms in self.forms.items()}
+        return {
+            flag: tuple(made[id(form)] for form in (*forms, *self.for_sizes[flag]))
+            for flag, forms in self.forms.items()
+        }
 
     def _first(self, train: Recording, evaluation: Recording, known: Variation | None) -> None:
         """The form of the example in both modes, one object where one serves both."""
@@ -197,6 +215,38 @@ class Made:
             self.calls = modes.union(self.calls, checked.calls)
             kept.append(number)
         return kept
+
+    def at_sizes(
+        self, flag: bool, form: Recording, inputs: Inputs, tensors: Mapping[str, torch.Tensor]
+    ) -> Variation:
+        """Name the calls of a form recorded at other sizes as those there are, and find what it is right for.
+
+        Raises :class:`CaptureError` where that cannot be told by sizes of inputs alone.
+        """
+        named = self.calls
+        for other in (f for forms in self.for_sizes.values() for f in forms):
+            named = modes.union(named, other.calls)
+        modes.name_like(named, form)
+        shapes = {n: tuple(t.shape) for n, t in tensors.items()}
+        dims = tuple(
+            dataclasses.replace(d, example=shapes[d.where[0][0]][d.where[0][1]]) for d in self.variation.dims
+        )
+        known = dataclasses.replace(self.variation, dims=dims)
+        variation = self._vary([form], tensors, None, known, inputs)
+        if variation.unsure or {d.where for d in variation.dims} != {d.where for d in dims}:
+            raise CaptureError("what it is right for cannot be told by sizes of inputs")
+        return variation
+
+    def add(self, flag: bool, form: Recording, variation: Variation) -> None:
+        """Take a form for sizes of inputs that no other is right for."""
+        read_from_inputs(self.session.model, form, variation.dims, variation.shapes)
+        self.for_sizes[flag].append(form)
+        self.variations[id(form)] = variation
+
+    def shared(self, records: Sequence[Recording]) -> None:
+        """Give the constants of further recordings, and of those there are, names in common."""
+        self.everything += records
+        self.constants = modes.share_constants(self.everything)
 
     def _like_an_input(self, call: Call) -> Call:
         """A size as that of an input as long; whether of that one, only other sizes can tell."""
@@ -255,14 +305,16 @@ class Made:
         tensors: Mapping[str, torch.Tensor],
         number: int | None,
         known: Variation | None,
+        inputs: Inputs | None = None,
     ) -> Variation:
         """For what sizes forms are right; ``tensors`` ask for the form of this number, or for others."""
         if not self.dynamic:
             return Variation()
         session, flag = self.session, forms[-1].training
+        inputs = inputs or self.inputs
 
         def call(given: Mapping[str, torch.Tensor]) -> Any:
-            args, kwargs = self.inputs.rebuild(session.model, given)
+            args, kwargs = inputs.rebuild(session.model, given)
             return session.model(*args, **kwargs)
 
         def is_asked_for(given: Mapping[str, torch.Tensor]) -> bool:
@@ -271,7 +323,7 @@ class Made:
         explorer = Explorer(
             session.model,
             forms,
-            self.inputs,
+            inputs,
             call,
             tensors,
             session.device,

@@ -409,6 +409,46 @@ def one_rank_feeds():
         runtime.step(*args[:1], target=target)
 
 
+class Windowed(nn.Module):
+    """Pads to windows of four where that is needed, and counts long texts twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+
+    def forward(self, x):
+        n = x.shape[1]
+        for layer in self.layers:
+            pad = -x.shape[1] % 4
+            if pad:
+                x = F.pad(x, (0, 0, 0, pad))
+            x = torch.tanh(layer(x)) * (2 if n > 10 else 1)
+            x = (x.unflatten(1, (-1, 4)).mean(2, keepdim=True) + x.unflatten(1, (-1, 4))).flatten(1, 2)
+            x = x[:, :n] if pad else x
+        return x
+
+
+def sizes_may_take_another_way():
+    """Lengths at which the model's own code does something else, fed or given, recomputed or not."""
+    world = dist.get_world_size()
+    for source, recompute in ((None, ()), (0, tuple(range(world)))):
+        torch.manual_seed(0)
+        model = Windowed().double()
+        example = (torch.randn(4, 8, 8, dtype=torch.float64),)
+        made = make(model, example, {}, n_stages=world, recompute=recompute)
+        assert sum(form.for_sizes for form in made[0].forms[True]) >= 1
+        plain = copy.deepcopy(model)
+        runtime = Runtime(*made, loss_fn=F.mse_loss, feed=source)
+        for length in (8, 9, 6, 12, 8):
+            x = torch.randn(4, length, 8, dtype=torch.float64)
+            if source is None or dist.get_rank() == source:
+                runtime.step(x, target=x)
+            else:
+                runtime.step()
+            F.mse_loss(plain(x), x).backward()
+        assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT, source
+
+
 def ragged_patches():
     """Images of several sizes: microbatches of equally many samples, and of other shapes."""
     world = dist.get_world_size()
@@ -516,6 +556,7 @@ def tails():
 
 def everything():
     shapes_may_depend_on_data()
+    sizes_may_take_another_way()
     one_rank_feeds()
     ragged_patches()
     adversary_on_every_schedule()

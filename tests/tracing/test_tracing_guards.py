@@ -65,7 +65,8 @@ def test_no_length_gives_a_wrong_value(cls: type[nn.Module], length: int) -> Non
                 assert torch.equal(run(given), model(given)), other
             except InputError as error:
                 said.append(str(error))
-    assert 0 < len(said) < 24
+    assert len(said) < 24
+    assert cls is not PadsToEight or not said
     assert all("capture again at this size" in text for text in said)
 
 

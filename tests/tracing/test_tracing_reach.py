@@ -61,29 +61,3 @@ def test_namespaces_are_never_emptied():
     finally:
         vars(builtins).pop("made_up", None)
     assert capture(model, (torch.randn(2, 4),)).ops.ops
-
-
-class Noted(nn.Module):
-    """Whose first call takes what is noted on its parameter, as layers of quantised weights do."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 4))
-        self.weight.scale, self.taken = torch.full((4, 1), 0.5), None
-
-    def forward(self, x):
-        if self.weight.scale is not None:
-            self.taken, self.weight.scale, self.weight.seen = self.weight.scale, None, True
-        return x @ (self.weight * self.taken)
-
-
-def test_what_is_noted_on_parameters_is_as_it_was():
-    model = nn.Sequential(Noted(), nn.ReLU(), Noted())
-    scales = [model[i].weight.scale for i in (0, 2)]
-    captured = capture(model, (torch.randn(4, 4),))
-    for i, scale in zip((0, 2), scales, strict=True):
-        assert model[i].weight.scale is scale
-        assert not hasattr(model[i].weight, "seen")
-    twin = nn.Sequential(Noted(), nn.ReLU(), Noted())
-    x = torch.randn(4, 4)
-    assert torch.equal(captured(x), twin(x))

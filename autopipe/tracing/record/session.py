@@ -5,9 +5,10 @@ Single runs are left to ``runs``, tying the two recordings together to ``modes``
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -92,6 +93,17 @@ class Session:
                     raise
                 found, error = None, refusal
             return self.fallen_back(found, error)
+
+    @contextlib.contextmanager
+    def on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """Within it the example is another."""
+        runs = self.runs
+        before = self.args, self.kwargs
+        self.args, self.kwargs = runs.args, runs.kwargs = args, kwargs
+        try:
+            yield
+        finally:
+            self.args, self.kwargs = runs.args, runs.kwargs = before
 
     def again(
         self, functions: Iterable[Function | Method] = (), closed: Iterable[str] = ()

@@ -20,7 +20,6 @@ from torch import nn
 
 from ... import accelerator
 from ...errors import CaptureError
-from ...torch_private import inner_tensors
 from .reach import Reached, reached, saved, state_of
 
 __all__ = ["Snapshot", "generators", "preserved", "seed", "seed_all", "switch"]
@@ -41,10 +40,7 @@ class Snapshot:
         # a scripted module keeps its mode where its attributes do not show it
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
         self.beside = _Beside(self.reached)
-        beside = [t for _, _, t in self.reached.tensors]
-        # quantised weights keep their scales beside their values
-        self.notes = [(t, _Held(vars(t))) for t in (*model.parameters(), *model.buffers(), *beside)]
-        small = (t for t in (*model.parameters(), *beside) if _is_small(t))
+        small = (t for t in (*model.parameters(), *(t for _, _, t in self.reached.tensors)) if _is_small(t))
         self.tensors = {
             id(t): (t, t.detach().clone()) for t in (*model.buffers(), *small) if not _is_absent(t)
         }
@@ -58,8 +54,6 @@ class Snapshot:
         for module, training in self.scripted:
             module.training = training
         self.beside.restore()
-        for tensor, noted in self.notes:
-            noted.restore(vars(tensor))
         for put_back in self.generators:
             put_back()
         with torch.no_grad():
@@ -357,5 +351,4 @@ def generators(device: torch.device | None = None) -> tuple[Any, ...]:
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Bit for bit, so that a not-a-number is no change."""
-    pairs = zip(inner_tensors(a), inner_tensors(b), strict=True)
-    return all(torch.equal(x, y) or bool(((x == y) | ((x != x) & (y != y))).all()) for x, y in pairs)
+    return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())

@@ -1,0 +1,141 @@
+"""Records a model again at sizes where its code goes another way: padded or not, in windows or in one piece.
+
+Which sizes each recording is right for is left to ``sizes``; which form runs at a call to ``Capture``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+from ..errors import CaptureError, InputError, ModelError
+from ..graph import Dim
+from .calls.call import Recording
+from .calls.likeness import prune
+from .inputs.arguments import Inputs
+from .making import Made
+from .record.session import Session
+from .referee.referee import Referee
+from .sizes import dims as sizing
+from .sizes.variation import Variation
+
+__all__ = ["record_at_sizes"]
+
+_MOST_SIZES = 3
+"""At how many sizes a model may be recorded beside those of the example."""
+
+
+def record_at_sizes(session: Session, made: Made) -> None:
+    """Add forms for sizes that the model takes, at which what its code asks of them comes out otherwise.
+
+    Only of a model that asks nothing of its inputs' values; each form is held against it. What cannot be
+    recorded, or is not the model, is left out: a call of such sizes is refused.
+    """
+    if not made.dynamic or made.tail or made.asks:
+        return
+    known = [made.variation]
+    for _, sizes in zip(range(_MOST_SIZES), _other_ways(made, known), strict=False):
+        before = session.attempt
+        try:
+            with contextlib.suppress(CaptureError, ModelError, InputError):
+                known.append(_added(session, made, sizes))
+        finally:
+            session.attempt = before
+
+
+def _other_ways(made: Made, known: list[Variation]) -> Iterator[dict[Dim, int]]:
+    """Sizes that the model takes and none of the ``known`` variations is right for, a few for each check."""
+    explorer = made.explorers[-1]
+    dims = [d for d in made.variation.dims if not d.packed]
+    base = {d.name: d.example for d in made.variation.dims}
+    for check in made.variation.checks:
+        asked = [d for d in dims if d.name in check.symbols]
+        for chosen in (*([d] for d in asked), *([asked] if len(asked) > 1 else [])):
+            for size in _near(chosen[0]):
+                sizes = {**base, **{d.name: size for d in chosen}}
+                is_known = any(all(c.holds(sizes) for c in v.checks) for v in known)
+                if not check.holds(sizes) and not is_known and explorer.is_taken(dict.fromkeys(chosen, size)):
+                    yield dict.fromkeys(chosen, size)
+                    break
+
+
+def _near(dim: Dim) -> list[int]:
+    """Sizes to try, which lie around the example's and are multiples of other numbers."""
+    n = dim.example
+    others = (*sizing.trial_sizes(dim), n - n // 4, n + n // 4, n // 4, n + 1, n - 1)
+    return list(dict.fromkeys(s for s in others if s > 0 and s != n))
+
+
+def _added(session: Session, made: Made, sizes: Mapping[Dim, int]) -> Variation:
+    """What forms recorded at these sizes are right for, once they are added; raises where they cannot be."""
+    tensors = sizing.resize(made.tensors, sizes)
+    given = made.inputs.rebuild(session.model, tensors)
+    inputs, tensors = Inputs.of(session.model, *given)
+    policy, kept = session.policy, {*session.attempt.functions}
+    with session.on(*given):
+        recorded = session.again()
+        if recorded is None or session.policy != policy or {*session.attempt.functions} != kept:
+            raise CaptureError("the model is taken apart otherwise at these sizes")
+        forms = _forms(made, recorded)
+        made.shared(list({id(f): f for f in forms.values()}.values()))
+        found = {flag: made.at_sizes(flag, form, inputs, tensors) for flag, form in forms.items()}
+        _check_alike(made, forms.values())
+        fault = _fault(session, forms, inputs, tensors, found)
+    if fault is not None:
+        raise CaptureError(fault)
+    for flag, form in forms.items():
+        made.add(flag, form, found[flag])
+    return found[False]
+
+
+def _forms(made: Made, recorded: Mapping[bool, list[Recording]]) -> dict[bool, Recording]:
+    """The one recording of each mode; raises where it asks of values, or gives another kind of output."""
+    forms = {flag: prune(records[0]) for flag, records in recorded.items()}
+    if recorded[True] is recorded[False]:
+        forms[True] = forms[False]
+    for flag, form in forms.items():
+        if len(recorded[flag]) > 1 or form.branches or form.output != made.forms[flag][0].output:
+            raise CaptureError("the model asks of its inputs' values at these sizes, or gives something else")
+    return forms
+
+
+def _check_alike(made: Made, forms: Iterable[Recording]) -> None:
+    """Raise :class:`CaptureError` where a form calls more than a plan for the others can place.
+
+    That is what holds weights, draws, or writes where the others do not; all else goes where its values are.
+    """
+    known = {c.name: c for c in made.calls}
+    for call in (c for form in forms for c in form.calls if c.op not in ("placeholder", "output")):
+        other = known.get(call.name)
+        if other is None:
+            is_placed = call.is_pure and not (call.op == "get_attr" and call.depends)
+        else:
+            is_placed = (bool(call.writes), call.mutated) == (bool(other.writes), other.mutated)
+        if not is_placed:
+            raise CaptureError(f"{call.name} is called at these sizes alone")
+
+
+def _fault(
+    session: Session,
+    forms: Mapping[bool, Recording],
+    inputs: Inputs,
+    tensors: dict[str, torch.Tensor],
+    found: Mapping[bool, Variation],
+) -> str | None:
+    """How the forms differ from the model on other data, in words."""
+    if session.device.type == "meta":
+        return None
+    referee = Referee(
+        session.model,
+        forms,
+        inputs,
+        tensors,
+        found[False],
+        session.device,
+        session.start,
+        lambda training, given: True,
+    )
+    fault = referee.fault()
+    return None if fault is None else fault.why

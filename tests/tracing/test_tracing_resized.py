@@ -1,0 +1,115 @@
+"""Sizes at which a model's own code goes another way have forms of their own, under the same cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from traps.registry import WIDTH, Net
+
+import autopipe
+from autopipe.errors import InputError
+from autopipe.tracing import Capture, capture
+
+
+class Windowed(Net):
+    """Works on windows of four, padded where that is needed, and counts long texts twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        pad = -n % 4
+        if pad:
+            x = F.pad(x, (0, 0, 0, pad))
+        x = self.layers[1](self.layers[0](x))
+        if n > 10:
+            x = 2 * x
+        x = x.unflatten(1, (-1, 4))
+        x = (x.mean(2, keepdim=True) + x).flatten(1, 2)
+        x = self.layers[3](self.layers[2](x))
+        return x[:, :n] if pad else x
+
+
+class Crossed(Net):
+    """Two towers, of which the second looks at the first for long texts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.layers[1](self.layers[0](x))
+        b = x + a if x.shape[1] > 10 else x
+        return a + self.layers[3](self.layers[2](b))
+
+
+class Turned(Net):
+    """Takes its layers the other way round for long texts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers if x.shape[1] <= 10 else reversed(self.layers):
+            x = torch.tanh(layer(x))
+        return x
+
+
+class Drawing(Net):
+    """Draws for long texts alone, which no plan for short ones has a place for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x + torch.randn_like(x) if x.shape[1] > 10 else x)
+
+
+def of_length(n: int, rows: int = 2) -> Tensor:
+    return torch.randn(rows, n, WIDTH)
+
+
+@pytest.fixture(scope="module")
+def windowed() -> Capture:
+    torch.manual_seed(0)
+    return capture(Windowed().double(), (of_length(8).double(),))
+
+
+@pytest.mark.parametrize("length", [3, 4, 8, 9, 12, 13])
+def test_padded_or_not_and_long_or_short(windowed: Capture, length: int) -> None:
+    for training in (False, True):
+        windowed.model.train(training)
+        x = of_length(length, 3).double()
+        torch.testing.assert_close(windowed(x), windowed.model(x), rtol=1e-12, atol=1e-12)
+
+
+def test_no_plan_is_asked_for_more_than_the_example_has(windowed: Capture) -> None:
+    first = {n.name for n in windowed.graphs[False].nodes if n.op != "get_attr"}
+    assert {op.name for op in windowed.ops.ops} == first
+    assert sum(form.for_sizes for form in windowed.forms[False]) >= 2
+
+
+def test_stages_and_microbatches_of_any_length_train_as_the_model_does() -> None:
+    torch.manual_seed(0)
+    model = Windowed()
+    pipe = autopipe.split(model, 4, (of_length(8),), costs="estimated", n_microbatches=2)
+    rt = pipe.runtime(loss_fn=lambda out, target: (out - target).square().mean())
+    for length in (8, 9, 12):
+        x, target = of_length(length, 4), of_length(length, 4)
+        expected = torch.autograd.grad((model(x) - target).square().mean(), [*model.parameters()])
+        model.zero_grad()
+        rt.step(x, target=target)
+        for parameter, gradient in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_values_that_would_flow_to_an_earlier_stage_are_refused_there_alone() -> None:
+    model = Crossed()
+    pins = {"layers.2": 0, "layers.3": 0, "layers.0": 1, "layers.1": 1}
+    pipe = autopipe.split(model, 2, (of_length(8),), costs="estimated", pin=pins)
+    for length in (7, 12):
+        torch.testing.assert_close(pipe.graph(of_length(length)).shape, torch.Size([2, length, WIDTH]))
+    x = of_length(7)
+    torch.testing.assert_close(pipe(x), model(x))
+    with pytest.raises(InputError, match="another order"):
+        pipe(of_length(12))
+
+
+@pytest.mark.parametrize("kind", [Turned, Drawing])
+def test_what_no_plan_has_a_place_for_is_refused_there(kind: type[Net]) -> None:
+    """Layers called again, and draws, at some sizes alone."""
+    found = capture(kind(), (of_length(8),))
+    with pytest.raises(InputError, match="seq"):
+        found(of_length(12))
+    x = of_length(7)
+    torch.testing.assert_close(found(x), found.model(x))
