@@ -20,7 +20,8 @@ __all__ = ["CAUSES", "Ran", "causes"]
 
 CAUSES = ("compute", "unevenness", "handling", "start and end", "optimizer", "messages")
 """Stages at their medians; microbatches that take longer than others; what runs between actions; what comes
-before the first and after the last; the optimizer's step; and waiting for messages, which is the rest."""
+before the first and after the last, the sum of tied gradients with it; the optimizer's step; and waiting for
+messages, which is the rest."""
 
 Seconds = Mapping[Action, float]
 
@@ -106,9 +107,13 @@ class _Parts:
         even = {a: times[a.stage].seconds(a.kind) for row in rows for a in row}
         timeline = autopipe.simulate(plan)
         ran = {e.action: e.end_s - e.start_s for e in timeline.events if isinstance(e.action, Action)}
-        tail = {e.rank: e.end_s - e.start_s for e in timeline.tail if e.action == "optimizer"}
+
+        def tail(what: str) -> list[float]:
+            found = {e.rank: e.end_s - e.start_s for e in timeline.tail if e.action == what}
+            return [found.get(r, 0.0) for r in range(plan.n_ranks)]
+
         none = [0.0] * plan.n_ranks
-        return cls(even, ran, none, none, none, [tail.get(r, 0.0) for r in range(plan.n_ranks)])
+        return cls(even, ran, none, none, tail("ties"), tail("optimizer"))
 
     @classmethod
     def measured(cls, steps: Sequence[Sequence[Ran]]) -> _Parts:
