@@ -4,7 +4,7 @@ Which ranks are measured, and what becomes of the figures, is left to ``probe``.
 
 Two ranks pass tokens to and fro. Each takes one, computes, and sends it on; so with two tokens in all, each
 waits for every message the whole time it is under way, as 1F1B does where stages are equal. With four nobody
-waits; the process's CPU time beyond that of its work is then what a message sent and one received take.
+waits; the process's CPU time beside that of its work is then what a message sent and one received take.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _TURNS = 12
 _ROUNDS = 3
 _WIDTH = 320
 _TOUCHED = 1 << 23
-"""Values that the work goes over, twice: as after a stage, messages find nothing of theirs in any cache,
-which makes them two to three times as much work as between small products."""
+"""Values that the work goes over, twice: as after a stage, messages find nothing of theirs in any cache."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,22 +47,26 @@ def exchange(peer: int) -> Exchange:
     for _ in range(_ROUNDS):
         for key in ((0, _SMALL), (2, _SMALL), (4, _SMALL), (2, _LARGE), (4, _LARGE)):
             _meet(peer)
-            start = time.process_time()
-            wall[key] += _turns(work, peer, *key)
-            cpu[key].append((time.process_time() - start) / _TURNS)
+            turns, beside_s = _turns(work, peer, *key)
+            wall[key] += turns
+            cpu[key].append(beside_s / _TURNS)
     # others on the machine make turns longer, never shorter
     turn = {key: statistics.quantiles(seconds, n=4)[0] for key, seconds in wall.items()}
     busy = {key: min(seconds) for key, seconds in cpu.items()}
     none = 0, _SMALL
     latency_s, per_byte = _line(*(turn[2, size] - turn[none] for size in (_SMALL, _LARGE)))
-    host_s, host_per_byte = _line(*(busy[4, size] - busy[none] for size in (_SMALL, _LARGE)))
+    host_s, host_per_byte = _line(*(busy[4, size] for size in (_SMALL, _LARGE)))
     # a turn sends a message and receives one
     return Exchange(latency_s, per_byte, host_s / 2, host_per_byte / 2)
 
 
-def _turns(work: Callable[[], object], peer: int, n_tokens: int, n_bytes: int) -> list[float]:
-    """Seconds of each turn, the first ones left out; of the work alone where there are no tokens."""
-    held, ends = n_tokens // 2, []
+def _turns(work: Callable[[], object], peer: int, n_tokens: int, n_bytes: int) -> tuple[list[float], float]:
+    """Seconds of each turn, the first ones left out; of the work alone where there are no tokens.
+
+    And the CPU time of all turns beside their work, the communicator's threads included.
+    """
+    held, ends = n_tokens // 2, list[float]()
+    start_s, working_s = time.process_time(), 0.0
     leaving: collections.deque[Any] = collections.deque()
     coming: collections.deque[Any] = collections.deque()
     for _ in range(_TURNS):
@@ -71,7 +74,9 @@ def _turns(work: Callable[[], object], peer: int, n_tokens: int, n_bytes: int) -
             held -= 1
         elif n_tokens:
             coming.popleft().wait()
+        working_s -= time.thread_time()
         work()
+        working_s += time.thread_time()
         if n_tokens:
             leaving.append(dist.isend(torch.empty(n_bytes, dtype=torch.uint8, device="cpu"), peer))
             coming.append(dist.irecv(torch.empty(n_bytes, dtype=torch.uint8, device="cpu"), peer))
@@ -80,8 +85,10 @@ def _turns(work: Callable[[], object], peer: int, n_tokens: int, n_bytes: int) -
         ends.append(time.perf_counter())
     for message in (*coming, *leaving):
         message.wait()
+    beside_s = time.process_time() - start_s - working_s
     skipped = max(2, n_tokens)
-    return [later - earlier for earlier, later in zip(ends[skipped:], ends[skipped + 1 :], strict=False)]
+    turns = [later - earlier for earlier, later in zip(ends[skipped:], ends[skipped + 1 :], strict=False)]
+    return turns, beside_s
 
 
 def _line(small_s: float, large_s: float) -> tuple[float, float]:
