@@ -51,7 +51,12 @@ def to_dcp(
     if faults:
         raise StoreError(f"{source} is damaged: {'; '.join(faults[:6])}; use another checkpoint")
     later: dict[int, tuple[Tensor, Stored]] = {}
-    tree = {"model": _model(checkpoint), **_objects(checkpoint), **_optimizers(checkpoint, flat_optimizers)}
+    kept = {**_objects(checkpoint), **_optimizers(checkpoint, flat_optimizers)}
+    if "model" in kept:
+        raise InputError(
+            f"{source} has other state under 'model', the key of the weights; save it by another"
+        )
+    tree = {"model": _model(checkpoint), **kept}
     if (target / MANIFEST).exists():
         raise InputError(f"{target} is a checkpoint itself; give a new folder")
     draft: Draft | None = None
@@ -62,8 +67,10 @@ def to_dcp(
             save(_emptied(tree, later), checkpoint_id=draft.path, planner=_OneByOne(later), no_dist=True)
         draft.commit()
     except (OSError, RuntimeError, CheckpointException) as error:
-        first = str(error).strip().splitlines()[:1]
-        raise StoreError(f"{target} was not written: {''.join(first)}") from error
+        causes = (
+            [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else []
+        )
+        raise StoreError(f"{target} was not written: {(causes or [error])[0]}") from error
     finally:
         if draft is not None:
             draft.drop()

@@ -140,5 +140,21 @@ def test_damage_and_a_target_in_use_are_refused(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ours", "theirs"]
     with pytest.raises(InputError, match="a checkpoint itself"):
         to_dcp(tmp_path / "ours", tmp_path / "ours")
+
+    class Kept:
+        def __init__(self, state):
+            self.state = state
+
+        def state_dict(self):
+            return self.state
+
+    rt = autopipe.split(Net(), 2, (X,), costs="estimated", n_microbatches=1).runtime(F.mse_loss)
+    rt.save(tmp_path / "same key", model=Kept({"a": 1}))
+    with pytest.raises(InputError, match="has other state under 'model'"):
+        to_dcp(tmp_path / "same key", tmp_path / "more")
+    rt.save(tmp_path / "same names", thing=Kept({"a.b": 1, "a": {"b": 2}}))
+    with pytest.raises(StoreError, match=r"more was not written: .*thing\.a\.b"):
+        to_dcp(tmp_path / "same names", tmp_path / "more")
+    assert not (tmp_path / "more").exists()
     with pytest.raises(StoreError, match="holds no checkpoint"):
         to_dcp(tmp_path / "theirs", tmp_path / "more")
