@@ -25,7 +25,7 @@ def test_results_come_in_order_and_no_more_are_under_way_than_asked():
             going += 1
             most = max(most, going)
         if n < 2:
-            both.wait(10)  # two are under way at once, or this fails
+            both.wait(60)  # two are under way at once, or this fails
         with lock:
             going -= 1
         return n

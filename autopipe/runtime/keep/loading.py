@@ -46,7 +46,7 @@ __all__ = ["Checkpoint", "differences", "open_checkpoint"]
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLES = ("model.safetensors", "pytorch_model.bin")
 """What Hugging Face calls the one file of a checkpoint that needs no index."""
-TRIES = 10
+TRIES = 30
 """How often to open what others replace meanwhile."""
 
 
@@ -285,13 +285,13 @@ def open_checkpoint(path: pathlib.Path, known: Collection[str] = ()) -> Checkpoi
     raise StoreError(f"{path} is replaced by others faster than it can be opened; give a save that stays")
 
 
-def _which(path: pathlib.Path) -> tuple[int, int] | None:
+def _which(path: pathlib.Path) -> tuple[int, int, int] | None:
     """What tells one save from another that replaces it by a rename."""
     try:
         found = resolve(path).stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_mtime_ns  # numbers of removed ones are used again
 
 
 def _indexed(index: pathlib.Path) -> dict[str, set[str] | None]:
