@@ -17,8 +17,8 @@ from torch import fx
 from ..errors import AutopipeError, CaptureError
 from ..graph import batch_dim
 from .calls.call import Call, Recording
-from .calls.functions import Named
 from .calls.likeness import is_same, prune
+from .calls.named import Named
 from .calls.perform import run_call
 from .graphs import emit, modes
 from .graphs.questions import Question, choose, questions, with_sizes

@@ -50,13 +50,17 @@ def _other_ways(made: Made, known: list[Variation]) -> Iterator[dict[Dim, int]]:
     explorer = made.explorers[-1]
     dims = [d for d in made.variation.dims if not d.packed]
     base = {d.name: d.example for d in made.variation.dims}
+    tried: list[dict[str, int]] = []
     for check in made.variation.checks:
         asked = [d for d in dims if d.name in check.symbols]
         for chosen in (*([d] for d in asked), *([asked] if len(asked) > 1 else [])):
             for size in _near(chosen[0]):
                 sizes = {**base, **{d.name: size for d in chosen}}
                 is_known = any(all(c.holds(sizes) for c in v.checks) for v in known)
-                if not check.holds(sizes) and not is_known and explorer.is_taken(dict.fromkeys(chosen, size)):
+                if check.holds(sizes) or is_known or sizes in tried:
+                    continue
+                tried.append(sizes)
+                if explorer.is_taken(dict.fromkeys(chosen, size)):
                     yield dict.fromkeys(chosen, size)
                     break
 

@@ -5,30 +5,24 @@ Deciding what follows from it is left to ``recorder``.
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import functools
 import operator
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from ... import torch_private
-from ...torch_private import FUNCTION_HOMES, export_flags, is_operator, set_export_flags
-from ..inputs.structure import Spec, unflatten
+from ...torch_private import FUNCTION_HOMES, export_flags, set_export_flags
 from .call import UNSAFE, Call, Depends
+from .named import Named, nameable
 
 __all__ = [
     "CASTING",
     "REQUIRING",
     "SIZES",
-    "CustomFunction",
     "ExportFlags",
-    "Named",
-    "Rebuild",
     "Versions",
     "as_call",
     "changes_itself",
@@ -170,88 +164,6 @@ _EFFECT_CALLS: dict[str, Callable[..., Any]] = {"register_hook": _register_hook}
 
 def _is_method(func: Any, name: str) -> bool:
     return name.isidentifier() and not name.startswith("__") and getattr(torch.Tensor, name, None) is func
-
-
-def nameable(func: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself where generated code can find it by name, else wrapped so that it can."""
-    return func if _resolves(func) else Named(func)
-
-
-def qualified_name(func: Callable[..., Any]) -> str:
-    """The dotted name of a function, for people."""
-    if isinstance(func, Named):
-        return func.shown
-    try:
-        return torch_private.qualified_name(func)
-    except (RuntimeError, AttributeError):
-        return getattr(func, "__qualname__", type(func).__qualname__)
-
-
-def _resolves(func: Callable[..., Any]) -> bool:
-    name = getattr(func, "__name__", "")
-    if getattr(builtins, name, None) is func or (getattr(func, "__module__", None) == "_operator"):
-        return True
-    if is_operator(func):
-        return True
-    root, *rest = qualified_name(func).split(".")
-    found: Any = sys.modules.get(root)
-    for atom in rest:
-        found = getattr(found, atom, None)
-    return found is func
-
-
-class Named:
-    """A callable under a name that generated code can hold."""
-
-    __module__ = "autopipe.tracing.calls.functions"
-
-    def __init__(self, function: Callable[..., Any], name: str = "", shown: str = "") -> None:
-        self.function = function
-        plain = name or getattr(function, "__name__", type(function).__name__)
-        self.__name__ = "".join(c if c.isalnum() else "_" for c in plain).strip("_") or "function"
-        self.__qualname__ = self.__name__
-        module = getattr(function, "__module__", None) or ""
-        self.shown = shown or f"{module}.{getattr(function, '__qualname__', plain)}".lstrip(".")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Named) and self.function == other.function
-
-    def __hash__(self) -> int:
-        return hash(self.function)
-
-
-class Rebuild(Named):
-    """Puts leaves back into a structure that fx cannot write down, such as a dataclass."""
-
-    def __init__(self, spec: Spec) -> None:
-        super().__init__(lambda *leaves: unflatten(spec, leaves), spec.type.__name__, spec.type.__qualname__)
-        self.spec = spec
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rebuild) and self.spec == other.spec
-
-    def __hash__(self) -> int:
-        return hash((self.spec.kind, self.spec.type))
-
-
-class CustomFunction(Named):
-    """``apply`` of an ``autograd.Function``, whose backward is the user's."""
-
-    def __init__(self, cls: type) -> None:
-        super().__init__(cls.apply, cls.__name__, f"{cls.__module__}.{cls.__qualname__}.apply")  # type: ignore[attr-defined]
-        self.cls = cls
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.cls.apply(*args, **kwargs)  # type: ignore[attr-defined]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CustomFunction) and self.cls is other.cls
-
-    def __hash__(self) -> int:
-        return hash(self.cls)
 
 
 def is_numpy_scalar(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .functions import Named
+from .named import Named
 
 __all__ = ["Closure", "Mapped", "lift"]
 

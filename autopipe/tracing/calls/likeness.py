@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from .call import Call, Recording, calls_in
-from .functions import qualified_name, tensors
+from .functions import tensors
+from .named import qualified_name
 from .perform import is_size_of_made
 
 __all__ = ["is_equal", "is_same", "is_same_program", "is_twin", "key", "prune"]

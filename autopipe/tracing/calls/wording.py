@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .call import Call
-from .functions import qualified_name
+from .named import qualified_name
 
 __all__ = ["example_of", "shown"]
 

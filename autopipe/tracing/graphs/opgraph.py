@@ -16,10 +16,11 @@ from torch import nn
 from ...graph import Dim, Op, OpGraph, ParameterSpec, TensorSpec
 from ...units import Size
 from ..calls.call import Call, Depends, Recording, calls_in
-from ..calls.functions import qualified_name, tensors
+from ..calls.functions import tensors
 from ..calls.kinds import Kind, describe, dtype_name
 from ..calls.lifting import Closure
 from ..calls.moded import in_modes
+from ..calls.named import qualified_name
 
 __all__ = ["build", "parameter_specs"]
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..calls.call import UNSAFE, Call, Depends, map_calls, meta
-from ..calls.functions import Named, tensors
+from ..calls.functions import tensors
+from ..calls.named import Named
 from ..inputs.structure import flatten, unflatten
 
 __all__ = ["Extents"]

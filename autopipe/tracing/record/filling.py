@@ -11,7 +11,7 @@ from collections import UserDict
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
-from ..calls import functions
+from ..calls import functions, named
 from ..calls.call import Call, meta
 from ..inputs.structure import flatten, paths, unflatten
 from .ledger import Ledger
@@ -57,7 +57,7 @@ def refilled(ledger: Ledger, call: Call, found: Sequence[Dict]) -> None:
             continue
         leaves, spec = flatten(given.before)
         spec = dataclasses.replace(spec, type=type(given.own))
-        holder = Call("call_function", functions.Rebuild(spec), tuple(ledger.encode(v)[0] for v in leaves))
+        holder = Call("call_function", named.Rebuild(spec), tuple(ledger.encode(v)[0] for v in leaves))
         holder.hint, holder.path, holder.depends = "filled", call.path, ledger.depends(holder)
         holder.value = unflatten(spec, [meta(plain(v)) for v in leaves])
         ledger.calls.remove(call)
@@ -65,7 +65,7 @@ def refilled(ledger: Ledger, call: Call, found: Sequence[Dict]) -> None:
         ledger.add(call)
         args = tuple(holder if i == given.place else a for i, a in enumerate(call.args))
         call.take(args, {k: holder if k == given.place else a for k, a in call.kwargs.items()})
-        behind = Call("call_function", functions.Named(behind_of, "filled"), (holder, call), accessor=True)
+        behind = Call("call_function", named.Named(behind_of, "filled"), (holder, call), accessor=True)
         behind.hint, behind.path, behind.depends = "filled", call.path, call.depends
         _read_again(ledger, ledger.add(behind), given)
 

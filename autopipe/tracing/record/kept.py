@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..calls import functions, lifting, wording
+from ..calls import functions, lifting, named, wording
 from ..calls.call import UNSAFE, Call, Depends
 from ..calls.streams import Stream
 from ..inputs.structure import flatten
@@ -51,7 +51,7 @@ class Kept:
     ) -> None:
         self.at, self.ledger, self.performer, self.here = at, ledger, performer, here
 
-    def custom(self, function: functions.Named, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def custom(self, function: named.Named, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call that the function mode does not see as one: ``autograd.Function.apply``, ``vmap``."""
         with self.at.hushed:
             encoded, actual = self.ledger.encode_call(args, kwargs)
@@ -217,7 +217,7 @@ class Kept:
         """What ``copy.copy`` makes of a tensor."""
         if not self.at.is_recorded:
             return copy.copy(tensor)
-        return self.custom(functions.Named(copy.copy), copy.copy, (tensor,), {})
+        return self.custom(named.Named(copy.copy), copy.copy, (tensor,), {})
 
     def outside_draw(self, name: str) -> None:
         """Code outside torch is about to draw a random number."""

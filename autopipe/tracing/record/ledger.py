@@ -15,6 +15,7 @@ from torch import nn
 
 from ..calls import functions, lifting, wording
 from ..calls.call import UNSAFE, Call, Depends, Guard, meta
+from ..calls.named import Rebuild, nameable
 from ..inputs.structure import LEAF, Step, carries_tensors, flatten, paths, unflatten
 from . import casts, checks, opaque, origin
 from .branches import Branches
@@ -296,7 +297,7 @@ class Ledger:
                 call = Call("call_method", function.name, operands, hint=function.name, accessor=True)
             else:
                 hint = getattr(function, "__name__", "number")
-                call = Call("call_function", functions.nameable(function), operands, hint=hint)
+                call = Call("call_function", nameable(function), operands, hint=hint)
             call.path, call.source, call.value = self.at.path, self.at.source(), expression.value
             call.is_size = True
             call.depends = Depends.SHAPE | (self.depends(call) & Depends.DATA)
@@ -403,7 +404,7 @@ class Ledger:
             if not callable(value):
                 self.bare.append((value, f"{self.at.path or type(value).__name__}"))
             return self.attribute(self.constant(value), value, Depends.NOTHING)
-        call = Call("call_function", functions.Rebuild(spec), tuple(self.encode(v)[0] for v in leaves))
+        call = Call("call_function", Rebuild(spec), tuple(self.encode(v)[0] for v in leaves))
         call.hint, call.path, call.accessor = spec.type.__name__, self.at.path, True
         call.depends = self.depends(call)
         call.value = unflatten(spec, [meta(plain(v)) for v in leaves])

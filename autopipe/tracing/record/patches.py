@@ -32,7 +32,7 @@ from ...torch_private import (
     VMAP,
     grad_mode,
 )
-from ..calls.functions import CustomFunction, Named
+from ..calls.named import CustomFunction, Named
 from .contexts import ENTERED
 from .kept import is_copying
 from .route import Route

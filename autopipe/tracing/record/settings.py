@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..calls.call import Branch, Call, Recording, Setting
-from ..calls.functions import Named
+from ..calls.named import Named
 
 __all__ = ["settings", "under"]
 

@@ -17,7 +17,8 @@ from torch import nn
 
 from ...errors import InputError
 from ...torch_private import CALL_HOOK
-from ..calls.functions import Named, tensors
+from ..calls.functions import tensors
+from ..calls.named import Named
 from .opaque import Recorded
 
 __all__ = ["KeptFunction", "KeptMethod", "hides"]

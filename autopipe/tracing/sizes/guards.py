@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import InputError
 from ...units import Size
 from ..calls.call import Call, Depends, Guard, Recording
-from ..calls.functions import Named
+from ..calls.named import Named
 from .rerun import with_guards
 
 __all__ = ["SIGNS", "ExpectSize", "computed", "is_stepped", "with_checks"]
