@@ -94,19 +94,36 @@ def device_settings(device: torch.device | str) -> dict[str, Any]:
     Part of the key that a measurement is kept under, so that one taken otherwise is taken anew.
     """
     device = torch.device(device)
+    attention = ("flash", "mem_efficient", "math", "cudnn")
     out: dict[str, Any] = {
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "fp32": _fp32_precisions(),
+        "attention": [kind for kind in attention if getattr(torch.backends.cuda, f"{kind}_sdp_enabled")()],
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if device.type == "cpu":
         out["mkldnn"] = torch.backends.mkldnn.enabled
     if device.type == "cuda":
-        cudnn = torch.backends.cudnn
-        flags = ("enabled", "benchmark", "deterministic", "allow_tf32")
-        out |= {f"cudnn.{flag}": getattr(cudnn, flag) for flag in flags}
-        out |= {"cudnn": cudnn.version(), "allow_tf32": torch.backends.cuda.matmul.allow_tf32}
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        flags = ("enabled", "benchmark", "deterministic")
+        out |= {f"cudnn.{flag}": getattr(cudnn, flag) for flag in flags} | {"cudnn": cudnn.version()}
+        kinds = ("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction", "fp16_accumulation")
+        out |= {kind: getattr(matmul, f"allow_{kind}") for kind in kinds}
         out["driver"] = _driver(str(torch.cuda.get_device_properties(device).uuid))
     return out
+
+
+def _fp32_precisions() -> dict[str, str]:
+    """What fp32 is computed in, by library and kind of op.
+
+    torch's older switches set the same, but cannot be read once somebody used these.
+    """
+    libraries = {"cuda": ("matmul",), "cudnn": ("conv", "rnn"), "mkldnn": ("matmul", "conv", "rnn")}
+    found = {
+        f"{library}.{kind}": getattr(getattr(torch.backends, library), kind).fp32_precision
+        for library, kinds in libraries.items()
+        for kind in kinds
+    }
+    return {place: value.replace("none", "ieee") for place, value in found.items()}
 
 
 @functools.cache

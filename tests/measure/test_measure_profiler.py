@@ -351,6 +351,18 @@ def test_a_measurement_taken_under_other_settings_is_not_used() -> None:
     finally:
         torch.set_float32_matmul_precision(before)
     assert device_settings("cpu") == plain
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert device_settings("cpu") != plain
+    assert device_settings("cpu") == plain
+    # once these are used, torch's older switch cannot be read
+    products = torch.backends.mkldnn.matmul
+    kept = products.fp32_precision
+    try:
+        products.fp32_precision = "bf16"
+        assert device_settings("cpu") != plain
+    finally:
+        products.fp32_precision = kept
+    assert torch.get_float32_matmul_precision() == before
 
 
 class FirstData(nn.Module):
