@@ -5,6 +5,7 @@ What the ranks' records tell together is left to ``simulator``.
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import logging
 import os
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from torch import Tensor
 
+from ..accelerator import Later
 from ..simulator import Ran, Recorded, Watchable, plan_file, rank_file
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ class Publisher:
     def __init__(self, engine: Engine, folder: pathlib.Path, every_s: float, offset_s: float) -> None:
         self._engine, self._folder, self._every_s, self._offset_s = engine, folder, every_s, offset_s
         self._plan, self._digest, self._slot = engine.plan, "", -1
+        self._coming: collections.deque[Later] = collections.deque()
+        self._loss: float | None = None
         self._say_plan()
 
     def _say_plan(self) -> None:
@@ -104,10 +108,17 @@ class Publisher:
             n_ranks=1 if engine.peers is None else engine.plan.n_ranks,
             step=engine.n_steps - n_pending,
             at_s=time.time(),
-            loss=loss.item() if loss.device.type == "cpu" else None,
+            loss=self._latest(loss),
             recorded=record(engine, self._offset_s, last=SHOWN_STEPS),
         )
         self._replace(rank_file(self._folder, engine.rank), msgspec.json.encode(told))
+
+    def _latest(self, loss: Tensor) -> float | None:
+        """The loss of the last step written of which it is here: on an accelerator nobody waits for one."""
+        self._coming.append(Later(loss))
+        while self._coming and self._coming[0].has_come():
+            self._loss = self._coming.popleft().read()
+        return self._loss
 
     def _replace(self, path: pathlib.Path, data: bytes) -> None:
         aside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -9,7 +9,7 @@ HERE = pathlib.Path(__file__).parent
 USERS = (
     ("mixed_precision", "half_weights", "compiled", "rebalanced", "saved_midway"),
     ("ragged_epochs", "pinned_loader", "written_inputs", "inputs_with_gradients", "other_devices"),
-    ("default_device", "hooks_of_the_user", "channels_last", "nothing_is_left", "demo_program"),
+    ("default_device", "hooks_of_the_user", "channels_last", "watched", "nothing_is_left", "demo_program"),
 )
 """Programs that run in the same processes."""
 

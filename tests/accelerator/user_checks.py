@@ -6,11 +6,14 @@ same device in one process; both end alike. Without names all run.
 
 import copy
 import gc
+import json
+import pathlib
 import sys
 import tempfile
 import warnings
 
 import accelerated_checks
+import simulated
 import torch
 import torch.distributed as dist
 from accelerated_checks import DEVICE, RANK, WORLD
@@ -441,6 +444,26 @@ def channels_last():
     same_gradients(runtime, plain)
 
 
+def watched():
+    """Seen from elsewhere while it runs: nobody waits for it, and the loss is there when it has come."""
+    shared = [tempfile.mkdtemp() if RANK == 0 else None]
+    dist.broadcast_object_list(shared, 0)
+    _, runtime = split(seeded(Mlp), numbers(), loss=F.mse_loss)
+    for _ in range(2):
+        runtime.step(numbers(), target=numbers())
+    runtime.publish(shared[0], 1e-3)
+    with simulated.waits("autopipe") as found:
+        for _ in range(3):
+            loss = runtime.step(numbers(), target=numbers()).loss
+    assert not found, found
+    torch.accelerator.synchronize(DEVICE)
+    last = runtime.step(numbers(), target=numbers()).loss
+    told = json.loads(next(pathlib.Path(shared[0]).glob(f"rank-{RANK}.json")).read_text())
+    near(told["loss"], loss)
+    near(last, loss)
+    assert runtime.report().measured_step_s > 0
+
+
 def nothing_is_left():
     """Runtimes made and dropped give their memory back."""
     held = []
@@ -480,6 +503,7 @@ CHECKS = {
         hooks_of_the_user,
         rebalanced,
         channels_last,
+        watched,
         nothing_is_left,
         demo_program,
     )
