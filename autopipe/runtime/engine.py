@@ -418,8 +418,9 @@ class Engine:
             share = self.share if self.share is not None else self._share(counted)
             scale = share if scale is None else scale * share
 
-        def seeds(weight: float, loss: Tensor) -> Tensor:
-            seed = torch.full_like(loss, weight * self.factor)
+        def seeds(weight: float | Tensor, loss: Tensor) -> Tensor:
+            seed = weight * self.factor
+            seed = seed.to(loss.dtype) if isinstance(seed, Tensor) else torch.full_like(loss, seed)
             return seed if scale is None else seed * scale.to(seed.dtype)
 
         count = self.n_steps if grad or request.like_step else -1 - self.n_forwards

@@ -7,7 +7,7 @@ from processes import run_ranks
 
 HERE = pathlib.Path(__file__).parent
 USERS = (
-    ("mixed_precision", "half_weights", "compiled", "rebalanced", "saved_midway"),
+    ("mixed_precision", "half_weights", "compiled", "rebalanced", "saved_midway", "labels_on_the_device"),
     ("ragged_epochs", "pinned_loader", "written_inputs", "inputs_with_gradients", "other_devices"),
     ("default_device", "hooks_of_the_user", "channels_last", "watched", "nothing_is_left", "demo_program"),
 )

@@ -444,6 +444,38 @@ def channels_last():
     same_gradients(runtime, plain)
 
 
+class Labelled(nn.Module):
+    """Averages over the labels that count, as language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, ids, labels):
+        return F.cross_entropy(self.net(ids).flatten(0, 1), labels.flatten())
+
+
+def labels_on_the_device():
+    """Microbatches with unlike numbers of labels, one with none: nobody waits to count them."""
+    model, batch = seeded(Labelled).to(DEVICE), ids().to(DEVICE)
+    plain, labels = copy.deepcopy(model), batch.clone()
+    labels[:3], labels[4, 2:] = -100, -100
+    pipe = autopipe.split(model, WORLD, (batch, batch), n_microbatches=4, costs="estimated")
+    runtime = pipe.runtime()
+    for step in range(4):
+        for p in runtime.parameters():
+            p.grad = None
+        with simulated.waits("autopipe") as found:
+            loss = runtime.step(batch, labels).loss
+        assert step < 2 or not found, found
+    wanted = plain(batch, labels)
+    wanted.backward()
+    near(loss, wanted)
+    same_gradients(runtime, plain)
+    nothing = torch.full_like(labels, -100)
+    assert runtime.evaluate(batch, nothing).loss.isnan() == plain(batch, nothing).isnan()
+
+
 def watched():
     """Seen from elsewhere while it runs: nobody waits for it, and the loss is there when it has come."""
     shared = [tempfile.mkdtemp() if RANK == 0 else None]
@@ -503,6 +535,7 @@ CHECKS = {
         hooks_of_the_user,
         rebalanced,
         channels_last,
+        labels_on_the_device,
         watched,
         nothing_is_left,
         demo_program,

@@ -35,7 +35,7 @@ class Header(msgspec.Struct, frozen=True):
     told: Announced
     owners: list[str | None]
     n_microbatches: int
-    weights: Weights
+    weights: tuple[list[float], float | None]
     forms: tuple[int, ...]
     fault: str = ""
 
@@ -71,7 +71,8 @@ class Feed:
         ]
         forms = tuple(map(Form.of, tensors))
         told = Announcement(forms, frame).told()
-        header = Header(names, told, owners, n_microbatches, weights, batch.forms)
+        shares = [float(weight) for weight in weights[0]], weights[1]
+        header = Header(names, told, owners, n_microbatches, shares, batch.forms)
         laid = [f.to_wire(t) if sent else t for f, t, sent in zip(forms, tensors, is_sent, strict=True)]
         leaving = []
         for rank in self._others:

@@ -37,7 +37,7 @@ class Taken:
     """
 
     batch: Batch
-    weights: Sequence[float]
+    weights: Sequence[float | Tensor]
     counted: float | None
     inputs: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
@@ -97,10 +97,13 @@ class Intake:
         n = request.n_microbatches or self._options.n_microbatches
         free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
         batch = with_forms(self._splitter.split(free, target, n), self._capture)
-        weights: list[float] = [1.0] * batch.n_microbatches
+        weights: Sequence[float | Tensor] = [1.0] * batch.n_microbatches
         counted: float | None = None
-        if request.loss:  # counted where the batch is: on the device every count would wait
-            weights, counted = self._weigher.weigh(batch, request.args, kwargs, bound)
+        if (
+            request.loss
+        ):  # counted where the batch is; on a device, without a wait for it where it stays there
+            told = self._feed is not None or self._options.mesh is not None
+            weights, counted = self._weigher.weigh(batch, request.args, kwargs, bound, is_read=told)
         if self._feed is not None:
             self._feed.give(batch, target, n, (weights, counted))
         batch = batch.on(self._device, self._used, self._takes_target)

@@ -48,7 +48,9 @@ class Outputs:
                     "n_microbatches=1 here, or do not ask for outputs"
                 )
 
-    def join(self, parts: Sequence[Sequence[Any]], batch: Batch, weights: Sequence[float]) -> list[Any]:
+    def join(
+        self, parts: Sequence[Sequence[Any]], batch: Batch, weights: Sequence[float | Tensor]
+    ) -> list[Any]:
         """Flat output leaves of the full batch from those of each microbatch.
 
         A tensor with a batch axis is concatenated along it, a scalar averaged by ``weights``. The rest is
@@ -65,7 +67,7 @@ class Outputs:
         axes: Sequence[int] | None,
         leaf: Sequence[Any],
         batch: Batch,
-        weights: Sequence[float],
+        weights: Sequence[float | Tensor],
     ) -> Any:
         are_tensors = all(isinstance(x, Tensor) for x in leaf)
         if axes and are_tensors:
@@ -112,8 +114,12 @@ def _are_equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def weighted(losses: Sequence[Tensor | None], weights: Sequence[float]) -> Tensor:
+def weighted(losses: Sequence[Tensor | None], weights: Sequence[float | Tensor]) -> Tensor:
     """Σ weight × loss in fp64; a microbatch of weight 0 adds nothing, though its mean of nothing is NaN."""
+    there = [w for w in weights if isinstance(w, Tensor)]
+    if there:
+        shares, found = torch.stack(there), torch.stack([loss for loss in losses if loss is not None])
+        return torch.where(shares > 0, found.double() * shares, 0.0).sum()
     terms = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
     summed = torch.stack([loss for loss, _ in terms]).double()
     # the weights go along as plain numbers: as a tensor the host would wait for their copy

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
+from ...accelerator import is_async, upload
 from ...errors import InputError
 from ...torch_private import pytree
 from .microbatch import Batch
@@ -35,8 +36,8 @@ _logger = logging.getLogger(__name__)
 
 LossWeight = Callable[[tuple[Any, ...], dict[str, Any], Any], float]
 """``loss_weight(args, kwargs, target)`` of one microbatch; only ratios matter."""
-Weights = tuple[list[float], float | None]
-"""What each microbatch weighs, and what all of them counted together."""
+Weights = tuple[Sequence[float | Tensor], float | None]
+"""What each microbatch weighs, maybe on the device; and what all of them counted together."""
 
 
 class Weigher:
@@ -67,13 +68,20 @@ class Weigher:
         self._has_warned = False
 
     def weigh(
-        self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any]
+        self,
+        batch: Batch,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        bound: Mapping[str, Any],
+        *,
+        is_read: bool = True,
     ) -> Weights:
         """The weight of each microbatch, and what all of them counted; for means they sum to 1.
 
         What was counted says how much the batch weighs beside those of data-parallel replicas: None for a
         sum, 0 where no label counts. ``bound`` are the arguments' own tensors by input: those in ``batch``
-        may be elsewhere.
+        may be elsewhere. Where they need not be ``is_read``, weights of labels that are on an accelerator
+        stay there: the host would wait for them; what was counted is not told then.
         Raises :class:`InputError` when a given weight is negative, or all are zero.
         """
         if self._given is not None:
@@ -82,9 +90,12 @@ class Weigher:
             return [1.0] * batch.n_microbatches, None
         by_rows = _normalised(batch.rows)
         sums: list[Weights] = [([1.0] * batch.n_microbatches, None) for loss in self._counted if loss.is_sum]
-        counts = [loss.counts(batch) for loss in self._counted if not loss.is_sum]
+        raw = [loss.counts(batch) for loss in self._counted if not loss.is_sum]
         if self._labels is not None and all(map(_are_labels, batch.targets)):
-            counts = [_read([_weight_of_labels(target, **self._labels) for target in batch.targets])]
+            raw = [[_weight_of_labels(target, **self._labels) for target in batch.targets]]
+        if len(raw) == 1 and not sums and not is_read and all(map(_is_away, raw[0])):
+            return _shares_there(torch.stack(raw[0]), by_rows[0]), None  # type: ignore[arg-type]
+        counts = [_read(found) for found in raw]
         found = sums + [_normalised(count) for count in counts if sum(count)]
         if not found:
             return by_rows[0], 0.0 if counts else by_rows[1]
@@ -106,7 +117,7 @@ class Weigher:
         if self._labels is not None and all(map(_are_labels, batch.targets)):
             return sum(_read([_weight_of_labels(target, **self._labels) for target in batch.targets]))
         if self._counted:
-            return None if self._counted[0].is_sum else sum(self._counted[0].counts(batch))
+            return None if self._counted[0].is_sum else sum(_read(self._counted[0].counts(batch)))
         return float(sum(batch.rows))
 
     def _ask(
@@ -141,7 +152,7 @@ _WARNING = (
 )
 
 
-def _are_close(a: Sequence[float], b: Sequence[float]) -> bool:
+def _are_close(a: Sequence[float | Tensor], b: Sequence[float | Tensor]) -> bool:
     return all(math.isclose(x, y, rel_tol=1e-12) for x, y in zip(a, b, strict=True))
 
 
@@ -158,9 +169,9 @@ class _LabelLoss:
     is_sum: bool
     fixed: Mapping[str, Any]
 
-    def counts(self, batch: Batch) -> list[float]:
+    def counts(self, batch: Batch) -> list[float | Tensor]:
         """How many labels of each microbatch count."""
-        return _read([self._count(batch, m) for m in range(batch.n_microbatches)])
+        return [self._count(batch, m) for m in range(batch.n_microbatches)]
 
     def _count(self, batch: Batch, m: int) -> int | Tensor:
         values: dict[fx.Node, Any] = {}
@@ -263,6 +274,18 @@ def _read(counts: Sequence[float | Tensor]) -> list[float]:
     tensors = [count for count in counts if isinstance(count, Tensor)]
     found = iter(torch.stack(tensors).tolist() if tensors else ())
     return [next(found) if isinstance(count, Tensor) else count for count in counts]
+
+
+def _is_away(count: float | Tensor) -> bool:
+    return isinstance(count, Tensor) and is_async(count.device)
+
+
+def _shares_there(counts: Tensor, by_rows: Sequence[float | Tensor]) -> Sequence[Tensor]:
+    """Shares of a whole on the device; by rows where that is nothing."""
+    counts = counts.double()
+    rows = upload(torch.tensor(by_rows, dtype=torch.float64, device="cpu"), counts.device)
+    total = counts.sum()
+    return torch.where(total > 0, counts / total, rows).unbind()
 
 
 def _at(value: Any, device: torch.device) -> Any:

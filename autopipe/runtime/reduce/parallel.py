@@ -148,7 +148,7 @@ class ReplicaDims:
 
         Every replica's process of one rank calls it. On an accelerator only its stream waits.
         """
-        at = device if self._mesh is not None and self._mesh.device_type == device.type else None
+        at = device if self._mesh is not None and self._mesh.device_type == device.type else "cpu"
         total, n = torch.full((), counted, dtype=torch.float64, device=at), 1
         for name in self._names:
             group = self._mesh.get_group(name)

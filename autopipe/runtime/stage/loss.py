@@ -89,9 +89,10 @@ class Loss:
         pair = dataclasses.replace(step.batch, rows=step.batch.rows[:2])
         weights, targets = step.weights[:2], step.batch.targets
         self._step, self._seen = None, {}
-        if not sum(weights):
+        total = float(sum(weights))
+        if not total:
             return
-        weighed = weighted((loss, other), weights).item() / (1.0 if self._is_sum else sum(weights))
+        weighed = weighted((loss, other), weights).item() / (1.0 if self._is_sum else total)
         try:
             self._outputs.check(pair)
             joined = self._capture.assemble(self._outputs.join((first, second), pair, weights))

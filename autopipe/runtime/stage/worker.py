@@ -37,8 +37,8 @@ class StepInputs:
     """
 
     batch: Batch
-    weights: Sequence[float]
-    seeds: Callable[[float, Tensor], Tensor]
+    weights: Sequence[float | Tensor]
+    seeds: Callable[[float | Tensor, Tensor], Tensor]
     seed: int | None
     grad: bool
     want_loss: bool
