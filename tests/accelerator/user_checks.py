@@ -1,7 +1,7 @@
 """Training programs as users of an accelerator write them; ``python user_checks.py NAME ...`` is one rank.
 
 Each trains a pipeline of two ranks through ``autopipe.split``, and the plain model by the same loop on the
-same device in one process; both end alike. Without names all run.
+same device in one process; both end alike. Without names all run, lazily too.
 """
 
 import copy
@@ -440,7 +440,8 @@ CHECKS = {
 
 def main(*names):
     warnings.simplefilter("ignore")
-    accelerated_checks.both_ways(lambda: [CHECKS[name]() for name in names or CHECKS])
+    ways = ("eager",) if names else tuple(accelerated_checks.WAYS)
+    accelerated_checks.both_ways(lambda: [CHECKS[name]() for name in names or CHECKS], ways=ways)
 
 
 if __name__ == "__main__":
