@@ -102,7 +102,7 @@ def _report(data: dict[str, Any]) -> None:
     (HERE / "results.json").write_text(kept + "\n")
     readme = HERE.parent / "README.md"
     before, rest = readme.read_text().split("## Other libraries\n", 1)
-    after = rest[rest.index("## Environment\n") :]
+    after = rest[rest.index("\n## ") + 1 :]
     readme.write_text(f"{before}## Other libraries\n\n{section(data, len(CASES))}\n\n{after}")
 
 
