@@ -11,6 +11,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["**.ipynb_checkpoints"]
 html_theme = "furo"
 html_title = "autopipe"
+html_static_path, html_css_files = ["site.css"], ["site.css"]
 nb_execution_mode = "off"
 suppress_warnings = ["myst.header", "mystnb.unknown_mime_type", "ref.python"]
 autodoc_typehints = "description"

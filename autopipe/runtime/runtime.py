@@ -137,7 +137,9 @@ class Runtime:
             "keeps the weights"
         )
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # a property's own error, not ours
         hint = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
         raise AttributeError(f"a runtime has no {name!r}{hint}")
 
