@@ -5,9 +5,11 @@ What arguments mean is told where they are taken, in ``verbs``, ``measure`` and 
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from ..schedule import NAMES
 from ..tracing import Capture
 from ..units import parse_bytes
 
-__all__ = ["check_model", "check_options", "check_plan"]
+__all__ = ["check_model", "check_names", "check_options", "check_plan"]
 
 MOST_STAGES = MOST_MICROBATCHES = 2**16
 
@@ -54,6 +56,17 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if name in _CHECKS:
             _CHECKS[name](name, value)
+
+
+def check_names(verb: str, options: Iterable[str], *functions: Callable[..., Any]) -> None:
+    """Raise :class:`InputError` for the first option that is none of the keywords that ``functions`` take."""
+    parameters = [p for f in functions for p in inspect.signature(f).parameters.values()]
+    known = sorted({p.name for p in parameters if p.kind is p.KEYWORD_ONLY})
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+            raise InputError(f"{verb}() has no option {name!r}; {hint}")
 
 
 def _optional(check: Check) -> Check:
@@ -125,8 +138,8 @@ def _dims(name: str, value: Any) -> None:
 
 
 def _dynamic(name: str, value: Any) -> None:
-    if value != "auto":
-        flag(name, value) if isinstance(value, bool) else one_of(name, value, ("auto",))
+    if value != "auto" and not isinstance(value, bool):
+        raise InputError(f"{name} is {brief(value)}; it must be True, False or 'auto'")
 
 
 def _device(name: str, value: Any) -> None:

@@ -26,6 +26,7 @@ from ..stages import Parity, Stage, build, verify
 from ..stages.verify import run_stages
 from ..tracing import Capture
 from .agree import in_group, join_group
+from .checks import check_names
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -228,9 +229,11 @@ class Pipe(nn.Module, metaclass=_Short):
 
         ``loss_fn(output, target)`` is for models that do not compute their own loss. Options are those of
         :class:`autopipe.runtime.Runtime`: ``n_microbatches``, ``schedule``, ``device``, ``mesh``,
-        ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``release``, ``feed``, ``mixed_rows``;
-        None means what the plan says.
+        ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``release``, ``batch_dims``,
+        ``stall_limit_s``, ``check_finite``, ``feed``, ``mixed_rows``, ``weights``. None means what the plan
+        says. Raises :class:`InputError` for others.
         """
+        check_names("runtime", options, Runtime)
         join_group()
         own = weakref.WeakMethod(self._adopt)  # else the two would keep each other
         given = {"costs": self.costs, "adopt": lambda *cut: (adopt := own()) and adopt(*cut), **options}

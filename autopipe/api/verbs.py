@@ -6,9 +6,7 @@ Each verb's work is left to its own room; what is here are defaults and the orde
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
-import inspect
 import json
 import logging
 import math
@@ -37,7 +35,7 @@ from ..solve import SEVERAL_PER_RANK, solve
 from ..tracing import Capture, device_of
 from ..tracing import capture as _capture
 from .agree import decide_once, in_group, join_group, make_alike
-from .checks import MOST_MICROBATCHES, check_model, check_options, check_plan
+from .checks import MOST_MICROBATCHES, check_model, check_names, check_options, check_plan
 from .pipe import Pipe
 from .refine import Planned, refine
 from .training import Training
@@ -59,6 +57,7 @@ def capture(
     :func:`autopipe.tracing.capture`: ``open``, ``closed``, ``dynamic``.
     """
     check_model(model, args, kwargs)
+    check_names("capture", options, _capture)
     check_options(options)
     return _capture(model, tuple(args), dict(kwargs or {}), **options)
 
@@ -77,6 +76,7 @@ def profile(
     """
     check_model(model, args, kwargs)
     pieces = whole("n_microbatches", n_microbatches, most=MOST_MICROBATCHES)
+    check_names("profile", options, measure.profile)
     check_options(options)
     where = options.get("device")
     if isinstance(where, Device) or (isinstance(where, str) and not _is_torch_device(where)):
@@ -93,6 +93,7 @@ def simulate(plan: Plan, **options: Any) -> Timeline:
     ``n_microbatches``.
     """
     check_plan(plan)
+    check_names("simulate", options, _simulate)
     return _simulate(plan, **options)
 
 
@@ -163,7 +164,7 @@ def split(
     time_limit_s: how long the solver may look for a proof, over all grains of the graph that are tried; past
         it the plan says how far from optimal the cut can be at most. By default 2 s for each, more for large
         graphs, up to 20 s. Ctrl-C does the same at once.
-    dynamic: input dims that may change between calls; ``"auto"`` finds them.
+    dynamic: ``"auto"`` lets every input size vary that the model lets vary; False fixes them all.
     plan: build the stages of this plan instead of solving.
     stall_limit_s: how long a rank may give no sign of life while ranks plan together; by default 60 s, and
         five times as long until its first.
@@ -204,13 +205,7 @@ def split(
 
 def _check_options(verb: str, options: Mapping[str, Any]) -> None:
     """Raise :class:`InputError` for a name that is none of the verb's options, or a value it cannot have."""
-    own, solvers = (inspect.signature(f).parameters.values() for f in (_plan, solve))
-    known = {"n_stages", *(p.name for p in (*own, *solvers) if p.kind is p.KEYWORD_ONLY)}
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
-            raise InputError(f"{verb}() has no option {name!r}; {hint}")
+    check_names(verb, options, _plan, solve)
     check_options(options)
 
 

@@ -67,28 +67,40 @@ class Store:
         return data["value"]
 
     def put(self, kind: str, key: Mapping[str, Any], value: Any) -> None:
-        """Keeps a JSON value under a key, in the place of what was there."""
+        """Keeps a JSON value under a key, in the place of what was there.
+
+        Raises :class:`StoreError` where the folder cannot be written to.
+        """
         body = {"kind": kind, "key": _plain(key), "value": value}
-        path = self.path(kind, key)
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"version": VERSION, **body, "checksum": _digest(body)})
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
-        temporary = pathlib.Path(name)
         try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
+            _write(self.path(kind, key), text)
+        except OSError as error:
+            raise StoreError(
+                f"cannot keep measurements in {self.root}: {error}; give a folder that can be written to, as "
+                "store= or in AUTOPIPE_STORE"
+            ) from error
 
     def entries(self, kind: str) -> Iterator[tuple[dict[str, Any], Any]]:
         """Every (key, value) of a kind. Raises :class:`StoreError` at the first file that is not sound."""
         for path in sorted((self.root / kind).glob("??/*.json")):
             data = _read(path)
             yield data["key"], data["value"]
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
+    temporary = pathlib.Path(name)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import accelerator
-from ..errors import VerificationError
+from ..errors import InputError, VerificationError
 from ..tracing.inputs.caches import switched_off
-from ..tracing.inputs.structure import flatten
+from ..tracing.inputs.structure import flatten, unflatten
 from .gradients import making
 
 if TYPE_CHECKING:
@@ -86,18 +86,44 @@ def verify(
 ) -> Parity:
     """Run model and stages on the same inputs with the same random numbers and compare everything.
 
-    The model's mode is used as it is; its buffers, gradients and the random state are put back. ``rtol``
-    is relative to the largest value of each tensor: by default 1e-5 for fp32, 1e-10 for fp64, 2e-2 below.
+    The model's mode is used as it is, and gradients are made under ``torch.no_grad`` too; buffers, gradients,
+    those of the inputs included, and the random state are put back. ``rtol`` is relative to the largest value
+    of each tensor: by default 1e-5 for fp32, 1e-10 for fp64, 2e-2 below.
 
-    Raises :class:`VerificationError` naming the first op that differs.
+    Raises :class:`VerificationError` naming the first op that differs, :class:`InputError` for a model on the
+    meta device.
     """
     model = capture.model
+    if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+        raise InputError(
+            "the model is on the meta device and has no values to compare; verify one that was made on a "
+            "real device, a smaller one of the same code perhaps"
+        )
     args, kwargs = capture.arguments(args, kwargs)
-    with undisturbed(model), switched_off(model):
-        expected = _observe(model, lambda: model(*args, **kwargs), seed)
-    with undisturbed(model):
-        got = _observe(model, lambda: capture.assemble(run_stages(capture, stages, args, kwargs)), seed)
-    return _compare(expected, got, rtol, lambda: _first_difference(capture, args, kwargs, seed))
+
+    def ours(*args: Any, **kwargs: Any) -> Any:
+        return capture.assemble(run_stages(capture, stages, args, kwargs))
+
+    with torch.inference_mode(False), torch.enable_grad():
+        with undisturbed(model), switched_off(model):
+            expected = _observe(model, model, _own(args, kwargs), seed)
+        with undisturbed(model):
+            got = _observe(model, ours, _own(args, kwargs), seed)
+        return _compare(expected, got, rtol, lambda: _first_difference(capture, args, kwargs, seed))
+
+
+def _own(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with tensors that require gradients cut off from what they were made of.
+
+    Backward then leaves neither gradients in the caller's tensors nor a used-up graph behind them.
+    """
+    leaves, spec = flatten((args, kwargs))
+    cut: dict[int, Tensor] = {}
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.requires_grad and id(leaf) not in cut:
+            fresh = leaf.detach().requires_grad_()
+            cut[id(leaf)] = fresh if leaf.is_leaf else fresh.view_as(fresh)
+    return unflatten(spec, [cut.get(id(leaf), leaf) for leaf in leaves])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,10 +133,12 @@ class _Observed:
     gradients: Mapping[str, Tensor | None]
 
 
-def _observe(model: nn.Module, run: Callable[[], Any], seed: int) -> _Observed:
+def _observe(
+    model: nn.Module, run: Callable[..., Any], given: tuple[tuple[Any, ...], dict[str, Any]], seed: int
+) -> _Observed:
     model.zero_grad(set_to_none=True)
     torch.manual_seed(seed)
-    output = run()
+    output = run(*given[0], **given[1])
     leaves = tensors_of(output)
     loss = find_loss(output)
     if loss is None or not loss.requires_grad:
@@ -127,7 +155,10 @@ def _projection(leaves: Sequence[Tensor], seed: int) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for leaf in leaves:
-        if leaf.is_floating_point() and leaf.requires_grad:
+        if not leaf.requires_grad:
+            continue
+        leaf = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
+        if leaf.numel():
             weights = torch.rand(leaf.shape, generator=generator, dtype=torch.float64, device="cpu")
             total = total.to(leaf.device) + (leaf.double() * weights.to(leaf.device)).mean()
     return total

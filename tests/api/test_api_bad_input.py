@@ -143,3 +143,36 @@ def test_every_rank_gets_the_error_and_the_group_lives_on():
         assert "ModelError" in said["refused by the model"]
     assert "rank 1 failed" in outputs[0]["one rank's model fails"]
     assert outputs[0]["afterwards"] == outputs[1]["afterwards"]
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(), nn.Identity()])
+def test_a_model_that_computes_nothing_is_told_so(model):
+    with pytest.raises(InfeasibleError, match="computes nothing that a stage could hold"):
+        autopipe.split(model, 1, (torch.randn(2, 4),), costs="estimated")
+
+
+def test_unknown_options_of_every_verb_name_the_nearest():
+    x = (torch.randn(2, 4),)
+    pipe = autopipe.split(mlp(), 2, x, costs="estimated")
+    calls = {
+        "capture": (lambda: autopipe.capture(mlp(), x, opne=["0"]), "open"),
+        "profile": (lambda: autopipe.profile(mlp(), x, min_pass=1), "min_passes"),
+        "simulate": (lambda: autopipe.simulate(pipe.plan, schedul="gpipe"), "schedule"),
+        "runtime": (lambda: pipe.runtime(mixed_row="allow"), "mixed_rows"),
+    }
+    for verb, (call, near) in calls.items():
+        with pytest.raises(InputError, match=rf"{verb}\(\) has no option '\w+'; did you mean '{near}'\?"):
+            call()
+
+
+def test_dynamic_is_a_flag_or_auto():
+    with pytest.raises(InputError, match="dynamic is 'batch'; it must be True, False or 'auto'"):
+        autopipe.capture(mlp(), (torch.randn(2, 4),), dynamic="batch")
+
+
+def test_a_store_that_cannot_be_written_says_what_to_give(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot keep measurements in .*file.*AUTOPIPE_STORE"):
+        autopipe.profile(
+            mlp(), (torch.randn(2, 4),), store=tmp_path / "file" / "store", max_passes=1, min_passes=1
+        )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from autopipe.errors import PlanError, VerificationError
+from autopipe.errors import InputError, PlanError, VerificationError
 from autopipe.hardware import Cluster
 from autopipe.plans import Bounds, Plan, StagePlan
 from autopipe.stages import build, find_loss, verify
@@ -179,3 +179,35 @@ def test_find_loss():
     assert find_loss((loss, torch.zeros(3))) is loss
     assert find_loss(torch.zeros(3)) is None
     assert find_loss({"logits": torch.zeros(3)}) is None
+
+
+def check(model, *args):
+    captured = capture(model, args)
+    return verify(captured, build(captured, cut(captured)), args, {})
+
+
+def test_gradients_of_complex_outputs_are_compared():
+    parity = check(nn.Linear(4, 4, dtype=torch.complex64), torch.randn(3, 4, dtype=torch.complex64))
+    assert (parity.outputs, parity.gradients) == (1, 2)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_compared_where_they_are_off(mode):
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    with mode():
+        assert check(model, x).gradients == 2
+
+
+def test_inputs_keep_their_gradients_and_their_graph():
+    leaf = torch.randn(3, 4, requires_grad=True)
+    twice = leaf * 2
+    assert check(nn.Linear(4, 4), twice).gradients == 2
+    assert leaf.grad is None
+    twice.sum().backward()
+    check(nn.Linear(4, 4), leaf)
+    assert torch.equal(leaf.grad, torch.full((3, 4), 2.0))
+
+
+def test_a_model_without_values_is_not_verified():
+    with pytest.raises(InputError, match="meta device and has no values to compare"):
+        check(nn.Linear(4, 4, device="meta"), torch.randn(3, 4, device="meta"))

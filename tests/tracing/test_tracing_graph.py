@@ -1,5 +1,6 @@
 """The op graph of a capture: order, edges, groups, parameters, shapes; opening and closing leaves."""
 
+import copy
 import itertools
 import pathlib
 import time
@@ -245,3 +246,56 @@ def test_one_row_and_many(gpt2, batch):
     for other in (1, 2, 5):
         ids = torch.randint(0, 50, (other, 8))
         torch.testing.assert_close(captured(input_ids=ids).logits, gpt2(input_ids=ids).logits)
+
+
+class Overlapping(nn.Module):
+    """Three layers, whose first and last weights lie in one memory as two parameters."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        whole = torch.randn(12, 4)
+        self.layers[0].weight = nn.Parameter(whole[:4])
+        self.layers[2].weight = nn.Parameter(last(whole))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize(
+    ("last", "is_shared"),
+    [
+        (lambda whole: whole[:4], True),
+        (lambda whole: whole[:4].t(), True),
+        (lambda whole: whole[2:6], True),
+        (lambda whole: whole[8:], False),
+    ],
+    ids=["alike", "transposed", "in part", "apart"],
+)
+def test_parameters_in_one_memory_stay_in_one_stage(last, is_shared):
+    graph = capture(Overlapping(last), (torch.randn(2, 4),)).ops
+    assert any({"layers_0", "layers_2"} <= {*group} for group in graph.groups) == is_shared
+
+
+class Views(nn.Module):
+    """A buffer that is a part of another, which a forward writes to."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        sums = torch.zeros(2, 4)
+        self.register_buffer("sums", sums)
+        self.register_buffer("top", sums[0])
+
+    def forward(self, x):
+        h = self.first(x)
+        self.sums.add_(h.detach().mean(0))
+        return self.last(h + self.top)
+
+
+def test_a_buffer_within_another_is_read_after_it_is_written():
+    model, x = Views(), torch.randn(3, 4)
+    twin, captured = copy.deepcopy(model), capture(model, (x,))
+    twin.top = twin.sums[0]  # copies lie apart
+    for _ in range(2):
+        torch.testing.assert_close(captured(x), twin(x))

@@ -1,11 +1,15 @@
 """What a capture refuses, and what it leaves untouched: bad inputs, bad models, the model's own state."""
 
+import collections
+import types
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import autopipe
+from autopipe.errors import CaptureError, InputError
 from autopipe.torch_private import CUSTOM_FUNCTION
 from autopipe.tracing import capture
 
@@ -226,3 +230,68 @@ def test_a_shortcut_is_taken_where_the_model_takes_it():
         captured = capture(model, (x, example))
         for given in (ones, mask):
             torch.testing.assert_close(captured(x, given), model(x, given))
+
+
+class Slots:
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+HOLDERS = {
+    "set": lambda t: {t},
+    "frozenset": lambda t: frozenset([t]),
+    "deque": lambda t: collections.deque([[t]]),
+    "dict_values": lambda t: {"a": t}.values(),
+    "mappingproxy": lambda t: types.MappingProxyType({"a": t}),
+    "Slots": Slots,
+}
+
+
+class Held(nn.Module):
+    def __init__(self, returned, taken):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.returned, self.taken = returned, taken
+
+    def forward(self, given):
+        return self.returned(self.layer(self.taken(given)))
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_containers_that_hide_tensors_are_refused(name):
+    hold = HOLDERS[name]
+    with pytest.raises(
+        CaptureError, match=f"returns a {name}, whose tensors cannot be followed; return a tuple"
+    ):
+        capture(Held(lambda t: {"nested": hold(t)}, lambda t: t), (torch.randn(2, 4),))
+    with pytest.raises(
+        InputError, match=f"argument given is a {name}, whose tensors cannot be followed; pass"
+    ):
+        capture(Held(lambda t: t, lambda _: torch.zeros(2, 4)), (hold(torch.randn(2, 4)),))
+
+
+@pytest.mark.parametrize("value", [{1, 2}, collections.deque(["a"]), frozenset()], ids=repr)
+def test_containers_without_tensors_are_constants(value):
+    captured = capture(Held(lambda t: (t, value), lambda t: t), (torch.randn(2, 4),))
+    assert captured(torch.randn(3, 4))[1] == value
+
+
+class Reads(nn.Module):
+    """Its forward reads what a layer made, and calls its first parameter by a name of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(this, x):
+        y = this.layer(x)
+        return y, y.mean().item()
+
+
+def test_a_read_of_values_names_the_line_whatever_the_first_parameter_is_called():
+    with pytest.raises(
+        CaptureError, match=r"test_tracing_limits.py:\d+ .*reads the value of layer\(x\).mean"
+    ):
+        capture(Reads(), (torch.randn(2, 4),))

@@ -82,6 +82,12 @@ class Case:
         schedule = build(self.schedule, n_ranks, self.n_stages, self.n_microbatches, placement=self.placement)
         problem = formulate(s, schedule)
         most = largest_cut(problem)
+        if not most:
+            raise InfeasibleError(
+                f"{s.graph.model} computes nothing that a stage could hold: what it returns is made of its "
+                "inputs as they are; split a model that has layers",
+                finer_may_help=False,
+            )
         if most < self.n_stages:
             raise InfeasibleError(
                 f"{s.graph.model} can be cut into {most} stages at most, fewer than "

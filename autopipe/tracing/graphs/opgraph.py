@@ -16,7 +16,7 @@ from torch import nn
 from ...graph import Dim, Op, OpGraph, ParameterSpec, TensorSpec
 from ...units import Size
 from ..calls.call import Call, Depends, Recording, calls_in
-from ..calls.functions import tensors
+from ..calls.functions import storages, tensors
 from ..calls.kinds import Kind, describe, dtype_name
 from ..calls.lifting import Closure
 from ..calls.moded import in_modes
@@ -48,7 +48,7 @@ def build(
     names = {c.name for c in calls}
     ops = tuple(_op(c, modes[c.name], owned, shape, kind) for c in calls)
     edges = _edges(forms, names)
-    order, groups = _constraints(forms, {op.name: op for op in ops})
+    order, groups = _constraints(forms, {op.name: op for op in ops}, _overlapping(model))
     position = {c.name: i for i, c in enumerate(calls)}
     return OpGraph(
         model=type(model).__name__,
@@ -182,9 +182,12 @@ def _edges(forms: Sequence[Recording], names: set[str]) -> set[tuple[str, str]]:
 
 
 def _constraints(
-    forms: Sequence[Recording], ops: Mapping[str, Op]
+    forms: Sequence[Recording], ops: Mapping[str, Op], overlapping: Sequence[set[str]]
 ) -> tuple[set[tuple[str, str]], list[set[str]]]:
-    """Order edges between random draws and around writes, and groups of ops that must share a stage."""
+    """Order edges between random draws and around writes, and groups of ops that must share a stage.
+
+    Those are also the users of tensors that lie in the same memory, where training writes to it.
+    """
     order: set[tuple[str, str]] = set()
     groups: list[set[str]] = []
     for recording in forms:
@@ -205,11 +208,43 @@ def _constraints(
             groups.append(set(of_leaf))
         mutated = {n for c in calls for n in c.mutated}
         groups += [{c.name for c in calls if name in ops[c.name].buffers} for name in mutated]
+        groups += [
+            {c.name for c in calls if not names.isdisjoint(_held(ops[c.name]))} for names in overlapping
+        ]
     return order, _joined([g for g in groups if len(g) > 1])
 
 
 def _is_leaf(call: Call) -> bool:
     return call.op == "call_module" or call.target is in_modes
+
+
+def _held(op: Op) -> tuple[str, ...]:
+    return (*op.parameters, *op.buffers)
+
+
+def _overlapping(model: nn.Module) -> list[set[str]]:
+    """Names of parameters and buffers that share memory without being one tensor, where one is trained."""
+    at: dict[int, list[tuple[int, int, str, bool]]] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor) or not tensor.numel():
+            continue
+        for storage in storages(tensor):
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            first = int(tensor.storage_offset())
+            end = first + sum((int(size) - 1) * int(step) for size, step in steps) + 1
+            span = (first * tensor.itemsize, end * tensor.itemsize, name, tensor.requires_grad)
+            at.setdefault(storage, []).append(span)
+    out: list[set[str]] = []
+    for spans in at.values():
+        reached, names, is_trained = -1, set[str](), False
+        for start, end, name, trained in sorted(spans):
+            if start >= reached:
+                out += [names] if is_trained else []
+                names, is_trained = set(), False
+            names.add(name)
+            reached, is_trained = max(reached, end), is_trained or trained
+        out += [names] if is_trained else []
+    return [names for names in out if len(names) > 1]
 
 
 def _derived(derivative: Call) -> set[str]:
@@ -249,7 +284,7 @@ def _aliases(recording: Recording, order: set[tuple[str, str]]) -> list[set[str]
             (a.name, b.name)
             for i, a in enumerate(users)
             for b in users[i + 1 :]
-            if (a in writes or b in writes) and a.op not in ("placeholder", "get_attr")
+            if (a in writes or b in writes) and a.op not in ("placeholder", "get_attr") and b.op != "get_attr"
         )
     return out
 

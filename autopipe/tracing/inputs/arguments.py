@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ...errors import InputError
-from .structure import Spec, flatten, paths, unflatten
+from .structure import Spec, flatten, hides_tensors, paths, unflatten
 
 __all__ = ["Inputs", "arguments", "signature"]
 
@@ -83,9 +83,18 @@ class Inputs:
     def of(
         cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Inputs, dict[str, Any]]:
-        """The structure of a call's arguments, and its tensors by placeholder name."""
+        """The structure of a call's arguments, and its tensors by placeholder name.
+
+        Raises :class:`InputError` for arguments that hold tensors where they cannot be followed.
+        """
         leaves, spec = flatten(arguments(model, args, kwargs))
         trails = paths(spec)
+        for trail, leaf in zip(trails, leaves, strict=True):
+            if hides_tensors(leaf):
+                raise InputError(
+                    f"{type(model).__name__}: argument {_shown(trail)} is a {type(leaf).__name__}, whose "
+                    "tensors cannot be followed; pass them in a tuple, a list, a dict or a dataclass"
+                )
         taken: dict[str, int] = {}
         names = tuple(
             _unique("_".join(str(key) for _, key in trail), taken) if isinstance(leaf, torch.Tensor) else None

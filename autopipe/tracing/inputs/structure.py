@@ -6,13 +6,14 @@ What the leaves mean is left to ``recorder`` (values while recording) and ``argu
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal
 
 import torch
 
-__all__ = ["LEAF", "Spec", "Step", "carries_tensors", "flatten", "paths", "unflatten"]
+__all__ = ["LEAF", "Spec", "Step", "carries_tensors", "flatten", "hides_tensors", "paths", "unflatten"]
 
 Step = tuple[Literal["item", "attr"], Any]
 """One step from a structure to a piece of it: ``("item", key)`` or ``("attr", name)``."""
@@ -106,6 +107,20 @@ def _holds_tensor(value: Any, depth: int) -> bool:
     if isinstance(value, dict):
         return depth > 0 and any(_holds_tensor(v, depth - 1) for v in value.values())
     return carries_tensors(value, depth)
+
+
+def hides_tensors(leaf: Any, depth: int = _MAX_DEPTH) -> bool:
+    """Whether a leaf holds tensors where :func:`flatten` does not look: in a set, a deque or slots, say.
+
+    >>> hides_tensors({torch.zeros(1)}), hides_tensors({1, 2}), hides_tensors(torch.zeros(1))
+    (True, False, False)
+    """
+    if isinstance(leaf, (*_PLAIN, type)) or callable(leaf) or depth <= 0:
+        return False
+    if hasattr(leaf, "__dict__") and not isinstance(leaf, Collection):
+        return False
+    inside = (v for held in gc.get_referents(leaf) for v in flatten(held)[0])
+    return any(isinstance(v, torch.Tensor) or hides_tensors(v, depth - 1) for v in inside)
 
 
 def unflatten(spec: Spec, leaves: Any) -> Any:

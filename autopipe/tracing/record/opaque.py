@@ -49,8 +49,8 @@ def innermost(
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_back is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and holds(owner):
+        owner = _owner(frame)
+        if owner is not None and holds(owner):
             path, name = divisible(owner), frame.f_code.co_name
             return Method(path, name) if path is not None and _is_method(owner, name, frame) else None
         if (function := _plain(frame.f_back, frame)) is not None:
@@ -63,8 +63,8 @@ def outermost(holds: Callable[[nn.Module], bool]) -> Function | None:
     """The plain function that a module's method calls, and that runs now; None where there is none."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_back is not None:
-        owner = frame.f_back.f_locals.get("self")
-        if isinstance(owner, nn.Module) and holds(owner):
+        owner = _owner(frame.f_back)
+        if owner is not None and holds(owner):
             return _plain(frame.f_back, frame)
         frame = frame.f_back
     return None
@@ -80,11 +80,26 @@ def _plain(caller: types.FrameType, called: types.FrameType) -> Function | None:
     return None if code.co_filename.startswith(_OTHERS) else function
 
 
+def _owner(frame: types.FrameType) -> nn.Module | None:
+    """The module whose method ``frame`` runs, or runs within; whatever its first parameter is called."""
+    owner = frame.f_locals.get("self")
+    if isinstance(owner, nn.Module):
+        return owner
+    code = frame.f_code
+    owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    if not isinstance(owner, nn.Module):
+        return None
+    return owner if _runs(frame, inspect.getattr_static(type(owner), code.co_name, None)) else None
+
+
+def _runs(frame: types.FrameType, function: Any) -> bool:
+    return isinstance(function, types.FunctionType) and inspect.unwrap(function).__code__ is frame.f_code
+
+
 def _is_method(owner: nn.Module, name: str, frame: types.FrameType) -> bool:
     """Whether ``frame`` runs the method called ``name``, and not a forward."""
-    found = inspect.getattr_static(type(owner), name, None)
-    is_own = isinstance(found, types.FunctionType) and not name.startswith("__")
-    return is_own and name != "forward" and inspect.unwrap(found).__code__ is frame.f_code
+    is_named = name != "forward" and not name.startswith("__")
+    return is_named and _runs(frame, inspect.getattr_static(type(owner), name, None))
 
 
 class Recorded(functools.partial[Any]):

@@ -24,7 +24,7 @@ from ..calls.moded import in_modes, modes_of
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
-from ..inputs.structure import flatten
+from ..inputs.structure import flatten, hides_tensors
 from . import filling, keeping, pieces
 from .branches import Branches
 from .contexts import Contexts
@@ -369,4 +369,9 @@ def _check_output(value: Any) -> None:
     if (callable(value) and hasattr(value, "gi_frame")) or hasattr(value, "__next__"):
         raise CaptureError(
             f"the model returns a {type(value).__name__}, which can be read only once; return a tuple or list"
+        )
+    if hides_tensors(value):
+        raise CaptureError(
+            f"the model returns a {type(value).__name__}, whose tensors cannot be followed; return a tuple, "
+            "a list, a dict or a dataclass"
         )
