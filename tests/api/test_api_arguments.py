@@ -73,10 +73,10 @@ CASES = [
 def test_an_odd_argument_is_refused_by_name_or_taken(verb, name, pipe):
     draw = random.Random(f"{verb} {name} {os.environ.get('AUTOPIPE_ODD_SEED', '0')}")
     for value in draw.sample(ODD, min(N_ODD, len(ODD))):
-        start = time.perf_counter()
+        start_s = time.process_time()
         with contextlib.suppress(AutopipeError):
             call(verb, name, value, pipe)
-        assert time.perf_counter() - start < SLOWEST_S, (verb, name, value)
+        assert time.process_time() - start_s < SLOWEST_S, (verb, name, value)
 
 
 @pytest.mark.parametrize(

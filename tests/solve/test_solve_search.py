@@ -89,7 +89,7 @@ def test_too_little_memory_names_stage_limit_and_remedy():
 
 def test_what_an_infeasible_answer_names_fits_and_no_less_does():
     with pytest.raises(InfeasibleError) as refused:
-        made(n_stages=2, cluster=cluster(2), memory_limit=600_000)
+        made(n_stages=2, cluster=cluster(2), memory_limit=600_000, time_limit_s=60)
     assert "n_stages found to fit is 3" in str(refused.value)
     assert made(n_stages=3, cluster=cluster(3), memory_limit=600_000).n_stages == 3
     enough = re.search(r"a limit of ([\d.]+) KiB per rank fits", str(refused.value))
@@ -110,7 +110,7 @@ def test_saved_activations_that_do_not_fit_can_be_recomputed():
 
 
 def test_free_stage_counts_are_all_tried_and_the_fastest_wins():
-    plan = made(n_stages="auto", schedule="auto", n_microbatches=4)
+    plan = made(n_stages="auto", schedule="auto", n_microbatches=4, time_limit_s=60)
     assert {c.n_stages for c in plan.candidates} == {1, 2, 3, 4, 6}
     assert plan.step_s == min(c.step_s for c in plan.candidates if c.feasible)
     for n in (1, 2, 3):

@@ -96,7 +96,7 @@ class Ledger:
             self.at.refuse(call.depends, f"len({wording.shown(call.args[0])})", call.source)
         is_loop = call.depends & Depends.SHAPE and n_rows > _UNPACKED
         if is_loop and (function := opaque.innermost(lambda module: None, self.at.holds)) is not None:
-            raise KeepFunction(function)
+            raise KeepFunction(function, self.at.path, f"{call.source}: the model loops over {n_rows} rows")
 
     def expect(self, value: Any, outcome: bool, source: str) -> None:
         """Let the recording check a truth that the model's own code checks."""

@@ -114,14 +114,14 @@ class Position:
         """Start again with the function that runs now kept whole, or else the module."""
         function = opaque.innermost(self.divisible, self.holds)
         if function is not None:
-            raise KeepFunction(function)
+            raise KeepFunction(function, self.path, why)
         raise CloseModule(self.path, why)
 
     def keep_maker(self) -> None:
         """Code runs that other code has made for sizes it settled on: what the model calls stays whole."""
         function = opaque.outermost(self.holds)
         if function is not None:
-            raise KeepFunction(function)
+            raise KeepFunction(function, self.path, f"{self.source()}: code runs that was made for sizes")
 
     def holds(self, module: nn.Module) -> bool:
         """Whether a module is one of the model's."""

@@ -42,11 +42,11 @@ class OpenLeaf(_AtModule):
     """With the leaf opened."""
 
 
-class KeepFunction(Restart):
-    """With a plain function, or a method, kept whole."""
+class KeepFunction(_AtModule):
+    """With a plain function, or a method, kept whole that runs in the module at ``path``."""
 
-    def __init__(self, function: Function | Method) -> None:
-        super().__init__(str(function))
+    def __init__(self, function: Function | Method, path: str, why: str) -> None:
+        super().__init__(path, why)
         self.function = function
 
 

@@ -162,6 +162,8 @@ class Session:
                 self.adjust(restart)
                 continue
             except KeepFunction as found:
+                if found.function in self.attempt.functions:  # which was no help: it is met where it is kept
+                    self.adjust(CloseModule(found.path, found.why))
                 self.attempt.functions[found.function] = None
                 continue
             except KeepReads as found:
