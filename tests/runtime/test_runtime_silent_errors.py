@@ -144,6 +144,24 @@ def test_structured_outputs_and_targets():
     check(Structured(), (x,), target, loss_fn=loss_fn)
 
 
+@pytest.mark.parametrize("form", ["numpy", "a list", "in a dict", "nested"])
+def test_rows_of_a_target_that_is_no_tensor_are_refused(form):
+    """Every microbatch would get all of them, and a loss that broadcasts be of another batch."""
+    x = x_of()
+    rows = x.sum(1).numpy()
+    target = {"numpy": rows, "a list": rows.tolist(), "in a dict": {"y": rows}, "nested": [x.tolist(), x]}
+    runtime = Runtime(*make(mlp().double(), (x,), {}, n_stages=2), loss_fn=lambda y, t: y.sum())
+    with pytest.raises(InputError, match="one for each row of the batch"):
+        runtime.step(x, target=target[form])
+
+
+def test_values_of_a_target_that_are_of_no_row_go_to_every_microbatch():
+    def loss_fn(output, target):
+        return target["weights"][1] * F.mse_loss(output, target["y"])
+
+    check(mlp(), (x_of(),), {"y": x_of(), "weights": [1.0, 2.0]}, loss_fn=loss_fn)
+
+
 class Lengths(nn.Module):
     """RoPE-like tables made from sizes, shared by later stages."""
 

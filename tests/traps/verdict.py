@@ -33,7 +33,8 @@ EXAMPLE, BATCH, LENGTH, SINGLE = (2, 6), (3, 6), (2, 9), (1, 6)
 SIZES = {False: (EXAMPLE, EXAMPLE, BATCH, LENGTH, SINGLE), True: (EXAMPLE, LENGTH, BATCH, EXAMPLE)}
 """(batch, length) of the calls in each mode; inputs of every second one take gradients."""
 _INTERNAL = re.compile(
-    r"_constant\d|no set of leaves|Tracked|KeyError|NoneType|GradTrackingTensor|BatchedTensor|Suspect|Restart|fx\.|Proxy|autopipe/tracing"
+    r"_constant\d|no set of leaves|"
+    r"Tracked|KeyError|NoneType|GradTrackingTensor|BatchedTensor|Suspect|Restart|fx\.|Proxy|autopipe/tracing"
 )
 
 

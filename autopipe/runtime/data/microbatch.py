@@ -221,6 +221,12 @@ class Splitter:
     def _check_target(self, target: Any, n_rows: int) -> None:
         """A target that is one tensor has the batch's rows; among several some may be for all rows."""
         axis = self._given.get("target", 0)
+        if axis is not None and (what := _rows_of_no_tensor(target, n_rows)):
+            raise InputError(
+                f"the target holds {what}, one for each row of the batch: only tensors are given to "
+                "microbatches row by row; make it a tensor, or pass batch_dims={'target': None} where every "
+                "microbatch gets it whole"
+            )
         if not isinstance(target, Tensor) or axis is None or target.ndim <= axis:
             return
         if target.shape[axis] != n_rows:
@@ -235,6 +241,21 @@ class Splitter:
         if not isinstance(leaf, Tensor) or axis is None or leaf.ndim <= axis or leaf.shape[axis] != n_rows:
             return (leaf,) * len(sizes)
         return leaf.split(sizes, axis)
+
+
+def _rows_of_no_tensor(value: Any, n_rows: int) -> str:
+    """What in a target has as many entries as the batch has rows and no tensor among them, or ""."""
+    if isinstance(value, Tensor):
+        return ""
+    if shape := tuple(getattr(value, "shape", ())):  # numpy's, say
+        return f"a {type(value).__name__} of shape {list(shape)}" if shape[0] == n_rows else ""
+    if isinstance(value, Mapping):
+        return next(filter(None, (_rows_of_no_tensor(v, n_rows) for v in value.values())), "")
+    if not isinstance(value, (list, tuple)):
+        return ""
+    if len(value) == n_rows and not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)):
+        return f"a {type(value).__name__} of {n_rows} values"
+    return next(filter(None, (_rows_of_no_tensor(v, n_rows) for v in value)), "")
 
 
 def _is_elsewhere(value: Any, device: torch.device) -> bool:
