@@ -1,5 +1,6 @@
 """A plan that one leaf keeps from balance opens it by itself; what is pinned closed stays whole."""
 
+import functools
 import itertools
 import signal
 
@@ -132,6 +133,7 @@ def test_ctrl_c_between_grains_keeps_the_plan_of_the_coarser_one(monkeypatch):
 def test_the_time_limit_is_for_all_grains_together(monkeypatch):
     given = []
 
+    @functools.wraps(solve)
     def told(*args, time_limit_s, **options):
         given.append(time_limit_s)
         return solve(*args, time_limit_s=time_limit_s, **options)

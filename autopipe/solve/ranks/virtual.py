@@ -256,7 +256,7 @@ class _Pairs:
         if self.layout.is_v:
             return self._from(0, self.full, None)
         best: tuple[int, tuple[int, ...]] | None = None
-        for middle in range(1, self.full + 1):
+        for middle in range(0 if self.problem.allow_empty else 1, self.full + 1):
             found = self._from(0, middle, middle)
             if found is not None:
                 best, self.bound = found, found[0] - 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from random_problems import problems, solved
 
 from autopipe.schedule import build
-from autopipe.solve import Problem, Stage
+from autopipe.solve import Item, Problem, Share, Stage, chain
 from autopipe.solve.definition.problem import HUGE
 
 LAYOUTS = (
@@ -36,9 +36,9 @@ def placed(draw, layouts) -> Problem:
         problem = dataclasses.replace(
             problem, nets=tuple(dataclasses.replace(n, again_ns=draw(again)) for n in problem.nets)
         )
-    if draw(st.booleans()):
+    for v in draw(st.sets(st.integers(0, len(pinned) - 1), max_size=2)):
         s = draw(st.integers(0, schedule.n_stages - 1))
-        pinned = (dataclasses.replace(pinned[0], first=s, last=s), *pinned[1:])
+        pinned = (*pinned[:v], dataclasses.replace(pinned[v], first=s, last=s), *pinned[v + 1 :])
     return dataclasses.replace(
         problem,
         items=pinned,
@@ -64,3 +64,12 @@ def test_other_layouts_equal_exhaustive_search_where_they_are_small(problem):
         answer, least_ns = found
         assert answer.bottleneck_ns == least_ns
         assert answer.proved
+
+
+def test_the_first_round_of_a_loop_may_be_empty():
+    items = tuple(Item((f"o{v}",), 0, 0, 0, 0, 0, first=0 if v else 3, last=-1) for v in range(3))
+    stages = tuple(Stage(s % 2, 1.0 + s % 2, HUGE, 1) for s in range(4))
+    shares = (Share(items=(0, 1), name="w", forward_ns=2, backward_ns=0, static_bytes=0),)
+    moments = build("interleaved", 2, 4, 1).moments
+    answer = chain(Problem(items, ((1, 2),), (), shares, stages, allow_empty=True, moments=moments))
+    assert (answer.stage_of, answer.bottleneck_ns, answer.proved) == ((3, 3, 3), 1, True)
