@@ -175,7 +175,7 @@ class _Parser:
             found = self._sum()
             self._need(")")
             return found
-        if token[:1].isdigit():
+        if token[:1].isdecimal():
             return self._number(token), 1
         if token in _FUNCTIONS:
             return self._call(token)
@@ -184,7 +184,7 @@ class _Parser:
         return symbol(token), 1
 
     def _number(self, token: str) -> int | float:
-        value = int(token) if token.isdigit() and len(token) < 20 else float(token)
+        value = int(token) if token.isdecimal() and len(token) < 20 else float(token)
         if abs(value) >= 1 << 63:
             raise self._error(f"{token} is too large")
         return value

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import keyword
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.autograd.function
+import torch.fx.graph
 import torch.utils.checkpoint
 from torch import Tensor, overrides
 from torch.autograd.graph import GradientEdge, _engine_run_backward
@@ -44,6 +46,7 @@ __all__ = [
     "foreach_mul",
     "foreach_norm",
     "function_modes",
+    "fx_graph",
     "grad_mode",
     "is_operator",
     "plugin_options",
@@ -204,3 +207,30 @@ def backend_plugin(name: str) -> Any:
 def plugin_options() -> Any:
     """Empty options for a backend that takes them."""
     return torch.distributed.distributed_c10d._DistributedBackendOptions()  # type: ignore[attr-defined]
+
+
+def fx_graph() -> torch.fx.Graph:
+    """An empty graph whose code reaches modules and tensors of any name, such as ``in`` or ``lambda``.
+
+    fx asks only whether a name is an identifier, which keywords are, and quotes no quotation marks.
+    """
+    graph = torch.fx.Graph()
+    graph.set_codegen(_CodeGen())
+    return graph
+
+
+class _CodeGen(torch.fx.graph.CodeGen):
+    def _gen_python_code(self, *args: Any, **kwargs: Any) -> Any:
+        theirs = torch.fx.graph._format_target
+        torch.fx.graph._format_target = _attribute
+        try:
+            return super()._gen_python_code(*args, **kwargs)
+        finally:
+            torch.fx.graph._format_target = theirs
+
+
+def _attribute(base: str, target: str) -> str:
+    for name in target.split("."):
+        is_plain = name.isidentifier() and not keyword.iskeyword(name)
+        base = f"{base}.{name}" if is_plain else f"getattr({base}, {name!r})"
+    return base

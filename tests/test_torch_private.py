@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import pathlib
 from typing import Any
 
@@ -291,3 +292,15 @@ def test_what_of_distributed_is_used_is_there(tmp_path: pathlib.Path) -> None:
         torch.distributed.destroy_process_group()
     assert private.backend_plugin("no such backend") is None
     assert hasattr(private.plugin_options(), "group_id")
+
+
+@pytest.mark.parametrize("name", ["in", "²", 'a"b', "plain", "0"])
+def test_code_of_a_graph_reaches_parts_of_any_name(name: str) -> None:
+    root = nn.ModuleDict({name: nn.Linear(2, 2)})
+    graph = private.fx_graph()
+    x = graph.placeholder("x")
+    y = graph.call_module(name, (x,))
+    graph.output(graph.call_function(torch.mul, (y, graph.get_attr(f"{name}.bias"))))
+    made = copy.deepcopy(torch.fx.GraphModule(root, graph))
+    x = torch.ones(1, 2)
+    assert made(x).equal(root[name](x) * root[name].bias)

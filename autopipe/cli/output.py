@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -51,11 +52,24 @@ def emit(told: Told | None, as_json: bool) -> None:
 
     if told is None:
         return
-    print(json.dumps(told.result, indent=1, default=str) if as_json else told.text, flush=True)
+    print(_json(told.result) if as_json else told.text, flush=True)
     if told.no:
         if not as_json:
             print(told.no, file=sys.stderr)
         raise typer.Exit(NO)
+
+
+def _json(result: Any) -> str:
+    """The values as JSON, which knows no infinity and no NaN: those are null."""
+
+    def known(value: Any) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, dict):
+            return {k: known(v) for k, v in value.items()}
+        return [known(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    return json.dumps(known(result), indent=1, default=str, allow_nan=False)
 
 
 def note(message: str) -> None:

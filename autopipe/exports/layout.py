@@ -92,7 +92,7 @@ def _blocks(graph: OpGraph) -> tuple[str, set[int]]:
     for op in graph.compute:
         parts = op.module_path.split(".")
         for i, part in enumerate(parts):
-            if part.isdigit() and i:
+            if part.isdecimal() and i:
                 found[".".join(parts[:i])].add(int(part))
                 break
     if not found:
@@ -104,4 +104,4 @@ def _blocks(graph: OpGraph) -> tuple[str, set[int]]:
 def _block_of(path: str, stem: str) -> int | None:
     rest = path.removeprefix(f"{stem}.")
     head = rest.split(".")[0]
-    return int(head) if rest != path and head.isdigit() else None
+    return int(head) if rest != path and head.isdecimal() else None

@@ -75,7 +75,7 @@ class Mesh(Shown):
         dims: dict[str, int] = {}
         for part in text.split(","):
             name, _, size = part.strip().partition("=")
-            if not name.isidentifier() or not size.isdigit() or name in dims:
+            if not name.isidentifier() or not size.isdecimal() or name in dims:
                 raise InputError(
                     f"{part.strip()!r} is no dim of a mesh; write them like dp=2,pp={plan.n_ranks}"
                 )

@@ -14,6 +14,7 @@ from torch import fx
 
 from ..errors import PlanError
 from ..graph import OpGraph
+from ..torch_private import fx_graph
 from . import rng
 
 __all__ = ["RECOMPUTED", "Part", "runs"]
@@ -28,7 +29,7 @@ class Part:
     def __init__(self, ops: OpGraph, form: tuple[str, bool, int]) -> None:
         """``form`` says whose part this is: of a section, in a mode, of the form with a number."""
         self.ops, self.form = ops, form
-        self.graph = fx.Graph()
+        self.graph = fx_graph()
         self.copies: dict[fx.Node, fx.Node] = {}
         self.blocks: list[fx.Graph] = []
 

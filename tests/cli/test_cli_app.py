@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import autopipe
 from autopipe.cli.app import app as command_line
-from autopipe.cli.output import EXIT_CODES
+from autopipe.cli.output import EXIT_CODES, Told, emit
 from autopipe.schedule import build, to_csv
 
 SAMPLE = str(pathlib.Path(autopipe.__file__).parent / "cli" / "sample.py") + ":small"
@@ -473,3 +473,8 @@ def test_stages_left_out_are_found_for_the_ranks():
     plan = json.loads(done.stdout)
     assert {c["n_stages"] for c in plan["candidates"]} == {1, 2}
     assert plan["settings"]["memory_limit"] in ([10**9, 2 * 10**9], 10**9)
+
+
+def test_json_knows_no_infinity(capsys):
+    emit(Told({"gap": float("inf"), "rows": [(1.5, float("nan")), pathlib.Path("a")]}, ""), as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"gap": None, "rows": [[1.5, None], "a"]}

@@ -79,6 +79,16 @@ def by_name(self: Any, x: Tensor) -> Tensor:
     return self.run(self.table["a"](x))
 
 
+@trap(
+    table=lambda: nn.ModuleDict({name: linear() for name in ("²", "三", "in", "lambda", "1", 'a"b', "c d")}),
+    scales=lambda: nn.ParameterDict({name: torch.ones(WIDTH) for name in ("from", "\n")}),
+)
+def parts_of_any_name(self: Any, x: Tensor) -> Tensor:
+    for layer in self.table.values():
+        x = layer(x).tanh()
+    return self.run(x * self.scales["from"] + self.scales["\n"])
+
+
 @trap(stack=lambda: nn.Sequential(linear(), nn.ReLU(), linear(), nn.Tanh()))
 def part_of_a_sequence(self: Any, x: Tensor) -> Tensor:
     return self.run(self.stack[2:](self.stack[:2](x)))

@@ -59,7 +59,7 @@ _PLAIN = (
 
 def _configuration(module: nn.Module, path: str) -> str:
     """Class and plain attributes of a module and everything below it; a layer's own number left out."""
-    numbers = {int(p) for p in path.split(".") if p.isdigit()}
+    numbers = {int(p) for p in path.split(".") if p.isdecimal()}
     parts = []
     for name, inner in module.named_modules():
         plain = {

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ...torch_private import fx_graph
 from ..calls import regions
 from ..calls.call import Recording, map_calls
 from .scope import attach
@@ -19,7 +20,7 @@ __all__ = ["graph", "module"]
 
 def graph(recording: Recording) -> fx.Graph:
     """The recording as an fx graph, one node per call under the call's name."""
-    out = fx.Graph()
+    out = fx_graph()
     nodes: dict[int, fx.Node] = {}
     for call in recording.calls:
         args = map_calls(call.args, lambda c: nodes[id(c)])
@@ -38,10 +39,10 @@ def module(
     model: nn.Module, source: fx.Graph, constants: dict[str, Any], device: torch.device
 ) -> fx.GraphModule:
     """A linted graph module over the model's own submodules, parameters and buffers."""
-    copied = fx.Graph()
+    copied = fx_graph()
     copied.output(copied.graph_copy(source, {}))
     regions.insert(copied)
-    out = fx.GraphModule(nn.Module(), fx.Graph(), type(model).__name__)
+    out = fx.GraphModule(nn.Module(), fx_graph(), type(model).__name__)
     out.training = model.training
     out._device = device  # type: ignore[assignment]
     attach(out, model, (n.target for n in copied.nodes if n.op in ("call_module", "get_attr")), constants)

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from ...torch_private import fx_graph
 from ..calls.call import Call, Guard, Recording, map_calls
 from ..calls.likeness import is_equal, key
 
@@ -28,7 +29,7 @@ def select(flag: bool, training: Any, evaluation: Any) -> Any:
 
 def settled(graph: fx.Graph, model: nn.Module) -> fx.Graph:
     """A graph with modules' ``training`` flags, and what is chosen by them, as they are now."""
-    out = fx.Graph()
+    out = fx_graph()
     values: dict[fx.Node, Any] = {}
 
     def of(node: fx.Node) -> Any:
@@ -199,7 +200,7 @@ class _Namer:
 
     def __call__(self, hint: str) -> str:
         base = re.sub(r"\W", "_", hint, flags=re.ASCII).strip("_") or "value"
-        if base[0].isdigit():
+        if base[0].isdecimal():
             base = f"_{base}"
         name = base
         while name in self.taken or name in _RESERVED:

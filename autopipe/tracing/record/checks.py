@@ -32,19 +32,19 @@ def is_check(source: str) -> bool:
     are given first.
     """
     filename, _, line = source.rpartition(":")
-    return line.isdigit() and int(line) in _checked_lines(filename)
+    return line.isdecimal() and int(line) in _checked_lines(filename)
 
 
 def hands_on(source: str) -> bool:
     """Whether the line ``file:line`` returns what it asks: the line that called it is the one to look at."""
     filename, _, line = source.rpartition(":")
-    return line.isdigit() and int(line) in _returning_lines(filename)
+    return line.isdecimal() and int(line) in _returning_lines(filename)
 
 
 def is_message(source: str) -> bool:
     """Whether the line ``file:line`` only words what people are told: an error, a warning, a log."""
     filename, _, line = source.rpartition(":")
-    return line.isdigit() and int(line) in _spoken_lines(filename)
+    return line.isdecimal() and int(line) in _spoken_lines(filename)
 
 
 _SPEAKERS = (
