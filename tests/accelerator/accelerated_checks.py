@@ -436,8 +436,12 @@ def both_ways(call, backend="gloo", ways=tuple(WAYS), **more):
 
 
 def leave():
-    """End well, whatever threads are left."""
+    """End well once all ranks are through, whatever threads are left."""
     print("done", flush=True)
+    if WORLD > 1:
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"done {RANK}", "")
+        store.wait([f"done {rank}" for rank in range(WORLD)])
     os._exit(0)
 
 
