@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import keyword
 import types
 from collections.abc import Iterator, Sequence
@@ -232,5 +233,5 @@ class _CodeGen(torch.fx.graph.CodeGen):
 def _attribute(base: str, target: str) -> str:
     for name in target.split("."):
         is_plain = name.isidentifier() and not keyword.iskeyword(name)
-        base = f"{base}.{name}" if is_plain else f"getattr({base}, {name!r})"
+        base = f"{base}.{name}" if is_plain else f"getattr({base}, {json.dumps(name, ensure_ascii=False)})"
     return base

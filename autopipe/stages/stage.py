@@ -68,7 +68,7 @@ class StageForm:
 
 def _index_numbers(code: str) -> str:
     """``getattr(self.h, "0")`` as a person writes it: ``self.h[0]``."""
-    pattern = re.compile(r'getattr\((self[\w.\[\]]*), "(\d+)"\)')
+    pattern = re.compile(r'getattr\((self[\w.\[\]]*), "(0|[1-9][0-9]*)"\)')
     while pattern.search(code):
         code = pattern.sub(r"\1[\2]", code)
     return code

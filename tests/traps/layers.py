@@ -80,7 +80,9 @@ def by_name(self: Any, x: Tensor) -> Tensor:
 
 
 @trap(
-    table=lambda: nn.ModuleDict({name: linear() for name in ("²", "三", "in", "lambda", "1", 'a"b', "c d")}),
+    table=lambda: nn.ModuleDict(
+        {name: linear() for name in ("²", "三", "in", "lambda", "1", "01", "٣", 'a"b', "c d")}
+    ),
     scales=lambda: nn.ParameterDict({name: torch.ones(WIDTH) for name in ("from", "\n")}),
 )
 def parts_of_any_name(self: Any, x: Tensor) -> Tensor:
