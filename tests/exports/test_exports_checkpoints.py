@@ -1,9 +1,9 @@
 """What a pipe saved trains on in plain torch by way of ``torch.distributed.checkpoint``, and comes back."""
 
+import checkpoint_models
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -23,24 +23,12 @@ pytestmark = pytest.mark.filterwarnings(
 X = torch.linspace(-1, 1, 64).reshape(8, 8)
 
 
-class Net(nn.Module):
-    """A tie, a frozen part, statistics, mixed dtypes and something that is no tensor."""
+class Net(checkpoint_models.Net):
+    """One whose narrow weight is frozen too: torch's optimizers keep no state of it."""
 
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.frozen = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
-        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False)
-        self.head.weight = self.a.weight
-        self.low, self.n_seen = nn.Parameter(torch.ones(8, dtype=torch.bfloat16), requires_grad=False), 3
-
-    def get_extra_state(self):
-        return {"n_seen": self.n_seen, "grid": torch.arange(3.0)}
-
-    def set_extra_state(self, state):
-        self.n_seen = state["n_seen"]
-
-    def forward(self, x):
-        return self.head(self.norm(self.frozen(torch.tanh(self.b(torch.tanh(self.a(x)))))) * self.low)
+        self.low.requires_grad_(False)
 
 
 def groups(named):
