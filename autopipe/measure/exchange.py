@@ -2,9 +2,10 @@
 
 Which ranks are measured, and what becomes of the figures, is left to ``probe``.
 
-Two ranks pass tokens to and fro. Each takes one, computes, and sends it on; so with two tokens in all, each
-waits for every message the whole time it is under way, as 1F1B does where stages are equal. With four nobody
-waits; the process's CPU time beside that of its work is then what a message sent and one received take.
+Both ranks compute and pass tokens on. With one token in all, who waits for it has nothing else to do, as a
+rank in a bubble; a token carries the time it was sent at, and the mean of both ways does without a common
+clock. With two tokens each nobody waits; the process's CPU time beside that of its work is then what a
+message sent and one received take.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 __all__ = ["Exchange", "exchange"]
 
 _SMALL, _LARGE = 1 << 16, 1 << 22
-_TURNS = 12
-_ROUNDS = 3
+_TURNS = 10
+_ROUNDS = 4
 _WIDTH = 320
 _TOUCHED = 1 << 23
 """Values that the work goes over, twice: as after a stage, messages find nothing of theirs in any cache."""
@@ -41,54 +43,81 @@ class Exchange:
 
 def exchange(peer: int) -> Exchange:
     """Of messages with another rank of the default group, which calls it at the same time. In two seconds."""
-    work = _work()
-    wall: dict[tuple[int, int], list[float]] = collections.defaultdict(list)
-    cpu: dict[tuple[int, int], list[float]] = collections.defaultdict(list)
+    work, leads = _work(), dist.get_rank() < peer
+    ways: dict[int, list[float]] = {_SMALL: [], _LARGE: []}
+    beside: dict[int, list[float]] = {_SMALL: [], _LARGE: []}
     for _ in range(_ROUNDS):
-        for key in ((0, _SMALL), (2, _SMALL), (4, _SMALL), (2, _LARGE), (4, _LARGE)):
+        for size in (_SMALL, _LARGE):
             _meet(peer)
-            turns, beside_s = _turns(work, peer, *key)
-            wall[key] += turns
-            cpu[key].append(beside_s / _TURNS)
-    # others on the machine make turns longer, never shorter
-    turn = {key: statistics.quantiles(seconds, n=4)[0] for key, seconds in wall.items()}
-    busy = {key: min(seconds) for key, seconds in cpu.items()}
-    none = 0, _SMALL
-    latency_s, per_byte = _line(*(turn[2, size] - turn[none] for size in (_SMALL, _LARGE)))
-    host_s, host_per_byte = _line(*(busy[4, size] for size in (_SMALL, _LARGE)))
+            ways[size] += _ways_s(work, peer, size, leads)
+            _meet(peer)
+            beside[size].append(_beside_s(work, peer, size))
+    # others on the machine make ways longer, never shorter
+    mine = [statistics.quantiles(ways[size], n=4)[0] for size in (_SMALL, _LARGE)]
+    latency_s, per_byte = _line(*((a + b) / 2 for a, b in zip(mine, _swapped(mine, peer), strict=True)))
+    host_s, host_per_byte = _line(*(statistics.median(beside[size]) for size in (_SMALL, _LARGE)))
     # a turn sends a message and receives one
     return Exchange(latency_s, per_byte, host_s / 2, host_per_byte / 2)
 
 
-def _turns(work: Callable[[], object], peer: int, n_tokens: int, n_bytes: int) -> tuple[list[float], float]:
-    """Seconds of each turn, the first ones left out; of the work alone where there are no tokens.
+def _ways_s(work: Callable[[], object], peer: int, n_bytes: int, leads: bool) -> list[float]:
+    """Seconds that each token was under way to this rank, by the sender's clock and this one's."""
+    found: list[float] = []
+    sent: list[Any] = []
 
-    And the CPU time of all turns beside their work, the communicator's threads included.
-    """
-    held, ends = n_tokens // 2, list[float]()
-    start_s, working_s = time.process_time(), 0.0
+    def pass_on() -> None:
+        work()
+        token = _token(n_bytes)
+        token[0] = time.perf_counter()
+        sent.append(dist.isend(token, peer))
+
+    if leads:
+        pass_on()
+    for turn in range(_TURNS):
+        token = _token(n_bytes)
+        dist.recv(token, peer)
+        found.append(time.perf_counter() - float(token[0]))
+        if turn + 1 < _TURNS or not leads:
+            pass_on()
+    for message in sent:
+        message.wait()
+    return found[1:]
+
+
+def _beside_s(work: Callable[[], object], peer: int, n_bytes: int) -> float:
+    """CPU time of a turn beside its work, the communicator's threads included, where nobody waits."""
+    held, working_s, start_s = 2, 0.0, time.process_time()
     leaving: collections.deque[Any] = collections.deque()
     coming: collections.deque[Any] = collections.deque()
     for _ in range(_TURNS):
         if held:
             held -= 1
-        elif n_tokens:
+        else:
             coming.popleft().wait()
         working_s -= time.thread_time()
         work()
         working_s += time.thread_time()
-        if n_tokens:
-            leaving.append(dist.isend(torch.empty(n_bytes, dtype=torch.uint8, device="cpu"), peer))
-            coming.append(dist.irecv(torch.empty(n_bytes, dtype=torch.uint8, device="cpu"), peer))
-            if len(leaving) > n_tokens:
-                leaving.popleft().wait()
-        ends.append(time.perf_counter())
+        leaving.append(dist.isend(_token(n_bytes), peer))
+        coming.append(dist.irecv(_token(n_bytes), peer))
+        if len(leaving) > 4:
+            leaving.popleft().wait()
     for message in (*coming, *leaving):
         message.wait()
-    beside_s = time.process_time() - start_s - working_s
-    skipped = max(2, n_tokens)
-    turns = [later - earlier for earlier, later in zip(ends[skipped:], ends[skipped + 1 :], strict=False)]
-    return turns, beside_s
+    return (time.process_time() - start_s - working_s) / _TURNS
+
+
+def _token(n_bytes: int) -> Tensor:
+    """Memory for a token. What is in it does not matter beside its first number, the time it leaves at."""
+    return torch.empty(n_bytes // 8, dtype=torch.float64, device="cpu")
+
+
+def _swapped(mine: list[float], peer: int) -> list[float]:
+    """What the other rank found, which gets what this one did."""
+    theirs = torch.empty(len(mine), dtype=torch.float64, device="cpu")
+    coming = dist.irecv(theirs, peer)
+    dist.send(torch.tensor(mine, dtype=torch.float64, device="cpu"), peer)
+    coming.wait()  # type: ignore[union-attr]
+    return [float(x) for x in theirs]
 
 
 def _line(small_s: float, large_s: float) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from .reads import Flag
 
 __all__ = ["Standing"]
 
+Read = Callable[[], tuple[Any, ...]]
+Reader = tuple[str, Read]
 _SIMPLE = (int, float, str, bool, type(None), tuple)
 _HELD = ("_parameters", "_buffers", "_modules")
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
@@ -42,7 +44,7 @@ class Standing:
         self.model, self.dtypes, self.flags = model, dtypes, dict(flags)
         self.casts = {_casts()}
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
-        self.beside = _of_open(reached(model), is_open)
+        self.readers = [*_readers(model, self.opened), *_of_open(reached(model), is_open)]
         modes = tuple(m.training for _, m in self.opened)
         training = model.training
         # a form is recorded in the modes the model was given in, where the model was in that form's
@@ -102,31 +104,49 @@ class Standing:
 
     def _fields(self, name: str) -> Mapping[str, Any]:
         found = next(
-            (m for p, m in self.opened if name == f"the attributes of {_shown(self.model, p)}"), None
+            (m for p, m in self.opened if name == f"the attributes of {p or type(self.model).__name__}"), None
         )
         return {} if found is None else _attributes(found)
 
     def _read(self) -> dict[str, tuple[Any, ...]]:
-        out: dict[str, tuple[Any, ...]] = {}
-        for path, module in self.opened:
-            shown, held = _shown(self.model, path), vars(module)
-            out[f"the attributes of {shown}"] = tuple(_attributes(module).values())
-            out[f"the hooks of {shown}"] = tuple(h for k in HOOKS for h in held[k].values())
-            out[f"what {shown} holds"] = tuple(v for k in _HELD for v in held[k].values())
-        for name, read in self.beside:
-            out[name] = read()
-        out["dtype or requires_grad of a parameter"] = tuple(
-            v for p in self.model.parameters() for v in (p.dtype, p.requires_grad)
-        )
-        return out
+        return {name: read() for name, read in self.readers}
+
+
+def _readers(model: nn.Module, opened: Iterable[tuple[str, nn.Module]]) -> Iterator[Reader]:
+    """What is read of the modules themselves, by name."""
+    for path, module in opened:
+        shown = path or type(model).__name__
+        yield f"the attributes of {shown}", functools.partial(_attribute_values, vars(module))
+        yield f"the hooks of {shown}", functools.partial(_values_in, vars(module), HOOKS)
+        yield f"what {shown} holds", functools.partial(_values_in, vars(module), _HELD)
+    yield "dtype or requires_grad of a parameter", functools.partial(_kinds, model)
+
+
+def _attribute_values(held: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple([v for k, v in held.items() if k not in _OF_ALL])
+
+
+def _values_in(held: Mapping[str, Mapping[Any, Any]], names: Iterable[str]) -> tuple[Any, ...]:
+    return tuple([v for k in names for v in held[k].values()])
+
+
+def _kinds(model: nn.Module) -> tuple[Any, ...]:
+    """Dtype and ``requires_grad`` of every parameter, without the names that ``parameters()`` makes."""
+    out: list[Any] = []
+    ahead, seen = [model], {model}
+    while ahead:
+        module = ahead.pop()
+        for p in module._parameters.values():
+            if p is not None:
+                out += p.dtype, p.requires_grad
+        inside = [m for m in module._modules.values() if m is not None and m not in seen]
+        seen.update(inside)
+        ahead += inside
+    return tuple(out)
 
 
 def _casts() -> tuple[Any, torch.dtype]:
     return regions.ambient()[1], torch.get_default_dtype()
-
-
-def _shown(model: nn.Module, path: str) -> str:
-    return path or type(model).__name__
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
@@ -146,14 +166,12 @@ def _copied(
     return made
 
 
-def _of_open(
-    found: Reached, is_open: Callable[[str], bool]
-) -> list[tuple[str, Callable[[], tuple[Any, ...]]]]:
+def _of_open(found: Reached, is_open: Callable[[str], bool]) -> list[Reader]:
     """What lies beside the attributes of open modules, each with how to read it."""
     return [(name, read) for path, name, read in _beside(found) if is_open(path)]
 
 
-def _beside(found: Reached) -> Iterator[tuple[str, str, Callable[[], tuple[Any, ...]]]]:
+def _beside(found: Reached) -> Iterator[tuple[str, str, Read]]:
     for path, name, known, names in found.files:
         asked = tuple(k for k in sorted(names) if isinstance(known[k], _SIMPLE))
         yield path, f"a global of {name}", functools.partial(_picked, known, asked)
