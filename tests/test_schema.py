@@ -77,6 +77,7 @@ REFUSED = {
         ("cluster.nics", [0]),
         ("stages[1].index", 0),
         ("stages[1].clones", ["nowhere"]),
+        ("stages[1].ops", ["op0"]),
         ("boundaries[0].destinations", [0]),
         ("boundaries[0].value", "op3"),
         ("ties[0].stages", [0, 9]),

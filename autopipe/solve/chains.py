@@ -5,7 +5,9 @@ Pricing whole steps is left to ``search``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,20 +17,21 @@ from .definition.contract import Contraction, contract, merge
 from .definition.problem import HUGE, Item, Problem, Share, memory_bytes
 from .definition.relaxed import cheapest
 from .lines.exact import prove
-from .lines.intervals import best_chain
+from .lines.intervals import best_chain, near_chain
 from .lines.moves import fitting, improve
 from .lines.orders import orders
 from .proof.bounds import at_bound, lower_bound
 from .proof.branch import close, is_small
 from .ranks.virtual import several
+from .stopping import interrupts
 
 __all__ = ["chain"]
 
 _CLOSING = 0.4
 """Share of the time kept for placing items one by one where loads depend on each other and items are few."""
 
-_OVER = (1.1, 1.5, 3.0)
-"""Over the bound by so much, first answers are looked for before any are taken."""
+_GRACE_S = 0.1
+"""A first answer is worth so much more than the time given."""
 
 
 def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
@@ -38,26 +41,35 @@ def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
     a proof says that no chain fits memory and pins. Ctrl-C returns the best so far, and is raised while there
     is none. Deterministic unless the time limit cuts it short.
     """
-    deadline = time.perf_counter() + time_limit_s
-    if not problem.is_separable:
-        return _relaxed(problem, deadline)
+    with interrupts() as stopped:
+        deadline = time.perf_counter() + (0.0 if stopped.is_set() else time_limit_s)
+        if problem.is_separable:
+            answer = _separable(problem, deadline)
+        else:
+            answer = _relaxed(problem, deadline, stopped)
+    if answer.stage_of is None and stopped.is_set():
+        raise KeyboardInterrupt
+    return answer
+
+
+def _separable(problem: Problem, deadline: float) -> Answer:
+    """Where each stage's load is its own: first answers, then the proof."""
     whole = contracted(problem)
     best = Answer(None, HUGE, 0)
     try:
         for best in first_answers(whole.problem, deadline):  # noqa: B007
             pass
+        best = best if best.proved else prove(whole.problem, best, deadline)
     except OutOfTime:
         pass
     except KeyboardInterrupt:
         if best.stage_of is None:
             raise
-    else:
-        best = best if best.proved else prove(whole.problem, best, deadline)
     stage_of = whole.expand(best.stage_of) if best.stage_of is not None else None
     return Answer(stage_of, best.bottleneck_ns, best.lower_ns)
 
 
-def _relaxed(problem: Problem, deadline: float) -> Answer:
+def _relaxed(problem: Problem, deadline: float, stopped: threading.Event) -> Answer:
     """Where a stage's load depends on others: solved with the cheapest prices, scored with the true ones.
 
     Cheapest prices bound the true ones from below, so that optimum is a bound; moves of single items then
@@ -67,23 +79,27 @@ def _relaxed(problem: Problem, deadline: float) -> Answer:
     whole = merge(without_idle_limits(problem), ())
     closing = _CLOSING if is_small(whole.problem) else 0.0
     until = deadline - closing * max(0.0, deadline - time.perf_counter())
-    answer = close(whole.problem, _bounded(whole.problem, until), deadline)
+    answer = _bounded(whole.problem, until, stopped)
+    with contextlib.suppress(KeyboardInterrupt):
+        answer = answer if stopped.is_set() else close(whole.problem, answer, deadline)
     stage_of = whole.expand(answer.stage_of) if answer.stage_of is not None else None
     return dataclasses.replace(answer, stage_of=stage_of)
 
 
-def _bounded(problem: Problem, deadline: float) -> Answer:
+def _bounded(problem: Problem, deadline: float, stopped: threading.Event) -> Answer:
     if not problem.one_stage_per_rank:
         return several(problem, deadline)
-    answer = chain(cheapest(problem), time_limit_s=max(0.1, deadline - time.perf_counter()))
+    answer = chain(cheapest(problem), time_limit_s=max(0.0, deadline - time.perf_counter()))
     if answer.stage_of is None:
         return answer
     value = problem.bottleneck(problem.loads(answer.stage_of))
-    if value > answer.lower_ns:
-        better = improve(problem, answer.stage_of, deadline)
-        answer = dataclasses.replace(answer, stage_of=better)
-        value = problem.bottleneck(problem.loads(better))
-    return dataclasses.replace(answer, bottleneck_ns=value)
+    answer = dataclasses.replace(answer, bottleneck_ns=value)
+    if value > answer.lower_ns and not stopped.is_set():
+        with contextlib.suppress(KeyboardInterrupt):
+            better = improve(problem, answer.stage_of or (), deadline)
+            value = problem.bottleneck(problem.loads(better))
+            answer = dataclasses.replace(answer, stage_of=better, bottleneck_ns=value)
+    return answer
 
 
 def first_answers(problem: Problem, deadline: float) -> Iterator[Answer]:
@@ -121,18 +137,11 @@ def _first_chain(
 ) -> tuple[int, tuple[int, ...]] | None:
     """The best chain of an order that is better than the best known.
 
-    Without one, near the bound first: the fewer items a stage may hold, the quicker. Any answer is then worth
-    more than the time.
+    Without one, any answer is worth more than the time, though not much.
     """
     if best.stage_of is not None:
         return best_chain(problem, order, best.bottleneck_ns - 1, deadline)
-    for part in _OVER:
-        found = best_chain(problem, order, round(best.lower_ns * part))
-        if found is not None:
-            return found
-        if time.perf_counter() > deadline:
-            return None
-    return best_chain(problem, order, HUGE - 1)
+    return near_chain(problem, order, best.lower_ns, max(deadline, time.perf_counter() + _GRACE_S))
 
 
 def contracted(problem: Problem) -> Contraction:

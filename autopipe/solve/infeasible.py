@@ -13,10 +13,11 @@ from ..errors import InfeasibleError, UndecidedError
 from ..units import format_bytes
 from .chains import chain
 from .definition.answer import Answer
-from .definition.problem import HUGE, Problem
+from .definition.blocks import freed_bytes
+from .definition.problem import HUGE, Item, Problem, Share
 from .making.cases import Case
 
-__all__ = ["no_room", "shortage", "why_none"]
+__all__ = ["Shortage", "no_room", "shortage", "why_none"]
 
 _STEPS = 14
 """Halvings of the memory looked for: within a ten thousandth of the fullest rank's."""
@@ -28,21 +29,41 @@ _MORE_STAGES = 8
 """So many more stages than asked for are looked at, and as many doublings."""
 
 
-def shortage(problem: Problem) -> tuple[int, int] | None:
-    """The bytes that all ranks together must hold at least, and what they can, where that is too little.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shortage:
+    """Bytes that all ranks together hold at least, between steps and of activations, and their room."""
 
-    Each item's and each share's static bytes once, whatever is computed again and however fine the cut.
+    static_bytes: int
+    kept_bytes: int
+    room_bytes: int
+
+
+def shortage(problem: Problem) -> Shortage | None:
+    """What no plan can do without, where that is too much for all ranks together; else None.
+
+    Each item's and each share's static bytes count once, whatever is computed again and however fine the cut.
+    So does what one microbatch saves and no block gives up, where ranks hold one stage: even a stage that
+    recomputes has it all at once in backward; one that does not has it for each microbatch in flight.
     """
     limits = {s.rank: s.limit_bytes for s in problem.stages}
-    needed = sum(i.static_bytes for i in problem.items) + sum(s.static_bytes for s in problem.shares)
-    room = sum(limits.values())
-    return (needed, room) if needed > room else None
+    parts: tuple[Item | Share, ...] = (*problem.items, *problem.shares)
+    kept = sum(p.saved_bytes for p in parts) * problem.one_stage_per_rank
+    if problem.recompute == "never":
+        kept *= min(s.in_flight for s in problem.stages)
+    elif problem.recompute == "auto":
+        kept = max(0, kept - sum(freed_bytes(i.blocks) for i in problem.items))
+    found = Shortage(sum(p.static_bytes for p in parts), kept, sum(limits.values()))
+    return found if found.static_bytes + kept > found.room_bytes else None
 
 
-def no_room(case: Case, short: tuple[int, int]) -> InfeasibleError:
-    """The error where parameters alone are too much, with the arithmetic."""
-    needed, room = short
-    n = len(case.source.cluster.devices)
+def no_room(case: Case, short: Shortage) -> InfeasibleError:
+    """The error where what must be held is too much for all ranks together, with the arithmetic."""
+    static, room, n = short.static_bytes, short.room_bytes, len(case.source.cluster.devices)
+    needed, more, again = static, "and that is before any activation", ""
+    if static <= room:
+        needed += short.kept_bytes
+        more = f"and what microbatches in flight keep is {format_bytes(short.kept_bytes)} at least"
+        again = "; recompute='auto' keeps less" * (case.source.settings.recompute == "never")
     per_rank, rest = divmod(case.n_stages, n)
     enough = -(-needed * n // max(room, 1))
     stages = f"n_stages={enough * per_rank} on as many ranks like these" if not rest else f"{enough} ranks"
@@ -50,9 +71,9 @@ def no_room(case: Case, short: tuple[int, int]) -> InfeasibleError:
         stages = "ranks with room for any"
     return InfeasibleError(
         f"no {case.n_stages}-stage plan fits: parameters, gradients and optimizer state take "
-        f"{format_bytes(needed)}, the {n} ranks hold {format_bytes(room)} together, and that is before any "
-        f"activation; at least {stages}, or {format_bytes(-(-needed // n))} on each rank, would be needed",
-        finer_may_help=False,
+        f"{format_bytes(static)}, the {n} ranks hold {format_bytes(room)} together, {more}; at least "
+        f"{stages}, or {format_bytes(-(-needed // n))} on each rank, would be needed{again}",
+        finer_may_help=static <= room and case.source.settings.recompute == "auto",
     )
 
 

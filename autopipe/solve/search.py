@@ -5,6 +5,7 @@ One case's bottleneck is left to ``chains``, its step to ``step``, what is tried
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from ..arguments import number, whole
 from ..costs import CostTable
-from ..errors import InfeasibleError, InputError, UndecidedError
+from ..errors import InfeasibleError, InputError, PlanError, UndecidedError
 from ..graph import OpGraph
 from ..hardware import MOST_RANKS, Cluster
 from ..memory import ADAM
@@ -21,7 +22,7 @@ from ..plans import Candidate, Plan
 from ..units import parse_bytes
 from .chains import chain
 from .definition.answer import Answer
-from .definition.problem import HUGE, Problem
+from .definition.problem import Problem
 from .infeasible import no_room, shortage, why_none
 from .making.baselines import Weigh
 from .making.cases import Case, cases, rank_orders
@@ -149,6 +150,8 @@ def solve(
         )
     with interrupts() as stopped:
         found = _best_of(tried, free, schedule == "auto", deadline, stopped)
+        if found.best is None and stopped.is_set():
+            raise KeyboardInterrupt
         if found.best is None:
             raise found.error(tried, deadline)
     ranked = sorted(found.table, key=lambda c: (not c.feasible, c.step_s / c.n_microbatches))
@@ -184,7 +187,7 @@ class _Found:
     best: Plan | None = None
     table: list[Candidate] = dataclasses.field(default_factory=list)
     failed: Answered | None = None
-    fault: InfeasibleError | None = None
+    fault: PlanError | None = None
     n_left: int = 0
 
     def fail(self, answered: Answered) -> None:
@@ -192,7 +195,7 @@ class _Found:
         if self.failed is None or self.failed[2].proved:
             self.failed = answered
 
-    def error(self, tried: Sequence[Case], deadline: float) -> InfeasibleError:
+    def error(self, tried: Sequence[Case], deadline: float) -> PlanError:
         """Why there is no plan, or that none was found and none ruled out."""
         if self.failed is not None and (not self.n_left or not self.failed[2].proved):
             return why_none(self.failed[0], self.failed, deadline)
@@ -222,7 +225,7 @@ def _best_of(
         until = now + max(0.0, deadline - now) * max(_LEAST_SHARE, 1 / (len(ahead) - x))
         try:
             plan = _solve_case(case, free, until, stopped, found)
-        except InfeasibleError as error:
+        except PlanError as error:
             found.fault = error
         except KeyboardInterrupt:
             if found.best is None:
@@ -280,26 +283,35 @@ def _ordered(case: Case, deadline: float, stopped: threading.Event) -> list[Answ
     """The orders with the least bottlenecks, best first, and the case's own; each with a bound on all.
 
     Where the case's own does not meet what no order beats, every order that differs is solved if they are
-    few; else swaps of two ranks are tried from the order host by host and from the fastest first.
+    few; else swaps of two ranks are tried from the order host by host and from the fastest first. Ctrl-C
+    costs the orders that were still to come.
     """
-    lower = _least_of_any(case, deadline)
-    count, orders = rank_orders(case.source.cluster, case.source.settings.memory_limit)
-    found = [_answered(case, case.problem(), _part(deadline, 3))]
-    if found[0][2].bottleneck_ns > lower and count <= _FEW_ORDERS:
-        bounds = [found[0][2].lower_ns]
-        for x, order in enumerate(order for order in orders if order != case.order):
-            if stopped.is_set() or time.perf_counter() > deadline:
-                bounds.append(lower)
-                break
-            moved = dataclasses.replace(case, order=order)
-            found.append(_answered(moved, moved.problem(), _part(deadline, count - x)))
-            bounds.append(found[-1][2].lower_ns)
-        lower = max(lower, min(bounds))
-    elif found[0][2].bottleneck_ns > lower:
-        found = _swapped(case, lower, deadline, stopped)
+    problem = case.problem()
+    found = [_answered(case, problem, _part(deadline, 3))]
+    lower = least_load(problem)
+    with contextlib.suppress(KeyboardInterrupt):
+        if found[0][2].bottleneck_ns > lower and not stopped.is_set():
+            lower = max(lower, _least_of_any(problem, deadline))
+        if found[0][2].bottleneck_ns > lower and not stopped.is_set():
+            lower = max(lower, _others(found, lower, deadline, stopped))
     found.sort(key=lambda f: (f[2].bottleneck_ns, f[0].order != case.order))
     kept = [*found[:_KEPT_ORDERS], *(f for f in found[_KEPT_ORDERS:] if f[0].order == case.order)]
     return [(c, p, dataclasses.replace(a, lower_ns=min(a.lower_ns, lower))) for c, p, a in kept]
+
+
+def _others(found: list[Answered], lower: int, deadline: float, stopped: threading.Event) -> int:
+    """Solves other orders than the first that was found, and bounds all of them where all were solved."""
+    case = found[0][0]
+    count, orders = rank_orders(case.source.cluster, case.source.settings.memory_limit)
+    if count > _FEW_ORDERS:
+        _swapped(found, lower, deadline, stopped)
+        return lower
+    for x, order in enumerate(order for order in orders if order != case.order):
+        if stopped.is_set() or time.perf_counter() > deadline:
+            return lower
+        moved = dataclasses.replace(case, order=order)
+        found.append(_answered(moved, moved.problem(), _part(deadline, count - x)))
+    return min(answer.lower_ns for _, _, answer in found)
 
 
 def _part(deadline: float, n: int) -> float:
@@ -308,35 +320,31 @@ def _part(deadline: float, n: int) -> float:
     return now + (deadline - now) / n
 
 
-def _least_of_any(case: Case, deadline: float) -> int:
+def _least_of_any(problem: Problem, deadline: float) -> int:
     """A bottleneck that no order of the ranks beats: where devices are alike, that of the cheapest links."""
-    problem = case.problem()
-    alike = len({(s.speed, s.limit_bytes) for s in problem.stages}) == 1
-    least = least_load(problem)
-    if not alike:
-        return least
+    if len({(s.speed, s.limit_bytes) for s in problem.stages}) > 1:
+        return 0
     stages = tuple(dataclasses.replace(s, nic=-1) for s in problem.stages)
     anywhere = dataclasses.replace(problem, stages=stages, pair_ns=None)
-    budget = max(0.0, (deadline - time.perf_counter()) / 4)
-    return max(least, chain(anywhere, time_limit_s=budget).lower_ns)
+    return chain(anywhere, time_limit_s=max(0.0, _part(deadline, 4) - time.perf_counter())).lower_ns
 
 
-def _swapped(case: Case, lower: int, deadline: float, stopped: threading.Event) -> list[Answered]:
+def _swapped(found: list[Answered], lower: int, deadline: float, stopped: threading.Event) -> None:
     """Orders reached by swapping two ranks while that lowers the bottleneck and it is over the bound."""
+    case, _, first = found[0]
     devices = case.source.cluster.devices
     by_speed = tuple(sorted(case.order, key=lambda r: -devices[r].speed))
-    budget, seen, found = (deadline - time.perf_counter()) / _SWAPS, set(), []
+    budget, seen = (deadline - time.perf_counter()) / _SWAPS, {case.order}
 
     def visit(order: tuple[int, ...]) -> int:
         seen.add(order)
         moved = dataclasses.replace(case, order=order)
-        answer = _answered(moved, moved.problem(), time.perf_counter() + budget)
-        found.append(answer)
-        return answer[2].bottleneck_ns
+        found.append(_answered(moved, moved.problem(), time.perf_counter() + budget))
+        return found[-1][2].bottleneck_ns
 
-    best = (HUGE + 1, case.order)
-    for start in dict.fromkeys((case.order, by_speed, by_speed[::-1])):
-        if best[0] > lower:
+    best = first.bottleneck_ns, case.order
+    for start in (by_speed, by_speed[::-1]):
+        if best[0] > lower and start not in seen:
             best = min(best, (visit(start), start))
     improved = best[0] > lower
     while improved:
@@ -347,12 +355,11 @@ def _swapped(case: Case, lower: int, deadline: float, stopped: threading.Event) 
             if tuple(order) in seen:
                 continue
             if len(seen) >= _SWAPS or stopped.is_set() or time.perf_counter() > deadline:
-                return found
+                return
             value = visit(tuple(order))
             if value < best[0]:
                 best, improved = (value, tuple(order)), value > lower
                 break
-    return found
 
 
 def _limits(given: str | float | Sequence[str | float] | None, n_ranks: int) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """A slice of the fuzz of ``benchmarks.solver.fuzz``, and what its kinds of problems leave out."""
 
 import contextlib
+import dataclasses
 import itertools
 import random
 import time
@@ -23,17 +24,17 @@ from autopipe.solve.step import _plan
 
 @pytest.mark.parametrize("first", range(0, 200, 40))
 def test_small_problems_equal_exhaustive_search(first):
-    from benchmarks.solver.fuzz import fault_of
+    from benchmarks.solver.fuzz import MISSED, fault_of
 
-    faults = {number: fault_of(number) for number in range(first, first + 40) if number % 4 != 3}
-    assert {number: fault for number, fault in faults.items() if fault} == {}
+    faults = {number: fault_of(number) for number in range(first, first + 40) if number % 8 != 3}
+    assert {n: fault for n, fault in faults.items() if fault and not fault.startswith(MISSED)} == {}
 
 
-@pytest.mark.parametrize("number", range(3, 64, 4))
+@pytest.mark.parametrize("number", range(3, 128, 8))
 def test_an_assignment_that_fits_is_never_ruled_out(number):
-    from benchmarks.solver.fuzz import _large
+    from benchmarks.solver.drawn import planted
 
-    problem, stage_of = _large(random.Random(number))
+    problem, stage_of = planted(random.Random(number))
     answer = chain(problem, time_limit_s=1.0)
     assert answer.lower_ns <= problem.bottleneck(problem.loads(stage_of))
     if answer.stage_of is not None:
@@ -147,6 +148,19 @@ def test_memory_that_parameters_alone_exceed_is_told_with_the_arithmetic():
         made(memory_limit=100_000, time_limit_s=60.0)
     assert not told.value.finer_may_help
     assert not isinstance(told.value, UndecidedError)
+
+
+def test_activations_that_no_rank_has_room_for_are_told_with_the_arithmetic():
+    heavy = {op: dataclasses.replace(cost, saved_bytes=1 << 20) for op, cost in costs().costs.items()}
+    table = dataclasses.replace(costs(), costs=heavy)
+    started = time.process_time()
+    with pytest.raises(
+        InfeasibleError, match=r"what microbatches in flight keep is .* at least n_stages="
+    ) as told:
+        made(costs=table, memory_limit="1.2MB", time_limit_s=60.0)
+    assert "recompute='auto' keeps less" in str(told.value)
+    assert not isinstance(told.value, UndecidedError)
+    assert time.process_time() - started < 1.0
 
 
 def test_what_was_not_found_in_no_time_is_not_ruled_out():

@@ -1,16 +1,21 @@
 """What is stopped early says so: nothing found is not nothing there, and Ctrl-C costs no plan."""
 
+import contextlib
 import math
 import signal
 import threading
 import time
 
 import pytest
-from language_model import cluster, made
+from language_model import cluster, costs, graph, made
 
 from autopipe.errors import InfeasibleError, InputError, UndecidedError
-from autopipe.solve import Answer
+from autopipe.hardware import Cluster, Device, Link
+from autopipe.schedule import build
+from autopipe.solve import Answer, chain
 from autopipe.solve.definition.problem import HUGE
+from autopipe.solve.making.formulate import formulate
+from autopipe.solve.making.source import Settings, Source
 from autopipe.solve.stopping import interrupts
 
 
@@ -125,3 +130,52 @@ def test_a_balance_that_is_no_weight_is_refused(weight):
 def test_numbers_that_are_none_are_refused(name, value):
     with pytest.raises(InputError):
         made(**{name: value})
+
+
+def pressed(*given, **named):
+    signal.raise_signal(signal.SIGINT)
+    raise AssertionError("Ctrl-C was not heard")
+
+
+def test_ctrl_c_while_items_are_placed_one_by_one_keeps_the_chain(monkeypatch):
+    """Loads that hang on others are closed last, by a search of its own."""
+    monkeypatch.setattr("autopipe.solve.chains.close", pressed)
+    answer = chain(two_hosts(), time_limit_s=60.0)
+    assert answer.stage_of is not None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_among_the_orders_of_the_ranks_keeps_those_before_it(monkeypatch):
+    from autopipe.solve import search
+
+    calls, orders = [], search._others
+
+    def interrupted(*given):
+        calls.append(given)
+        monkeypatch.setattr(search, "chain", pressed)
+        return orders(*given)
+
+    monkeypatch.setattr(search, "_others", interrupted)
+    monkeypatch.setattr(search, "_least_of_any", lambda *given: 0)
+    slow = [Device(speed=speed) for speed in (1.0, 0.5, 1.0)]
+    plan = made(cluster=Cluster(tuple(slow)), device_order="auto", time_limit_s=60.0)
+    assert len(calls) == 1
+    assert plan.placement == (0, 1, 2)
+
+
+def test_ctrl_c_with_nothing_found_is_raised(monkeypatch):
+    def nothing(problem, **limits):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return Answer(None, HUGE, 0)
+
+    monkeypatch.setattr("autopipe.solve.search.chain", nothing)
+    monkeypatch.setattr("autopipe.solve.step.by_weight", lambda *given: None)
+    with pytest.raises(KeyboardInterrupt):
+        made(time_limit_s=60.0)
+
+
+def two_hosts():
+    """Six ranks whose links differ."""
+    there = Cluster(cluster(6).devices, (0, 0, 0, 1, 1, 1), Link(1e-5, 1e9), Link(1e-4, 1e8))
+    return formulate(Source.of(graph(), costs(), there, Settings()), build("1f1b", 6, 6, 6))

@@ -116,7 +116,8 @@ def _cover(
     rest = list(itertools.accumulate((f * n for _, f, n in reversed(kinds)), initial=0))[::-1]
     best, found = known, None
     stack: list[tuple[int, int, int, tuple[int, ...]]] = [(0, need, 0, ())]
-    for _ in range(_STEPS):
+    # without the first way down nothing is known
+    for _ in range(_STEPS + len(kinds)):
         if not stack:
             break
         bound, left, cost, counts = stack.pop()

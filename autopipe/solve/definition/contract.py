@@ -10,7 +10,9 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from .problem import HUGE, Item, Net, Problem, Share, closures
+import numpy as np
+
+from .problem import HUGE, Item, Net, Problem, Share, closures, in_order
 
 __all__ = ["Contraction", "contract", "kept_rows", "merge"]
 
@@ -36,8 +38,7 @@ def merge(problem: Problem, together: Iterable[Sequence[int]]) -> Contraction:
 
     O(items + edges). The result's items are in a topological order, ties broken by the first member.
     """
-    leader = _union(len(problem.items), together)
-    part_of = _number(problem, leader)
+    part_of = _number(problem, _components(problem, together))
     members: list[list[int]] = [[] for _ in range(max(part_of, default=-1) + 1)]
     for v, p in enumerate(part_of):
         members[p].append(v)
@@ -178,89 +179,35 @@ def _loose(problem: Problem, v: int, net: Net) -> int:
     return 0 if set(net.consumers) <= set(problem.after[v]) else net.receive_ns
 
 
-def _union(n: int, together: Iterable[Sequence[int]]) -> list[int]:
-    leader = list(range(n))
+def _components(problem: Problem, together: Iterable[Sequence[int]]) -> list[int]:
+    """Each item's set of items that stay together: those given, and every cycle that they make."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    def find(v: int) -> int:
-        while leader[v] != v:
-            leader[v] = leader[leader[v]]
-            v = leader[v]
-        return v
-
+    n = len(problem.items)
+    pairs = {*problem.edges}
     for group in together:
-        for v in group:
-            a, b = find(group[0]), find(v)
-            leader[max(a, b)] = min(a, b)
-    return [find(v) for v in range(n)]
+        pairs |= {pair for v in group for pair in ((group[0], v), (v, group[0]))}
+    if not pairs:
+        return list(range(n))
+    rows, columns = zip(*pairs, strict=True)
+    joined = coo_array((np.ones(len(pairs), dtype=np.int8), (rows, columns)), shape=(n, n)).tocsr()
+    out: list[int] = connected_components(joined, directed=True, connection="strong")[1].tolist()
+    return out
 
 
-def _number(problem: Problem, leader: Sequence[int]) -> tuple[int, ...]:
+def _number(problem: Problem, component: Sequence[int]) -> tuple[int, ...]:
     """Components of the merged graph, numbered in a topological order close to the items' own."""
-    import heapq
-
-    component = _components(problem, leader)
     first: dict[int, int] = {}
     for v, c in enumerate(component):
         first.setdefault(c, v)
-    waiting: dict[int, int] = dict.fromkeys(first, 0)
-    out: dict[int, set[int]] = {c: set() for c in first}
+    out: list[set[int]] = [set() for _ in first]
     for a, b in problem.edges:
-        ca, cb = component[a], component[b]
-        if ca != cb and cb not in out[ca]:
-            out[ca].add(cb)
-            waiting[cb] += 1
-    ready = [(first[c], c) for c, n in waiting.items() if n == 0]
-    heapq.heapify(ready)
-    number: dict[int, int] = {}
-    while ready:
-        _, c = heapq.heappop(ready)
-        number[c] = len(number)
-        for d in out[c]:
-            waiting[d] -= 1
-            if waiting[d] == 0:
-                heapq.heappush(ready, (first[d], d))
-    return tuple(number[c] for c in component)
-
-
-def _components(problem: Problem, leader: Sequence[int]) -> list[int]:
-    """Strongly connected components of the items with each set's members tied to its leader (Tarjan)."""
-    out: list[list[int]] = [[] for _ in leader]
-    for a, b in problem.edges:
-        out[leader[a]].append(leader[b])
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    component: dict[int, int] = {}
-    stack: list[int] = []
-    for root in sorted(set(leader)):
-        if root in index:
-            continue
-        work = [(root, iter(out[root]))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        while work:
-            v, successors = work[-1]
-            advanced = False
-            for w in successors:
-                if w not in index:
-                    index[w] = low[w] = len(index)
-                    stack.append(w)
-                    work.append((w, iter(out[w])))
-                    advanced = True
-                    break
-                if w not in component:
-                    low[v] = min(low[v], index[w])
-            if advanced:
-                continue
-            work.pop()
-            if work:
-                low[work[-1][0]] = min(low[work[-1][0]], low[v])
-            if low[v] == index[v]:
-                while True:
-                    w = stack.pop()
-                    component[w] = v
-                    if w == v:
-                        break
-    return [component[v] for v in leader]
+        if component[a] != component[b]:
+            out[component[a]].add(component[b])
+    order = in_order([sorted(after) for after in out], lambda c, _: (first[c],))
+    place = {c: x for x, c in enumerate(order)}
+    return tuple(place[c] for c in component)
 
 
 def _joined(problem: Problem, members: Sequence[int]) -> Item:

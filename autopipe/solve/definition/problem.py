@@ -27,7 +27,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from .blocks import cheapest_blocks, freed_bytes, redone_bytes
 from .copies import Crossing, Moving, Taker, settle
@@ -43,6 +45,8 @@ __all__ = [
     "Share",
     "Stage",
     "StageLoad",
+    "closures",
+    "in_order",
     "memory_bytes",
     "most_work",
     "peak_bytes",
@@ -358,3 +362,24 @@ def closures(beside: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]
             mask |= out[u]
         out[v] = mask
     return out
+
+
+def in_order(after: Sequence[Sequence[int]], key: Callable[[int, int], tuple[int, ...]]) -> tuple[int, ...]:
+    """A topological order of what comes before what: ready items by least key.
+
+    The key also sees how many came before when the item became ready.
+    """
+    waiting = [0] * len(after)
+    for v in itertools.chain.from_iterable(after):
+        waiting[v] += 1
+    heap = [(key(v, 0), v) for v, n in enumerate(waiting) if n == 0]
+    heapq.heapify(heap)
+    out: list[int] = []
+    while heap:
+        _, v = heapq.heappop(heap)
+        out.append(v)
+        for w in after[v]:
+            waiting[w] -= 1
+            if waiting[w] == 0:
+                heapq.heappush(heap, (key(w, len(out)), w))
+    return tuple(out)

@@ -79,6 +79,8 @@ class _Search:
 
     def run(self) -> None:
         """Tries bounds until both sides meet, or the next one is too much."""
+        if time.perf_counter() > self.deadline:
+            return
         if self.best.stage_of is not None and not self.answer.proved:
             under = at_bound(self.problem, self.best.bottleneck_ns - 1).problem
             self.lower = max(self.lower, dearest_item(under, self.best.bottleneck_ns, self.deadline))
@@ -123,8 +125,14 @@ class _Search:
         if found is None:
             self.lower = HUGE if chains.bound >= self.top else chains.bound + 1
         else:
-            value = self.problem.bottleneck(self.problem.loads(found[1]))
-            self.best, self.lower = Answer(found[1], value, found[0]), found[0]
+            self.lower = found[0]
+            self._keep(found[1])
+
+    def _keep(self, stage_of: tuple[int, ...]) -> None:
+        """Keeps a chain where it is better: a search for blocks that was cut off may price it low."""
+        value = self.problem.bottleneck(self.problem.loads(stage_of))
+        if value < self.best.bottleneck_ns and self.problem.is_valid(stage_of):
+            self.best = Answer(stage_of, value, self.lower)
 
     def _sample(self) -> None:
         """Better chains over some of the downsets under bounds from the middle of what is open upwards."""
@@ -132,10 +140,11 @@ class _Search:
         while part < 0.95 and not self.answer.proved:
             above = min(self.best.bottleneck_ns - 1, self.top) - self.lower
             found = Chains(self.problem, self.lower + int(part * above), self.deadline, _SAMPLE).best()
-            if found is None:
+            before = self.best
+            if found is not None:
+                self._keep(found[1])
+            if self.best is before:
                 part = (1 + part) / 2
-            else:
-                self.best = Answer(found[1], found[0], self.lower)
 
     def _close(self) -> None:
         """What few items may still do under the best known, as an integer program."""
@@ -146,10 +155,7 @@ class _Search:
         stage_of, lower = program.best(self.deadline - time.perf_counter())
         self.lower = max(self.lower, min(lower, self.best.bottleneck_ns))
         if stage_of is not None:
-            full = chains.contraction.expand(stage_of)
-            value = self.problem.bottleneck(self.problem.loads(full))
-            if self.problem.is_valid(full) and value < self.best.bottleneck_ns:
-                self.best = Answer(full, value, self.lower)
+            self._keep(chains.contraction.expand(stage_of))
 
 
 def _dearest(problem: Problem) -> int:
@@ -203,7 +209,7 @@ class Chains:
     def program(self) -> Program | None:
         """The same search as an integer program, where that can say it all."""
         p = self.problem
-        reached = Reach(p).stages(self.bound, self._bounds())
+        reached = Reach(p, self._tick).stages(self.bound, self._bounds())
         if not self.loads.plain or p.shares or reached is None:
             return None
         return Program(p, *reached)
@@ -214,7 +220,7 @@ class Chains:
     def _windows(self) -> list[Window] | None:
         """What may lie before each cut; None where the bound leaves an item no stage."""
         bounds = self._bounds()
-        reach = Reach(self.ordered)
+        reach = Reach(self.ordered, self._tick)
         stages = reach.stages(self.bound, bounds)
         if stages is None:
             return None

@@ -28,8 +28,10 @@ from ..definition.problem import (
     stage_ns,
 )
 
-__all__ = ["Rows", "best_chain", "lightest_chain"]
+__all__ = ["Rows", "best_chain", "lightest_chain", "near_chain"]
 
+_OVER = (1.1, 1.5, 3.0)
+"""Over a bound by so much, chains are looked for before any are taken."""
 
 _LOOKS = 256
 """So many starts between looks at the clock."""
@@ -218,6 +220,20 @@ def best_chain(
     interval whose work is within the limit. Raises :class:`OutOfTime` past ``deadline``.
     """
     return _chain(problem, order, limit, deadline, additive=False)
+
+
+def near_chain(
+    problem: Problem, order: Sequence[int], lower_ns: int, deadline: float = math.inf
+) -> tuple[int, tuple[int, ...]] | None:
+    """The best chain of an order, near a bound first: the fewer items a stage may hold, the quicker.
+
+    Raises :class:`OutOfTime` past ``deadline``.
+    """
+    for part in _OVER:
+        found = best_chain(problem, order, round(lower_ns * part), deadline)
+        if found is not None:
+            return found
+    return best_chain(problem, order, HUGE - 1, deadline)
 
 
 def lightest_chain(

@@ -5,13 +5,16 @@ First answers are left to ``intervals``, new cuts of several stages at once to `
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import time
 from collections.abc import Iterator, Sequence
 
+from ..definition.answer import OutOfTime
 from ..definition.problem import HUGE, Problem
-from .intervals import best_chain
+from ..proof.bounds import lower_bound
+from .intervals import near_chain
 
 __all__ = ["fitting", "improve", "neighbours"]
 
@@ -58,13 +61,12 @@ def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple
 
 def fitting(problem: Problem, order: Sequence[int], deadline: float) -> tuple[int, ...] | None:
     """An assignment that fits, by moves from the chains of an order whose bytes and loads are even."""
-    for even in (_by_bytes(problem), _apart(problem)):
-        found = best_chain(even, order)
-        if found is None or time.perf_counter() > deadline:
-            continue
-        moved = improve(problem, found[1], deadline)
-        if problem.bottleneck(problem.loads(moved)) < HUGE:
-            return moved
+    with contextlib.suppress(OutOfTime):
+        for even in (_by_bytes(problem), _apart(problem)):
+            found = near_chain(even, order, lower_bound(even), deadline)
+            moved = found and improve(problem, found[1], deadline)
+            if moved and problem.bottleneck(problem.loads(moved)) < HUGE:
+                return moved
     return None
 
 

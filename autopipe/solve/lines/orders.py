@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from ..definition.problem import Problem
+from ..definition.problem import Problem, in_order
 
 __all__ = ["orders"]
 
@@ -43,7 +43,7 @@ def _windows(problem: Problem) -> list[tuple[int, int]]:
 
 def _free_orders(problem: Problem) -> Iterator[tuple[int, ...]]:
     n = len(problem.items)
-    given = _ordered(problem, lambda v, t: (v,))
+    given = in_order(problem.after, lambda v, t: (v,))
     yield given
     level = [0] * n
     for v in given:
@@ -57,7 +57,7 @@ def _free_orders(problem: Problem) -> Iterator[tuple[int, ...]]:
         lambda v, t: (-t, v),
         lambda v, t: (-t, -v),
     ):
-        yield _ordered(problem, key)
+        yield in_order(problem.after, key)
     yield _backward(problem)
     yield _closing(problem)
 
@@ -74,22 +74,6 @@ def _anchored(problem: Problem) -> Problem:
         if u not in loose or u < v
     }
     return dataclasses.replace(problem, edges=(*problem.edges, *sorted(edges))) if edges else problem
-
-
-def _ordered(problem: Problem, key: Callable[[int, int], tuple[int, ...]]) -> tuple[int, ...]:
-    """Ready items by least key; the key also sees when the item became ready."""
-    waiting = [len(b) for b in problem.before]
-    heap = [(key(v, 0), v) for v, n in enumerate(waiting) if n == 0]
-    heapq.heapify(heap)
-    out: list[int] = []
-    while heap:
-        _, v = heapq.heappop(heap)
-        out.append(v)
-        for w in problem.after[v]:
-            waiting[w] -= 1
-            if waiting[w] == 0:
-                heapq.heappush(heap, (key(w, len(out)), w))
-    return tuple(out)
 
 
 def _backward(problem: Problem) -> tuple[int, ...]:

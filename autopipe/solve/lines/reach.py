@@ -6,7 +6,7 @@ takes stages too. Which downsets that leaves is left to ``windows``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,13 @@ _MANY_ITEMS = 1 << 10
 
 
 class Reach:
-    """What each item needs before it and bars after it, and the stages that leaves."""
+    """What each item needs before it and bars after it, and the stages that leaves.
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem, n = problem, len(problem.items)
+    ``tick`` is called now and then, to stop what takes too long.
+    """
+
+    def __init__(self, problem: Problem, tick: Callable[[], None]) -> None:
+        self.problem, self.tick, n = problem, tick, len(problem.items)
         self.works = np.array([i.work_ns for i in problem.items], dtype=np.int64)
         above = closures(problem.before, range(n))
         self.needed = np.array([self._work(mask) for mask in above], dtype=np.int64)
@@ -36,6 +39,7 @@ class Reach:
             self.below = np.array([_bits(mask, n) for mask in below]).reshape(n, n)
 
     def _work(self, mask: int) -> int:
+        self.tick()
         return int(self.works[_bits(mask, len(self.works))].sum())
 
     def stages(self, bound: int, windows: Sequence[tuple[int, int]]) -> tuple[Array, Array] | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ...arguments import number
 from ...errors import InputError
 from ...graph import Op, OpGraph
-from ..definition.problem import Problem, Stage
-from ..lines.intervals import best_chain
+from ..definition.problem import HUGE, Problem, Stage
+from ..lines.intervals import near_chain
 
 __all__ = ["by_weight", "weights_of"]
 
@@ -60,12 +62,54 @@ def _fresh_parameters(graph: OpGraph, op: str, seen: set[str]) -> float:
 
 
 def by_weight(problem: Problem, weights: Sequence[float]) -> tuple[int, ...] | None:
-    """The assignment of items, in order, whose largest stage weight is least; None where pins forbid all."""
+    """The assignment of items, in order, whose largest stage weight is least; None where pins forbid all.
+
+    O(stages · items · log items) without pins.
+    """
     total = sum(weights) or 1.0
+    fine = [round(w / total * _FINE) for w in weights]
+    k, ahead = problem.n_stages, problem.items[:-1]
+    pinned = any(i.first or problem.last_of(v) < k - 1 for v, i in enumerate(ahead))
+    if not pinned and problem.last_of(len(ahead)) == k - 1:
+        return _even(fine, [bool(i.ops) for i in problem.items], k)
     items = (
-        dataclasses.replace(i, forward_ns=round(w / total * _FINE), backward_ns=0, blocks=())
-        for i, w in zip(problem.items, weights, strict=True)
+        dataclasses.replace(i, forward_ns=w, backward_ns=0, blocks=())
+        for i, w in zip(problem.items, fine, strict=True)
     )
-    stages = tuple(Stage(s) for s in range(problem.n_stages))
-    found = best_chain(Problem(tuple(items), (), (), (), stages), range(len(problem.items)))
+    stages = tuple(Stage(s) for s in range(k))
+    found = near_chain(
+        Problem(tuple(items), (), (), (), stages), range(len(fine)), max(max(fine), sum(fine) // k)
+    )
     return found and found[1]
+
+
+def _even(weights: Sequence[int], real: Sequence[bool], k: int) -> tuple[int, ...] | None:
+    """The least largest sum of ``k`` runs with a real item each, every cut as early as that allows.
+
+    What is not real weighs nothing. From the last stage back: what the stages after a cut weigh at most falls
+    as it moves on, what the stage before it weighs rises, so the best place is where the two meet.
+    """
+    n = len(weights)
+    before, count = (np.concatenate([[0], np.cumsum(row, dtype=np.int64)]) for row in (weights, real))
+    filled = np.searchsorted(count, count[:-1], side="right")
+    rest = np.full(n + 1, HUGE, dtype=np.int64)
+    rest[n] = 0
+    first, choices = n, []
+    for _ in range(k):
+        last = int(np.flatnonzero(rest < HUGE)[-1])
+        ends, after = np.arange(first, last + 1), rest[first : last + 1]
+        least = np.maximum(filled, first)
+        meet = first + np.searchsorted(before[ends] - after, before[:-1], side="left")
+        late = np.maximum(np.minimum(meet, last), least).clip(max=last)
+        early = np.maximum(late - 1, least).clip(max=last)
+        values = [np.maximum(before[end] - before[:-1], rest[end]) for end in (late, early)]
+        same = first + np.searchsorted(-after, -rest[early], side="left")
+        choices.append(np.where(values[1] <= values[0], np.maximum(same, least), late))
+        rest = np.append(np.where(least <= last, np.minimum(*values), HUGE), HUGE)
+        first = 0
+        if rest[0] >= HUGE:
+            return None
+    stage_of: list[int] = []
+    for s, choice in enumerate(reversed(choices)):
+        stage_of += [s] * (int(choice[len(stage_of)]) - len(stage_of))
+    return tuple(stage_of)

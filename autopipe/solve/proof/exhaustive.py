@@ -15,7 +15,8 @@ __all__ = ["exhaustive"]
 def exhaustive(problem: Problem) -> tuple[int, tuple[int, ...]] | None:
     """The least bottleneck and its first assignment; None where nothing fits. O(stages ** items)."""
     best: tuple[int, tuple[int, ...]] | None = None
-    for stage_of in itertools.product(range(problem.n_stages), repeat=len(problem.items)):
+    stages = [range(i.first, problem.last_of(v) + 1) for v, i in enumerate(problem.items)]
+    for stage_of in itertools.product(*stages):
         if problem.is_valid(stage_of):
             value = problem.bottleneck(problem.loads(stage_of))
             if value < HUGE and (best is None or value < best[0]):

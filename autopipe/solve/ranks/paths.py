@@ -312,6 +312,8 @@ def _apart(problem: Problem) -> Problem:
     """
     n, rows = len(problem.items), problem.stages_of.values()
     least = min((b - a for own in rows for a, b in itertools.pairwise(own)), default=problem.n_stages) - 1
+    if problem.allow_empty:
+        least = 0
     above = closures(problem.before, range(n))
     below = closures(problem.after, range(n - 1, -1, -1))
     real = sum(1 << v for v, i in enumerate(problem.items) if i.ops)

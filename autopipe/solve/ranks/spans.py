@@ -30,6 +30,8 @@ _PARTS = ("forward", "backward", "static", "saved", "received", "sent")
 
 def downsets(problem: Problem, most: int) -> list[int] | None:
     """Every set of items closed under what must come earlier, as bits; None where there are over ``most``."""
+    if len(problem.items) >= most:
+        return None
     needs = [sum(1 << u for u in set(before)) for before in problem.before]
     found, layer = {0}, [0]
     while layer:

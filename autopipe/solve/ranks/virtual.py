@@ -18,9 +18,10 @@ import numpy as np
 from ..definition.answer import Answer, OutOfTime
 from ..definition.problem import HUGE, Array, Problem, scaled
 from ..definition.relaxed import cheapest
-from ..lines.intervals import best_chain
+from ..lines.intervals import near_chain
 from ..lines.moves import fitting, improve
 from ..lines.orders import orders
+from ..proof.bounds import lower_bound
 from ..proof.packing import packed
 from .paths import Paths
 from .recut import recut
@@ -31,6 +32,8 @@ __all__ = ["least_load", "several"]
 _MOST_DOWNSETS = 700
 """Tables have the square of this many entries."""
 
+_GRACE_S = 0.1
+"""A first answer is worth so much more than the time given."""
 
 _FITTING = 0.3
 """Share of the time spent on moving items until a first answer fits."""
@@ -50,11 +53,12 @@ def several(problem: Problem, deadline: float) -> Answer:
     with many downsets the bound is :func:`least_load`.
     Stops at ``deadline`` or Ctrl-C with the best so far.
     """
+    started = time.perf_counter()
     known = Answer(None, HUGE, least_load(problem))
     cheap = _straight(cheapest(problem))
     try:
         for order in orders(problem):
-            known = _better(problem, known, _start(cheap, order))
+            known = _better(problem, known, _start(cheap, order, max(deadline, started + _GRACE_S)))
             if time.perf_counter() > deadline and known.stage_of is not None:
                 return known
         until = time.perf_counter() + (deadline - time.perf_counter()) * _FITTING
@@ -62,9 +66,11 @@ def several(problem: Problem, deadline: float) -> Answer:
             known = _better(problem, known, fitting(problem, order, until))
             if known.stage_of is not None or time.perf_counter() > until:
                 break
-        return _paired(problem, cheap, known, deadline)
+        for known in _paired(problem, cheap, known, deadline):  # noqa: B007, B020
+            pass
     except (OutOfTime, KeyboardInterrupt):
-        return known
+        pass
+    return known
 
 
 def _straight(problem: Problem) -> Problem:
@@ -106,10 +112,11 @@ def _least_transfers(problem: Problem) -> int:
     return sum(sorted(price.values())[:n_cuts])
 
 
-def _start(problem: Problem, order: Sequence[int]) -> tuple[int, ...] | None:
+def _start(problem: Problem, order: Sequence[int], deadline: float) -> tuple[int, ...] | None:
     """The best chain of an order with every stage on a rank of its own."""
     own = tuple(dataclasses.replace(s, rank=i, nic=-1) for i, s in enumerate(problem.stages))
-    found = best_chain(dataclasses.replace(problem, stages=own, moments=()), order)
+    apart = dataclasses.replace(problem, stages=own, moments=())
+    found = near_chain(apart, order, lower_bound(apart), deadline)
     return found[1] if found else None
 
 
@@ -122,25 +129,30 @@ def _better(problem: Problem, known: Answer, stage_of: Sequence[int] | None) -> 
     return Answer(tuple(stage_of), value, known.lower_ns)
 
 
-def _paired(problem: Problem, cheap: Problem, known: Answer, deadline: float) -> Answer:
-    """Better answers from pairs of spans: over every downset if they are few, else over single orders."""
+def _paired(problem: Problem, cheap: Problem, known: Answer, deadline: float) -> Iterator[Answer]:
+    """Ever better answers from pairs of spans: over every downset where they are few, else single orders."""
+    if time.perf_counter() > deadline:
+        return
     layout = _Layout.of(problem)
     sets = downsets(cheap, _MOST_DOWNSETS)
     if sets is not None:
         now = time.perf_counter()
         known = _polished(problem, known, now + (deadline - now) * _POLISHING)
+        yield known
         if layout:
             until = deadline if layout.is_v else now + (deadline - now) * _PAIRING
             known = _proved(problem, cheap, layout, sets, known, until)
+            yield known
         if not known.proved and not (layout and layout.is_v):
-            known = _weighed(problem, cheap, sets, known, deadline)
-        return known
+            yield _weighed(problem, cheap, sets, known, deadline)
+        return
     if layout and len(problem.items) < _MOST_DOWNSETS:
         for order in orders(problem):
-            spans = Spans(_in_order(cheap, order), prefixes(range(len(order))))
+            spans = Spans(cheap, prefixes(order))
             found = _Pairs(spans, layout, min(known.bottleneck_ns, HUGE) - 1, deadline).best()
-            known = _better(problem, known, found and _reordered(found[1], order))
-    return _polished(problem, known, deadline)
+            known = _better(problem, known, found and found[1])
+            yield known
+    yield _polished(problem, known, deadline)
 
 
 def _weighed(problem: Problem, cheap: Problem, sets: Sequence[int], known: Answer, deadline: float) -> Answer:
@@ -177,36 +189,10 @@ def _proved(
                 lower = found[0]
                 break
             lower = bound + 1
-    except (OutOfTime, KeyboardInterrupt):
+    except OutOfTime:
         # what is known so far stands, with the last bound that failed
-        return dataclasses.replace(known, lower_ns=min(lower, known.bottleneck_ns))
+        pass
     return dataclasses.replace(known, lower_ns=min(lower, known.bottleneck_ns))
-
-
-def _in_order(problem: Problem, order: Sequence[int]) -> Problem:
-    """The problem with its items numbered by a topological order."""
-    place = {v: x for x, v in enumerate(order)}
-    return dataclasses.replace(
-        problem,
-        items=tuple(problem.items[v] for v in order),
-        edges=tuple(sorted((place[a], place[b]) for a, b in problem.edges)),
-        nets=tuple(
-            dataclasses.replace(
-                n, producer=place[n.producer], consumers=tuple(sorted(place[v] for v in n.consumers))
-            )
-            for n in problem.nets
-        ),
-        shares=tuple(
-            dataclasses.replace(s, items=tuple(sorted(place[v] for v in s.items))) for s in problem.shares
-        ),
-    )
-
-
-def _reordered(stage_of: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    out = [0] * len(order)
-    for x, v in enumerate(order):
-        out[v] = stage_of[x]
-    return tuple(out)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def test_ctrl_c_among_the_first_answers_returns_the_best(monkeypatch):
 
 
 def test_ctrl_c_before_any_answer_is_raised(monkeypatch):
-    monkeypatch.setattr(chains, "best_chain", interrupted(after=0))
+    monkeypatch.setattr(chains, "near_chain", interrupted(after=0))
     with pytest.raises(KeyboardInterrupt):
         chain(towers(3, 4, 3))
 
