@@ -102,6 +102,11 @@ def place(name: str, value: Any) -> pathlib.Path:
         value = os.fspath(value)
     if not isinstance(value, str) or value == "" or "\0" in value:
         raise InputError(f"{name} is {brief(value)}; it must be the path of a file or folder")
+    if "://" in value:
+        raise InputError(
+            f"{name} is {brief(value)}, which would be a folder of that name here: give one of this machine's, "
+            "or of a file system that is mounted, and copy what is in it"
+        )
     return pathlib.Path(value)
 
 

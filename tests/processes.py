@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -131,6 +132,9 @@ def _become(script: str, arguments: list[str], environment: dict[str, str], outp
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
     finally:
+        for thread in threading.enumerate():  # as an interpreter that ends does, and in this order
+            if not thread.daemon and thread is not threading.current_thread():
+                thread.join()
         atexit._run_exitfuncs()
 
 

@@ -12,11 +12,12 @@ from .titan import torchtitan_pipelining
 from .torchs import gather, to_torch_stages
 
 if TYPE_CHECKING:
-    from .checkpoints import to_dcp
+    from .checkpoints import dcp_reader, to_dcp
 
 __all__ = [
     "LayerChain",
     "Relay",
+    "dcp_reader",
     "from_layer_specs",
     "from_megatron_layout",
     "gather",
@@ -29,8 +30,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name != "to_dcp":
+    if name not in ("dcp_reader", "to_dcp"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .checkpoints import to_dcp  # torch.distributed.checkpoint imports slowly
+    from . import checkpoints  # torch.distributed.checkpoint imports slowly
 
-    return to_dcp
+    return getattr(checkpoints, name)

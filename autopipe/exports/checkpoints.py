@@ -1,45 +1,64 @@
-"""A checkpoint rewritten in the layout of ``torch.distributed.checkpoint``, for training without autopipe.
+"""Checkpoints for training without autopipe: what ``torch.distributed.checkpoint`` reads, in place or rewritten.
 
-Reading and checking it is left to ``runtime.keep``, which reads that layout too: ``rt.load`` is the way back.
+Reading and checking is left to ``runtime.keep``, which reads torch's layout too: ``rt.load`` is the way back.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import pathlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
 
 from ..errors import InputError, StoreError
 from ..runtime.keep.folder import MANIFEST, Draft
-from ..runtime.keep.loading import Checkpoint, open_checkpoint
+from ..runtime.keep.loading import Checkpoint, described, open_checkpoint
 from ..runtime.keep.stored import Stored
+from ..runtime.keep.tensorfile import Spec
 from ..runtime.keep.training import LISTED, filled, find_stored
 
-__all__ = ["to_dcp"]
+__all__ = ["dcp_reader", "to_dcp"]
+
+
+def dcp_reader(source: str | pathlib.Path, *, flat_optimizers: bool = False) -> StorageReader:
+    """What plain ``torch.distributed.checkpoint.load`` reads the checkpoint ``source`` through, where it is.
+
+    After ``rt.save(folder, optimizer=optimizer, scheduler=scheduler)`` ::
+
+        state = {"model": get_model_state_dict(m), "optimizer": get_optimizer_state_dict(m, o)}
+        dcp.load({**state, "scheduler": s.state_dict()}, storage_reader=dcp_reader(folder))
+
+    fills any model of the same weights, plain or sharded over any mesh. What is in it goes by the keys it was
+    saved with, the weights by ``model``, each under all its names. ``flat_optimizers`` names optimizers'
+    state as ``flatten_optimizer_state_dict=True`` does. Of objects that differ from rank to rank the first
+    one's come; steps, seed and random generators stay behind.
+
+    Every process makes one, and holds what it reads against the checksums first. Raises :class:`StoreError`
+    for a checkpoint that is damaged, :class:`InputError` for one with other state under ``model``.
+    """
+    source = pathlib.Path(source)
+    return _Reader(open_checkpoint(source), flat_optimizers)
 
 
 def to_dcp(
     source: str | pathlib.Path, target: str | pathlib.Path, *, flat_optimizers: bool = False
 ) -> pathlib.Path:
-    """Rewrite the checkpoint ``source`` so that plain ``torch.distributed.checkpoint.load`` reads ``target``.
+    """Rewrite the checkpoint ``source`` in the layout of ``torch.distributed.checkpoint``, for other tools.
 
-    What is in it goes by the keys it was saved with, the weights by ``model``, each under all its names.
-    After ``rt.save(folder, optimizer=optimizer, scheduler=scheduler)`` and this, ::
-
-        state = {"model": get_model_state_dict(m), "optimizer": get_optimizer_state_dict(m, o)}
-        dcp.load({**state, "scheduler": s.state_dict()}, checkpoint_id=target)
-
-    fills any model of the same weights, plain or sharded over any mesh. ``flat_optimizers`` writes optimizers
-    as ``flatten_optimizer_state_dict=True`` names them. Of objects that differ from rank to rank the first
-    one's come; steps, seed and random generators stay behind.
+    ``dcp.load(state, checkpoint_id=target)`` then reads what ``dcp.load(state, storage_reader=
+    dcp_reader(source))`` does, by the same keys, without autopipe: see :func:`dcp_reader`.
 
     One process does it, a tensor at a time; ``target`` appears whole, by one rename. Returns ``target``.
     Raises :class:`StoreError` for a checkpoint that is damaged, or a target that cannot be written, and
@@ -47,16 +66,9 @@ def to_dcp(
     """
     source, target = pathlib.Path(source), pathlib.Path(target)
     checkpoint = open_checkpoint(source)
-    faults = checkpoint.faults(checkpoint.weights, list(find_stored(checkpoint.states)))
-    if faults:
-        raise StoreError(f"{source} is damaged: {'; '.join(faults[:6])}; use another checkpoint")
+    _check(checkpoint, checkpoint.weights, list(find_stored(checkpoint.states)))
     later: dict[int, tuple[Tensor, Stored]] = {}
-    kept = {**_objects(checkpoint), **_optimizers(checkpoint, flat_optimizers)}
-    if "model" in kept:
-        raise InputError(
-            f"{source} has other state under 'model', the key of the weights; save it by another"
-        )
-    tree = {"model": _model(checkpoint), **kept}
+    tree = _emptied(_tree(checkpoint, flat_optimizers), later)
     if (target / MANIFEST).exists():
         raise InputError(f"{target} is a checkpoint itself; give a new folder")
     draft: Draft | None = None
@@ -64,7 +76,7 @@ def to_dcp(
         draft = Draft(target)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that one process does it
-            save(_emptied(tree, later), checkpoint_id=draft.path, planner=_OneByOne(later), no_dist=True)
+            save(tree, checkpoint_id=draft.path, planner=_OneByOne(later), no_dist=True)
         draft.commit()
     except (OSError, RuntimeError, CheckpointException) as error:
         causes = (
@@ -75,6 +87,79 @@ def to_dcp(
         if draft is not None:
             draft.drop()
     return target
+
+
+def _check(checkpoint: Checkpoint, names: Iterable[str], stored: Iterable[Stored]) -> None:
+    faults = checkpoint.faults(names, stored)
+    if faults:
+        raise StoreError(f"{checkpoint.path} is damaged: {'; '.join(faults[:6])}; use another checkpoint")
+
+
+class _Reader(StorageReader):
+    """A checkpoint of ours as one of DCP's: tensors and values by the flat names that its planner gives."""
+
+    def __init__(self, checkpoint: Checkpoint, flat_optimizers: bool) -> None:
+        self._checkpoint, planner = checkpoint, DefaultSavePlanner()
+        later: dict[int, tuple[Tensor, Stored]] = {}
+        try:
+            planner.set_up_planner(_emptied(_tree(checkpoint, flat_optimizers), later))
+        except ValueError as error:
+            raise StoreError(f"{checkpoint.path} has two things of one name: {error}") from error
+        found, self._paths = planner.state_dict, planner.mappings
+        self._stored = {name: later[id(v)][1] for name, v in found.items() if id(v) in later}
+        self._values = {name: v for name, v in found.items() if name not in self._stored}
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """What is in it, by flat name."""
+        entries: dict[str, Any] = {name: described(stored.spec) for name, stored in self._stored.items()}
+        for name, value in self._values.items():
+            is_tensor = isinstance(value, Tensor)
+            entries[name] = described(Spec.of(value)) if is_tensor else BytesStorageMetadata()
+        return Metadata(entries, self._paths)
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill what the plan asks for, its values checked before any is."""
+        asked = [item.storage_index.fqn for item in plan.items]
+        _check(self._checkpoint, (), [self._stored[name] for name in asked if name in self._stored])
+        for item, name in zip(plan.items, asked, strict=True):
+            if item.type is LoadItemType.BYTE_IO:
+                value = io.BytesIO()
+                torch.save(self._values[name], value)
+                value.seek(0)
+                planner.load_bytes(item, value)
+                continue
+            target, at = planner.resolve_tensor(item), list(item.storage_offsets)
+            if name in self._stored:
+                stored = self._stored[name]
+                stored.file.read_into(stored.name, target.detach(), at)
+            else:
+                part = self._values[name]
+                for dim, (first, size) in enumerate(zip(at, item.lengths, strict=True)):
+                    part = part.narrow(dim, first, size)
+                target.detach().copy_(part)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing to forget: it is opened once."""
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        """All is set up."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans as they are."""
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether there may be a checkpoint."""
+        return pathlib.Path(checkpoint_id).exists()
 
 
 class _OneByOne(DefaultSavePlanner):
@@ -101,6 +186,16 @@ def _emptied(tree: Any, later: dict[int, tuple[Tensor, Stored]]) -> Any:
     if isinstance(tree, dict):
         return {key: _emptied(value, later) for key, value in tree.items()}
     return tree
+
+
+def _tree(checkpoint: Checkpoint, is_flat: bool) -> dict[str, Any]:
+    """All that DCP keeps of a checkpoint, by its key, with :class:`Stored` in the place of most tensors."""
+    kept = {**_objects(checkpoint), **_optimizers(checkpoint, is_flat)}
+    if "model" in kept:
+        raise InputError(
+            f"{checkpoint.path} has other state under 'model', the key of the weights; save it by another"
+        )
+    return {"model": _model(checkpoint), **kept}
 
 
 def _model(checkpoint: Checkpoint) -> dict[str, Any]:

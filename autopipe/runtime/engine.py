@@ -76,7 +76,7 @@ class Engine:
     rank: within the pipeline. stages, workers: those of this process. peers: None when it holds all stages.
     records: (start, duration, clock) of recent training steps.
     frees: whether weights that only others train are given back.
-    turn: held by the thread that uses the runtime.
+    turn: held by the thread that uses the runtime. patience: how long a rank may make no progress.
     syncs: whether a step ends with gradients summed over ranks. factor: what gradients are multiplied by.
     publisher: writes recent steps where they are watched. held: the most memory the stages held.
     share: what they are multiplied by beside replicas' own, where that is not each step's to say.
@@ -97,7 +97,7 @@ class Engine:
             maxlen=REMEMBERED_STEPS
         )
         self._programs: dict[tuple[int, bool], tuple[Call, ...]] = {}
-        self._patience = Patience(options.stall_limit_s, plan.step_s)
+        self.patience = Patience(options.stall_limit_s, plan.step_s)
         self._waited_s = 0.0
         self._agreed: StepError | None = None
         self._sections = sections_of(stages, options)
@@ -111,7 +111,7 @@ class Engine:
         if ranks:
             mine = card(capture, plan, stages, str(options.schedule), self.device)
             mine["own weights"] = fingerprints(capture, stages)
-            self.peers = Peers(ranks, self.device, mine, self._patience)
+            self.peers = Peers(ranks, self.device, mine, self.patience)
             weakref.finalize(self, self.peers.close)
             mesh = options.mesh
             names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
@@ -204,7 +204,7 @@ class Engine:
         self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
         for stage in self.stages:
             stage.to(self.device)
-        self._patience.step_s = plan.step_s
+        self.patience.step_s = plan.step_s
         is_summed = self.ties is not None and self.ties.is_whole
         self._lay_out()
         if self.ties is not None:
@@ -319,7 +319,7 @@ class Engine:
             if generators is not None:
                 generators.restore()
             self._end()
-        self._patience.is_warm = True
+        self.patience.is_warm = True
         if step.grad:
             is_scaled = self.options.scaler is not None
             result = StepResult(StepLoss.of(result.loss, adds=adds, is_scaled=is_scaled), result.outputs)

@@ -384,19 +384,22 @@ class Runtime:
         """Save the whole model under its own names, and what trains it; every rank calls it alike.
 
         ``path`` becomes a directory of safetensors shards with an index, as Hugging Face lays them out (with
-        ``config.json`` for transformers models, so that ``from_pretrained`` reads it;
-        ``torch.distributed.checkpoint.load`` reads its weights through torch's ``HuggingFaceStorageReader``,
-        and all of it after :func:`autopipe.exports.to_dcp`), each rank writing its own. It appears whole, by
-        one rename: whatever fails or dies before leaves an earlier save there as it was. A ``path`` that
+        ``config.json`` for transformers models, so that ``from_pretrained`` reads it), each rank writing its
+        own. ``torch.distributed.checkpoint.load`` reads all of it, into any model over any mesh, through
+        :func:`autopipe.exports.dcp_reader`, and its weights through torch's ``HuggingFaceStorageReader``.
+        There is no ``.metadata`` in it: torch's own layout is pickles, in which every weight would lie a
+        second time (:func:`autopipe.exports.to_dcp` makes it for tools that read no other). It appears whole,
+        by one rename: whatever fails or dies before leaves an earlier save there as it was. A ``path`` that
         ends as torch's files do (``model.pt``, ``.pth``, ``.bin``, ``.ckpt``) gets one file that
         ``model.load_state_dict(torch.load(…))`` reads instead.
 
         ``optimizer`` and ``states`` (``scheduler=``, ``scaler=``, ``loader=``, further optimizers: anything
         with ``state_dict``) go into the directory: optimizers by parameter name, so that another cut or
-        number of ranks can go on from it; other objects per rank. With them go the number of steps, the seed
-        and the user's random generators, and what modules keep beside their tensors (``get_extra_state``). Of
-        data-parallel replicas each one's objects and generators are saved where they differ, and come back to
-        as many replicas.
+        number of ranks can go on from it; other objects per rank, but what they keep by weights' names, as
+        an average of ``rt.named_parameters()`` does, goes where the weights go. With them go the number of
+        steps, the seed and the user's random generators, and what modules keep beside their tensors
+        (``get_extra_state``). Of data-parallel replicas each one's objects and generators are saved where
+        they differ, and come back to as many replicas. Gradients are not kept: save after the optimizer.
 
         ``keep_last=3`` makes ``path`` a row of saves, ``step-00000120`` and so on, of which the last three
         are kept; :meth:`resume` goes on from the last. ``background`` copies everything, returns, and writes
@@ -425,7 +428,8 @@ class Runtime:
         """Load what :meth:`save` wrote, or a plain model's checkpoint: Hugging Face's layout, or one file.
 
         So is what ``torch.distributed.checkpoint`` saved of a plain or an FSDP2 model, under whichever key,
-        with an optimizer's ``get_optimizer_state_dict`` and other objects by their keys.
+        with an optimizer's ``get_optimizer_state_dict`` and other objects by their keys. Names may have what
+        DDP (``module.``) or ``torch.compile`` put before them, or lack what a head put before a base model.
 
         Each rank reads the tensors it holds, whatever the cut, schedule or number of ranks were. What
         :meth:`save` wrote also restores the number of steps, so that random streams go on, the user's random
@@ -446,7 +450,8 @@ class Runtime:
         """Load the last whole save of a row made with ``keep_last``; the number of steps it had made.
 
         0 where there is none yet. A damaged one is passed over with a warning for the one before it; where
-        none can be loaded, the last one's :class:`StoreError` is raised.
+        none can be loaded, the last one's :class:`StoreError` is raised. Raises :class:`InputError` where
+        ``path`` is a save itself.
         """
         with self._engine.turn:
             return self._keeper.resume(place("path", path), {"optimizer": optimizer, **states})

@@ -1,6 +1,6 @@
 """``python -m benchmarks.kept [PART]``: prints each part's table and keeps it in ``results.json``.
 
-Parts: ``damages``, ``faults``, ``soak``, ``large``, ``saves``; all by default, the soak for a minute.
+Parts: ``damages``, ``faults``, ``soak``, ``strangers``, ``large``, ``saves``; all by default, the soak for a minute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pathlib
 import tempfile
 from typing import Any
 
-from . import faults, judging, large, saves, soak
+from . import faults, judging, large, saves, soak, strangers
 
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 
@@ -67,6 +67,13 @@ def run_soak(seconds: float, seed: int, **_: Any) -> dict[str, Any]:
     return {"seconds": seconds, "seed": seed, **found}
 
 
+def run_strangers(steps: int, seed: int, **_: Any) -> dict[str, Any]:
+    """What strangers at a job's ports came to."""
+    found = dataclasses.asdict(strangers.meet(steps, seed))
+    print(found)
+    return {"steps": steps, "seed": seed, **found}
+
+
 def run_large(**_: Any) -> dict[str, Any]:
     """Memory of each rank over its own parameters."""
     found = large.measure()
@@ -87,6 +94,7 @@ PARTS = {
     "damages": run_damages,
     "faults": run_faults,
     "soak": run_soak,
+    "strangers": run_strangers,
     "large": run_large,
     "saves": run_saves,
 }
@@ -99,6 +107,7 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=3000, help="how many damages")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0, help="of the soak")
+    parser.add_argument("--steps", type=int, default=1000, help="of the job that strangers meet")
     parser.add_argument("--at-once", type=int, default=2, help="faults under way at once")
     parser.add_argument("--only", default="", help="faults whose moment, fault and rank have this in them")
     options = vars(parser.parse_args())

@@ -4,6 +4,7 @@ import checkpoint_models
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 import autopipe
 from autopipe.errors import InputError, StoreError
-from autopipe.exports import to_dcp
+from autopipe.exports import dcp_reader, to_dcp
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is .*disabled, unavailable or uninit:UserWarning"
@@ -68,10 +69,16 @@ def plain():
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.1)
 
 
+@pytest.mark.parametrize("is_rewritten", [True, False], ids=["rewritten", "in place"])
 @pytest.mark.parametrize("is_flat", [False, True], ids=["nested", "flat"])
-def test_plain_training_goes_on_from_what_a_pipe_saved(tmp_path, is_flat):
+def test_plain_training_goes_on_from_what_a_pipe_saved(tmp_path, is_flat, is_rewritten):
     expected, losses = saved(tmp_path / "ours")
-    assert to_dcp(tmp_path / "ours", tmp_path / "theirs", flat_optimizers=is_flat) == tmp_path / "theirs"
+    source = {"storage_reader": dcp_reader(tmp_path / "ours", flat_optimizers=is_flat)}
+    if is_rewritten:
+        assert (
+            to_dcp(tmp_path / "ours", tmp_path / "theirs", flat_optimizers=is_flat) == tmp_path / "theirs"
+        )
+        source = {"checkpoint_id": tmp_path / "theirs"}
     model, optimizer, scheduler = plain()
     options = StateDictOptions(flatten_optimizer_state_dict=is_flat)
     state = {
@@ -79,7 +86,7 @@ def test_plain_training_goes_on_from_what_a_pipe_saved(tmp_path, is_flat):
         "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
         "scheduler": scheduler.state_dict(),
     }
-    dcp.load(state, checkpoint_id=tmp_path / "theirs")
+    dcp.load(state, **source)
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
     scheduler.load_state_dict(state["scheduler"])
@@ -146,3 +153,21 @@ def test_damage_and_a_target_in_use_are_refused(tmp_path):
     assert not (tmp_path / "more").exists()
     with pytest.raises(StoreError, match="holds no checkpoint"):
         to_dcp(tmp_path / "theirs", tmp_path / "more")
+
+
+def test_what_is_read_in_place_is_checked_first(tmp_path):
+    saved(tmp_path / "ours")
+    model, optimizer, _ = plain()
+    before = {n: v.clone() for n, v in get_model_state_dict(model).items() if isinstance(v, torch.Tensor)}
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    file = next((tmp_path / "ours").glob("state-*.safetensors"))
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(CheckpointException, match="is damaged"):
+        dcp.load(state, storage_reader=dcp_reader(tmp_path / "ours"))
+    assert all(torch.equal(state["model"][n], v) for n, v in before.items())
+    alone = {"model": state["model"]}
+    dcp.load(alone, storage_reader=dcp_reader(tmp_path / "ours"))  # of which nothing is damaged
+    (tmp_path / "ours" / "autopipe.json").unlink()
+    with pytest.raises(StoreError, match="is missing"):
+        dcp_reader(tmp_path / "ours")

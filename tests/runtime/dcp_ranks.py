@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import autopipe
-from autopipe.exports import to_dcp
+from autopipe.exports import dcp_reader, to_dcp
 
 
 def net():
@@ -70,18 +70,23 @@ def main(folder):
     if rt.rank == 0:
         to_dcp(folder / "ours", folder / "converted")
     dist.barrier()
-    again = sharded()
-    theirs = torch.optim.AdamW(again.parameters(), 0.5)
-    state = {"model": get_model_state_dict(again), "optimizer": get_optimizer_state_dict(again, theirs)}
-    dcp.load(state, checkpoint_id=folder / "converted")
-    set_model_state_dict(again, state["model"])
-    set_optimizer_state_dict(again, theirs, state["optimizer"])
-    for _ in range(3):
-        theirs.zero_grad()
-        loss = F.mse_loss(again(x), x)
-        loss.backward()
-        theirs.step()
-        assert abs(loss.item() - step()) < 1e-12
+    reference = [step() for _ in range(3)]
+    for source in (
+        {"checkpoint_id": folder / "converted"},
+        {"storage_reader": dcp_reader(folder / "ours")},
+    ):
+        again = sharded()
+        theirs = torch.optim.AdamW(again.parameters(), 0.5)
+        state = {"model": get_model_state_dict(again), "optimizer": get_optimizer_state_dict(again, theirs)}
+        dcp.load(state, **source)
+        set_model_state_dict(again, state["model"])
+        set_optimizer_state_dict(again, theirs, state["optimizer"])
+        for wanted in reference:
+            theirs.zero_grad()
+            loss = F.mse_loss(again(x), x)
+            loss.backward()
+            theirs.step()
+            assert abs(loss.item() - wanted) < 1e-12
     print("as FSDP trained on")
     dist.barrier()
     dist.destroy_process_group()

@@ -4,6 +4,7 @@ import itertools
 import os
 import pathlib
 import sys
+import time
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ import torch.distributed as dist
 from runtime_models import cuts_allowed, make, make_plan
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 import autopipe
 from autopipe.errors import AutopipeError, InputError, StepError, StoreError
 from autopipe.runtime import Runtime
+from autopipe.runtime.keep import saving
 from autopipe.stages import build
 from autopipe.tracing import capture
 
@@ -121,6 +124,25 @@ def replicas(folder):
     with pytest.raises(StoreError, match="loader was saved by 2 replicas, each with its own, and 1 load it"):
         other.load(pathlib.Path(folder) / "c", optimizer=fresh, loader=loader)
     other.load(pathlib.Path(folder) / "c", optimizer=fresh, shared=shared)
+    waits_for_the_first(pathlib.Path(folder), runtime, same)
+
+
+def waits_for_the_first(folder, runtime, optimizer):
+    """A save in the background is whole when any replica's wait for it ends, and a failure is every one's."""
+    finish = saving._finish
+
+    def slow(*args):
+        time.sleep(0.5)
+        return finish(*args)
+
+    saving._finish = slow
+    runtime.save(folder / "aside", optimizer=optimizer, background=True).wait()
+    assert (folder / "aside" / "autopipe.json").exists()
+    saving._finish = finish
+    (folder / f"file-{dist.get_rank()}").touch()
+    dist.barrier()
+    with pytest.raises(StoreError, match="file-0 is a file"):
+        runtime.save(folder / "file-0", background=True).wait()
 
 
 class Deep(nn.Module):
@@ -151,16 +173,103 @@ def cut(captured, sizes):
     return make_plan(captured, len(sizes), len(sizes), "1f1b", cuts=cuts, n_microbatches=4)
 
 
+class Average:
+    """Of this rank's parameters, by their names."""
+
+    def __init__(self, runtime):
+        self.kept, self.n = {n: p.detach().clone() for n, p in runtime.named_parameters()}, 0
+
+    def update(self, runtime):
+        self.n += 1
+        for name, parameter in runtime.named_parameters():
+            self.kept[name].lerp_(parameter.detach(), 0.25)
+
+    def state_dict(self):
+        return {"shadow": {"kept": self.kept}, "n": self.n}
+
+    def load_state_dict(self, state):
+        self.kept, self.n = state["shadow"]["kept"], state["n"]
+
+
+class Listed(Average):
+    """The same without their names."""
+
+    def state_dict(self):
+        return {"kept": [*self.kept.values()], "n": self.n}
+
+    def load_state_dict(self, state):
+        self.kept, self.n = dict(zip(self.kept, state["kept"], strict=True)), state["n"]
+
+
+def averages(folder):
+    """What objects keep of weights comes to where the weights go, or is refused."""
+    folder = pathlib.Path(folder)
+    x = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+    def cut_so(sizes):
+        torch.manual_seed(1)
+        captured = capture(Deep().double(), (x,))
+        plan = cut(captured, sizes)
+        return Runtime(captured, plan, build(captured, plan), loss_fn=F.mse_loss, stall_limit_s=20.0)
+
+    first = cut_so([2, 3, 3])
+    named, listed = Average(first), Listed(first)
+    of_stage = AveragedModel(first.stages[0], avg_fn=lambda kept, own, _: kept.lerp(own, 0.25))
+    optimizer = torch.optim.SGD(first.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        first.step(x, target=x)
+        optimizer.step()
+        named.update(first), listed.update(first)
+        of_stage.update_parameters(first.stages[0])
+    first.save(folder / "c", named=named, of_stage=of_stage)
+    first.save(folder / "l", listed=listed)
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, (named.kept, of_stage.state_dict()))
+    wanted, inner = ({n: t for part in parts for n, t in part[i].items()} for i in (0, 1))
+    if first.rank == 0:
+        torch.save(wanted, folder / "wanted")
+
+    other = cut_so([5, 2, 1])
+    fresh, again = Average(other), AveragedModel(other.stages[0])
+    other.load(folder / "c", named=fresh, of_stage=again)
+    assert fresh.n == 3
+    assert fresh.kept.keys() == {n for n, _ in other.named_parameters()}
+    assert all(torch.equal(t, wanted[n]) for n, t in fresh.kept.items())
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, inner[name]), name
+    alike = Listed(first)
+    first.load(folder / "l", listed=alike)
+    assert all(torch.equal(t, wanted[n]) for n, t in alike.kept.items())
+    with pytest.raises(StoreError, match="listed has a list with a tensor for each parameter"):
+        other.load(folder / "l", listed=Listed(other))
+    dist.barrier()
+
+
+def two_groups(ps):
+    ps = list(ps)
+    return torch.optim.Adam(
+        [{"params": [p for p in ps if p.ndim == 2]}, {"params": [p for p in ps if p.ndim != 2], "lr": 0.02}]
+    )
+
+
+def muon_and_adam(ps):
+    ps = list(ps)
+    return {
+        "matrices": torch.optim.Muon([p for p in ps if p.ndim == 2], 0.01),
+        "others": torch.optim.AdamW([p for p in ps if p.ndim != 2], 0.01),
+    }
+
+
 OPTIMIZERS = {
     "adam": lambda ps: torch.optim.AdamW(ps, 0.01),
     "sgd": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9),
-    "two groups": lambda ps: torch.optim.Adam(
-        [{"params": [p for p in ps if p.ndim == 2]}, {"params": [p for p in ps if p.ndim != 2], "lr": 0.02}]
-    ),
+    "two groups": two_groups,
+    "muon and adam": muon_and_adam,
 }
 
 
-def trained(layouts, optimizer_name, release=False, zero=True):
+def trained(layouts, optimizer_name, release=False, zero=True, thaws=False):
     """Losses and weights of a run that is cut in another way every two steps."""
     torch.manual_seed(1)
     model = Deep().double()
@@ -172,28 +281,46 @@ def trained(layouts, optimizer_name, release=False, zero=True):
     runtime = Runtime(
         captured, plans[0], build(captured, plans[0]), loss_fn=F.mse_loss, stall_limit_s=20.0, release=release
     )
-    optimizer = OPTIMIZERS[optimizer_name](list(runtime.parameters()))
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    made = OPTIMIZERS[optimizer_name](list(runtime.parameters()))
+    optimizers = made if isinstance(made, dict) else {"optimizer": made}
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 3, 0.5) for o in optimizers.values()]
     losses = []
     for plan in plans:
         if plan is not plans[0]:
             if plan.stages != runtime.plan.stages:
                 with pytest.raises(InputError, match="move away from their optimizer"):
                     runtime.rebalance(plan=plan)
-            assert runtime.rebalance(plan=plan, optimizer=optimizer)
+            assert runtime.rebalance(plan=plan, **optimizers)
         for _ in range(2):
+            if thaws and len(losses) == 3:
+                model.inner[3].requires_grad_(True)
+                model.inner[5].requires_grad_(False)
             x = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(len(losses)))
             if zero or len(losses) % 2 == 0:
-                optimizer.zero_grad()
+                for optimizer in optimizers.values():
+                    optimizer.zero_grad()
             losses.append(runtime.step(x, target=x).loss.item())
             runtime.clip_grad_norm_(1.0)
             if zero or len(losses) % 3 == 0:
-                optimizer.step()
-                scheduler.step()
+                for each in (*optimizers.values(), *schedulers):
+                    each.step()
+    kept = [state for optimizer in optimizers.values() for state in optimizer.state]
     for p in runtime.parameters():
-        assert p in optimizer.state or not p.requires_grad or getattr(p, "is_placeholder", False)
+        assert any(p is k for k in kept) or not p.requires_grad or getattr(p, "is_placeholder", False)
     runtime.gather_weights()
     return losses, {n: t.clone() for n, t in model.state_dict().items()}
+
+
+CASES = [
+    ("adam", {}),
+    ("sgd", {"release": True}),
+    ("two groups", {}),
+    ("adam", {"release": True, "zero": False}),
+    ("sgd", {"thaws": True}),
+    ("muon and adam", {}),
+]
+ROUNDED = 1e-4
+"""What Muon's orthogonalisation in bf16 makes of gradients that differ in the last bit."""
 
 
 def rebalances(_):
@@ -203,14 +330,44 @@ def rebalances(_):
         2: ([4, 4], [7, 1], [1, 7], [4, 4]),
         3: ([2, 3, 3], [5, 2, 1], [1, 1, 6], [3, 4, 1]),
     }[world]
-    cases = [("adam", False, True), ("sgd", True, True), ("two groups", False, True), ("adam", True, False)]
-    for name, release, zero in cases:
-        wanted, weights = trained([layouts[0]] * 4, name, release=release, zero=zero)
-        found, others = trained(layouts, name, release=release, zero=zero)
-        assert all(abs(a - b) < 1e-12 for a, b in zip(found, wanted, strict=True)), (name, found, wanted)
+    for name, options in CASES:
+        limit = ROUNDED if "muon" in name else 1e-12
+        wanted, weights = trained([layouts[0]] * 4, name, **options)
+        found, others = trained(layouts, name, **options)
+        assert all(abs(a - b) < limit for a, b in zip(found, wanted, strict=True)), (name, found, wanted)
         error = max((weights[n].double() - t.double()).abs().max().item() for n, t in others.items())
-        assert error < 1e-12, (name, error)
+        assert error < limit, (name, error)
     measured(world)
+    what_cannot_move(layouts)
+
+
+class Keeps(torch.optim.SGD):
+    """Keeps something that no message can hold."""
+
+    def step(self):
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["made"] = len
+
+
+def what_cannot_move(layouts):
+    """It is told on every rank before anything has moved, and training goes on."""
+    torch.manual_seed(1)
+    x = torch.randn(8, 8, dtype=torch.float64)
+    captured = capture(Deep().double(), (x,))
+    plans = [cut(captured, sizes) for sizes in layouts[:2]]
+    runtime = Runtime(
+        captured, plans[0], build(captured, plans[0]), loss_fn=F.mse_loss, stall_limit_s=20.0
+    )
+    optimizer = Keeps(runtime.parameters(), 0.1)
+    runtime.step(x, target=x)
+    optimizer.step()
+    held = [name for name, _ in runtime.named_parameters()]
+    with pytest.raises(InputError, match=r"what optimizer keeps of .* cannot move: made is a builtins"):
+        runtime.rebalance(plan=plans[1], optimizer=optimizer)
+    assert [name for name, _ in runtime.named_parameters()] == held
+    assert runtime.plan is plans[0]
+    runtime.step(x, target=x)
 
 
 def measured(world):

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import pathlib
 
 import pytest
 import runtime_checks as shared
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopipe.api import Pipe
-from autopipe.errors import InputError, StepError
+from autopipe.errors import InputError, StepError, StoreError
 from autopipe.schedule import build
 
 
@@ -119,6 +120,68 @@ def tensor_parallel():
             F.mse_loss(plain(x), x).backward()
             clip_and_step(runtime, optimizer, plain, reference)
         compare_whole(runtime, plain)
+
+
+class Refuses:
+    """A loader that one process cannot say the state of."""
+
+    def state_dict(self):
+        if dist.get_rank() == 3:
+            raise OSError("no position")
+        return {}
+
+
+def sharded_saves(directory):
+    """2 × 2: what replicas or shards of one kind saved, those of another go on from; a fault hangs nobody."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    path = pathlib.Path(directory)
+    meshes = {
+        kind: dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp" if kind == "tp" else "dp"))
+        for kind in ("ddp", "fsdp", "tp")
+    }
+
+    def split(stage):
+        first, second = [name for name, _ in stage.named_children()]
+        plan = {first: ColwiseParallel(), second: RowwiseParallel()}
+        return parallelize_module(stage, meshes["tp"]["tp"], plan)
+
+    wrappers = {
+        "ddp": lambda stage: DistributedDataParallel(stage, process_group=meshes["ddp"].get_group("dp")),
+        "fsdp": lambda stage: fully_shard(stage, mesh=meshes["fsdp"]["dp"]) and None,
+        "tp": split,
+    }
+    plain = mlp(2)[0]
+    reference = torch.optim.AdamW(plain.parameters(), 0.01)
+    torch.manual_seed(4)
+    for i, kind in enumerate(("ddp", "fsdp", "tp", "fsdp", "ddp")):
+        runtime = Runtime(*mlp(2)[1:], loss_fn=F.mse_loss, mesh=meshes[kind], stall_limit_s=20.0)
+        runtime.wrap(wrappers[kind])
+        optimizer = torch.optim.AdamW(runtime.parameters(), 0.01)
+        if i:
+            runtime.load(path / str(i - 1), optimizer=optimizer)
+            compare_whole(runtime, plain)
+        for _ in range(2):
+            x = torch.randn(16, 8, dtype=torch.float64)
+            mine = x if kind == "tp" else x.chunk(2)[meshes[kind].get_local_rank("dp")]
+            optimizer.zero_grad(), reference.zero_grad()
+            runtime.step(mine, target=mine)
+            F.mse_loss(plain(x), x).backward()
+            optimizer.step(), reference.step()
+        compare_whole(runtime, plain)
+        if kind == "fsdp":
+            for name, more in (("bad", {"loader": Refuses()}), ("file/inner.pt", {}), ("file/inner", {})):
+                (path / "file").touch()
+                with pytest.raises(StoreError, match="was not saved"):
+                    runtime.save(path / name, **({"optimizer": optimizer, **more} if more else {}))
+            runtime.save(path / "one.pt")
+        runtime.save(path / str(i), optimizer=optimizer, background=i % 2 == 1).wait()
+        if kind == "fsdp":
+            found = torch.load(path / "one.pt", weights_only=True)
+            assert shared.worst(found, plain.state_dict()) < shared.EXACT
+    dist.barrier()
+    assert sorted(p.name for p in path.iterdir()) == [*map(str, range(5)), "file", "one.pt"]
 
 
 def sharded_values_are_refused():

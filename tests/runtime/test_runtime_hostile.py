@@ -1,11 +1,13 @@
-"""Hostile checkpoints: nothing in them runs, nothing outside the folder is read, and nothing changes."""
+"""Hostile checkpoints and strangers at ports: nothing runs, nothing else is read, and nothing changes."""
 
 import json
 import pathlib
 import pickle
 
 import pytest
+import stranger_ranks
 import torch
+from processes import finish, start
 from runtime_models import make
 from safetensors.torch import save_file
 from torch import nn
@@ -76,3 +78,11 @@ def test_an_index_of_another_make_is_refused(tmp_path, weight_map):
     model, rt = runtime()
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert "no index of a checkpoint" in refused(model, rt, tmp_path)
+
+
+@pytest.mark.timeout(150)
+def test_strangers_at_every_port_change_nothing():
+    """A slice; ``python -m benchmarks.kept strangers`` goes on for longer."""
+    ((code, output),) = finish(start(pathlib.Path(stranger_ranks.__file__), 0), 120)
+    assert code == 0, output[-3000:]
+    assert "met" in output

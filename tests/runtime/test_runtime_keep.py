@@ -5,6 +5,7 @@ import errno
 import os
 import pathlib
 import random
+import types
 
 import numpy as np
 import pytest
@@ -151,9 +152,15 @@ def _in_child(work):
     return code == 0
 
 
-@pytest.mark.parametrize("is_first", [True, False], ids=["first save", "overwriting"])
-def test_a_crash_at_any_moment_leaves_the_earlier_save_whole(tmp_path, monkeypatch, is_first):
+@pytest.mark.parametrize(
+    ("is_first", "swaps"),
+    [(True, True), (False, True), (False, False)],
+    ids=["first save", "overwriting", "overwriting by two renames"],
+)
+def test_a_crash_at_any_moment_leaves_the_earlier_save_whole(tmp_path, monkeypatch, is_first, swaps):
     """The process ends at the k-th system call of a save, for all k until one gets through."""
+    if not swaps:
+        monkeypatch.setattr(folder, "ctypes", types.SimpleNamespace(CDLL=lambda *_, **__: object()))
     runtime, kept = trainer()
     train(runtime, kept, 1)
     if not is_first:

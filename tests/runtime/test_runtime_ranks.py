@@ -39,13 +39,19 @@ def test_check_of_files(check, tmp_path):
 
 
 @pytest.mark.timeout(120)
+def test_saves_of_shards_and_replicas(tmp_path):
+    run_ranks(SCRIPT, 4, "sharded_saves", tmp_path, timeout_s=100)
+
+
+@pytest.mark.timeout(120)
 def test_memory_does_not_grow():
     run_ranks(SCRIPT, 2, "growth", 300, timeout_s=100)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("check", "n_ranks"), [("goes_on", 3), ("replicas", 4), ("rebalances", 2), ("rebalances", 3)]
+    ("check", "n_ranks"),
+    [("goes_on", 3), ("replicas", 4), ("rebalances", 2), ("rebalances", 3)],
 )
 def test_what_outlasts_a_step(check, n_ranks, tmp_path):
     run_ranks(pathlib.Path(keep_ranks.__file__), n_ranks, check, str(tmp_path), timeout_s=100)

@@ -31,6 +31,7 @@ _AT_FDCWD, _EXCHANGE = -100, 2
 _logger = logging.getLogger(__name__)
 _STEP = re.compile(r"step-(\d{8,})")
 _GOING = re.compile(r"\.step-\d{8,}\.[0-9a-f]{8}\.part")
+_ASIDE = re.compile(r"\.(step-\d{8,})\.[0-9a-f]{8}\.old")
 
 
 class Draft:
@@ -50,21 +51,26 @@ class Draft:
         self.path = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
         self.path.mkdir()
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # some file systems know no locks: what the dead left stays there
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def commit(self) -> None:
         """Put it in its place, whatever earlier save is there; what was added to that one comes along."""
         sync(self.path)
         check_replaceable(self.target)
-        if self.target.exists():
+        is_new = not self.target.exists()
+        if is_new:
+            self.path.rename(self.target)
+        else:
             self._take_over()
             sync(self.path)
             _exchange(self.path, self.target)
+        try:
             sync(self.target.parent)
+        except OSError as error:  # it is in its place
+            _logger.warning("%s is whole, but may go with a crash of its host: %s", self.target, error)
+        if not is_new:
             shutil.rmtree(self.path, ignore_errors=True)
-        else:
-            self.path.rename(self.target)
-            sync(self.target.parent)
         self._unlock()
 
     def drop(self) -> None:
@@ -74,6 +80,8 @@ class Draft:
 
     def _unlock(self) -> None:
         if self._lock >= 0:
+            with contextlib.suppress(OSError):  # where it was not locked; a forked child may hold it too
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._lock = -1
 
@@ -116,11 +124,14 @@ def check_replaceable(target: pathlib.Path) -> None:
         )
 
 
-def sync(path: pathlib.Path) -> None:
-    """Have the system write what it holds back of a file or a directory's names."""
-    fd = os.open(path, os.O_RDONLY)
+def sync(folder: pathlib.Path) -> None:
+    """Have the system write what it holds back of a directory's names, where its file system has that."""
+    fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
     finally:
         os.close(fd)
 
@@ -135,7 +146,11 @@ def _exchange(new: pathlib.Path, old: pathlib.Path) -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(old))
     aside = old.parent / f".{old.name}.{secrets.token_hex(4)}.old"
     old.rename(aside)
-    new.rename(old)
+    try:
+        new.rename(old)
+    except OSError:
+        aside.rename(old)
+        raise
     aside.rename(new)
 
 
@@ -182,20 +197,26 @@ def step_path(root: pathlib.Path, n_steps: int) -> pathlib.Path:
 
 
 def steps_in(root: pathlib.Path) -> list[pathlib.Path]:
-    """The whole saves of a row, newest first."""
+    """The whole saves of a row, newest first; one that a kill left set aside by the name it has."""
     if not root.is_dir():
         return []
-    found = [p for p in root.iterdir() if _STEP.fullmatch(p.name) and (p / MANIFEST).is_file()]
+    named = {root / (aside[1] if (aside := _ASIDE.fullmatch(p.name)) else p.name) for p in root.iterdir()}
+    found = [p for p in named if _STEP.fullmatch(p.name) and (resolve(p) / MANIFEST).is_file()]
     return sorted(found, key=_number, reverse=True)
 
 
 def forget_oldest(root: pathlib.Path, n_kept: int, n_steps: int) -> None:
     """Remove the saves of a row before the newest ``n_kept`` of those up to step ``n_steps``.
 
-    Later ones, of a run that went further, stay. What cannot be removed stays with a warning: the save that
-    was just made is whole.
+    Later ones, of a run that went further, stay. What cannot be removed stays with a warning, as does what
+    somebody put folders in: the save that was just made is whole.
     """
-    saves = steps_in(root)
+    try:
+        saves = steps_in(root)
+        _remove_dead([p for p in root.iterdir() if _GOING.fullmatch(p.name)])
+    except OSError as error:
+        _logger.warning("older saves stay, since %s cannot be looked through: %s", root, error)
+        return
     later = [p.name for p in saves if _number(p) > n_steps]
     if later:
         _logger.warning(
@@ -205,19 +226,25 @@ def forget_oldest(root: pathlib.Path, n_kept: int, n_steps: int) -> None:
             later[0],
             n_steps,
         )
-    _remove_dead([p for p in root.iterdir() if _GOING.fullmatch(p.name)])
     for old in [p for p in saves if _number(p) <= n_steps][n_kept:]:
-        gone = root / f".{old.name}.{secrets.token_hex(4)}.part"
         try:
-            if old.is_symlink():
-                old.unlink()
-                continue
-            old.rename(gone)
-            shutil.rmtree(gone)
+            _remove(resolve(old), root / f".{old.name}.{secrets.token_hex(4)}.part")
         except OSError as error:
             _logger.warning(
                 "cannot remove %s, older than the %d to keep: %s", old, n_kept, error.strerror or error
             )
+
+
+def _remove(save: pathlib.Path, aside: pathlib.Path) -> None:
+    """Remove a save, set ``aside`` first so that none is ever seen in part."""
+    if save.is_symlink():
+        save.unlink()
+        return
+    inner = [entry.name for entry in save.iterdir() if entry.is_dir()]
+    if inner:
+        raise OSError(errno.ENOTEMPTY, f"it holds folders that no save makes ({', '.join(inner[:3])})")
+    save.rename(aside)
+    shutil.rmtree(aside)
 
 
 def _number(save: pathlib.Path) -> int:

@@ -15,10 +15,11 @@ from ...errors import StoreError
 from .extra import SUFFIX, is_extra
 from .stored import Stored
 
-__all__ = ["Found", "sort_out"]
+__all__ = ["Found", "renamed", "sort_out"]
 
 N_TRIED = 64
 """How many of the model's names are looked for to find it."""
+COMPILED = "_orig_mod."
 USUAL = ("", "model.", "module.", "state_dict.", "model_state_dict.")
 """Keys under which people save a model; where several models are held, the first of these is meant."""
 
@@ -143,3 +144,25 @@ def _extras(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield inner, value
         else:
             yield from _extras(value, inner)
+
+
+def renamed(names: Collection[str], known: Collection[str]) -> dict[str, str]:
+    """The model's own name for each of ``names``, where all have what a wrapper puts before them, or lack it.
+
+    ``module.`` of DDP, say, ``_orig_mod.`` of ``torch.compile``, or the ``transformer.`` that the weights of
+    a base model have in one with a head. Where some are the model's own already, or there are two ways, all
+    are left as they are.
+    """
+    there = set(known)
+    if there & set(names):
+        return {name: name for name in names}
+    plain = {name: name.replace(COMPILED, "") for name in names}
+    heads, own = ({name.partition(".")[0] + "." for name in each} for each in (plain.values(), known))
+    ways = [plain, *({n: head + short for n, short in plain.items()} for head in own)]
+    if len(heads) == 1:
+        ways.append({n: short.partition(".")[2] for n, short in plain.items()})
+    fitting = [len(there & set(way.values())) for way in ways]
+    most = max(fitting)
+    found = ways[fitting.index(most)]
+    is_clear = most > 0 and fitting.count(most) == 1 and len(set(found.values())) == len(found)
+    return found if is_clear else {name: name for name in names}

@@ -10,7 +10,7 @@ import functools
 import logging
 import pathlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +18,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...errors import AutopipeError, InputError, StoreError
+from .byname import Holding
 from .cargo import Cargo, Told, owned, staged
 from .extra import extra_modules, held_extras, named_tensors
-from .folder import step_path, steps_in
-from .replicas import Replica
+from .folder import MANIFEST, step_path, steps_in
+from .replicas import Replica, Words
 from .saving import save, save_single
 from .training import Restoring, collect
 
@@ -61,10 +62,14 @@ class Saving:
         """Whether it is written, or has failed."""
         return self._thread is None or not self._thread.is_alive()
 
-    def wait(self) -> pathlib.Path:
-        """Where it is, once it is whole. Raises what went wrong."""
+    def settle(self) -> None:
+        """Come back once it is whole, or has failed."""
         if self._thread is not None:
             self._thread.join()
+
+    def wait(self) -> pathlib.Path:
+        """Where it is, once it is whole. Raises what went wrong."""
+        self.settle()
         if self._error is not None:
             raise self._error
         return self.path
@@ -77,6 +82,7 @@ class Keeper:
         self._engine, self._named = engine, named
         self._last: Saving | None = None
         self._n_saves = 0
+        self._words: Words | None = None
 
     # -- saving -------------------------------------------------------------------------------------
 
@@ -134,21 +140,30 @@ class Keeper:
             else:
                 copied = staged(cargo)
                 self._n_saves += 1
-                saving.start(
-                    functools.partial(self._save_aside, path, copied, f"save/{self._n_saves}", keep_last)
-                )
+                self._words = self._words or self._replica.words(lambda: engine.patience.limit_s)
+                name = f"save/{self._n_saves}"  # where the program may go meanwhile, this path stays
+                saving.start(functools.partial(self._save_aside, path.absolute(), copied, name, keep_last))
                 self._last = saving
         return saving
 
     def _save_aside(self, path: pathlib.Path, cargo: Cargo, name: str, keep_last: int | None) -> None:
-        """Write a copied cargo in a thread beside the one that trains."""
-        peers, rank = self._engine.peers, self._engine.rank
-        if peers is None or not self._writes:
-            save(path, cargo, rank, _alone, keep_last, is_aside=True)
+        """Write a copied cargo in a thread beside the one that trains; further replicas wait for its end."""
+        peers, rank, words = self._engine.peers, self._engine.rank, self._words
+        if words is not None and not self._writes:
+            words.hear(name, path, lambda: None if peers is None else peers.watch.raise_if_failed())
             return
-        with peers.watch.shown():
-            exchange = peers.exchange_aside(Told, name, "writing a save in the background")
-            save(path, cargo, rank, exchange, keep_last, is_aside=True)
+        with contextlib.nullcontext() if words is None else words.told(name):
+            if peers is None:
+                save(path, cargo, rank, _alone, keep_last, is_aside=True)
+                return
+            with peers.watch.shown():
+                exchange = peers.exchange_aside(Told, name, "writing a save in the background")
+                save(path, cargo, rank, exchange, keep_last, is_aside=True)
+
+    def _settle(self) -> None:
+        """Let a save in the background come to its end, whatever that is: who waits for it is told."""
+        if self._last is not None:
+            self._last.settle()
 
     def _collect(self, objects: Mapping[str, Any], is_single: bool) -> tuple[Any, str]:
         """This rank's training state, or what is wrong with what it was given: others wait to be told.
@@ -162,8 +177,9 @@ class Keeper:
             if is_single:
                 return {name: module.get_extra_state() for name, module in extras.items()}, ""
             state = collect(objects, list(self._named()), engine.device, extras)
+            state |= {"holding": self._holding.told(), "counts": {"forwards": engine.n_forwards}}
         except Exception as error:  # of the user's own objects
-            if engine.peers is None:
+            if engine.peers is None and self._replica.n == 1:
                 raise
             fault = str(error) if isinstance(error, AutopipeError) else f"{type(error).__name__}: {error}"
             if is_single:
@@ -172,6 +188,16 @@ class Keeper:
             return self._replica.collect(state, fault, engine.device), ""
         except StoreError as error:
             return None, str(error)
+
+    @property
+    def _holding(self) -> Holding:
+        engine, own = self._engine, list(self._named())
+        return Holding(
+            {name: spec.shape for name, spec in engine.capture.ops.parameter.items()},
+            frozenset(alias for s in engine.stages for n in named_tensors(s) for alias in self.names(n)),
+            tuple(name for name, _ in own),
+            tuple(name for name, parameter in own if parameter.requires_grad),
+        )
 
     def _everything(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
@@ -183,14 +209,14 @@ class Keeper:
 
     def load(self, path: pathlib.Path, objects: Mapping[str, Any], *, strict: bool) -> None:
         """See :meth:`Runtime.load`."""
+        self._settle()
         with self.together("loading a checkpoint"):
             self._load(path, objects, strict)
             self._engine.part_with_weights()
 
     def resume(self, root: pathlib.Path, objects: Mapping[str, Any]) -> int:
         """See :meth:`Runtime.resume`."""
-        if self._last is not None:
-            self._last.wait()
+        self._settle()
         first: StoreError | None = None
         tried: set[str] = set()
         while fresh := [name for name in self._row(root) if name not in tried]:
@@ -212,6 +238,11 @@ class Keeper:
             found: list[str] = []
             with self._agreed(root, "nothing was changed"):
                 found = [p.name for p in steps_in(root)]
+                if not found and (root.is_file() or (root / MANIFEST).is_file()):
+                    raise InputError(
+                        f"{root} is no folder of a row of saves, but a save itself: load() reads it; resume() "
+                        "takes the folder that save(folder, keep_last=...) was given"
+                    )
             names = self._exchange(Told(draft="/".join(found)))[0].draft
         return names.split("/") if names else []
 
@@ -226,7 +257,14 @@ class Keeper:
             known += [n for n, _ in engine.capture.model.named_buffers()]
             checkpoint = open_checkpoint(path, known)
             own = checkpoint.manifest
-            found, faults = differences(checkpoint.weights, wanted, known, self.names, exact=own is not None)
+            found, faults = differences(
+                checkpoint.weights,
+                wanted,
+                known,
+                self.names,
+                exact=own is not None,
+                ignored=_ignored(engine.capture.model) if own is None else (),
+            )
             if not strict:
                 faults = [f for f in faults if not f.startswith("not of this model: ")]
             restoring = Restoring(
@@ -238,6 +276,7 @@ class Keeper:
                 extras=held_extras(engine.capture.model, engine.stages, engine.all_stages),
                 replica=self._replica,
                 device=engine.device if own is not None else None,
+                holding=self._holding,
             )
             faults += restoring.check()
             if not faults:
@@ -247,11 +286,12 @@ class Keeper:
         self._check_same(path, checkpoint.fingerprint)
         with self._agreed(path, "everything is as it was", restoring.undo):
             restoring.apply()
-        with torch.no_grad(), self._agreed(path, "some weights may have been read"):
+        with torch.no_grad(), self._agreed(path, "some weights may have been read", restoring.undo):
             distinct = {id(tensor): (found[name], tensor) for name, tensor in wanted.items()}
             checkpoint.read(dict(distinct.values()))
         if own is not None:
             engine.n_steps, engine.seed = own.steps, own.seed
+            engine.n_forwards = checkpoint.n_forwards
 
     def _check_same(self, path: pathlib.Path, fingerprint: int) -> None:
         """Raise :class:`StoreError` on every rank where not all have opened the same save."""
@@ -355,6 +395,11 @@ class Keeper:
 
 def _alone(mine: Told) -> list[Told]:
     return [mine]
+
+
+def _ignored(model: nn.Module) -> Collection[str]:
+    """What of others' checkpoints a transformers model does without: patterns of names."""
+    return getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
 
 
 def _texts(model: nn.Module) -> dict[str, str]:

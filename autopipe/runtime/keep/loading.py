@@ -12,6 +12,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -33,15 +34,15 @@ from ...errors import StoreError
 from ..wire.values import Unfit, loads
 from .distcp import MAX_METADATA_BYTES, METADATA, Distcp
 from .extra import is_extra
-from .folder import MANIFEST, resolve
-from .foreign import sort_out
+from .folder import MANIFEST, resolve, steps_in
+from .foreign import renamed, sort_out
 from .manifest import Manifest, digest, open_files, read_manifest, read_plain
 from .pickled import Pickled
 from .stored import Source, Stored
 from .tensorfile import Spec, TensorFile
 from .threads import in_threads, threads_for
 
-__all__ = ["Checkpoint", "differences", "open_checkpoint"]
+__all__ = ["Checkpoint", "described", "differences", "open_checkpoint"]
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLES = ("model.safetensors", "pytorch_model.bin")
@@ -54,6 +55,11 @@ def _is_state(state: Any) -> bool:
     """Whether a tree is built as training state is: every part a dict, optimizers by parameter name."""
     if not isinstance(state, dict) or not all(isinstance(part, dict) for part in state.values()):
         return False
+    held, counts = state.get("holding", {}), state.get("counts", {})
+    if not all(_are_names(names) for names in held.values()) or set(counts) - {"forwards"}:
+        return False
+    if not all(type(n) is int and 0 <= n < 1 << 62 for n in counts.values()):
+        return False
     for found in state.get("optimizers", {}).values():
         groups, kept = (
             (found.get(k) for k in ("groups", "state")) if isinstance(found, dict) else (None, None)
@@ -61,11 +67,15 @@ def _is_state(state: Any) -> bool:
         if not isinstance(groups, list) or not isinstance(kept, dict):
             return False
         names = [g.get("params") if isinstance(g, dict) else None for g in groups]
-        if not all(isinstance(n, list) and all(isinstance(x, str) for x in n) for n in names):
+        if not all(map(_are_names, names)):
             return False
         if not all(isinstance(each, dict) for each in kept.values()):
             return False
     return True
+
+
+def _are_names(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(name, str) for name in found)
 
 
 class Checkpoint(StorageReader):
@@ -89,7 +99,7 @@ class Checkpoint(StorageReader):
         elif (self.path / METADATA).exists():
             self._open_distributed(known)
         else:
-            self._open_foreign()
+            self._open_foreign(known)
         self.extras = {n: v for state in reversed(self.states) for n, v in state.get("extras", {}).items()}
         for name in [name for name in self._at if is_extra(name)]:
             file, inner = self._at.pop(name)
@@ -120,16 +130,20 @@ class Checkpoint(StorageReader):
                 raise StoreError(f"{self.path / name} is no training state")
             self.states.append(state)
 
-    def _open_foreign(self) -> None:
+    def _open_foreign(self, known: Collection[str]) -> None:
         index = next((self.path / name for name in INDEXES if (self.path / name).exists()), None)
         if index is not None:
             files = _indexed(index)
         else:
             file = next((self.path / name for name in SINGLES if (self.path / name).exists()), self.path)
             if not file.is_file():
+                row = steps_in(self.path)
                 raise StoreError(
-                    f"{self.path} holds no checkpoint: no file, and neither {MANIFEST} nor {INDEXES[0]} nor "
-                    f"{SINGLES[0]} in it"
+                    f"{self.path} is a row of saves: resume() goes on from the last, {row[0].name}, and load() "
+                    "reads one of them"
+                    if row
+                    else f"{self.path} holds no checkpoint: no file, and neither {MANIFEST} nor {INDEXES[0]} "
+                    f"nor {SINGLES[0]} in it"
                 )
             files = {file.name: None}
         folder = self.path if self.path.is_dir() else self.path.parent
@@ -146,6 +160,8 @@ class Checkpoint(StorageReader):
                 raise StoreError(f"{folder / name} lacks {missing}, which the index says are in it")
             for tensor in held if listed is None else listed:
                 self._at[tensor] = opened, tensor
+        own = renamed(self._at, known)
+        self._at = {own[name]: place for name, place in self._at.items()}
 
     def _open_distributed(self, known: Collection[str]) -> None:
         """What ``torch.distributed.checkpoint`` saved: a model under whichever key, optimizers, the rest."""
@@ -169,6 +185,11 @@ class Checkpoint(StorageReader):
         if self.manifest is not None:
             return self.manifest.checksum
         return zlib.crc32(digest(self.weights).encode())
+
+    @property
+    def n_forwards(self) -> int:
+        """How many forwards without gradients were made until then: their draws go on from there."""
+        return next((s["counts"]["forwards"] for s in self.states if s.get("counts")), 0)
 
     def stored(self, name: str) -> Stored:
         """A weight, not read."""
@@ -220,7 +241,7 @@ class Checkpoint(StorageReader):
         """What the planner needs to know of all tensors: each is one chunk."""
         names = [*self.weights, *self._others]
         places = {name: self._place(name) for name in names}
-        return Metadata({n: _described(file.specs[inner]) for n, (file, inner) in places.items()})
+        return Metadata({n: described(file.specs[inner]) for n, (file, inner) in places.items()})
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill what the plan asks for."""
@@ -310,7 +331,8 @@ def _indexed(index: pathlib.Path) -> dict[str, set[str] | None]:
     return files
 
 
-def _described(spec: Spec) -> TensorStorageMetadata:
+def described(spec: Spec) -> TensorStorageMetadata:
+    """A whole tensor as DCP describes one, in a single chunk."""
     size = torch.Size(spec.shape)
     chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
     return TensorStorageMetadata(TensorProperties(spec.dtype), size, [chunk])
@@ -323,11 +345,13 @@ def differences(
     names: Callable[[str], Sequence[str]],
     *,
     exact: bool,
+    ignored: Collection[str] = (),
 ) -> tuple[dict[str, str], list[str]]:
     """(wanted name → stored name, what does not fit).
 
     ``known`` are all weights of the model, of whatever rank; a tied one may be stored under any of its names.
-    ``exact`` also refuses other floating dtypes, which would be rounded.
+    ``exact`` also refuses other floating dtypes, which would be rounded; what the patterns in ``ignored`` find
+    may be there though the model has it not.
     """
     found: dict[str, str] = {}
     wrong, missing = [], []
@@ -342,7 +366,8 @@ def differences(
         if there.shape != here.shape or (there.dtype != here.dtype and (exact or not is_float)):
             wrong.append(f"{name} is {there} there and {here} here")
     every = {alias for name in known for alias in (name, *names(name))}
-    extra = sorted(name for name in weights if name not in every)
+    unknown = sorted(name for name in weights if name not in every)
+    extra = [name for name in unknown if not any(re.search(pattern, name) for pattern in ignored)]
     faults = _some("", wrong) + _some("missing: ", missing) + _some("not of this model: ", extra)
     return found, faults
 

@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...stages import Stage
 from ..stage.setup import exchange
 from ..wire.peers import Peers
-from ..wire.values import dtype_of, dumps, loads, name_of
+from ..wire.values import Unfit, dtype_of, dumps, loads, name_of
 from .away import unmark
 from .tensorfile import text_of
 from .training import LISTED, names_in
@@ -119,18 +119,33 @@ def _told(engine: Engine, planned: Sequence[Move], optimizers: Optimizers) -> _T
                 "tied gradients are not summed yet; rebalance after a step outside no_sync(), or after "
                 "zero_grad()"
             )
-        return _Told({key: _groups(optimizer, named) for key, optimizer in optimizers.items()})
+        for move in planned:
+            for key, optimizer in optimizers.items() if move.source == engine.rank else ():
+                _check_movable(key, optimizer, move)
+        return _Told({key: _groups(key, optimizer, named) for key, optimizer in optimizers.items()})
     except InputError as error:
         return _Told({}, str(error))
 
 
-def _groups(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]) -> _Groups:
+def _check_movable(key: str, optimizer: torch.optim.Optimizer, move: Move) -> None:
+    try:
+        dumps(dict(optimizer.state.get(move.tensor, {})), lambda tensor, where: where)
+    except Unfit as error:
+        raise InputError(f"what {key} keeps of {move.name} cannot move: {error}") from error
+
+
+def _groups(
+    key: str, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
+) -> _Groups:
     name_of = names_in(optimizer, named)
     options: list[str] = []
     number: dict[str, int] = {}
     for i, group in enumerate(optimizer.param_groups):
         kept = {k: v for k, v in group.items() if k not in LISTED}
-        options.append(dumps(kept, lambda t, _: text_of(t.detach().cpu().contiguous())))
+        try:
+            options.append(dumps(kept, lambda t, _: text_of(t.detach().cpu().contiguous())))
+        except Unfit as error:
+            raise InputError(f"group {i} of {key} cannot be compared: {error}") from error
         number |= {name_of[id(p)]: i for p in group["params"] if id(p) in name_of}
     return _Groups(options, number)
 

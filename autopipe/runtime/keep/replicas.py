@@ -5,10 +5,14 @@ Weights and optimizers are the same on all of them and left to the first.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+import pathlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +21,20 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import StoreError
+from ...torch_private import default_store
+from ..wire.board import Board, StoreGone
+from ..wire.failure import HOST_GONE
 from ..wire.values import Unfit, dumps, loads
 from .cargo import whole
 from .tensorfile import bytes_of, of_text, text_of
 
-__all__ = ["ALONE", "Replica"]
+__all__ = ["ALONE", "Replica", "Words"]
+
+POLL_S = 0.05
+HEARD_S = 2.0
+"""How long the first replica stays at most until the others have heard: it may host the store."""
+LONGER = 10.0
+_made: collections.Counter[str] = collections.Counter()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +60,17 @@ class Replica:
             assert self.mesh is not None
             number = number * size + self.mesh.get_local_rank(name)
         return number
+
+    def words(self, limit_s: Callable[[], float]) -> Words | None:
+        """What they tell each other beside their training; each of them makes it at the same point."""
+        if self.n == 1 or self.mesh is None:
+            return None
+        dim, at = (self.mesh.mesh_dim_names or ()).index("pp"), self.mesh.get_coordinate()
+        assert at is not None
+        ranks = self.mesh.mesh.select(dim, at[dim]).flatten().tolist()
+        name = f"replicas/{'-'.join(map(str, ranks))}"
+        _made[name] += 1
+        return Words(Board(default_store(), f"{name}/{_made[name]}", limit_s), self.n - 1, limit_s)
 
     # -- saving -------------------------------------------------------------------------------------
 
@@ -138,3 +162,53 @@ def _digest(tensor: Tensor, _: str) -> str:
 
 def _text(tensor: Tensor, _: str) -> str:
     return text_of(whole(tensor))
+
+
+class Words:
+    """What the first of a rank's replicas tells the others of a save in the background, by the job's store.
+
+    They train meanwhile, so that none of their groups can carry it.
+    """
+
+    def __init__(self, board: Board, n_others: int, limit_s: Callable[[], float]) -> None:
+        self._board, self._n_others, self._limit_s = board, n_others, limit_s
+
+    @contextlib.contextmanager
+    def told(self, name: str) -> Iterator[None]:
+        """Within it the save ``name`` is made; then the others are told how that ended."""
+        fault = "it was stopped"
+        try:
+            yield
+            fault = ""
+        except Exception as error:
+            fault = str(error)
+            raise
+        finally:
+            with contextlib.suppress(StoreGone):  # whose host is gone tells nobody anything
+                self._board.post(name, fault)
+                until_s = time.monotonic() + HEARD_S
+                while self._board.count(f"{name}/heard", 0) < self._n_others and time.monotonic() < until_s:
+                    time.sleep(POLL_S)
+
+    def hear(self, name: str, path: pathlib.Path, check: Callable[[], None]) -> None:
+        """Wait for how the first replica's save ends; ``check`` raises where there is no use.
+
+        Raises :class:`StoreError` for one that failed, or that nothing is heard of for ten times as long as
+        a rank may make no progress.
+        """
+        began_s = time.monotonic()
+        try:
+            while (fault := self._board.look(name)) is None:
+                check()
+                waited_s = time.monotonic() - began_s
+                if waited_s > LONGER * self._limit_s():
+                    raise StoreError(
+                        f"{path}: nothing was heard of the first replica's save for {waited_s:.0f} s; look at "
+                        "its log"
+                    )
+                time.sleep(POLL_S)
+            self._board.count(f"{name}/heard", 1)
+        except StoreGone as error:
+            raise StoreError(f"{path}: whether it is saved nobody tells, since {HOST_GONE}") from error
+        if fault:
+            raise StoreError(fault)

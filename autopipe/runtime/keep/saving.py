@@ -48,16 +48,15 @@ def save(
     ``is_aside``: this thread is beside one that trains, and takes no others from it.
     Raises :class:`StoreError` on every rank, saying what failed on which, and leaves the earlier save whole.
     """
+    shards, state, fault = _files(cargo)
     if not cargo.writes:
-        shards, state = files_of(cargo)
         _assemble([*shards, *state])
         return
     draft: Draft | None = None
-    shards, state, mine = list[File](), list[File](), Told()
+    mine = Told()
     try:
-        if cargo.fault:
-            raise StoreError(cargo.fault)
-        shards, state = files_of(cargo)
+        if fault:
+            raise StoreError(fault)
         if rank == 0:
             draft = Draft(path)
         mine = Told(draft=str(draft.path) if draft else "", n_shards=len(shards))
@@ -86,6 +85,21 @@ def save(
         raise
     if rank == 0 and n_kept is not None:
         forget_oldest(path.parent, n_kept, cargo.steps)
+
+
+def _files(cargo: Cargo) -> tuple[list[File], list[File], str]:
+    """The files of a cargo, or the fault for which there are none.
+
+    With a fault too every replica of a rank comes to the same tensors in the same order: sharded ones are
+    assembled by all of them together.
+    """
+    fault = cargo.fault
+    try:
+        if not fault:
+            return *files_of(cargo), ""
+    except Exception as error:  # whatever it is, the others wait to be told
+        fault = _fault(error)
+    return [File(dict(cargo.weights))], [], fault
 
 
 def _fault(error: BaseException) -> str:
@@ -218,7 +232,10 @@ def save_single(
     except Exception as error:
         mine = Told(fault=_fault(error))
     try:
-        folder = pathlib.Path(_agree(exchange(mine), path)[0].draft)
+        everyone = exchange(mine)
+        if any(told.fault for told in everyone):
+            _assemble([File(dict(cargo.weights))])  # replicas of this rank do
+        folder = pathlib.Path(_agree(everyone, path)[0].draft)
         told = _write(folder, {f"{rank:05d}": File({**cargo.weights, **tensors})})
         everyone = _agree(exchange(msgspec.structs.replace(told, extras=rest)), path)
         done = Told()

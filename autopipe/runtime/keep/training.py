@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError, StoreError
 from ...torch_private import pytree
+from .byname import NOTHING, Holding, by_position, fitting
 from .replicas import ALONE, Replica
 from .stored import Stored
 
@@ -161,11 +162,13 @@ class Restoring:
         extras: Mapping[str, nn.Module] | None = None,
         replica: Replica = ALONE,
         device: torch.device | None = None,
+        holding: Holding = NOTHING,
     ) -> None:
         """``extras`` are the modules that keep state beside their tensors; random generators are restored
         where there is a ``device``."""
         self._checkpoint, self._rank, self._names = checkpoint, rank, names
         self._extras, self._replica, self._device = extras or {}, replica, device
+        self._holding = holding
         self._named = named
         self._objects = {key: thing for key, thing in objects.items() if thing is not None}
         self._undo: list[Callable[[], None]] = []
@@ -175,12 +178,24 @@ class Restoring:
         return {k: o for k, o in self._objects.items() if isinstance(o, torch.optim.Optimizer)}
 
     def _state_of(self, key: str) -> Any:
-        """An object's state: as this rank saved it, else as the first that did; each replica its own."""
+        """An object's state: as this rank saved it, else as the first that did; each replica its own.
+
+        What it keeps by weights' names is of this rank's, whichever rank had them then.
+        """
+        trees, savers = self._saved_of(key)
+        return fitting(trees, savers, self._holding, self._objects[key].state_dict) if trees else None
+
+    def _saved_of(self, key: str) -> tuple[list[Any], list[Holding | None]]:
+        """An object's state by rank, and what each of those held: this rank's first, then in their order."""
         states = self._checkpoint.states
-        for state in (*states[self._rank : self._rank + 1], *states):
-            if key in state.get("objects", {}):
-                return self._replica.own(state, "objects").get(key, state["objects"][key])
-        return None
+        here = [*states[self._rank : self._rank + 1], *states[: self._rank], *states[self._rank + 1 :]]
+        found = [state for state in here if key in state.get("objects", {})]
+        trees = [self._replica.own(s, "objects").get(key, s["objects"][key]) for s in found]
+        return trees, [self._holding.of(state) for state in found]
+
+    def _is_by_position(self, key: str) -> bool:
+        trees, savers = self._saved_of(key)
+        return bool(trees) and by_position(trees[0], savers[0], self._holding)
 
     def _saved(self, key: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """(state, group) of an optimizer by parameter name, whichever ranks saved them."""
@@ -239,6 +254,12 @@ class Restoring:
                 ]
         missing = [k for k in self._objects if k not in self.optimizers and self._state_of(k) is None]
         faults += [f"it holds no state of {key}" for key in missing]
+        faults += [
+            f"{key} has a list with a tensor for each parameter that its rank had, and this rank has others: "
+            "keep them by the names of rt.named_parameters()"
+            for key in self._objects
+            if self._is_by_position(key)
+        ]
         if (
             self._checkpoint.manifest is not None or self._checkpoint.extras
         ):  # safetensors alone cannot have any
