@@ -124,12 +124,23 @@ def replicas(folder):
     with pytest.raises(StoreError, match="loader was saved by 2 replicas, each with its own, and 1 load it"):
         other.load(pathlib.Path(folder) / "c", optimizer=fresh, loader=loader)
     other.load(pathlib.Path(folder) / "c", optimizer=fresh, shared=shared)
-    waits_for_the_first(pathlib.Path(folder), runtime, same)
+    single = dist.init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "pp"))
+    for name, rt in (("two", runtime), ("one", made(1, mesh=single))):
+        waits_for_the_first(pathlib.Path(folder) / name, rt)
 
 
-def waits_for_the_first(folder, runtime, optimizer):
+def waits_for_the_first(folder, runtime):
     """A save in the background is whole when any replica's wait for it ends, and a failure is every one's."""
-    finish = saving._finish
+    optimizer, finish = torch.optim.SGD(runtime.parameters(), 0.1), saving._finish
+
+    class Refuses(Loader):
+        def state_dict(self):
+            if dist.get_rank() == 3:
+                raise OSError("no position")
+            return super().state_dict()
+
+    with pytest.raises(StoreError, match="was not saved"):
+        runtime.save(folder / "bad", optimizer=optimizer, loader=Refuses(1))
 
     def slow(*args):
         time.sleep(0.5)
