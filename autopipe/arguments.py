@@ -104,8 +104,8 @@ def place(name: str, value: Any) -> pathlib.Path:
         raise InputError(f"{name} is {brief(value)}; it must be the path of a file or folder")
     if "://" in value:
         raise InputError(
-            f"{name} is {brief(value)}, which would be a folder of that name here: give one of this machine's, "
-            "or of a file system that is mounted, and copy what is in it"
+            f"{name} is {brief(value)}, which would be a folder of that name here: give one of this "
+            "machine's, or of a file system that is mounted, and copy what is in it"
         )
     return pathlib.Path(value)
 

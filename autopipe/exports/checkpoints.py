@@ -1,4 +1,4 @@
-"""Checkpoints for training without autopipe: what ``torch.distributed.checkpoint`` reads, in place or rewritten.
+"""Checkpoints for training without autopipe: what ``torch.distributed.checkpoint`` reads, in place or anew.
 
 Reading and checking is left to ``runtime.keep``, which reads torch's layout too: ``rt.load`` is the way back.
 """

@@ -1,6 +1,6 @@
 """``python -m benchmarks.kept [PART]``: prints each part's table and keeps it in ``results.json``.
 
-Parts: ``damages``, ``faults``, ``soak``, ``strangers``, ``large``, ``saves``; all by default, the soak for a minute.
+Parts: ``damages``, ``faults``, ``soak``, ``strangers``, ``large``, ``saves``; all by default.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stranger at the ports of a running job: random bytes at every one, keys set in its store before the ranks do.
+"""A stranger at the ports of a running job: random bytes at every one, keys set in its store beforehand.
 
 Who knows no key of the job must change nothing: every loss is held against that of a run in one process.
 """
@@ -36,7 +36,7 @@ CORNERS = ("autopipe/0-1-2/0", "talk/3/1", "talk/3/2", "talk/3/3")
 """Where in the store the ranks of the first pipeline, and those that plan it, write."""
 KEYS = ("error", "done with the store", "save/1/0/0", "save/1/1/1", *itertools.chain.from_iterable(
     (f"{word}/{rank}" for rank in range(N_RANKS))
-    for word in ("card", "door", "knock/1", "knock/2", "left", "lost", "position", "alive", "decided", "alike")
+    for word in ("card", "door", "knock/1", "left", "lost", "position", "alive", "decided", "alike")
 ))  # fmt: skip
 VALUES = (b"", b"0", b"[]", b"{}", b"\xff" * 64, b"0" * 32 + b"{}", b"x" * (1 << 16))
 
@@ -135,7 +135,9 @@ def listening(pids: Sequence[int]) -> Iterator[tuple[int, str | int]]:
         with contextlib.suppress(OSError):
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    own.add(os.readlink(entry.path).removeprefix("socket:[").removesuffix("]"))
+                    own.add(
+                        str(pathlib.Path(entry.path).readlink()).removeprefix("socket:[").removesuffix("]")
+                    )
     for kind in ("tcp", "tcp6"):
         for line in pathlib.Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
             fields = line.split()

@@ -75,9 +75,7 @@ def test_plain_training_goes_on_from_what_a_pipe_saved(tmp_path, is_flat, is_rew
     expected, losses = saved(tmp_path / "ours")
     source = {"storage_reader": dcp_reader(tmp_path / "ours", flat_optimizers=is_flat)}
     if is_rewritten:
-        assert (
-            to_dcp(tmp_path / "ours", tmp_path / "theirs", flat_optimizers=is_flat) == tmp_path / "theirs"
-        )
+        assert to_dcp(tmp_path / "ours", tmp_path / "theirs", flat_optimizers=is_flat) == tmp_path / "theirs"
         source = {"checkpoint_id": tmp_path / "theirs"}
     model, optimizer, scheduler = plain()
     options = StateDictOptions(flatten_optimizer_state_dict=is_flat)
@@ -160,13 +158,13 @@ def test_what_is_read_in_place_is_checked_first(tmp_path):
     model, optimizer, _ = plain()
     before = {n: v.clone() for n, v in get_model_state_dict(model).items() if isinstance(v, torch.Tensor)}
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
-    file = next((tmp_path / "ours").glob("state-*.safetensors"))
+    file = next((tmp_path / "ours").glob("model-*.safetensors"))
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(CheckpointException, match="is damaged"):
         dcp.load(state, storage_reader=dcp_reader(tmp_path / "ours"))
     assert all(torch.equal(state["model"][n], v) for n, v in before.items())
-    alone = {"model": state["model"]}
+    alone = {"optimizer": state["optimizer"]}
     dcp.load(alone, storage_reader=dcp_reader(tmp_path / "ours"))  # of which nothing is damaged
     (tmp_path / "ours" / "autopipe.json").unlink()
     with pytest.raises(StoreError, match="is missing"):

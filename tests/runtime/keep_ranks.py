@@ -367,9 +367,7 @@ def what_cannot_move(layouts):
     x = torch.randn(8, 8, dtype=torch.float64)
     captured = capture(Deep().double(), (x,))
     plans = [cut(captured, sizes) for sizes in layouts[:2]]
-    runtime = Runtime(
-        captured, plans[0], build(captured, plans[0]), loss_fn=F.mse_loss, stall_limit_s=20.0
-    )
+    runtime = Runtime(captured, plans[0], build(captured, plans[0]), loss_fn=F.mse_loss, stall_limit_s=20.0)
     optimizer = Keeps(runtime.parameters(), 0.1)
     runtime.step(x, target=x)
     optimizer.step()

@@ -3,8 +3,8 @@
 from benchmarks.kept.strangers import meet
 
 if __name__ == "__main__":
-    found = meet(40)
-    assert found.n_losses == 3 * 40
+    found = meet(20)
+    assert found.n_losses == 3 * 20
     assert found.n_connections >= found.n_ports >= 3, found
     assert found.n_keys > 100
     print("met", found)

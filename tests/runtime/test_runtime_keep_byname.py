@@ -10,15 +10,17 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
+from autopipe.graph import ParameterSpec
 from autopipe.runtime import Runtime
 from autopipe.runtime.keep.byname import Holding, by_position, fitting
 
-SHAPES = {"a": (2,), "b": (3,), "c": (2,)}
+SPECS = {n: ParameterSpec(n, (n,), shape, "float32") for n, shape in {"a": (2,), "b": (3,)}.items()}
+SPECS |= dict.fromkeys(("c", "alias"), ParameterSpec("c", ("c", "alias"), (2,), "float32"))
 A, B, C = torch.ones(2), torch.ones(3) * 2, torch.ones(2) * 3
 
 
 def holding(*names):
-    return Holding(SHAPES, frozenset(names), names, names)
+    return Holding(SPECS, frozenset(names), names, names)
 
 
 def nothing():
@@ -33,6 +35,13 @@ def test_each_weight_comes_from_the_rank_that_had_it():
     assert fitting(trees[::-1], savers[::-1], holding(), nothing) == {"n": 2, "of": {}}
     wrapped = [{"n": 1, "module.a": A}, {"n": 1, "module.b": B}]
     assert fitting(wrapped, savers, holding("b"), nothing) == {"n": 1, "module.b": B}
+
+
+def test_a_tied_weight_comes_under_the_name_that_the_object_has():
+    trees, savers = [{"c": C}, {"alias": C + 1, "b": B}], [holding("c"), holding("b", "c")]
+    assert fitting(trees, savers, holding("c"), lambda: {"alias": A}) == {"alias": C}
+    assert fitting(trees, savers, holding("c"), lambda: {"c": A}) == {"c": C}
+    assert fitting(trees, savers, holding("b", "c"), nothing) == {"c": C, "b": B}
 
 
 def test_what_is_of_no_weight_or_of_the_whole_model_stays():

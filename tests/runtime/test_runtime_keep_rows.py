@@ -72,7 +72,7 @@ def test_what_others_put_in_a_row_stays(tmp_path, caplog):
         "log.txt", "step-00000001", "step-00000005", "step-00000008", "step-00000009", "step-7",
     ]  # fmt: skip
     assert "it holds folders that no save makes (samples)" in caplog.text
-    other, again = runtime_of(seed=1)
+    _, again = runtime_of(seed=1)
     assert again.resume(tmp_path) == 5
     with pytest.raises(StoreError, match="is a file"):
         row_of(runtime, tmp_path, 8)

@@ -1,4 +1,4 @@
-"""Folders, files and sockets of another user of the host: what may not be touched is told, and is as it was."""
+"""Folders, files and sockets of another user: what may not be touched is told, and is as it was."""
 
 import os
 import pathlib

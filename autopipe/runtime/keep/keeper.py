@@ -192,9 +192,10 @@ class Keeper:
     @property
     def _holding(self) -> Holding:
         engine, own = self._engine, list(self._named())
+        specs = engine.capture.ops.parameter
         return Holding(
-            {name: spec.shape for name, spec in engine.capture.ops.parameter.items()},
-            frozenset(alias for s in engine.stages for n in named_tensors(s) for alias in self.names(n)),
+            specs,
+            frozenset(specs[n].name for s in engine.stages for n in named_tensors(s) if n in specs),
             tuple(name for name, _ in own),
             tuple(name for name, parameter in own if parameter.requires_grad),
         )
@@ -240,7 +241,7 @@ class Keeper:
                 found = [p.name for p in steps_in(root)]
                 if not found and (root.is_file() or (root / MANIFEST).is_file()):
                     raise InputError(
-                        f"{root} is no folder of a row of saves, but a save itself: load() reads it; resume() "
+                        f"{root} is no row of saves, but a save itself: load() reads it; resume() "
                         "takes the folder that save(folder, keep_last=...) was given"
                     )
             names = self._exchange(Told(draft="/".join(found)))[0].draft

@@ -139,8 +139,8 @@ class Checkpoint(StorageReader):
             if not file.is_file():
                 row = steps_in(self.path)
                 raise StoreError(
-                    f"{self.path} is a row of saves: resume() goes on from the last, {row[0].name}, and load() "
-                    "reads one of them"
+                    f"{self.path} is a row of saves: resume() goes on from the last, {row[0].name}, and "
+                    "load() reads one of them"
                     if row
                     else f"{self.path} holds no checkpoint: no file, and neither {MANIFEST} nor {INDEXES[0]} "
                     f"nor {SINGLES[0]} in it"
@@ -350,7 +350,7 @@ def differences(
     """(wanted name → stored name, what does not fit).
 
     ``known`` are all weights of the model, of whatever rank; a tied one may be stored under any of its names.
-    ``exact`` also refuses other floating dtypes, which would be rounded; what the patterns in ``ignored`` find
+    ``exact`` also refuses other floating dtypes, which would be rounded; what patterns in ``ignored`` find
     may be there though the model has it not.
     """
     found: dict[str, str] = {}

@@ -134,9 +134,7 @@ def _check_movable(key: str, optimizer: torch.optim.Optimizer, move: Move) -> No
         raise InputError(f"what {key} keeps of {move.name} cannot move: {error}") from error
 
 
-def _groups(
-    key: str, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
-) -> _Groups:
+def _groups(key: str, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]) -> _Groups:
     name_of = names_in(optimizer, named)
     options: list[str] = []
     number: dict[str, int] = {}

@@ -203,8 +203,8 @@ class Words:
                 waited_s = time.monotonic() - began_s
                 if waited_s > LONGER * self._limit_s():
                     raise StoreError(
-                        f"{path}: nothing was heard of the first replica's save for {waited_s:.0f} s; look at "
-                        "its log"
+                        f"{path}: nothing was heard of the first replica's save for {waited_s:.0f} s; look "
+                        "at its log"
                     )
                 time.sleep(POLL_S)
             self._board.count(f"{name}/heard", 1)
