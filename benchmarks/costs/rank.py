@@ -26,6 +26,8 @@ from .causes import Ran, causes
 from .load import UNSTEADY, pace
 from .models import build
 
+_PROFILE_S = 3.0
+"""Longer than by default: the cores of a virtual machine change their pace from second to second."""
 _TRIES = 4
 """How many times as much is measured, at most, for the machine to hold its pace."""
 
@@ -151,7 +153,14 @@ def _table(model: torch.nn.Module, args: Any, kwargs: Any, n_microbatches: int) 
     if dist.get_rank() == 0:
         captured = autopipe.capture(model, args, kwargs)
         batch = captured.ops.example_dims["batch"] // n_microbatches
-        table = profile(captured, dims={"batch": batch}, n_peers=dist.get_world_size() - 1, progress=False)
+        table = profile(
+            captured,
+            dims={"batch": batch},
+            n_peers=dist.get_world_size() - 1,
+            min_s=_PROFILE_S,
+            max_passes=100,
+            progress=False,
+        )
         shared = [table.to_dict()]
     dist.broadcast_object_list(shared)
     return autopipe.CostTable.from_dict(shared[0])

@@ -45,8 +45,9 @@ def paired(name: str, mask: str, *, length: int, width: int, n_pairs: int) -> di
 
 
 def crossing_masks(pipe: autopipe.Pipe, calls: list[Call]) -> int:
-    """Values that stages send whose last two dims are those of scores of a call that takes no mask."""
-    without = {call.scores for call in calls if call.mask is None}
+    """Values that stages send whose last two dims are those of scores that no call of the model masks."""
+    masked = {call.scores for call in calls if call.mask is not None}
+    without = {call.scores for call in calls} - masked
     graph = pipe.graph.ops
     crossing = [spec for b in pipe.plan.boundaries for spec in graph.by_name[b.value].outputs]
     shapes = [tuple(size_at(size, graph.example_dims) for size in spec.shape) for spec in crossing]
