@@ -364,8 +364,6 @@ def _faults(plan: Plan) -> Iterator[tuple[str, str]]:
             yield place, f"has {min(strange)!r} among clones or recomputed, which is none of its ops"
         if twice := [op for op in stage.ops if len(plan.stages_of[op]) > 1 and op not in stage.clones]:
             yield f"{place}.ops", f"has {twice[0]!r}, as another stage has, and it is no clone"
-        if twice := [op for op in stage.ops if len(plan.stages_of[op]) > 1 and op not in stage.clones]:
-            yield f"{place}.ops", f"has {twice[0]!r}, as another stage has, and it is no clone"
     if idle := [rank for rank in range(min(ranks, n + 1)) if rank not in plan.placement]:
         yield "stages", f"has none on rank {idle[0]}; each of the cluster's ranks holds at least one"
     for x, b in enumerate(plan.boundaries):
