@@ -55,7 +55,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.capture", description=__doc__)
     parser.add_argument("--only", default="", metavar="RE", help="models whose task/type/class matches")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--limit", type=float, default=180.0, help="seconds per model")
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds of processor time per model")
     parser.add_argument("--json", type=pathlib.Path, help="where to write the results")
     parser.add_argument(
         "--report", type=pathlib.Path, metavar="JSON", help="write the README's results from it"

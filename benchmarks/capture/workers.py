@@ -6,8 +6,10 @@ What a process does is left to ``trial``.
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import resource
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,8 @@ __all__ = ["run"]
 
 MEMORY_BYTES = 12 * 2**30
 """Address space of one process; a model that wants more fails alone."""
+_PATIENCE = 6
+"""By how much a process that others keep from the processor may be longer at it than its limit."""
 
 
 def run(
@@ -29,8 +33,9 @@ def run(
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yields (item, what ``work(item, report)`` reported) as items finish, in any order.
 
-    ``work`` may report several times; the dicts are merged, so what was reported before a crash or the time
-    limit is kept. An exception, a crash or the limit adds ``died``.
+    ``work`` may report several times; the dicts are merged, so what was reported before a crash or the limit is
+    kept. The limit is one of processor time, which is the same on a busy machine. An exception, a crash or the
+    limit adds ``died``.
     """
     context = multiprocessing.get_context("fork")
     waiting = list(reversed(items))
@@ -41,10 +46,10 @@ def run(
         while waiting and len(active) < n_jobs:
             item = waiting.pop()
             receive, send = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(work, item, send), daemon=True)
+            process = context.Process(target=_child, args=(work, item, send, limit_s), daemon=True)
             process.start()
             send.close()
-            active[receive] = (item, process, time.monotonic() + limit_s, {})
+            active[receive] = (item, process, time.monotonic() + _PATIENCE * limit_s, {})
         ready = wait(list(active), timeout=1.0)
         for receive in list(active):
             item, process, deadline, result = active[receive]
@@ -60,6 +65,8 @@ def run(
                 is_over = True
             if is_over:
                 process.join()
+                if process.exitcode == -signal.SIGXCPU:
+                    result["died"] = f"over the limit of {limit_s:g} s"
                 if process.exitcode and "died" not in result:
                     result["died"] = f"exit code {process.exitcode}"
                 del active[receive]
@@ -67,7 +74,9 @@ def run(
                 yield item, result
 
 
-def _child(work: Callable[..., None], item: Any, send: Connection) -> None:
+def _child(work: Callable[..., None], item: Any, send: Connection, limit_s: float) -> None:
+    seconds = math.ceil(limit_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         work(item, send.send)

@@ -22,7 +22,7 @@ from ... import accelerator
 from ...errors import CaptureError
 from .reach import Reached, reached, saved, state_of
 
-__all__ = ["Snapshot", "generators", "preserved", "seed", "seed_all", "switch"]
+__all__ = ["Snapshot", "generators", "preserved", "seed", "switch"]
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
 _SIMPLE = (int, float, str, bool, type(None))
@@ -318,19 +318,14 @@ def switch(model: nn.Module, training: bool) -> None:
 
 
 def seed(device: torch.device) -> None:
-    """Put the generators that a model on ``device`` draws from in one fixed state.
+    """Put torch's generators that a model on ``device`` draws from, Python's and numpy's in one fixed state.
 
-    ``torch.manual_seed`` would do, but formats a traceback each time where CUDA is not in use.
+    ``torch.manual_seed`` would do for torch's, but formats a traceback each time where CUDA is not in use.
     """
     torch.default_generator.manual_seed(0)
     own = accelerator.default_generator(device)
     if own is not None and own is not torch.default_generator:
         own.manual_seed(0)
-
-
-def seed_all(device: torch.device) -> None:
-    """:func:`seed`, and Python's and numpy's global generators too."""
-    seed(device)
     random.seed(0)
     np.random.seed(0)
 

@@ -11,6 +11,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+
 __all__ = [
     "Expression",
     "Sink",
@@ -192,11 +194,21 @@ class _Tracked:
     def __deepcopy__(self, memo: Any) -> Any:
         return self
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """What a function of numpy gives: tracked where it rounds, else of the numbers as they are."""
+        if ufunc in _ROUNDING and method == "__call__" and not kwargs and isinstance(self, TrackedFloat):
+            whole = call(_ROUNDING[ufunc], self)
+            return call(float, whole) if isinstance(whole, _Tracked) else float(whole)
+        return getattr(ufunc, method)(*map(pin, inputs), **kwargs)
+
     def settle(self) -> Any:
         """The plain number, guarded while recording: the caller bakes it in."""
         if self.sink.recording:
             self.sink.guard(self.expression, plain(self))
         return plain(self)
+
+
+_ROUNDING: dict[Any, Callable[..., Any]] = {np.ceil: math.ceil, np.floor: math.floor, np.trunc: math.trunc}
 
 
 class TrackedInt(_Tracked, int):  # type: ignore[misc]

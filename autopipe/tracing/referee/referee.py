@@ -19,7 +19,7 @@ from ...graph import Dim
 from ..calls.call import Call, Recording
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
-from ..record.state import generators, seed_all
+from ..record.state import generators, seed
 from ..sizes import dims as sizing
 from ..sizes.rerun import replay
 from ..sizes.variation import Variation
@@ -169,7 +169,7 @@ class Referee:
         self, run: Callable[[Mapping[str, Tensor]], Any], training: bool, given: Any, watched: bool
     ) -> _Shown:
         self.start(training)
-        seed_all(self.device)
+        seed(self.device)
         tensors = {n: _fresh(t) for n, t in given.items()}
         paths = {c.target for c in self.forms[training].calls if c.op == "call_module"} if watched else ()
         with torch.enable_grad(), _watching(self.model, paths) as leaves:

@@ -26,6 +26,7 @@ __all__ = [
     "few_rows",
     "few_tokens",
     "fit",
+    "is_grouped",
     "parts",
     "resize",
     "trial_sizes",
@@ -79,6 +80,16 @@ def counts(tensors: Mapping[str, torch.Tensor], dim: Dim) -> list[str]:
         and t.numel()
         and int(t.max()) == dim.example
     ]
+
+
+def is_grouped(tensors: Mapping[str, torch.Tensor], dim: Dim) -> bool:
+    """Whether an input tells by number which group each place along a leading dim is of, in order."""
+    told = [tensors[name] for name, axis in dim.where if axis == 0 and tensors[name].dim() == 1]
+    return not dim.packed and any(
+        not (t.is_floating_point() or t.is_complex() or t.is_meta or t.dtype is torch.bool)
+        and bool((t[1:] >= t[:-1]).all() and t[0] != t[-1])
+        for t in told
+    )
 
 
 def _name(placeholder: str, axis: int, n_dims: int, floating: bool, taken: set[str]) -> str:

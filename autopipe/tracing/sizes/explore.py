@@ -174,11 +174,13 @@ def _alone(explorer: Explorer, dim: Dim) -> Trial | str:
     """The first other size of one dim that runs, else why none does.
 
     A text that holds a token for each piece of its image can be neither cut nor repeated, only drawn out;
-    where other inputs count along the dim, they must follow.
+    so can rows that are told by number which graph they are of. Where other inputs count along the dim, they
+    must follow.
     """
     sizes = [{dim: s} for s in sizing.trial_sizes(dim)]
     trial = first(explorer.sketch, sizes)
-    if isinstance(trial, Trial) or dim.where[0][1] == 0:
+    is_leading = dim.where[0][1] == 0
+    if isinstance(trial, Trial) or (is_leading and not sizing.is_grouped(explorer.given, dim)):
         return trial
     longer = [next(at for at in sizes if at[dim] > dim.example)]
     for way, at in ((explorer.drawn_out, longer), (explorer.counted, sizes)):
@@ -258,10 +260,9 @@ def _fitted(
             if isinstance(call.value, (int, float)):
                 values: list[Any] = [call.value, *(s.numbers.get(id(call)) for s in seen)]
                 exact = computed(call, numbers)
-                numbers[id(call)] = formulas(values) if exact is None else exact
-                if any(id(c) in guessed for c in call.inputs) or (
-                    exact is None and is_stepped(numbers[id(call)])
-                ):
+                formula = numbers[id(call)] = formulas(values) if exact is None else exact
+                is_fitted = exact is None and (is_stepped(formula) or _is_lost(values, formula))
+                if is_fitted or any(id(c) in guessed for c in call.inputs):
                     guessed.add(id(call))
             shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], formulas)
         for guard in (g for g in form.guards if id(g) not in harmless):
@@ -273,6 +274,12 @@ def _fitted(
             if check.symbols:
                 checks.setdefault((guard.function, operands, guard.outcome), check)
     return Variation(dims, fixed, tuple(checks.values()), shapes, frozenset(unsure))
+
+
+def _is_lost(values: Sequence[Any], formula: Size) -> bool:
+    """Whether a number changes with sizes in a way that no formula tells: a root, say."""
+    has_symbols = bool(getattr(formula, "free_symbols", ()))
+    return not has_symbols and any(v is not None and v != values[0] for v in values)
 
 
 def _behind(form: Recording, inputs: Collection[str]) -> set[int]:

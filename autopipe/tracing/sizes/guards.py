@@ -6,6 +6,7 @@ Trying other sizes and fitting formulas to what is seen is left to ``explore`` a
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -34,12 +35,18 @@ def is_stepped(formula: Size) -> bool:
 def computed(call: Call, numbers: Mapping[int, Size]) -> Size | None:
     """A number as the formula that its own arithmetic makes of its operands'; None where fitting is as good.
 
-    Only what rounds needs it: two points cannot tell ``n % 16`` from 0.
+    Only what rounds or divides needs it: two points cannot tell ``n % 16`` from 0. A quotient of whole
+    numbers is exact until more is done with it than to round or compare it: then floating point has a say.
     """
-    if call.target not in _STEPS and call.target not in _SMOOTH:
+    is_rounding = call.target in _ROUNDING
+    if not is_rounding and call.target not in _STEPS and call.target not in _SMOOTH:
         return None
     operands = [numbers.get(id(a), a) if isinstance(a, Call) else a for a in call.args]
-    if not all(_is_whole(o) for o in operands) or not any(_has_symbols(o) for o in operands):
+    if not any(map(_has_symbols, operands)) or (is_rounding and len(operands) > 1):
+        return None
+    if is_rounding:
+        return _ROUNDING[call.target](*operands)
+    if not all(map(_is_whole, operands)):
         return None
     if call.target in _STEPS:
         return _STEPS[call.target](*operands)
@@ -47,22 +54,47 @@ def computed(call: Call, numbers: Mapping[int, Size]) -> Size | None:
 
 
 def _is_whole(value: Any) -> bool:
-    return _has_symbols(value) or type(value) is int
+    return type(value) is int or (_has_symbols(value) and bool(value.is_integer))
 
 
 def _has_symbols(value: Any) -> bool:
     return bool(getattr(value, "free_symbols", ()))
 
 
+def _ratio(a: Any, b: Any) -> Any:
+    import sympy
+
+    return a / sympy.sympify(b)
+
+
 def _quotient(a: Any, b: Any) -> Any:
     import sympy
 
-    return sympy.floor(a / sympy.sympify(b))
+    return sympy.floor(_ratio(a, b))
+
+
+def _floor(value: Any) -> Any:
+    import sympy
+
+    return sympy.floor(value)
+
+
+def _whole(value: Any) -> Any:
+    """What ``int`` makes of a number; None of one that may be below zero, which is rounded up."""
+    return _floor(value) if value.is_integer or value.is_nonnegative else None
 
 
 _STEPS: dict[Any, Callable[..., Any]] = {
+    operator.truediv: _ratio,
     operator.floordiv: _quotient,
     operator.mod: lambda a, b: a - b * _quotient(a, b),
+}
+_ROUNDING: dict[Any, Callable[..., Any]] = {
+    math.ceil: lambda value: -_floor(-value),
+    math.floor: _floor,
+    math.trunc: _whole,
+    int: _whole,
+    float: lambda value: value,
 }
 _SMOOTH = (operator.add, operator.sub, operator.mul, operator.neg)
 

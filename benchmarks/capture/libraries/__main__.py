@@ -65,7 +65,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", type=pathlib.Path, help="where to write the results")
     parser.add_argument("--resume", action="store_true", help="keep what the JSON file already holds")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every Nth model only")
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds per model")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds of processor time per model")
     parser.add_argument(
         "--report", type=pathlib.Path, metavar="JSON", help="write the README's section from it"
     )
