@@ -15,7 +15,7 @@ from typing import Any
 
 from .restart import Function
 
-__all__ = ["callee"]
+__all__ = ["callee", "nodes"]
 
 
 def callee(caller: types.FrameType, called: types.FrameType) -> tuple[Function, Any] | None:
@@ -69,3 +69,12 @@ def _value(node: ast.expr, frame: types.FrameType) -> Any:
     if isinstance(node, ast.Attribute):
         return getattr(_value(node.value, frame), "__dict__", {}).get(node.attr)
     return None
+
+
+@functools.cache
+def nodes(file: str) -> tuple[ast.AST, ...]:
+    """All that is written in a file; nothing where it cannot be read."""
+    try:
+        return tuple(ast.walk(ast.parse("".join(linecache.getlines(file)))))
+    except SyntaxError:
+        return ()

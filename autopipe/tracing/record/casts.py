@@ -11,7 +11,6 @@ import ast
 import builtins
 import contextlib
 import functools
-import linecache
 import os
 import pathlib
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from .callees import nodes
 from .position import Position
 from .tracked import TrackedFloat, TrackedInt, call
 
@@ -94,7 +94,7 @@ _KEPT = {int: TrackedInt, float: TrackedFloat}
 @functools.cache
 def _casts(file: str, name: str) -> frozenset[int]:
     """The lines of calls of ``name`` in a file."""
-    calls = (n for n in _nodes(file) if isinstance(n, ast.Call) and _is_name(n.func, (name,)))
+    calls = (n for n in nodes(file) if isinstance(n, ast.Call) and _is_name(n.func, (name,)))
     return frozenset(line for n in calls for line in range(n.lineno, (n.end_lineno or n.lineno) + 1))
 
 
@@ -102,24 +102,17 @@ def _casts(file: str, name: str) -> frozenset[int]:
 def _only_cast(file: str) -> bool:
     """Whether functions of a file only cast with ``int`` and ``float``, ask ``isinstance`` and annotate."""
     allowed: set[int] = set()
-    for node in _nodes(file):
+    for node in nodes(file):
         if isinstance(node, ast.Call):
             asks = isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass")
             kept = [node.func, *(node.args[1:] if asks else ())]
         else:
             kept = [*filter(None, (getattr(node, "annotation", None), getattr(node, "returns", None)))]
         allowed.update(id(inner) for k in kept for inner in ast.walk(k))
-    bodies = (n.body for n in _nodes(file) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    bodies = (n.body for n in nodes(file) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
     run = (inner for body in bodies for statement in body for inner in ast.walk(statement))
     return all(id(n) in allowed for n in run if _is_name(n, NAMES))
 
-
-@functools.cache
-def _nodes(file: str) -> tuple[ast.AST, ...]:
-    try:
-        return tuple(ast.walk(ast.parse("".join(linecache.getlines(file)))))
-    except SyntaxError:
-        return ()
 
 
 def _is_name(node: ast.AST, names: Collection[str]) -> bool:

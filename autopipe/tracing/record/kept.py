@@ -5,6 +5,7 @@ Torch's own functions and leaf modules are left to ``recorder``.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
@@ -26,6 +27,7 @@ from .ledger import Ledger
 from .position import Position
 from .restart import CloseModule
 from .state import generators
+from .statements import Taken
 
 __all__ = ["Kept"]
 
@@ -161,6 +163,21 @@ class Kept:
                 self.at.refuse(call.depends, f"{wording.shown(call)} (None here)", call.source)
         return result
 
+    def statement(self, run: Taken, *values: Any) -> Any:
+        """A statement of the root's forward that stays whole is being reached."""
+        if not self.at.is_recorded:
+            return run(*values)
+        kept = [id(v) for v in values if isinstance(v, (list, dict))]
+        if any(map(_is_spent, values)) or len(kept) > len({*kept}):
+            raise CloseModule(
+                self.at.path, f"{run.shown}: goes by an iterator, a set or one list under two names"
+            )
+        result = self.function(run, *values)
+        for value in flatten(result)[0]:
+            if not (value is None or isinstance(value, torch.Tensor)):
+                raise CloseModule(self.at.path, f"{run.shown}: leaves a {type(value).__name__} behind")
+        return result
+
     def method(self, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
         """A method that stays whole is being called; the module is closed where that cannot be."""
         path = self.at.modules[id(module)]
@@ -236,6 +253,11 @@ class Kept:
             f"{self.at.source()}: torch.func.{name} gives back a function of what was computed, which a "
             "graph cannot hold; torch.autograd.grad or torch.func.grad gives the derivative itself"
         )
+
+
+def _is_spent(value: Any) -> bool:
+    """Whether code may use a value up, or fill it where no call shows that."""
+    return hasattr(value, "__next__") or isinstance(value, (set, bytearray, collections.deque))
 
 
 class _Looking(TorchFunctionMode):

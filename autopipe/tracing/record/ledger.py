@@ -330,7 +330,7 @@ class Ledger:
                 self.at.refuse(Depends.INPUT, f"{wording.shown(operand)} ({operand.value} here)", source)
         key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
         if key not in self.guards:
-            inside = opaque.innermost(self.at.divisible, self.at.holds)
+            inside = self.at.running()
             self.guards[key] = Guard(function, operands, outcome, self.at.path, source, inside)
 
     def cast(self, name: str) -> None:

@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from .callees import callee
-from .restart import Function, Method
+from .restart import Function, Method, Statement
+from .statements import rewritten
 
 __all__ = ["Recorded", "drawing", "innermost", "outermost", "replaced"]
 
@@ -108,14 +109,24 @@ class Recorded(functools.partial[Any]):
 
 @contextlib.contextmanager
 def replaced(
-    functions: Iterable[Function | Method],
+    functions: Iterable[Function | Method | Statement],
     model: nn.Module,
     on_function: Callable[..., Any],
     on_method: Callable[..., Any],
+    on_statement: Callable[..., Any],
 ) -> Iterator[None]:
-    """Calls go to ``on_function(function, *args)`` or ``on_method(module, method, *args)`` meanwhile."""
+    """Calls go to ``on_function(function, *args)`` or ``on_method(module, method, *args)`` meanwhile.
+
+    What statements do goes to ``on_statement(statement, *values)``.
+    """
+    chosen = tuple(functions)
     with contextlib.ExitStack() as stack:
-        for function in functions:
+        for path in {s.path: None for s in chosen if isinstance(s, Statement)}:
+            module = model.get_submodule(path)
+            inside = [s for s in chosen if isinstance(s, Statement) and s.path == path]
+            vars(module)["forward"] = Recorded(rewritten(module, inside, on_statement), module)
+            stack.callback(vars(module).pop, "forward")
+        for function in (f for f in chosen if not isinstance(f, Statement)):
             if isinstance(function, Method):
                 module = model.get_submodule(function.path)
                 vars(module)[function.name] = Recorded(on_method, module, function.name)

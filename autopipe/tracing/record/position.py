@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from ..calls.call import Depends
-from . import opaque
-from .restart import CloseModule, KeepFunction
+from . import opaque, statements
+from .restart import CloseModule, Function, KeepFunction, Method, Statement
 
 __all__ = ["Depth", "Position"]
 
@@ -108,11 +108,19 @@ class Position:
         }
         cause = " and ".join(text for flag, text in shown.items() if depends & flag) or "data"
         place = f"{source or 'unknown place'} (in {self.path or 'the model itself'})"
-        self.keep_whole(f"{place}: Python reads the value of {what}, which depends on {cause}")
+        why = f"{place}: Python reads the value of {what}, which depends on {cause}"
+        self.keep_whole(why, self.running())
 
-    def keep_whole(self, why: str) -> NoReturn:
-        """Start again with the function that runs now kept whole, or else the module."""
+    def running(self) -> Function | Method | Statement | None:
+        """The function that runs now, or else the statement of the root's forward."""
         function = opaque.innermost(self.divisible, self.holds)
+        if function is not None or self.path:
+            return function
+        return statements.running(lambda module: self.modules.get(id(module)) == "", "")
+
+    def keep_whole(self, why: str, function: Function | Method | Statement | None = None) -> NoReturn:
+        """Start again with a function kept whole, that which runs now if no other, or else the module."""
+        function = function or opaque.innermost(self.divisible, self.holds)
         if function is not None:
             raise KeepFunction(function, self.path, why)
         raise CloseModule(self.path, why)

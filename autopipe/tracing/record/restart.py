@@ -18,6 +18,7 @@ __all__ = [
     "Method",
     "OpenLeaf",
     "Restart",
+    "Statement",
     "WatchLeaves",
 ]
 
@@ -43,9 +44,9 @@ class OpenLeaf(_AtModule):
 
 
 class KeepFunction(_AtModule):
-    """With a plain function, or a method, kept whole that runs in the module at ``path``."""
+    """With a plain function, a method or a statement kept whole that runs in the module at ``path``."""
 
-    def __init__(self, function: Function | Method, path: str, why: str) -> None:
+    def __init__(self, function: Function | Method | Statement, path: str, why: str) -> None:
         super().__init__(path, why)
         self.function = function
 
@@ -92,3 +93,12 @@ class Method:
 
     path: str
     name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement of the forward of the module at ``path``, by where it starts in its file."""
+
+    path: str
+    line: int
+    column: int

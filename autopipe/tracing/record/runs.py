@@ -24,7 +24,7 @@ from .given import are_close, device_of, fresh, other_data
 from .leaves import Policy
 from .origin import Unseen, alive
 from .recorder import Recorder
-from .restart import CloseModule, Function, Method, Restart, WatchLeaves
+from .restart import CloseModule, Function, Method, Restart, Statement, WatchLeaves
 from .route import Route
 from .state import Snapshot, seed, switch
 
@@ -53,7 +53,7 @@ class Attempt:
     numbers: bool = False
     by_value: bool = False
     tried: set[tuple[str, bool]] = dataclasses.field(default_factory=set)
-    functions: dict[Function | Method, None] = dataclasses.field(default_factory=dict)
+    functions: dict[Function | Method | Statement, None] = dataclasses.field(default_factory=dict)
     kept: set[str] = dataclasses.field(default_factory=set)
     hooked: set[str] = dataclasses.field(default_factory=set)
     moded: set[str] = dataclasses.field(default_factory=set)
@@ -142,7 +142,9 @@ class Runs:
         try:
             with (
                 self.route.to(recorder, attempt.exporting),
-                opaque.replaced(attempt.functions, self.model, kept.function, kept.method),
+                opaque.replaced(
+                    attempt.functions, self.model, kept.function, kept.method, kept.statement
+                ),
                 opaque.drawing(kept.outside_draw, self.model),
                 memos.bypassed(recorder.at),
                 casts.followed(self.casting, recorder.at),

@@ -28,6 +28,7 @@ from .restart import (
     Method,
     OpenLeaf,
     Restart,
+    Statement,
 )
 from .runs import AS_GIVEN, Attempt, Refused, Runs
 from .settings import settings, under
@@ -69,7 +70,7 @@ class Session:
 
     @property
     def obstacles(self) -> list[str]:
-        """Why modules had to be closed."""
+        """Why modules had to be closed, or statements kept whole."""
         return self.attempt.obstacles
 
     def forms(self) -> dict[bool, list[Recording]]:
@@ -106,7 +107,7 @@ class Session:
             self.args, self.kwargs = runs.args, runs.kwargs = before
 
     def again(
-        self, functions: Iterable[Function | Method] = (), closed: Iterable[str] = ()
+        self, functions: Iterable[Function | Method | Statement] = (), closed: Iterable[str] = ()
     ) -> dict[bool, list[Recording]] | None:
         """Other recordings, in which functions or modules stay whole; None where that cannot be."""
         before = self.attempt
@@ -164,6 +165,8 @@ class Session:
             except KeepFunction as found:
                 if found.function in self.attempt.functions:  # which was no help: it is met where it is kept
                     self.adjust(CloseModule(found.path, found.why))
+                if isinstance(found.function, Statement):
+                    self.obstacles.append(found.why)
                 self.attempt.functions[found.function] = None
                 continue
             except KeepReads as found:

@@ -20,6 +20,7 @@ from ...torch_private import CALL_HOOK
 from ..calls.functions import tensors
 from ..calls.named import Named
 from .opaque import Recorded
+from .statements import Taken
 
 __all__ = ["KeptFunction", "KeptMethod", "hides"]
 
@@ -138,7 +139,7 @@ class KeptFunction(Named):
         rebuild: Callable[[Sequence[Any]], dict[int | str, Any]],
         is_cut: Callable[[Any], bool],
     ) -> None:
-        super().__init__(function)
+        super().__init__(function, shown=function.shown if isinstance(function, Named) else "")
         self.rebuild = rebuild
         self.doubles = [_Double(v) if is_cut(v) else None for v in held]
 
@@ -148,10 +149,12 @@ class KeptFunction(Named):
         noted = [{k: _Noted(vars(v)[k]) for k in _HELD} if d else None for v, d in pairs]
         result = self._run([v.training if d else v for v, d in pairs], noted, args, kwargs)
         given = list(self.rebuild(held).values())
-        codes = list(_codes(given))
+        is_taken = isinstance(self.function, Taken)
+        codes = list(_codes([self.function.function, *given] if is_taken else given))
+        is_handed_on = not is_taken or self.function.hands_on
         out = []
         for (value, double), names in zip(pairs, noted, strict=True):
-            methods = _methods(value) if any(v is value for v in given) else []
+            methods = _methods(value) if is_handed_on and any(v is value for v in given) else []
             named = sorted(_named_in([*codes, *methods], double.cls, set())) if double else ()
             out.append((value, double.hold(value, names, named) if double and names else []))
         return result, out

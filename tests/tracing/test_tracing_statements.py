@@ -1,0 +1,170 @@
+"""Statements of a root's own forward that go by data, or by sizes in a loop, stay whole as functions do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopipe
+from autopipe.errors import AutopipeError, CaptureError, InputError
+from autopipe.tracing import capture
+
+D = 4
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(D, D), nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D))
+        self.weight, self.steps = nn.Parameter(torch.eye(D) / 2), 0
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+class Halving(Base):
+    """Goes by the data as long as these say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        while float(x.detach().abs().amax()) > 0.5:
+            x = self.scaled(x)
+        return self.after(x)
+
+
+class Recurrent(Base):
+    """Goes through a sequence, with a list of what it has seen."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.before(x)
+        state, seen = x.new_zeros(x.shape[0], D), []
+        for t in range(x.shape[1]):
+            state = torch.tanh(x[:, t] @ self.weight + state)
+            seen.append(state)
+        return self.after(torch.stack(seen, 1)), state
+
+
+class Ragged(Base):
+    """Takes the mean of each row as far as it is told to."""
+
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        x = self.before(x)
+        if n.max() == 0:
+            return self.after(x.mean(1))
+        means = [x[b, : n[b]].mean(0, keepdim=True) for b in range(x.shape[0])]
+        return self.after(torch.cat(means))
+
+
+class Below(Halving):
+    """Calls the forward below it, within which the statement lies; and names what only other data reach."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = 1
+        if x.sum() > 0 or x.amax().item() > 100:
+            factor = lambda y: y * shift  # noqa: E731
+            x = factor(self.scaled(x))
+        return super().forward(x.tanh()) * shift
+
+
+def draws(seed: int, rows: int = 2, length: int = 5) -> Tensor:
+    return 3 * torch.randn(rows, length, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def held_alike(model: nn.Module, run: Any, *args: Tensor) -> None:
+    for training in (False, True):
+        model.train(training)
+        for expected, got in zip(_shown(model, model, args), _shown(model, run, args), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def _shown(model: nn.Module, run: Any, args: tuple[Tensor, ...]) -> list[Tensor]:
+    out = run(*args)
+    leaves = [out] if isinstance(out, Tensor) else list(out)
+    used = torch.autograd.grad(sum(t.square().sum() for t in leaves), [*model.parameters()])
+    return [*(t.detach() for t in leaves), *used]
+
+
+@pytest.mark.parametrize("kind", [Halving, Recurrent])
+def test_a_loop_runs_as_often_as_the_model_runs_it(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = kind().double()
+    pipe = autopipe.split(model, 2, (draws(0),), costs="estimated", n_microbatches=1)
+    for x in (draws(1), 9 * draws(2), draws(3) / 99, draws(4, 3), draws(5, 2, 7)):
+        held_alike(model, pipe, x)
+
+
+def test_a_comprehension_takes_what_numbers_among_the_inputs_say() -> None:
+    torch.manual_seed(0)
+    model = Ragged().double()
+    pipe = autopipe.split(model, 2, (draws(0), torch.tensor([2, 5])), costs="estimated", n_microbatches=1)
+    for n in ([5, 1], [3, 3, 4]):
+        held_alike(model, pipe, draws(1, len(n)), torch.tensor(n))
+
+
+def test_what_the_statement_is_shown_as_tells_where_it_is() -> None:
+    found = capture(Halving(), (draws(0).float(),))
+    (op,) = [o for o in found.ops.ops if "line" in o.target]
+    assert "Halving.forward, line" in op.target
+    assert "weight" in op.parameters and not any("after" in p for p in op.parameters)
+
+
+def test_a_statement_among_calls_of_the_class_below() -> None:
+    torch.manual_seed(0)
+    model = Below().double()
+    found = capture(model, (draws(0),))
+    for x in (draws(1), draws(2).abs(), -draws(3).abs()):
+        try:
+            held_alike(model, found, x)
+        except InputError as error:
+            assert "line" in str(error)
+
+
+class Returning(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            if float(x.sum()) > 1e3:
+                return x
+            x = self.before(x)
+        return self.after(x)
+
+
+class Counting(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum().item() > 1e3 or x.amax().item() > 3:
+            self.steps = self.steps + 1
+            x = x / self.steps
+        return self.after(self.before(x))
+
+
+class Answering(Base):
+    """A number in the data that goes where no graph sees it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = int(x.detach().abs().sum().item()) % 3
+        return self.after(self.before(x)) + [1.0, 2.0, 3.0][n]
+
+
+@pytest.mark.parametrize("kind", [Returning, Counting, Answering])
+def test_what_no_statement_can_do_alone_is_refused(kind: type[nn.Module]) -> None:
+    model = kind().double()
+    with pytest.raises(CaptureError, match="line|value|attribute|reads"):
+        capture(model, (draws(0),))
+    assert "forward" not in vars(model)
+
+
+def test_other_names_than_on_the_example_are_refused() -> None:
+    class Setting(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            extra = None
+            if x.sum().item() > 0 and x.amax().item() > 0.1:
+                extra = x * 2
+            return self.after(self.before(x if extra is None else extra))
+
+    model = Setting().double()
+    with pytest.raises(AutopipeError):
+        found = capture(model, (draws(0).abs(),))
+        for x in (draws(1).abs(), -draws(1).abs()):
+            torch.testing.assert_close(found(x), model(x))
