@@ -50,10 +50,10 @@ def running(is_sought: Callable[[nn.Module], bool], path: str) -> Statement | No
         owner = frame.f_locals.get(code.co_varnames[0]) if is_forward else None
         if isinstance(owner, nn.Module) and is_sought(owner):
             function = _forward(owner)
-            if function is None or _place(function.__code__) != _place(code):
-                return None
-            found = _innermost(_definition(function.__code__), frame.f_lineno)
-            return None if found is None else Statement(path, found.lineno, found.col_offset)
+            definition = None if function is None else _definition(function.__code__)
+            if definition is not None and _is_of(code, definition, function):
+                found = _innermost(definition, frame.f_lineno)
+                return None if found is None else Statement(path, found.lineno, found.col_offset)
         frame = frame.f_back
     return None
 
@@ -162,8 +162,10 @@ def _forward(module: nn.Module) -> types.FunctionType | None:
     return found if is_plain else None
 
 
-def _place(code: types.CodeType) -> tuple[str, str]:
-    return code.co_filename, code.co_name
+def _is_of(code: types.CodeType, definition: ast.FunctionDef, function: Any) -> bool:
+    """Whether code is that of a function, or of it with statements taken out."""
+    is_there = code.co_filename == function.__code__.co_filename
+    return code is function.__code__ or (is_there and code.co_firstlineno == definition.lineno)
 
 
 @functools.lru_cache(maxsize=1 << 8)
@@ -184,9 +186,9 @@ def _is_private(node: ast.AST) -> bool:
     return isinstance(name, str) and name.startswith("__") and not name.endswith("__")
 
 
-def _innermost(definition: ast.FunctionDef | None, line: int) -> ast.stmt | None:
+def _innermost(definition: ast.FunctionDef, line: int) -> ast.stmt | None:
     """The innermost statement at a line that can be taken out."""
-    chain = [] if definition is None else list(_chain(definition.body, line))
+    chain = list(_chain(definition.body, line))
     return next((s for s in reversed(chain) if _can_be_taken(s)), None)
 
 
