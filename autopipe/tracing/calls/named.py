@@ -14,7 +14,7 @@ from ... import torch_private
 from ...torch_private import is_operator
 from ..inputs.structure import Spec, unflatten
 
-__all__ = ["CustomFunction", "Named", "Rebuild", "nameable", "qualified_name"]
+__all__ = ["CustomFunction", "Named", "Rebuild", "Told", "nameable", "qualified_name"]
 
 
 def nameable(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,6 +80,13 @@ class Rebuild(Named):
 
     def __hash__(self) -> int:
         return hash((self.spec.kind, self.spec.type))
+
+
+class Told(Named):
+    """A method of a module, which is its first argument: code outside sets by it what the module goes by."""
+
+    def __init__(self, cls: type, name: str) -> None:
+        super().__init__(getattr(cls, name), name, f"{cls.__module__}.{cls.__qualname__}.{name}")
 
 
 class CustomFunction(Named):

@@ -1,6 +1,7 @@
 """Whether a leaf keeps something of one call for its next, beside buffers: a potential, a memory, a count.
 
-That its calls then belong together is left to ``opgraph``.
+That its calls then belong together is left to ``opgraph``; methods by which code outside sets such things, to
+``telling``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Kept", "kept", "reads_another"]
+__all__ = ["Kept", "differing", "kept"]
 
-Kept = dict[tuple[int, str], tuple[Any, int]]
-"""(id of a module, name) → its value, and how much that holds."""
+Kept = dict[tuple[int, str], tuple[Any, Any]]
+"""(id of a module, name) → its value, and what that holds."""
 
 _OF_ALL = frozenset(vars(nn.Module()))
 _SIMPLE = (bool, int, float, str, type(None))
@@ -26,25 +27,39 @@ _SIMPLE = (bool, int, float, str, type(None))
 def kept(inside: Sequence[nn.Module]) -> Kept:
     """The plain attributes of some modules."""
     return {
-        (id(m), name): (value, len(value) if isinstance(value, (list, dict, set)) else 0)
+        (id(m), name): (value, _content(value))
         for m in inside
         for name, value in vars(m).items()
         if name not in _OF_ALL
     }
 
 
-def reads_another(before: Kept, inside: Sequence[nn.Module]) -> bool:
-    """Whether an attribute that the modules' own code reads has another value by now."""
+def differing(before: Kept, now: Kept, inside: Sequence[nn.Module]) -> Iterator[tuple[int, str]]:
+    """The attributes that the modules' own code reads and that have another value by now."""
     classes: dict[int, Any] = {id(m): type(m) for m in inside}
-    return any(
-        not _is_same(before.get(key, (None, -1)), value) and key[1] in _read(classes[key[0]])
-        for key, value in kept(inside).items()
+    return (
+        key
+        for key, value in now.items()
+        if not _is_same(before.get(key, (None, ())), value) and key[1] in _read(classes[key[0]])
     )
 
 
-def _is_same(a: tuple[Any, int], b: tuple[Any, int]) -> bool:
-    is_equal = isinstance(b[0], _SIMPLE) and type(a[0]) is type(b[0]) and a[0] == b[0]
-    return (a[0] is b[0] or is_equal) and a[1] == b[1]
+def _content(value: Any) -> Any:
+    if isinstance(value, (list, dict)):
+        return [*(value.values() if isinstance(value, dict) else value)]
+    return len(value) if isinstance(value, set) else ()
+
+
+def _is_same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+    if not _is_one(a[0], b[0]):
+        return False
+    if isinstance(a[1], list) and isinstance(b[1], list):
+        return len(a[1]) == len(b[1]) and all(map(_is_one, a[1], b[1]))
+    return bool(a[1] == b[1])
+
+
+def _is_one(a: Any, b: Any) -> bool:
+    return a is b or (isinstance(b, _SIMPLE) and type(a) is type(b) and bool(a == b))
 
 
 @functools.lru_cache(maxsize=1 << 10)

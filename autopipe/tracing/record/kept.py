@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..calls import functions, lifting, named, wording
 from ..calls.call import UNSAFE, Call, Depends
+from ..calls.named import Told
 from ..calls.streams import Stream
 from ..inputs.structure import flatten
 from . import standins
@@ -159,7 +160,7 @@ class Kept:
                 self.ledger.bind(value, call)
             elif isinstance(value, (bool, int, float, str)):
                 self.at.refuse(call.depends, f"{wording.shown(call)} ({value!r} here)", call.source)
-            elif value is None and call.depends & UNSAFE and not call.writes and looking.is_met:
+            elif value is None and _may_be_nothing(call) and looking.is_met:
                 self.at.refuse(call.depends, f"{wording.shown(call)} (None here)", call.source)
         return result
 
@@ -177,6 +178,26 @@ class Kept:
             if not (value is None or isinstance(value, torch.Tensor)):
                 raise CloseModule(self.at.path, f"{run.shown}: leaves a {type(value).__name__} behind")
         return result
+
+    def told(self, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
+        """A method is being called by which code outside of a leaf sets what the leaf goes by."""
+        method, path = getattr(type(module), name), self.at.modules[id(module)]
+        parts = path.split(".")
+        above = (".".join(parts[: i + 1]) for i in range(len(parts)))
+        leaf = next(filter(self.at.is_leaf, above), None)
+        if not self.at.is_recorded or leaf is None:
+            return method(module, *args, **kwargs)
+        encoded, actual = self.ledger.encode_call(args, kwargs)
+        call = Call("call_function", Told(type(module), name), hint=name, path=leaf, source=self.at.source())
+        call.take((self.ledger.attribute(path, module, Depends.STATE), *encoded[0]), encoded[1])
+        call.depends = self.ledger.depends(call) | Depends.STATE
+        call.has_effect = call.keeps = True
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self.performer.inside_leaf(leaf, False):
+                return method(module, *args, **kwargs)
+
+        return self._perform(call, run, actual)
 
     def method(self, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
         """A method that stays whole is being called; the module is closed where that cannot be."""
@@ -253,6 +274,11 @@ class Kept:
             f"{self.at.source()}: torch.func.{name} gives back a function of what was computed, which a "
             "graph cannot hold; torch.autograd.grad or torch.func.grad gives the derivative itself"
         )
+
+
+def _may_be_nothing(call: Call) -> bool:
+    """Whether data may have decided that a call gives nothing."""
+    return bool(call.depends & UNSAFE) and not (call.writes or call.has_effect)
 
 
 def _is_spent(value: Any) -> bool:

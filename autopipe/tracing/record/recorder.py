@@ -35,7 +35,7 @@ from .ledger import Ledger
 from .origin import Unseen
 from .position import Depth, Position
 from .reads import Reads
-from .restart import CloseModule, KeepMode
+from .restart import CloseModule, KeepMode, WatchMethods
 
 __all__ = ["Recorder"]
 
@@ -62,6 +62,7 @@ class Recorder(TorchFunctionMode):
         hooked: Collection[str] = (),
         twins: Twins | None = None,
         moded: Collection[str] = (),
+        watched: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.at = Position(modules, is_leaf)
@@ -80,7 +81,10 @@ class Recorder(TorchFunctionMode):
         self.kept = Kept(self.at, self.ledger, self, self.streams.here)
         self.hooked, self.twins, self.moded = hooked, twins, moded
         self.modes: dict[int, bool] = {}
-        self.leaf_path, self.called = "", set[str]()
+        self.leaf_path, self.watched = "", watched
+        self.beginning: keeping.Kept = {}
+        self.is_kept = False
+        self.keeping: dict[str, keeping.Kept] = {}
         self.checkpointed = Depth()
         self.failed: str | None = None
         self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -97,6 +101,7 @@ class Recorder(TorchFunctionMode):
             self.ledger.bind(tensor, self.ledger.add(call))
         self.model = model
         self.modes = {id(m): m.training for m in model.modules()}
+        self.beginning = keeping.kept([*model.modules()])
         self.perform_one = lambda call, args, kwargs: run_call(
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")
         )
@@ -128,6 +133,7 @@ class Recorder(TorchFunctionMode):
             self.reads.asked,
             dtypes=self.reads.dtypes,
             flags=self.reads.flags,
+            keeps=self.is_kept,
         )
 
     def __torch_function__(
@@ -223,15 +229,26 @@ class Recorder(TorchFunctionMode):
         surroundings = self.contexts.region(), torch.is_grad_enabled()
         key = None if twins is None else twins.key(path, inside, surroundings, actual)
         copied = None if twins is None else twins.copy(key)
-        before = keeping.kept(inside) if path in self.called else None
-        self.called.add(path)
+        before, is_first = self.kept_since(path, inside), path not in self.keeping
         result = self.perform(call, copied or run_leaf, actual)
-        call.keeps = before is not None and keeping.reads_another(before, inside)
+        self.keeping[path] = keeping.kept(inside)
+        is_set = next(keeping.differing(before, self.keeping[path], inside), None) is not None
+        call.keeps = is_set and not is_first
+        self.is_kept |= is_set
         filling.refilled(self.ledger, call, given)
         call.mutated = self.changed(buffers, module, path)
         if twins is not None and key is not None and copied is None:
             twins.keep(key, call, result, actual)
         return result
+
+    def kept_since(self, path: str, inside: list[nn.Module]) -> keeping.Kept:
+        """What a leaf keeps as it is called; code outside may have set it since its last call."""
+        now = keeping.kept(inside)
+        for module, _ in keeping.differing(self.keeping.get(path, self.beginning), now, inside):
+            at = self.at.modules.get(module)
+            if at is not None and at not in self.watched:
+                raise WatchMethods(at)
+        return now
 
     def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:
         """The buffers of ``module`` that are not as they were."""

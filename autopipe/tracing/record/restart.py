@@ -19,7 +19,9 @@ __all__ = [
     "OpenLeaf",
     "Restart",
     "Statement",
+    "TellMethod",
     "WatchLeaves",
+    "WatchMethods",
 ]
 
 
@@ -73,6 +75,22 @@ class FollowCasts(Restart):
     def __init__(self, module: str) -> None:
         super().__init__(module)
         self.module = module
+
+
+class WatchMethods(Restart):
+    """Watching the methods of the module at ``path`` in a leaf: code outside sets what its calls go by."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+class TellMethod(Restart):
+    """With calls of a method recorded, by which code outside sets what a leaf's calls go by."""
+
+    def __init__(self, path: str, name: str) -> None:
+        super().__init__(path, name)
+        self.path, self.name = path, name
 
 
 class WatchLeaves(Restart):

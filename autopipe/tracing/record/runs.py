@@ -19,12 +19,12 @@ from ..calls.kinds import kind_of
 from ..calls.sharing import Twins
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
-from . import casts, memos, opaque
+from . import casts, memos, opaque, telling
 from .given import are_close, device_of, fresh, other_data
 from .leaves import Policy
 from .origin import Unseen, alive
 from .recorder import Recorder
-from .restart import CloseModule, Function, Method, Restart, Statement, WatchLeaves
+from .restart import CloseModule, Function, Method, Restart, Statement, TellMethod, WatchLeaves, WatchMethods
 from .route import Route
 from .state import Snapshot, seed, switch
 
@@ -45,7 +45,8 @@ class Attempt:
     the graph as long as only torch takes them; ``by_value``: numbers made of inputs may be read.
     ``functions`` stay whole, and those that read data at the lines ``kept``; ``met_number``: a whole number
     in the data was asked for. Forward hooks of the leaves ``hooked`` keep what others then use; the code
-    around those ``moded`` sets their modes. The leaves ``divided`` were opened only for more to cut.
+    around those ``moded`` sets their modes. The leaves ``divided`` were opened only for more to cut. Methods
+    ``told``, by (path, name), set what leaves go by; those of modules at the paths ``watched`` may.
     """
 
     policy: Policy
@@ -57,6 +58,8 @@ class Attempt:
     kept: set[str] = dataclasses.field(default_factory=set)
     hooked: set[str] = dataclasses.field(default_factory=set)
     moded: set[str] = dataclasses.field(default_factory=set)
+    watched: set[str] = dataclasses.field(default_factory=set)
+    told: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     divided: list[str] = dataclasses.field(default_factory=list)
     obstacles: list[str] = dataclasses.field(default_factory=list)
     met_number: bool = False
@@ -105,6 +108,8 @@ class Runs:
             if is_probe:
                 continue
             self.check_state(attempt.policy, training)
+            if recording.keeps and not outcomes and setting == AS_GIVEN:
+                self.look_again(attempt, training)
             return recording
         raise AssertionError("a watched recording suspects nothing")
 
@@ -116,9 +121,11 @@ class Runs:
         setting: Setting,
         unseen: Unseen | None,
         shares: bool = True,
+        restores: bool = True,
     ) -> Recording:
         """One run; on the meta device leaves that are alike run once, where each ``shares`` what it gives."""
-        self.start(training)
+        if restores:
+            self.start(training)
         given = self.inputs_of(setting)
         is_probe = unseen is not None and unseen.is_probe
         args, kwargs = fresh(other_data(given) if is_probe else given, self.device)
@@ -137,6 +144,7 @@ class Runs:
             attempt.hooked,
             Twins(self.kind) if shares and self.device.type == "meta" and unseen is None else None,
             attempt.moded,
+            attempt.watched,
         )
         kept = recorder.kept
         try:
@@ -145,6 +153,7 @@ class Runs:
                 opaque.replaced(
                     attempt.functions, self.model, kept.function, kept.method, kept.statement
                 ),
+                telling.watched(self.model, attempt.watched, attempt.told, recorder.at, kept.told),
                 opaque.drawing(kept.outside_draw, self.model),
                 memos.bypassed(recorder.at),
                 casts.followed(self.casting, recorder.at),
@@ -160,6 +169,18 @@ class Runs:
             self.explain(error, recorder.failed, training)
         finally:
             attempt.met_number |= recorder.reads.met_number
+
+    def look_again(self, attempt: Attempt, training: bool) -> None:
+        """Record once more from where a run has left the leaves: does code outside set what they go by?
+
+        Raises :class:`WatchMethods` or :class:`TellMethod` where it does.
+        """
+        try:
+            self.run_recorded(attempt, training, (), AS_GIVEN, None, restores=False)
+        except (WatchMethods, TellMethod):
+            raise
+        except (Restart, AutopipeError):
+            return  # what it is, the run from the start has not met
 
     def inputs_of(self, setting: Setting) -> tuple[Any, Any]:
         """The example with gradients asked for as the setting has it."""

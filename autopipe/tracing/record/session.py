@@ -29,6 +29,8 @@ from .restart import (
     OpenLeaf,
     Restart,
     Statement,
+    TellMethod,
+    WatchMethods,
 )
 from .runs import AS_GIVEN, Attempt, Refused, Runs
 from .settings import settings, under
@@ -171,6 +173,12 @@ class Session:
                 continue
             except KeepReads as found:
                 self.attempt.kept.add(found.source)
+                continue
+            except WatchMethods as found:
+                self.attempt.watched.add(found.path)
+                continue
+            except TellMethod as found:
+                self.attempt.told.add((found.path, found.name))
                 continue
             except KeepMode as found:
                 self.attempt.moded.add(found.path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -74,7 +75,8 @@ class Referee:
         """The first difference in either mode; None where there is none."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return self._fault(False, self._sizes()) or self._fault(True, {})
+            found = self._fault(False, self._sizes()) or self._fault(True, {})
+            return found or self._again(False) or self._again(True)
 
     def _sizes(self) -> dict[Dim, int]:
         """All sizes that may vary, each at another than the example's, where the model decides alike."""
@@ -96,6 +98,38 @@ class Referee:
                 continue
             return self._judge(training, given, expected)
         return None
+
+    def _again(self, training: bool) -> Fault | None:
+        """A difference in a second call, which goes by what the first has left in the leaves."""
+        form = self.forms[training]
+        if not form.keeps or form.training is not training:
+            return None
+        given = next(redrawn(self.given, seed=2), self.given)
+        try:
+            expected = self._second(self._run_model, training, given)
+        except Exception:  # whatever it is: then the model takes no second call of these data
+            return None
+        try:
+            got = self._second(functools.partial(self._run_graph, training), training, given)
+        except AutopipeError:
+            return None
+        except Exception as error:
+            return self._placed(training, None, f"in a second call it fails where the model runs: {error}")
+        said = "; ".join(filter(None, map(_apart, expected, got)))
+        again = self._second(self._run_model, training, given)
+        if not said or any(map(_apart, expected, again)):
+            return None
+        why = "code outside of a layer sets what its next call goes by"
+        return self._placed(training, None, f"in a second call an output {said}: {why}")
+
+    def _second(self, run: Callable[[Mapping[str, Tensor]], Any], training: bool, given: Any) -> list[Tensor]:
+        """The outputs of the second of two calls."""
+        self.start(training)
+        with torch.enable_grad():
+            for _ in range(2):
+                seed(self.device)
+                outputs = run({n: _fresh(t) for n, t in given.items()})
+        return [t.detach() for t in outputs if isinstance(t, Tensor)]
 
     def _data(self, sizes: Mapping[Dim, int]) -> Iterator[Mapping[str, Tensor]]:
         if sizes:
@@ -153,17 +187,17 @@ class Referee:
     # ---------------------------------------------------------------- runs
 
     def _model(self, training: bool, given: Mapping[str, Tensor], watched: bool = False) -> _Shown:
-        def run(tensors: Mapping[str, Tensor]) -> Any:
-            args, kwargs = self.inputs.rebuild(self.model, tensors)
-            return flatten(self.model(*args, **kwargs))[0]
+        return self._shown(self._run_model, training, given, watched)
 
-        return self._shown(run, training, given, watched)
+    def _run_model(self, tensors: Mapping[str, Tensor]) -> Any:
+        args, kwargs = self.inputs.rebuild(self.model, tensors)
+        return flatten(self.model(*args, **kwargs))[0]
 
     def _graph(self, training: bool, given: Mapping[str, Tensor], watched: bool = False) -> _Shown:
-        form = self.forms[training]
-        return self._shown(
-            lambda tensors: replay(self.model, form, tensors, self.device).result, training, given, watched
-        )
+        return self._shown(functools.partial(self._run_graph, training), training, given, watched)
+
+    def _run_graph(self, training: bool, tensors: Mapping[str, Tensor]) -> Any:
+        return replay(self.model, self.forms[training], tensors, self.device).result
 
     def _shown(
         self, run: Callable[[Mapping[str, Tensor]], Any], training: bool, given: Any, watched: bool

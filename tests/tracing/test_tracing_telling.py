@@ -1,0 +1,113 @@
+"""What code outside of a leaf sets of it: calls of its methods keep their place among its own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopipe
+from autopipe.errors import CaptureError
+from autopipe.tracing import capture
+
+WIDTH = 4
+
+
+class Neuron(nn.Module):
+    """Keeps a potential from call to call, in a dict of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.memory: dict[str, Any] = {"v": 0.0}
+        self.state: Any = None
+
+    def reset(self) -> None:
+        for key in self.memory:
+            self.memory[key] = copy.deepcopy(0.0)
+
+    def hand(self, state: Any) -> None:
+        self.state = state
+
+    def norm(self) -> Tensor:
+        return self.linear.weight.norm()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.memory["v"] = 0.5 * self.memory["v"] + torch.tanh(self.linear(x))
+        return self.memory["v"] if self.state is None else self.memory["v"] * self.state
+
+
+class Spiking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.neurons = nn.ModuleList(Neuron() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for neuron in self.neurons:
+            neuron.reset()
+        out = x
+        for _ in range(3):
+            out = x
+            for neuron in self.neurons:
+                out = neuron(out)
+        return out
+
+
+class Handing(Spiking):
+    """Hands a neuron what the one before has given, and asks another for what no call goes by."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for neuron in self.neurons:
+            neuron.reset()
+            neuron.hand(x.sigmoid())
+            x = neuron(x) / self.neurons[0].norm()
+        return x
+
+
+class Setting(Spiking):
+    """Sets attributes by hand."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for neuron in self.neurons:
+            neuron.memory["v"] = 0.0
+            x = neuron(x)
+        return x
+
+
+def draws(seed: int, rows: int = 2) -> Tensor:
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("kind", [Spiking, Handing])
+def test_every_call_starts_as_the_model_does(kind: type[nn.Module], has_run: bool) -> None:
+    torch.manual_seed(0)
+    model = kind().double()
+    if has_run:
+        model(draws(9))
+    pipe = autopipe.split(model, 2, (draws(0),), costs="estimated", n_microbatches=1)
+    assert not any("reset" in vars(n) or "hand" in vars(n) for n in model.neurons)
+    for seed, rows in ((1, 2), (2, 2), (3, 3)):
+        for run in (pipe, pipe.graph):
+            torch.testing.assert_close(run(draws(seed, rows)), model(draws(seed, rows)))
+
+
+def test_training_on_stages_is_that_of_the_model() -> None:
+    torch.manual_seed(0)
+    model = Spiking().double()
+    pipe = autopipe.split(model, 2, (draws(0, 4),), costs="estimated", n_microbatches=2)
+    x = draws(1, 4)
+    expected = torch.autograd.grad(sum(model(half).square().sum() / 16 for half in x.split(2)), [*model.parameters()])
+    rt = pipe.runtime(loss_fn=lambda out, target: (out - target).square().mean())
+    model.zero_grad()
+    rt.step(x, target=torch.zeros_like(x))
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_attributes_that_are_set_by_hand_are_refused() -> None:
+    with pytest.raises(CaptureError, match="second call"):
+        capture(Setting().double(), (draws(0),))
