@@ -175,10 +175,10 @@ class Session:
                 self.attempt.kept.add(found.source)
                 continue
             except WatchMethods as found:
-                self.attempt.watched.add(found.path)
+                self.attempt.watched.update(self.alike(found.path))
                 continue
             except TellMethod as found:
-                self.attempt.told.add((found.path, found.name))
+                self.attempt.told.update((path, found.name) for path in self.alike(found.path))
                 continue
             except KeepMode as found:
                 self.attempt.moded.add(found.path)
@@ -190,6 +190,11 @@ class Session:
             self.attempt.divided.append(leaf)
             self.policy = self.policy.with_opened([leaf])
         raise CaptureError(f"{type(self.model).__name__}: no set of leaves found in {_MOST_TRIES} recordings")
+
+    def alike(self, path: str) -> list[str]:
+        """The paths of the modules of one class with that at ``path``."""
+        cls = type(self.model.get_submodule(path))
+        return [p for p, m in self.model.named_modules() if type(m) is cls]
 
     def training_form(self, evaluation: Recording) -> Recording:
         """The recording in training mode; that of evaluation where the model refuses to train so."""
