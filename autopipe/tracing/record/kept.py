@@ -177,6 +177,7 @@ class Kept:
         for value in flatten(result)[0]:
             if not (value is None or isinstance(value, torch.Tensor)):
                 raise CloseModule(self.at.path, f"{run.shown}: leaves a {type(value).__name__} behind")
+        self.ledger.hold_together(self.ledger.calls[-1], result)
         return result
 
     def told(self, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:

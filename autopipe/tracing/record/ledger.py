@@ -76,6 +76,7 @@ class Ledger:
         self.refs: dict[int, tuple[Any, Ref]] = {}
         self.attributes: dict[str, Call] = {}
         self.sizes: dict[int, dict[int, Expression]] = {}
+        self.together: dict[int, list[int]] = {}
         self.watched: dict[int, tuple[torch.Tensor, str]] | None = None
         self.unseen: origin.Unseen | None = None
         self.extents = Extents()
@@ -165,12 +166,13 @@ class Ledger:
             )
 
     def hold_together(self, call: Call, result: Any) -> None:
-        """Hand on tuples of a call's tensors as they are: their length may be other next time."""
+        """Hand on tuples and lists of a call's tensors as they are: their length may be other next time."""
         for path in paths(flatten(result)[1]):
             value, ref = result, cast(Ref, call)
             for step in path:
-                if type(value) is tuple and id(value) not in self.refs:
+                if type(value) in (tuple, list) and id(value) not in self.refs:
                     self.bind(value, ref)
+                    self.together[id(value)] = [*map(id, value)]
                 value = value[step[1]] if step[0] == "item" else getattr(value, step[1])
                 ref = Piece(ref, step, value)
 
@@ -367,7 +369,7 @@ class Ledger:
             return self.materialise(self.refs[id(value)][1]), value
         if cls in (TrackedInt, TrackedFloat):
             return self.number(value.expression), plain(value)
-        if cls is tuple and id(value) in self.refs:
+        if cls in (tuple, list) and self.together.get(id(value)) == [*map(id, value)]:
             return self.materialise(self.refs[id(value)][1]), value
         if cls in (tuple, list, torch.Size):
             pairs = [self.encode(v) for v in value]

@@ -170,7 +170,7 @@ class Referee:
             between: Sequence[Call] = calls[leaves[-1] + 1 :] if place is not None and leaves else ()
         else:
             between = calls[leaves[place.index - 1] + 1 if place.index else 0 : leaves[place.index]]
-        own = [c for c in between if c.op in ("call_function", "call_method")]
+        own = [c for c in between if _is_own(c)]
         inner = next((c.path for c in reversed(own) if c.path), "")
         path = inner or next(self._open_paths(training), "") if place is None else inner
         where = next((c.source for c in reversed(own) if c.path == path and c.source), "")
@@ -181,7 +181,7 @@ class Referee:
     def _open_paths(self, training: bool) -> Iterator[str]:
         """Modules below the root whose own code was recorded, the deepest first."""
         calls = self.forms[training].calls
-        found = {c.path for c in calls if c.op in ("call_function", "call_method") and c.path}
+        found = {c.path for c in calls if _is_own(c) and c.path}
         yield from sorted(found, key=lambda p: (-p.count("."), p))
 
     # ---------------------------------------------------------------- runs
@@ -302,6 +302,11 @@ def _apart(a: Any, b: Any) -> str:
         return ""
     scale, off = float(x[finite].abs().max()), float((x - y)[finite].abs().max())
     return "" if off <= 1e-6 + _MOST_OFF.get(a.dtype, 5e-2) * scale else f"is off by {off:.1e} of {scale:.1e}"
+
+
+def _is_own(call: Call) -> bool:
+    """Whether a call is of an open module's own code, and does not just take a piece of a leaf's result."""
+    return call.op in ("call_function", "call_method") and not call.accessor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
