@@ -33,9 +33,9 @@ def run(
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yields (item, what ``work(item, report)`` reported) as items finish, in any order.
 
-    ``work`` may report several times; the dicts are merged, so what was reported before a crash or the limit is
-    kept. The limit is one of processor time, which is the same on a busy machine. An exception, a crash or the
-    limit adds ``died``.
+    ``work`` may report several times; the dicts are merged, so what was reported before a crash or the limit
+    is kept. The limit is one of processor time, which is the same on a busy machine. An exception, a crash or
+    the limit adds ``died``.
     """
     context = multiprocessing.get_context("fork")
     waiting = list(reversed(items))

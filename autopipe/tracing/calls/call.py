@@ -167,8 +167,8 @@ class Recording:
     It holds for inputs whose ``branches`` come out alike, and for surroundings like the ``setting`` as far as
     the code ``asked`` for them: ``"grad"``, the grad mode, ``"inputs"``, which inputs take gradients, each
     with the line that does; ``dtypes`` tells whether the code asked for what autocast has a say in, and
-    ``flags`` are questions to torch and the process, each with how to ask again and the answer; ``keeps`` whether
-    a leaf has set, beside buffers, what its own code reads.
+    ``flags`` are questions to torch and the process, each with how to ask again and the answer; ``keeps``
+    whether a leaf has set, beside buffers, what its own code reads.
     """
 
     training: bool

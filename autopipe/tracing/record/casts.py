@@ -114,6 +114,5 @@ def _only_cast(file: str) -> bool:
     return all(id(n) in allowed for n in run if _is_name(n, NAMES))
 
 
-
 def _is_name(node: ast.AST, names: Collection[str]) -> bool:
     return isinstance(node, ast.Name) and node.id in names

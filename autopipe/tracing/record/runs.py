@@ -150,9 +150,7 @@ class Runs:
         try:
             with (
                 self.route.to(recorder, attempt.exporting),
-                opaque.replaced(
-                    attempt.functions, self.model, kept.function, kept.method, kept.statement
-                ),
+                opaque.replaced(attempt.functions, self.model, kept.function, kept.method, kept.statement),
                 telling.watched(self.model, attempt.watched, attempt.told, recorder.at, kept.told),
                 opaque.drawing(kept.outside_draw, self.model),
                 memos.bypassed(recorder.at),

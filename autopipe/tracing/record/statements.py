@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from ...errors import InputError
@@ -67,7 +68,8 @@ def rewritten(
     """
     function = _forward(module)
     definition = _definition(function.__code__) if function is not None else None
-    assert function is not None and definition is not None
+    assert function is not None
+    assert definition is not None
     places = {(s.line, s.column) for s in chosen}
     whole = copy.deepcopy(definition)
     whole.decorator_list = []
@@ -125,10 +127,11 @@ class Taken(Named):
         found = self.function(**known)
         filled = [n for n, content in before.items() if _content(found[n]) != content]
         left = {n: found[n] for n in (*self.part.sets, *filled) if n in found}
-        self.left = tuple(left) if self.left is None else self.left
-        if tuple(left) != self.left:
+        said = tuple(f"{n} ({_kind(v)})" for n, v in left.items())
+        self.left = said if self.left is None else self.left
+        if said != self.left:
             raise InputError(
-                f"{self.shown}: this statement leaves {', '.join(left) or 'nothing'} behind, and left "
+                f"{self.shown}: this statement leaves {', '.join(said) or 'nothing'} behind, and left "
                 f"{', '.join(self.left) or 'nothing'} on the example; capture with an example on which it "
                 "does the same"
             )
@@ -139,6 +142,10 @@ class Taken(Named):
 
     def __hash__(self) -> int:
         return hash(self._key)
+
+
+def _kind(value: Any) -> str:
+    return "a tensor" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _content(container: Any) -> list[int]:
