@@ -73,7 +73,7 @@ class RootBranch(nn.Module):
     def forward(self, x):
         h = self.layers(x)
         if h.sum() > 0:
-            h = h * 2
+            return h * 2
         return h
 
 

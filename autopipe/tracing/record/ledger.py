@@ -332,7 +332,7 @@ class Ledger:
                 self.at.refuse(Depends.INPUT, f"{wording.shown(operand)} ({operand.value} here)", source)
         key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
         if key not in self.guards:
-            inside = self.at.running()
+            inside = self.at.running() if is_pin else opaque.innermost(self.at.divisible, self.at.holds)
             self.guards[key] = Guard(function, operands, outcome, self.at.path, source, inside)
 
     def cast(self, name: str) -> None:

@@ -150,6 +150,8 @@ class Session:
         if found is None:
             assert error is not None
             raise error
+        if any(isinstance(f, Statement) for f in kept.functions):
+            self.notes.append(f"a statement of the model's own forward is kept whole: {why}")
         return found
 
     def found(self) -> dict[bool, list[Recording]]:
