@@ -149,9 +149,9 @@ class KeptFunction(Named):
         noted = [{k: _Noted(vars(v)[k]) for k in _HELD} if d else None for v, d in pairs]
         result = self._run([v.training if d else v for v, d in pairs], noted, args, kwargs)
         given = list(self.rebuild(held).values())
-        is_taken = isinstance(self.function, Taken)
-        codes = list(_codes([self.function.function, *given] if is_taken else given))
-        is_handed_on = not is_taken or self.function.hands_on
+        taken = self.function if isinstance(self.function, Taken) else None
+        codes = list(_codes(given if taken is None else [taken.function, *given]))
+        is_handed_on = taken is None or taken.hands_on
         out = []
         for (value, double), names in zip(pairs, noted, strict=True):
             methods = _methods(value) if is_handed_on and any(v is value for v in given) else []
