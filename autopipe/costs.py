@@ -13,9 +13,9 @@ from .errors import InputError
 from .schema import Bytes, Count, Line, Name, Positive, Real, Seconds, Share, build, differs, versioned
 from .shown import Shown
 
-__all__ = ["CostTable", "Degrees", "OpCost"]
+__all__ = ["TIMES", "CostTable", "Degrees", "OpCost"]
 
-VERSION = 3
+VERSION = 4
 Source = Literal["measured", "estimated", "given"]
 
 
@@ -37,6 +37,10 @@ class OpCost:
     spread: relative half-width of the seconds: the measured quartile spread, or the estimate's interval.
     saved_values: ops and inputs whose values are among what it keeps, whether or not ``saved_bytes`` counts
         them: a storage that several ops keep is counted at the first of them in program order.
+    host_forward_s, host_backward_s: what the host takes to launch either, on a device that works on while
+        the host goes on; the other seconds are then the device's alone. Neither waits for the other, so ops
+        that run one after another take as long as the slower of the two does for all of them
+        (:attr:`paced`). 0 where host and device are one.
     """
 
     forward_s: Seconds = 0.0
@@ -50,16 +54,47 @@ class OpCost:
     source: Source = "given"
     spread: Share = 0.0
     saved_values: tuple[Name, ...] = ()
+    host_forward_s: Seconds = 0.0
+    host_backward_s: Seconds = 0.0
 
     @property
     def seconds(self) -> float:
         """Forward and backward together."""
         return self.forward_s + self.backward_s
 
+    @property
+    def host_s(self) -> float:
+        """What the host takes to launch both."""
+        return self.host_forward_s + self.host_backward_s
+
+    @property
+    def paced(self) -> OpCost:
+        """The same as it runs: at the host's pace where launching takes longer than the device does."""
+        if self.host_s <= self.seconds:
+            return self
+        slower = self.host_backward_s / self.backward_s if self.backward_s else 1.0
+        return dataclasses.replace(
+            self,
+            forward_s=self.host_forward_s,
+            backward_s=self.host_backward_s,
+            backward_input_s=self.backward_input_s * slower,
+            backward_weight_s=self.backward_weight_s * slower,
+        )
+
     def scaled(self, factor: float) -> OpCost:
         """The same cost with every time multiplied by ``factor``."""
-        times = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
-        return dataclasses.replace(self, **{t: getattr(self, t) * factor for t in times})
+        return dataclasses.replace(self, **{t: getattr(self, t) * factor for t in TIMES})
+
+
+TIMES = (
+    "forward_s",
+    "backward_s",
+    "backward_input_s",
+    "backward_weight_s",
+    "host_forward_s",
+    "host_backward_s",
+)
+"""The fields of :class:`OpCost` that are seconds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,13 +159,16 @@ class CostTable(Shown):
         return self.costs.get(op, _FREE)
 
     def total(self, ops: Iterable[str]) -> OpCost:
-        """The costs of several ops run one after another: sums, except workspaces, which are maxima."""
+        """What several ops that run one after another cost: sums, except workspaces, which are maxima.
+
+        Their seconds are those of the slower of device and host.
+        """
         items = [self[op] for op in ops]
-        sums = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s", "saved_bytes", "flops")
+        sums = (*TIMES, "saved_bytes", "flops")
         peaks = ("workspace_bytes", "backward_workspace_bytes")
         totals: dict[str, Any] = {f: sum(getattr(c, f) for c in items) for f in sums}
         totals |= {f: max((getattr(c, f) for c in items), default=0) for f in peaks}
-        return OpCost(**totals, source=self.source)
+        return OpCost(**totals, source=self.source).paced
 
     def kept_bytes(self, ops: Sequence[str], received: Mapping[str, int]) -> int:
         """Bytes a stage of ``ops`` keeps per microbatch: what they save, and what it received.

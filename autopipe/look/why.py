@@ -48,7 +48,7 @@ def _move(plan: Plan, source: StagePlan, target: StagePlan, ops: Iterable[str], 
     moved = 0.0
     names: list[str] = []
     for op in ops:
-        moved += costs[op].seconds
+        moved += costs[op].paced.seconds
         names.append(op)
         if moved > LEAST_MOVE * source.seconds:
             break

@@ -6,6 +6,7 @@ What to time, and how often, is left to ``profiler``.
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import subprocess
 import time
@@ -17,7 +18,12 @@ import torch
 
 from .. import accelerator
 
-__all__ = ["Stopwatch", "device_name", "device_settings", "spread"]
+__all__ = ["Busy", "Stopwatch", "device_name", "device_settings", "spread"]
+
+_LEAST_SIDE, _MOST_SIDE = 128, 8192
+_ONCE_S = 5e-4
+"""How large a matrix product is by which a device is kept busy, and what one takes at least."""
+_LONGEST_S = 2.0
 
 
 class Stopwatch:
@@ -25,7 +31,8 @@ class Stopwatch:
 
     On an accelerator the code is bracketed by events in the current stream, so launches overlap with work as
     they do in training; nothing waits until :meth:`read`. Elsewhere the host's clock is read. ``host_s`` has
-    what the host took since the last read, by key: where that is the longer, the device waited for it.
+    what the host took since the last read, by key. Where that is the longer the events tell how long the
+    device waited for it, unless it was kept :class:`Busy`.
     """
 
     def __init__(self, device: torch.device | str):
@@ -65,6 +72,33 @@ class Stopwatch:
         self._marks.clear()
         self.host_s, self._taken = self._taken, {}
         return out
+
+
+class Busy:
+    """Work that an accelerator is given ahead of what is timed, so that it need not wait for the host.
+
+    Events then tell the device's own seconds, however long the host takes to launch it all. Few kernels that
+    take long each, since a host that has launched about a thousand waits for room.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._watch, self._once_s = Stopwatch(device), 0.0
+        side = _LEAST_SIDE if accelerator.is_async(device) else _MOST_SIDE + 1
+        while side <= _MOST_SIDE and self._once_s < _ONCE_S:
+            self._given = torch.zeros(side, side, device=device)
+            self._made = torch.empty_like(self._given)
+            self._once_s = min(self._timed() for _ in range(3))
+            side *= 2
+
+    def _timed(self) -> float:
+        with self._watch("once"):
+            torch.mm(self._given, self._given, out=self._made)
+        return self._watch.read()["once"]
+
+    def keep(self, seconds: float) -> None:
+        """Give an accelerator work for at least so long, up to some seconds; nobody waits."""
+        for _ in range(math.ceil(min(seconds, _LONGEST_S) / self._once_s) if self._once_s else 0):
+            torch.mm(self._given, self._given, out=self._made)
 
 
 def spread(samples: Sequence[float]) -> float:

@@ -140,4 +140,8 @@ def _factors(ratios: Mapping[str, list[float]], table: CostTable) -> dict[str, f
 
 
 def _scaled(cost: OpCost, forward: float, backward: float) -> OpCost:
-    return dataclasses.replace(cost.scaled(backward), forward_s=cost.forward_s * forward)
+    return dataclasses.replace(
+        cost.scaled(backward),
+        forward_s=cost.forward_s * forward,
+        host_forward_s=cost.host_forward_s * forward,
+    )

@@ -21,7 +21,7 @@ from ..costs import OpCost
 from ..torch_private import pytree
 from ..units import format_seconds
 from .account import Kernels
-from .clock import Stopwatch, spread
+from .clock import Busy, Stopwatch, spread
 from .replay import Piece, Replay, Tape
 from .samples import Samples
 from .survey import Account, Survey, saved_values
@@ -33,6 +33,8 @@ HOST = " host"
 CPU = "CPU"
 _LAUNCH_BOUND = 0.9
 """Share of a pass that the host takes to launch it, from which the device is told to wait for the host."""
+_AHEAD = 1.2
+"""For how much longer than the host launched before an accelerator is kept busy ahead of a pass."""
 _DRIFT = 0.05
 """How much longer the last third of the passes may take than the first before it is told."""
 _MOST_WARMING = 10
@@ -53,7 +55,10 @@ class Passes:
 
     def __init__(self, replay: Replay, surveyed: Survey, samples: Samples, autocast: torch.dtype | None):
         self.replay, self.surveyed, self.samples, self.autocast = replay, surveyed, samples, autocast
-        self.watch = Stopwatch(replay.device)
+        self.watch, self.busy = Stopwatch(replay.device), Busy(replay.device)
+        self.is_async = accelerator.is_async(replay.device)
+        self.host_s: Mapping[Any, float] = {}
+        self.ahead_s = 0.0
         self.disturbed = 0
         self.cpu_s = 0.0
         self.whole_failed = ""
@@ -78,7 +83,7 @@ class Passes:
     def warm_up(self) -> None:
         """Passes that do not count: of each kind, and of the whole until an accelerator's clocks are up."""
         self.round(keep=False)
-        if not accelerator.is_async(self.replay.device):
+        if not self.is_async:
             return
         before = math.inf
         for _ in range(_MOST_WARMING):
@@ -118,13 +123,19 @@ class Passes:
             return
         for part, value in seconds.items() if keep else ():
             self.samples.add("", f"{part}{beside}", value)
-            self.samples.add("", f"{part}{beside}{HOST}", self.watch.host_s[part])
+            if self.is_async:
+                self.samples.add("", f"{part}{beside}{HOST}", self.host_s[part])
         if keep:
             self.samples.add("", f"{CPU}{beside}", self.cpu_s)
 
     def _undisturbed(self, run: Callable[[], None]) -> dict[Any, float]:
-        """Runs a pass and reads the watch; again, a few times, where the CPU was taken away meanwhile."""
+        """Runs a pass and reads the watch; again, a few times, where the CPU was taken away meanwhile.
+
+        On an accelerator one pass tells what the host takes, and another, with the device kept busy until all
+        is launched, what the device does.
+        """
         while True:
+            self.ahead_s = _AHEAD * self._launching_s(run) if self.is_async else 0.0
             start, start_cpu = time.perf_counter(), time.process_time()
             run()
             got = (time.process_time() - start_cpu) / (time.perf_counter() - start)
@@ -134,8 +145,22 @@ class Passes:
                 return seconds
             self.disturbed += 1
 
+    def _launching_s(self, run: Callable[[], None]) -> float:
+        """Runs a pass for what the host takes: in all, and by what is timed in ``host_s``.
+
+        Nothing was launched before: a host that is far ahead of the device waits for room to launch more.
+        """
+        self.ahead_s = 0.0
+        start = time.perf_counter()
+        run()
+        took = time.perf_counter() - start
+        self.watch.read()
+        self.host_s = self.watch.host_s
+        return took
+
     def _by_ops(self, part: str) -> None:
         env = {**self.replay.inputs(), **self.replay.made_up}
+        self.busy.keep(self.ahead_s)  # now that the inputs are there, which the host waits for
         tapes: list[tuple[Piece, Tape]] = []
         with _steady(), self.replay.autocast(self.autocast):
             for piece in self.pieces:
@@ -168,6 +193,8 @@ class Passes:
         for (piece, what), value in seconds.items():
             for name, share in self._shares(piece, what).items():
                 self.samples.add(self.key(name), what, value * share)
+                if self.is_async:
+                    self.samples.add(self.key(name), f"{what}{HOST}", self.host_s[piece, what] * share)
 
     def _shares(self, piece: Piece, part: str) -> dict[str, float]:
         """How the ops of a piece share its time: as the kernels they run would take."""
@@ -183,6 +210,7 @@ class Passes:
 
     def _whole(self) -> None:
         env = {**self.replay.inputs(), **self.replay.made_up}
+        self.busy.keep(self.ahead_s)
         with _steady(), self.replay.autocast(self.autocast):
             with self.watch("F"):
                 for node in self.replay.nodes:
@@ -248,7 +276,7 @@ class Passes:
 
     def _launch_bound(self) -> Iterator[str]:
         """An accelerator that waits for the host to launch its kernels."""
-        if not accelerator.is_async(self.replay.device):
+        if not self.is_async:
             return
         device_s, host_s = (sum(self.samples.median("", part + x) for part in "FB") for x in ("", HOST))
         if device_s and host_s > _LAUNCH_BOUND * device_s:
@@ -285,6 +313,8 @@ class Passes:
             source="measured",
             spread=max(spread(self.samples.of(key, "F")), spread(self.samples.of(key, "B"))),
             saved_values=saved_values(self.replay.node(name), account),
+            host_forward_s=self.samples.median(key, "F" + HOST) * self.factor("F" + HOST),
+            host_backward_s=self.samples.median(key, "B" + HOST) * self.factor("B" + HOST),
         )
 
     def _inputs_s(self, name: str, backward_s: float) -> float:

@@ -107,9 +107,8 @@ def _group(init_method: str, rank: int, n_ranks: int) -> Iterator[None]:
 
 
 def _device() -> torch.device:
-    """Where the default process group carries messages."""
-    here = accelerator.current()
-    return here if accelerator.is_carried(here) else _CPU
+    """Where the default process group carries messages: this rank's accelerator, or the host."""
+    return accelerator.of_rank() or _CPU
 
 
 _CPU = torch.device("cpu")

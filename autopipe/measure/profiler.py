@@ -70,6 +70,9 @@ def profile(
         is left in it, also when it is interrupted, so that the next run goes on from there.
     progress: show a bar with the time left where the output is a terminal.
 
+    On an accelerator the seconds are the device's own, and beside them are those that the host takes to
+    launch it: a stage costs the larger of their sums.
+
     Ops of one signature are run at most a few times and share their figures, so a model of 96 equal blocks
     costs what one of 4 does. The model, its gradients and the random state are left as they were, also where
     a forward changes them: an initialisation from the first data, a counter, a cache.
@@ -91,6 +94,7 @@ def profile(
         "optimizer": optimizer.__qualname__,
         "torch": torch.__version__,
         "settings": device_settings(device),
+        **({"seconds": "of device and host apart"} if accelerator.is_async(device) else {}),
     }
     samples = Samples(context, capture.ops.digest, _store(store))
     with accelerator.using(device), preserved(capture.model), stand_ins(replay, training=training):

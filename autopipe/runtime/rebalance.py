@@ -62,8 +62,8 @@ def as_measured(costs: CostTable, plan: Plan, stages: Sequence[StageReport]) -> 
         again = {op for block in planned.recomputed for op in block}
         again = set(planned.ops) if planned.recompute else again
         ops = {op: costs[op] for op in planned.ops if op in costs.costs}
-        forward_s = sum(cost.forward_s for cost in ops.values()) / speed
-        backward_s = sum(cost.backward_s for cost in ops.values()) / speed
+        total = costs.total(ops)
+        forward_s, backward_s = total.forward_s / speed, total.backward_s / speed
         took_s, back_s = _measured(stage)
         forward = took_s / forward_s if took_s is not None and forward_s else 1.0
         if back_s is not None:
@@ -77,6 +77,8 @@ def as_measured(costs: CostTable, plan: Plan, stages: Sequence[StageReport]) -> 
                 backward_s=cost.backward_s * backward + cost.forward_s * thawed,
                 backward_input_s=cost.backward_input_s * backward,
                 backward_weight_s=cost.backward_weight_s * backward,
+                host_forward_s=cost.host_forward_s * forward,
+                host_backward_s=cost.host_backward_s * backward,
             )
     return dataclasses.replace(costs, costs=scaled)
 

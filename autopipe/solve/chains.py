@@ -30,6 +30,9 @@ __all__ = ["chain"]
 _CLOSING = 0.4
 """Share of the time kept for placing items one by one where loads depend on each other and items are few."""
 
+_RELAXING = 0.6
+"""Share of the time for the problem at one pace, where hosts may be slower than their devices."""
+
 _GRACE_S = 0.1
 """A first answer is worth so much more than the time given."""
 
@@ -70,11 +73,11 @@ def _separable(problem: Problem, deadline: float) -> Answer:
 
 
 def _relaxed(problem: Problem, deadline: float, stopped: threading.Event) -> Answer:
-    """Where a stage's load depends on others: solved with the cheapest prices, scored with the true ones.
+    """Where a stage's load depends on others, or is not a sum: solved with the least it can be, then scored.
 
-    Cheapest prices bound the true ones from below, so that optimum is a bound; moves of single items then
-    make the most of the true ones, and small problems are closed by ``branch``. Ranks of several stages are
-    left to ``virtual``.
+    Cheapest prices bound the true ones from below, and devices or hosts alone the slower of the two, so that
+    optimum is a bound; moves of single items then make the most of the true ones, and small problems are
+    closed by ``branch``. Ranks of several stages are left to ``virtual``.
     """
     whole = merge(without_idle_limits(problem), ())
     closing = _CLOSING if is_small(whole.problem) else 0.0
@@ -89,10 +92,13 @@ def _relaxed(problem: Problem, deadline: float, stopped: threading.Event) -> Ans
 def _bounded(problem: Problem, deadline: float, stopped: threading.Event) -> Answer:
     if not problem.one_stage_per_rank:
         return several(problem, deadline)
-    answer = chain(cheapest(problem), time_limit_s=max(0.0, deadline - time.perf_counter()))
+    share = _RELAXING if problem.has_hosts else 1.0
+    answer = chain(cheapest(problem), time_limit_s=max(0.0, share * (deadline - time.perf_counter())))
     if answer.stage_of is None:
         return answer
-    value = problem.bottleneck(problem.loads(answer.stage_of))
+    if problem.has_hosts and not stopped.is_set():
+        answer = _at_both_paces(problem, answer, deadline)
+    value = problem.bottleneck(problem.loads(answer.stage_of or ()))
     answer = dataclasses.replace(answer, bottleneck_ns=value)
     if value > answer.lower_ns and not stopped.is_set():
         with contextlib.suppress(KeyboardInterrupt):
@@ -100,6 +106,18 @@ def _bounded(problem: Problem, deadline: float, stopped: threading.Event) -> Ans
             value = problem.bottleneck(problem.loads(better))
             answer = dataclasses.replace(answer, stage_of=better, bottleneck_ns=value)
     return answer
+
+
+def _at_both_paces(problem: Problem, known: Answer, deadline: float) -> Answer:
+    """The best of what is known and the chains over intervals of several orders, at both paces."""
+    best, value = known.stage_of, problem.bottleneck(problem.loads(known.stage_of or ()))
+    with contextlib.suppress(OutOfTime, KeyboardInterrupt):
+        for order in orders(problem):
+            found = best_chain(problem, order, min(value, HUGE) - 1, deadline)
+            at = HUGE if found is None else problem.bottleneck(problem.loads(found[1]))
+            if found is not None and at < value:
+                best, value = found[1], at
+    return dataclasses.replace(known, stage_of=best)
 
 
 def first_answers(problem: Problem, deadline: float) -> Iterator[Answer]:

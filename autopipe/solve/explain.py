@@ -134,7 +134,7 @@ def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float
     loads = [load.load_ns for load in priced]
     nic_s = max(problem.loads_of(priced)[len(problem.stages_of) :], default=0) / 1e9
     worst = max(range(plan.n_stages), key=loads.__getitem__)
-    dearest = max(plan.stages[worst].ops, key=lambda op: costs[op].seconds)
+    dearest = max(plan.stages[worst].ops, key=lambda op: costs[op].paced.seconds)
     prices = _memory_prices(plan, source, time.perf_counter() + time_limit_s)
     again = tuple(_recomputed_s(plan, costs, s) for s in range(plan.n_stages))
     words = tail_words(graph)

@@ -4,6 +4,7 @@ Device 1 is measured while device 0 is current.
 """
 
 import sys
+import time
 
 import simulated
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 import autopipe
 from autopipe import accelerator
-from autopipe.measure import profile
+from autopipe.measure import passes, profile
 from autopipe.measure.clock import Stopwatch
 
 DEVICE = torch.device("sim", 1)
@@ -72,7 +73,45 @@ def host_and_device():
     assert slow.total(slow.costs).forward_s > bound.total(bound.costs).forward_s
 
 
-CHECKS = {f.__name__: f for f in (costs, host_and_device)}
+class Glue(nn.Module):
+    """Little for the device, but the host takes its time to launch it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        time.sleep(0.015)
+        return x * self.weight
+
+
+class Heavy(nn.Module):
+    """Much for the device that is launched at once."""
+
+    def forward(self, x):
+        for _ in range(8):
+            x = x * 0.99
+        return x
+
+
+def the_host_decides_the_cut():
+    """Launching glue hides behind what the device does: with two of each in the first stage both are busy."""
+    model, x = nn.Sequential(Glue(), Glue(), *(Heavy() for _ in range(4))), torch.randn(4, 8)
+    captured = autopipe.capture(model, (x,), closed=[name for name, _ in model.named_children()])
+    passes._HEAVY_THERE_S = 0.0  # each is timed by itself, though none does much
+    with simulated.settings(delay_us=1500):
+        costs = profile(captured, device=DEVICE, progress=False, min_passes=2, min_s=0.01)
+    glue, *_, heavy = (costs[op.name] for op in captured.ops.compute)
+    assert glue.host_forward_s > 0.01
+    assert glue.seconds < glue.host_s
+    assert heavy.host_s < heavy.seconds
+    plan = autopipe.plan(captured, 2, costs=costs, n_ranks=2, n_microbatches=4)
+    assert [len(stage.ops) for stage in plan.stages] == [4, 2], plan
+    first = plan.stages[0]
+    assert first.seconds < sum(costs[op].paced.seconds for op in first.ops) - glue.seconds
+
+
+CHECKS = {f.__name__: f for f in (costs, host_and_device, the_host_decides_the_cut)}
 
 if __name__ == "__main__":
     CHECKS[sys.argv[1]]()

@@ -7,11 +7,13 @@ What must stay together for other reasons (groups, pins) is said by the caller; 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from .pieces import both
 from .problem import HUGE, Item, Net, Problem, Share, closures, in_order
 
 __all__ = ["Contraction", "contract", "kept_rows", "merge"]
@@ -225,6 +227,7 @@ def _joined(problem: Problem, members: Sequence[int]) -> Item:
         max(i.first for i in items),
         min(lasts, default=-1),
         tuple(b for i in items for b in i.blocks),
+        functools.reduce(both, (i.host_ns for i in items)),
     )
 
 
@@ -243,6 +246,7 @@ def _absorbing(items: Sequence[Item], shares: Iterable[Share]) -> list[Item]:
                 static_bytes=it.static_bytes + share.static_bytes,
                 saved_bytes=it.saved_bytes + share.saved_bytes,
                 workspace_bytes=max(it.workspace_bytes, share.workspace_bytes),
+                host_ns=both(it.host_ns, share.host_ns),
             )
     return out
 

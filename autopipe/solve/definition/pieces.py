@@ -22,6 +22,7 @@ __all__ = [
     "Share",
     "Stage",
     "StageLoad",
+    "both",
     "memory_bytes",
     "most_work",
     "scaled",
@@ -39,6 +40,7 @@ class Item:
     """Ops that stay together. ``first`` to ``last`` are the stages it may be in (last −1: to the end).
 
     ``blocks`` are those of its ops that may be computed again in backward, apart from the rest of a stage.
+    ``host_ns`` is what the host takes to launch its forward and backward, where the device goes on meanwhile.
     """
 
     ops: tuple[str, ...] = ()
@@ -50,6 +52,7 @@ class Item:
     first: int = 0
     last: int = -1
     blocks: tuple[Block, ...] = ()
+    host_ns: tuple[int, int] = (0, 0)
 
     @property
     def work_ns(self) -> int:
@@ -89,6 +92,7 @@ class Share:
 
     Where two ranks hold it, the first stage of each pays ``sync_ns`` per microbatch; where three or more do,
     the entries of ``more_ns`` in turn (none: the same). ``tied``: stages of one rank hold one copy.
+    ``host_ns`` as in :class:`Item`.
     """
 
     items: tuple[int, ...]
@@ -101,6 +105,7 @@ class Share:
     sync_ns: int = 0
     more_ns: tuple[int, ...] = ()
     tied: bool = False
+    host_ns: tuple[int, int] = (0, 0)
 
     def price_ns(self, n_ranks: int) -> int:
         """What each stage pays where so many ranks hold it."""
@@ -204,6 +209,11 @@ def stage_ns(work: Any, moving: Any, sync: Any, overlap: bool) -> Any:
     if not overlap:
         return work + moving + sync
     return (max(work, moving) if isinstance(work, int) else np.maximum(work, moving)) + sync
+
+
+def both(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """A forward and a backward beside others."""
+    return a[0] + b[0], a[1] + b[1]
 
 
 def most_work(limit: int, speed: float) -> int:

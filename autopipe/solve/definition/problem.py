@@ -8,7 +8,8 @@ solvers. This module is the definition that every solver, bound and test is held
     minimise  max over ranks and shared network interfaces of  the sum of their loads
     load(s) = work(s) + transfers(s) + sync(s)          nothing hidden
             = max(work(s), transfers(s)) + sync(s)      overlap
-    work(s)      = (forward + backward of its items and of the shares it touches) / speed(s)
+    work(s)      = (forward + backward of its items and of the shares it touches, or what the host takes to
+                 launch them all, if that is more) / speed(s)
                  + forward once more of what is recomputed: blocks, or the whole stage
                  + values it computes again rather than receive, each rounded
     transfers(s) = what it sends and receives, once per value (or per receiver)
@@ -102,10 +103,21 @@ class Problem:
 
     @functools.cached_property
     def is_separable(self) -> bool:
-        """Whether a stage's load depends on its own items alone, as the exact method needs."""
+        """Whether a stage's load depends on its own items alone, and adds up, as the exact method needs."""
         paid_alike = not any(s.more_ns and len(s.items) > 2 for s in self.shares)
         once = self.pair_ns is None and self.sender_pays == "once" and not self.stages_on
-        return self.one_stage_per_rank and once and paid_alike and all(n.again_ns < 0 for n in self.nets)
+        alone = self.one_stage_per_rank and all(n.again_ns < 0 for n in self.nets)
+        return alone and once and paid_alike and not self.has_hosts
+
+    @functools.cached_property
+    def has_hosts(self) -> bool:
+        """Whether hosts may be slower than their devices, so that either may say what a stage takes."""
+        return any(part.host_ns != (0, 0) for part in self.parts)
+
+    @property
+    def parts(self) -> tuple[Item | Share, ...]:
+        """All that takes time: items, and what several stages hold."""
+        return (*self.items, *self.shares)
 
     @functools.cached_property
     def stages_of(self) -> Mapping[int, tuple[int, ...]]:
@@ -274,9 +286,10 @@ class Problem:
         return (dataclasses.replace(chosen[0], open_ns=open_ns),)
 
     def _finish(self, stage: Stage, t: Tally, again: Again) -> StageLoad:
-        forward, backward = scaled(t.forward_ns, stage.speed), scaled(t.backward_ns, stage.speed)
         recompute, blocks = (again, ()) if isinstance(again, bool) else (False, again)
-        backward += forward if recompute else scaled(sum(b.forward_ns for b in blocks), stage.speed)
+        redone = scaled(sum(b.forward_ns for b in blocks), stage.speed)
+        paces = [(scaled(f, stage.speed), scaled(b, stage.speed)) for f, b in t.paces_ns]
+        forward, backward = max(((f, b + (f if recompute else redone)) for f, b in paces), key=sum)
         saved_bytes = t.saved_bytes + t.received_bytes * self.holds_received
         kept, acting = saved_bytes - freed_bytes(blocks), t.workspace_bytes + redone_bytes(blocks)
         bytes_of = t.static_bytes, kept, acting, t.received_bytes, t.sent_bytes

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import TypeVar
 
-from .problem import Net, Problem, scaled
+from .problem import Item, Net, Problem, Share, scaled
 
-__all__ = ["cheapest"]
+__all__ = ["at_one_pace", "cheapest"]
+
+Part = TypeVar("Part", Item, Share)
 
 
 def cheapest(problem: Problem) -> Problem:
     """The problem where every stage pays the least that its transfers can cost, whatever the others hold.
 
     Over unlike links, a stage pays at least what its cheapest to a later stage asks for what it sends, and
-    from an earlier one for what it receives. Network interfaces that ranks share are left out.
+    from an earlier one for what it receives. Network interfaces that ranks share are left out. Where hosts
+    may be slower than their devices, only those of the two count that take longer for all of it.
     """
+    problem = _paced(problem) if problem.has_hosts else problem
     shares = tuple(
         dataclasses.replace(s, sync_ns=min(s.sync_ns, *s.more_ns), more_ns=()) if s.more_ns else s
         for s in problem.shares
@@ -33,6 +38,30 @@ def cheapest(problem: Problem) -> Problem:
     return dataclasses.replace(
         problem, pair_ns=None, sender_pays="once", shares=shares, nets=nets, stages=stages
     )
+
+
+def at_one_pace(problem: Problem) -> Problem:
+    """The problem without its hosts, or without its devices, where these are slower nowhere."""
+    ahead = []
+    for part in problem.parts:
+        forward_ns = part.forward_ns - part.host_ns[0]
+        ahead += [forward_ns, forward_ns + part.backward_ns - part.host_ns[1]]  # also where it runs again
+    return _paced(problem) if problem.has_hosts and (min(ahead) >= 0 or max(ahead) <= 0) else problem
+
+
+def _paced(problem: Problem) -> Problem:
+    """The problem at the pace of devices alone, or of hosts, whichever take longer for all of it."""
+    by_hosts = sum(sum(p.host_ns) - p.forward_ns - p.backward_ns for p in problem.parts) > 0
+    return dataclasses.replace(
+        problem,
+        items=tuple(_at(item, by_hosts) for item in problem.items),
+        shares=tuple(_at(share, by_hosts) for share in problem.shares),
+    )
+
+
+def _at(part: Part, by_hosts: bool) -> Part:
+    forward_ns, backward_ns = part.host_ns if by_hosts else (part.forward_ns, part.backward_ns)
+    return dataclasses.replace(part, forward_ns=forward_ns, backward_ns=backward_ns, host_ns=(0, 0))
 
 
 def _links(problem: Problem) -> tuple[list[tuple[int, int]], list[tuple[tuple[int, int], ...]]]:

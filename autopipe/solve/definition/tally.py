@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from .blocks import Block
-from .pieces import Item, Share, Stage
+from .pieces import Item, Share, Stage, both
 
 __all__ = ["Again", "Tally", "by_worth", "whole_choices"]
 
@@ -25,6 +25,7 @@ class Tally:
         "blocks",
         "extra_bytes",
         "forward_ns",
+        "host_ns",
         "receive_ns",
         "received_bytes",
         "saved_bytes",
@@ -41,6 +42,7 @@ class Tally:
         self.static_bytes = self.saved_bytes = self.workspace_bytes = 0
         self.received_bytes = self.sent_bytes = self.extra_bytes = self.wire_ns = 0
         self.blocks: tuple[Block, ...] = ()
+        self.host_ns = 0, 0
 
     def add(self, part: Item | Share) -> None:
         """Let the stage hold an item, or what several stages share."""
@@ -48,9 +50,17 @@ class Tally:
             self.blocks += part.blocks
         self.forward_ns += part.forward_ns
         self.backward_ns += part.backward_ns
+        if part.host_ns != (0, 0):
+            self.host_ns = both(self.host_ns, part.host_ns)
         self.static_bytes += part.static_bytes
         self.saved_bytes += part.saved_bytes
         self.workspace_bytes = max(self.workspace_bytes, part.workspace_bytes)
+
+    @property
+    def paces_ns(self) -> tuple[tuple[int, int], ...]:
+        """Forward and backward as the device would take them, and the host: the slower of both counts."""
+        device = self.forward_ns, self.backward_ns
+        return (device,) if self.host_ns == (0, 0) else (device, self.host_ns)
 
 
 Again = bool | tuple[Block, ...]

@@ -39,6 +39,8 @@ _LOOKS = 256
 _KINDS = 32
 """The most kinds of blocks that are looked at: those that most blocks are of."""
 
+_HOST = "host_forward", "host_backward"
+
 
 class Rows:
     """Loads of every interval that starts at ``i``, for ``i`` from the last item down to the first.
@@ -63,6 +65,7 @@ class Rows:
         items = [problem.items[v] for v in order]
         self.forward = _prefix([i.forward_ns for i in items])
         self.backward = _prefix([i.backward_ns for i in items])
+        self.host_forward, self.host_backward = (_prefix([i.host_ns[x] for i in items]) for x in (0, 1))
         self.real = _prefix([1 if i.ops else 0 for i in items])
         self.static = _prefix([i.static_bytes for i in items])
         self.saved = _prefix([i.saved_bytes for i in items])
@@ -87,9 +90,9 @@ class Rows:
                 for k, x in enumerate(places):
                     self.at[x].append((is_net, r, k))
         names = ("forward", "backward", "sync", "received", "sent", "static", "saved")
-        self.d = {name: np.zeros(self.n + 1, dtype=np.int64) for name in names}
+        self.d = {name: np.zeros(self.n + 1, dtype=np.int64) for name in (*names, *_HOST)}
         self.moving = np.zeros((len(self.links), self.n + 1), dtype=np.int64)
-        self.share_work = any(s.forward_ns or s.backward_ns for s in problem.shares)
+        self.share_work = any(s.forward_ns or s.backward_ns or any(s.host_ns) for s in problem.shares)
         self.plain = self.forward + self.backward
 
     def descend(self, limit: int) -> Iterator[tuple[int, int, Array]]:
@@ -139,12 +142,21 @@ class Rows:
         self.d["saved"][x] += sign * share.saved_bytes
         self.d["forward"][x] += sign * share.forward_ns
         self.d["backward"][x] += sign * share.backward_ns
+        for name, ns in zip(_HOST, share.host_ns, strict=True):
+            self.d[name][x] += sign * ns
 
     def _loads(self, i: int, end: int) -> Array:
         p = self.problem
         sync = np.cumsum(self.d["sync"][i:end])
         moving = np.cumsum(self.moving[:, i:end], axis=1)[self.link_of]
         forward, backward = self._work("forward", i, end), self._work("backward", i, end)
+        if p.has_hosts:
+            host = [self._work(name, i, end) for name in _HOST]
+            again = p.recompute == "always"
+            is_slower = (1 + again) * host[0] + host[1] > (1 + again) * forward + backward
+            forward, backward = (
+                np.where(is_slower, a, b) for a, b in zip(host, (forward, backward), strict=True)
+            )
         work, fits = forward + backward, np.ones(1, dtype=bool)
         if self.has_memory:
             memory = self._memory(i, end)

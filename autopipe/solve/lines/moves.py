@@ -90,7 +90,9 @@ def _by_bytes(problem: Problem) -> Problem:
     """The problem whose loads are bytes, with as many microbatches in flight as the middle stage has."""
     alive = sorted(s.in_flight for s in problem.stages)[problem.n_stages // 2]
     items = (
-        dataclasses.replace(i, forward_ns=i.static_bytes + alive * i.saved_bytes, backward_ns=0, blocks=())
+        dataclasses.replace(
+            i, forward_ns=i.static_bytes + alive * i.saved_bytes, backward_ns=0, blocks=(), host_ns=(0, 0)
+        )
         for i in problem.items
     )
     nets = (dataclasses.replace(n, send_ns=0, receive_ns=0) for n in problem.nets)

@@ -73,7 +73,7 @@ def by_weight(problem: Problem, weights: Sequence[float]) -> tuple[int, ...] | N
     if not pinned and problem.last_of(len(ahead)) == k - 1:
         return _even(fine, [bool(i.ops) for i in problem.items], k)
     items = (
-        dataclasses.replace(i, forward_ns=w, backward_ns=0, blocks=())
+        dataclasses.replace(i, forward_ns=w, backward_ns=0, blocks=(), host_ns=(0, 0))
         for i, w in zip(problem.items, fine, strict=True)
     )
     stages = tuple(Stage(s) for s in range(k))

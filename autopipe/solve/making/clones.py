@@ -41,7 +41,7 @@ def clones_of(
         price[op.name] = ship
         if not _may_clone(op) or op.name in barred:
             continue
-        own = slower * costs[op.name].forward_s
+        own = slower * costs[op.name].paced.forward_s
         redo = own + sum(price[u] for u in set(takes[op.name]))
         is_number = op.is_size and redo == own
         if is_number or choice == "always" or (choice == "auto" and redo <= ship):
@@ -76,7 +76,7 @@ def copies_of(
         for name, ops in made.items()
         if ops
         and name not in clones
-        and slower * sum(costs[v].forward_s for v in ops) <= 2 * link.seconds(sizes[name])
+        and slower * sum(costs[v].paced.forward_s for v in ops) <= 2 * link.seconds(sizes[name])
     }
 
 

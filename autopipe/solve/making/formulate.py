@@ -17,6 +17,7 @@ from ...schedule import Schedule
 from ..definition.blocks import Block
 from ..definition.contract import merge
 from ..definition.problem import HUGE, Item, Net, Problem, Share, Stage
+from ..definition.relaxed import at_one_pace
 from .source import Source, cheapest_link, slowest_link
 
 __all__ = ["formulate"]
@@ -33,7 +34,7 @@ def formulate(source: Source, schedule: Schedule) -> Problem:
     """
     maker = _Maker(source, schedule.n_microbatches)
     problem = maker.problem(schedule)
-    merged = merge(problem, maker.together(problem)).problem
+    merged = at_one_pace(merge(problem, maker.together(problem)).problem)
     _check_windows(merged)
     if source.settings.recompute != "auto" or schedule.splits_backward:
         return merged
@@ -109,6 +110,7 @@ class _Maker:
             first=k - 1 if op.name in self.graph.last else 0,
             saved_bytes=c.saved_bytes if training else 0,
             workspace_bytes=max(c.workspace_bytes, c.backward_workspace_bytes if training else 0),
+            host_ns=(ns(c.host_forward_s), ns(c.host_backward_s) if training else 0),
         )
 
     def _price(self, op: Op, link: Any) -> tuple[int, int]:
@@ -125,7 +127,7 @@ class _Maker:
         n_bytes = self.source.sizes[op.name]
         back = op.requires_grad and self.settings.training
         again = self.copies.get(op.name)
-        again_ns = -1 if again is None else ns(sum(self.costs[name].forward_s for name in again))
+        again_ns = -1 if again is None else ns(sum(self.costs[name].paced.forward_s for name in again))
         return Net(v, users, send, receive, op.name, n_bytes, n_bytes if back else 0, again_ns)
 
     def _pairs(
@@ -176,6 +178,7 @@ class _Maker:
                     ns(c.forward_s),
                     saved_bytes=c.saved_bytes if self.settings.training else 0,
                     workspace_bytes=c.workspace_bytes,
+                    host_ns=(ns(c.host_forward_s), 0),
                 )
 
     def _stages(self, schedule: Schedule) -> tuple[Stage, ...]:
@@ -243,7 +246,8 @@ class _Maker:
             if value not in owner or owner[value] in own or place[owner[value]] > first
         ]
         held_bytes = sum(op.bytes_at(self.costs.dims) for op in held if op.kind != "input" and not op.is_size)
-        block = Block(item.ops, item.forward_ns, item.saved_bytes, held_bytes)
+        forward_ns = max(item.forward_ns, item.host_ns[0])
+        block = Block(item.ops, forward_ns, item.saved_bytes, held_bytes)
         return (block,) if block.freed_bytes > 0 else ()
 
     def together(self, problem: Problem) -> list[list[int]]:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from ...costs import CostTable
+from ...costs import TIMES, CostTable
 from ...errors import CostError, InputError, PlanError
 from ...graph import Op, OpGraph
 from ...hardware import Cluster, Link
@@ -157,11 +157,10 @@ def slowest_link(cluster: Cluster) -> Link:
 
 
 def _check_costs(graph: OpGraph, costs: CostTable) -> None:
-    seconds = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
     n_bytes = ("saved_bytes", "workspace_bytes", "backward_workspace_bytes")
     for op in graph.ops:
         cost = costs[op.name]
-        for names, most in ((seconds, _MOST_S), (n_bytes, _MOST_BYTES)):
+        for names, most in ((TIMES, _MOST_S), (n_bytes, _MOST_BYTES)):
             for name in names:
                 value = getattr(cost, name)
                 if not 0 <= value <= most:

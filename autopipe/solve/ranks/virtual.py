@@ -54,8 +54,8 @@ def several(problem: Problem, deadline: float) -> Answer:
     Stops at ``deadline`` or Ctrl-C with the best so far.
     """
     started = time.perf_counter()
-    known = Answer(None, HUGE, least_load(problem))
     cheap = _straight(cheapest(problem))
+    known = Answer(None, HUGE, least_load(cheap if problem.has_hosts else problem))
     try:
         for order in orders(problem):
             known = _better(problem, known, _start(cheap, order, max(deadline, started + _GRACE_S)))
