@@ -11,13 +11,14 @@ import ctypes
 import os
 import socket
 import sys
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 
 __all__ = [
     "CASTING",
+    "Drawing",
     "Later",
     "backend",
     "current",
@@ -33,6 +34,7 @@ __all__ = [
     "kinds",
     "mark",
     "name",
+    "of_rank",
     "peak_bytes",
     "reset_peak",
     "seconds",
@@ -81,12 +83,39 @@ def using(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.accelerator.device_index(_index(device))
 
 
-def default_generator(device: torch.device) -> torch.Generator | None:
-    """What random ops on the device draw from; None where its module does not show it."""
+class Drawing(Protocol):
+    """What random ops draw from, as far as it is used here: a ``torch.Generator``, say."""
+
+    def manual_seed(self, seed: int) -> Any: ...
+    def get_state(self) -> torch.Tensor: ...
+    def set_state(self, state: torch.Tensor) -> Any: ...
+
+
+def default_generator(device: torch.device) -> Drawing | None:
+    """What random ops on the device draw from; None where there is none to be had."""
     if not is_async(device):
         return None if device.type != "cpu" else torch.default_generator
     made = getattr(torch.get_device_module(device), "default_generators", ())
-    return made[_index(device)] if len(made) > _index(device) else None
+    return made[_index(device)] if len(made) > _index(device) else _OfModule(device)
+
+
+class _OfModule:
+    """The generator of a device whose module does not show it, and only says what may be done with it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._module = device, torch.get_device_module(device)
+
+    def manual_seed(self, seed: int) -> None:
+        with using(self._device):
+            self._module.manual_seed(seed)
+
+    def get_state(self) -> torch.Tensor:
+        with using(self._device):
+            return cast(torch.Tensor, self._module.get_rng_state())
+
+    def set_state(self, state: torch.Tensor) -> None:
+        with using(self._device):
+            self._module.set_rng_state(state)
 
 
 def mark(device: torch.device) -> torch.Event:
@@ -123,13 +152,14 @@ def is_carried(device: torch.device) -> bool:
     return bool(config.get_device_backend_map().get(device.type) == backend(device))
 
 
-def of_rank() -> torch.device | None:
+def of_rank(*, carried: bool = True) -> torch.device | None:
     """The accelerator that is this rank's, where the default process group carries its tensors.
 
     That of ``LOCAL_RANK``, which becomes the current one, else the current one. None where there is none.
+    Whatever the group carries, where it need not be ``carried``.
     """
     here = current()
-    if here.type == "cpu" or not is_carried(here):
+    if here.type == "cpu" or (carried and not is_carried(here)):
         return None
     if "LOCAL_RANK" in os.environ:
         here = torch.device(here.type, int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
@@ -153,7 +183,14 @@ def identity(device: torch.device) -> str:
         return ""
     asked = getattr(torch.get_device_module(device), "get_device_properties", None)
     known = getattr(asked(device), "uuid", None) if asked is not None else None
-    return f"{socket.gethostname()}/{device if known is None else known}"
+    if known is None:  # the first that one rank sees may be another's second
+        seen = sorted((k, v) for k, v in os.environ.items() if k.endswith(_MASKS))
+        known = f"{device} of {seen}" if seen else str(device)
+    return f"{socket.gethostname()}/{known}"
+
+
+_MASKS = "VISIBLE_DEVICES", "AFFINITY_MASK"
+"""How the variables end by which makers let a process see some of the devices."""
 
 
 def reset_peak(device: torch.device) -> None:
@@ -187,8 +224,8 @@ def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor
     if not tensor.is_cpu or not is_async(device):
         return tensor.to(device, non_blocking=is_async(device))
-    is_plain = tensor.layout is torch.strided and not (tensor.requires_grad or hasattr(tensor, "to_local"))
-    if device.type == "mps" or not is_plain:
+    is_odd = tensor.is_quantized or tensor.requires_grad or hasattr(tensor, "to_local")
+    if device.type == "mps" or is_odd or tensor.layout is not torch.strided:
         return tensor.to(device)
     staged = torch.empty_like(tensor, pin_memory=True)
     return staged.copy_(tensor).to(device, non_blocking=True)

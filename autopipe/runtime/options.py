@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import accelerator
 from ..arguments import brief, called, flag, mapping, number, one_of, whole
 from ..errors import InputError
 from ..schedule import NAMES, Schedule
@@ -96,7 +97,7 @@ class Options:
         if not isinstance(self.mesh, (DeviceMesh, type(None))):
             raise InputError(f"mesh is {brief(self.mesh)}; it must be a DeviceMesh with a 'pp' dim")
         try:
-            torch.empty(0, device="cpu" if self.device is None else self.device)
+            _look_for(torch.device("cpu" if self.device is None else self.device))
         except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
             why = str(error).partition("\n")[0]
             raise InputError(
@@ -108,3 +109,9 @@ class Options:
         for name, axis in mapping("batch_dims", axes, "a dict of input name to axis or None").items():
             if axis is not None:
                 whole(f"batch_dims[{name!r}]", axis, -64, 64, also="None")
+
+
+def _look_for(device: torch.device) -> None:
+    """Raise where a device is not here. One without an index is not opened: it may be another rank's."""
+    if device.index is not None or device.type != accelerator.current().type:
+        torch.empty(0, device=device)

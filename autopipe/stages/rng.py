@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .. import accelerator
 from ..tracing.calls.streams import DRAWING, drawer
 from ..tracing.graphs import scope as graphs_scope
 
@@ -101,12 +102,11 @@ class Scope(TorchFunctionMode):
             generator.manual_seed(seed)
 
 
-def _generators(device: torch.device | None) -> tuple[torch.Generator, ...]:
-    if device is None or device.type in ("cpu", "meta"):
+def _generators(device: torch.device | None) -> tuple[accelerator.Drawing, ...]:
+    own = None if device is None else accelerator.default_generator(device)
+    if own is None or own is torch.default_generator:
         return (torch.default_generator,)
-    module = torch.get_device_module(device)
-    index = module.current_device() if device.index is None else device.index
-    return torch.default_generator, module.default_generators[index]
+    return torch.default_generator, own
 
 
 def opened() -> contextlib.AbstractContextManager[Any] | None:

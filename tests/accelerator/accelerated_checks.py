@@ -198,6 +198,26 @@ def dropout_hangs_on_nothing():
         assert worst(gradients, found[0][1]) < EXACT
 
 
+def generators_need_not_be_shown():
+    """Of a device whose module only says how to seed it: masks are the same, and the user's draws go on."""
+    found = []
+    for is_shown in (True, False):
+        shown = vars(torch.sim)["default_generators"]
+        if not is_shown:
+            del vars(torch.sim)["default_generators"]
+        try:
+            torch.manual_seed(0)
+            found.append(mse_step(Dropping(True), WORLD, recompute=(0,))[1:])
+            with accelerator.using(DEVICE):
+                found[-1] += (torch.rand(4, device=DEVICE).cpu(),)
+        finally:
+            vars(torch.sim)["default_generators"] = shown
+    (loss, gradients, drawn), (other, again, later) = found
+    assert loss == other
+    assert worst(gradients, again) == 0
+    assert torch.equal(drawn, later)
+
+
 def a_scaler_steps_where_nothing_trains():
     torch.manual_seed(0)
     model = Wide()
@@ -218,12 +238,18 @@ def a_scaler_steps_where_nothing_trains():
 
 
 def the_rank_picks_its_device():
-    """Of a group that was made without naming a backend; the model was built on the CPU."""
-    torch.manual_seed(0)
-    runtime, *_ = mse_step(Wide(), WORLD, device=None)
-    assert runtime.device == torch.device("sim", int(os.environ["LOCAL_RANK"]))
-    assert torch.accelerator.current_device_index() == runtime.device.index
-    assert all(p.device == runtime.device for p in runtime.parameters())
+    """Of a group that was made without naming a backend; the model was built on the CPU.
+
+    Where no device is asked for, or a kind of device.
+    """
+    for device in (None, "sim"):
+        torch.accelerator.set_device_index(WORLD)
+        torch.manual_seed(0)
+        runtime, *_ = mse_step(Wide(), WORLD, device=device)
+        assert runtime.device == torch.device("sim", int(os.environ["LOCAL_RANK"]))
+        assert torch.accelerator.current_device_index() == runtime.device.index
+        assert all(p.device == runtime.device for p in runtime.parameters())
+        assert not runtime.engine.peers.crowded
 
 
 def the_links_are_probed():
@@ -364,6 +390,7 @@ def one_card_runs_many_ranks():
     plain = Wide()
     runtime, loss, _ = mse_step(copy.deepcopy(plain), WORLD, device="sim:0")
     assert type(runtime._engine.peers.group).__name__ == "StagedGroup"
+    assert runtime._engine.peers.crowded == tuple(range(WORLD))
     x = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     assert abs(loss - nn.functional.mse_loss(plain.double()(x), x).item()) < EXACT
 
@@ -417,6 +444,7 @@ def each_class_of_fault():
     what_was_sent_is_let_go()
     thawed_layers_train()
     dropout_hangs_on_nothing()
+    generators_need_not_be_shown()
     a_scaler_steps_where_nothing_trains()
     times_are_the_devices()
     out_of_memory_is_told_as_such()

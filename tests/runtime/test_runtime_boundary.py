@@ -2,18 +2,25 @@
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
 from runtime_models import Wide, grads, make, worst
 from torch.nn import functional as F
 
+from autopipe.errors import InputError
 from autopipe.plans import Boundary
 from autopipe.runtime import Runtime
+from autopipe.runtime.data.feed import Feed
+from autopipe.runtime.data.microbatch import Batch
 from autopipe.runtime.execute.program import compile_program, pick_schedule
 from autopipe.runtime.wire.announcement import HOST_PACK_BYTES, Announcement, Form
 from autopipe.runtime.wire.boundary import SETTLED_AFTER, Book, Frame, edges_between, flatten
 from autopipe.simulator import plan_transfers
+
+CPU = torch.device("cpu")
+DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
 
 
 def wide(**options):
@@ -82,3 +89,38 @@ def test_tensors_of_a_message_share_one_until_they_are_large():
     found[0].zero_()
     assert [t._version for t in found] == [1, 0, 0, 0]  # saved for backward, the others are as they came
     assert torch.equal(found[1], sent[1])
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if not str(d).startswith("torch.q")], ids=str)
+def test_every_dtype_is_bytes_on_the_wire(dtype):
+    """Several in one message, and one that is large: what comes is what was sent, bit for bit."""
+    bits = torch.arange(96, dtype=torch.uint8)
+    sent = [bits[:32].view(dtype), bits[32:64].view(dtype).view(-1, 1), bits.repeat(1 << 14).view(dtype)]
+    told = Announcement.heard(Announcement(tuple(map(Form.of, sent))).told())
+    wire = told.to_wire(sent)
+    assert [t.nbytes for t in wire] == [sent[2].nbytes, 64]
+    assert [(t.shape, t.dtype) for t in wire] == [(b.shape, b.dtype) for b in told.buffers(CPU)]
+    for made, given in zip(told.from_wire(wire, CPU), sent, strict=True):
+        assert (made.dtype, made.shape) == (dtype, given.shape)
+        assert torch.equal(made.view(-1).view(torch.uint8), given.view(-1).view(torch.uint8))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    ("odd", "kind"),
+    [
+        (lambda: torch.eye(3).to_sparse(), "sparse_coo"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantized"),
+    ],
+    ids=["sparse", "quantized"],
+)
+def test_what_cannot_be_fed_is_refused_before_anything_is_sent(odd, kind):
+    stages = [SimpleNamespace(rank=0, inputs=("x",)), SimpleNamespace(rank=1, inputs=("graph",))]
+    feed = Feed(0, stages, SimpleNamespace(n_ranks=2), CPU)
+    whole = {"x": torch.ones(2), "graph": odd()}
+    batch = Batch((2,), {name: (value,) for name, value in whole.items()}, [None], {"x": 0}, whole)
+    with pytest.raises(InputError, match=f"graph is {kind}, which rank 0 cannot feed to the others"):
+        feed.give(batch, None, 1, ([1.0], 2.0))
+    with pytest.raises(InputError, match=f"the target is {kind}"):
+        feed.give(dataclasses.replace(batch, whole={"x": torch.ones(2)}), odd(), 1, ([1.0], 2.0))

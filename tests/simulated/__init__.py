@@ -122,8 +122,8 @@ def _generator(device: Any = None) -> torch.Generator:
 
 
 def _seed_all(seed: int) -> None:
-    for generator in module.default_generators:
-        generator.manual_seed(seed)
+    for index in range(native.device_count()):
+        native.default_generator(index).manual_seed(seed)
 
 
 module: Any = types.ModuleType("torch.sim")

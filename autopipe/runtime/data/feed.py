@@ -15,7 +15,7 @@ from torch import Tensor
 from ... import accelerator
 from ...errors import InputError
 from ...stages import Stage
-from ..wire.announcement import Announced, Announcement, Form
+from ..wire.announcement import Announced, Announcement, Form, oddity
 from ..wire.boundary import flatten
 from ..wire.peers import Peers
 from .microbatch import Batch
@@ -64,6 +64,12 @@ class Feed:
         names = list(batch.whole)
         tensors, frame = flatten([*batch.whole.values(), target])
         owners = self._owners(names, batch.whole, len(tensors))
+        for owner, kind in zip(owners, map(oddity, tensors), strict=True):
+            if kind:
+                raise InputError(
+                    f"{owner or 'the target'} is {kind}, which rank {self.source} cannot feed to the others; "
+                    "make the runtime without feed, and pass every rank the batch"
+                )
         is_sent = [any(self._is_used(o, r) for r in self._others) for o in owners]
         tensors = [
             accelerator.upload(t, self._device) if sent else t

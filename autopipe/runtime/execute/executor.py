@@ -151,11 +151,9 @@ class Executor:
         """Make the calls of a program. Raises :class:`StepError` naming stage, microbatch and action."""
         position, now, marks = self._position, clock.now, clock.marks
         position.follow(marks if clock.is_async else [])
-        timed = None
+        timed, numbered = None, enumerate(calls, position.index + 1)
         try:
-            for words, peer, timed, call in calls:
-                position.index += 1
-                position.words, position.waits_for = words, peer
+            for position.index, (position.words, position.waits_for, timed, call) in numbered:
                 if timed is None:
                     call()
                 else:

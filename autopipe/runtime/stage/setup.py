@@ -64,12 +64,15 @@ def pick_device(
 ) -> torch.device:
     """The device asked for; else the rank's, where the process group carries its tensors; else the model's.
 
-    The rank's accelerator is that of ``LOCAL_RANK``, which becomes the current one, else the current one.
+    The rank's accelerator is that of ``LOCAL_RANK``, which becomes the current one, else the current one. It
+    is meant, too, where a kind of device is asked for and not which one.
     """
     if wanted is not None:
         given = torch.device(wanted)
-        needs_index = accelerator.is_async(given) and given.index is None
-        return torch.device(given.type, accelerator.current().index) if needs_index else given
+        if given.index is not None or not accelerator.is_async(given):
+            return given
+        own = accelerator.of_rank(carried=False) if is_distributed else None
+        return own or accelerator.current()
     own = accelerator.of_rank() if is_distributed else None
     if own is not None:
         return own
@@ -159,7 +162,8 @@ class Generators:
 
     def __init__(self, device: torch.device) -> None:
         own = accelerator.default_generator(device)
-        kept = {torch.default_generator} | ({own} if own is not None else set())
+        kept: list[accelerator.Drawing] = [torch.default_generator]
+        kept += [own] if own is not None and own is not torch.default_generator else []
         self._states = [(generator, generator.get_state()) for generator in kept]
 
     def restore(self) -> None:

@@ -93,15 +93,16 @@ class Worker:
         """Forget the last step and take up the next."""
         n = step.batch.n_microbatches
         self._step: StepInputs = step
-        self._n_backwards = 0
+        self._n_left = n  # backwards that are still to come
         self.replicas.begin()
+        self._is_plain = self.replicas.is_plain
         # what decides, beside what arrives, which outputs require a gradient
         own = self.stage.parameters() if self._recompute else ()
         self._training = self.stage.training, *(p.requires_grad for p in own)
         needs_seed = step.seed is not None and self._is_random
         self._is_bare = (
             not needs_seed
-            and self.replicas.is_plain
+            and self._is_plain
             and self._forward_context is contextlib.nullcontext
             and not self._offloads
             and not step.batch.forms
@@ -280,7 +281,7 @@ class Worker:
         """The whole backward of microbatch ``m``: gradients of parameters and of what arrived."""
         roots, grads = self._collect(m)
         if roots:
-            with self._draws(m):
+            with NOTHING if self._is_bare else self._draws(m):
                 backward(roots, grads)
         self._finish(m)
 
@@ -290,7 +291,7 @@ class Worker:
         leaves = [leaf for edge in self.edges_in for leaf in edge.leaves[m] or ()]
         leaves += [column[m] for column in self.leaves.values()]
         # blocks would run again for every part of a split backward
-        if roots and self.replicas.is_plain and not self.stage.recomputes:
+        if roots and self._is_plain and not self.stage.recomputes:
             with self._draws(m):
                 self._weight_work[m] = backward_input(roots, grads, leaves)
         elif roots:
@@ -306,9 +307,9 @@ class Worker:
                 work.run()
 
     def _collect(self, m: int) -> tuple[list[Root], list[Tensor]]:
-        self._n_backwards += 1
-        is_last = self._n_backwards == self._step.batch.n_microbatches
-        self.replicas.before_backward(is_last and self._step.syncs)
+        self._n_left -= 1
+        if not self._is_plain:
+            self.replicas.before_backward(self._n_left == 0 and self._step.syncs)
         if self._recompute:
             self._run_again(m)
         roots: list[Root] = []
@@ -331,7 +332,8 @@ class Worker:
             edge.roots[m] = _roots(tensors, [t.requires_grad for t in tensors])
 
     def _finish(self, m: int) -> None:
-        self.replicas.after_backward()
+        if not self._is_plain:
+            self.replicas.after_backward()
         for edge in self.edges_in:
             edge.harvest(m)
         self._values[m] = []

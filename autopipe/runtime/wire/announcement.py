@@ -17,7 +17,7 @@ from torch import Tensor
 from .boundary import Frame
 from .values import dtype_of, name_of
 
-__all__ = ["Announced", "Announcement", "Form", "ToldForm"]
+__all__ = ["Announced", "Announcement", "Form", "ToldForm", "oddity"]
 
 PACK_BYTES = 1 << 14
 HOST_PACK_BYTES = 1 << 20
@@ -88,6 +88,15 @@ class Form:
 
 
 NOTHING = Form((0,), torch.uint8)
+
+
+def oddity(tensor: Tensor) -> str:
+    """What a tensor is, in words, that does not lie in one rank's memory as it is; empty for all others."""
+    if hasattr(tensor, "to_local"):
+        return "a DTensor"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    return "quantized" if tensor.is_quantized else ""
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -188,8 +197,8 @@ class Announcement:
         if self.packed:
             pack = self.pack.empty(tensors[self.packed[0][0]].device)
             for i, start, end in self.packed:
-                form = self.tensors[i]
-                form.from_wire(form.view(pack[start:end])).copy_(tensors[i])
+                # as bytes: of some dtypes torch copies nothing else
+                pack[start:end].copy_(self.tensors[i].to_wire(tensors[i]).view(-1).view(torch.uint8))
             laid.append(pack)
         return laid
 

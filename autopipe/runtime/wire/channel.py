@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ... import accelerator
 from ...errors import StepError
-from .announcement import Announced, Announcement, Form
+from .announcement import Announced, Announcement, Form, oddity
 from .boundary import Book, Edge
 from .group import Group
 from .link import SENT
@@ -181,14 +181,13 @@ class Channel:
 
 def _check_plain(edge: Edge, tensors: Sequence[Tensor]) -> None:
     """Raise :class:`StepError` for what does not lie in one rank's memory as it is."""
-    for tensor in tensors:
-        if hasattr(tensor, "to_local"):
+    for kind in map(oddity, tensors):
+        if kind == "a DTensor":
             raise StepError(
                 f"stage {edge.source} gives a DTensor among {', '.join(edge.names)}; what crosses "
                 "stages is a plain tensor: let the layer that makes it return one (use_local_output=True)"
             )
-        if tensor.layout is not torch.strided or tensor.is_quantized:
-            kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        if kind:
             raise StepError(
                 f"stage {edge.source} gives a tensor that is {kind} among {', '.join(edge.names)}; what "
                 "crosses ranks is dense: keep what makes it and what takes it in one stage (pin them to one)"

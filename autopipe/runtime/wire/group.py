@@ -107,7 +107,7 @@ class HostGroup:
         """Reduce over all members, in place."""
         options = dist.AllreduceOptions()
         options.reduceOp, options.timeout = op, FOREVER
-        self._backend.allreduce([tensor], options).wait(FOREVER)
+        self.wait(self._backend.allreduce([tensor], options))
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Give every member rank ``source``'s value, in place."""

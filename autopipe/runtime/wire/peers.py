@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import logging
 import math
 import os
 import time
@@ -35,6 +36,8 @@ from .link import Link, connect
 from .position import OUTSIDE, Patience, Position
 
 __all__ = ["Peers", "pipeline_ranks"]
+
+_logger = logging.getLogger(__name__)
 
 _made: dict[str, int] = {}
 T = TypeVar("T")
@@ -131,6 +134,13 @@ class Peers:
         self._links |= connect(self.board, self.rank, self.n_ranks, self._check)
         everyone = tuple(range(self.n_ranks))
         self.group = self.new_group("tensors", everyone)
+        if self.rank in self.crowded[:1]:
+            _logger.warning(
+                "ranks %s share an accelerator with others of the pipeline: messages go by way of the host, "
+                "slowly; where there is a device for each, start the job with torchrun, which says whose is "
+                "which (LOCAL_RANK), or pass runtime(device=...)",
+                ", ".join(map(str, self.crowded)),
+            )
         aside = dist.PrefixStore("control", self.store)  # type: ignore[attr-defined]
         self.control = self._unless_failed(
             lambda: HostGroup(
@@ -138,6 +148,12 @@ class Peers:
             )
         )
         self._breakable.append(self.control)
+
+    @functools.cached_property
+    def crowded(self) -> tuple[int, ...]:
+        """The ranks that share an accelerator with another of this pipeline."""
+        devices = [card["own device"] for card in self.cards]
+        return tuple(r for r, device in enumerate(devices) if device and devices.count(device) > 1)
 
     def _unless_failed(self, make: Callable[[], T]) -> T:
         """What ``make`` makes. Raises the pipeline's :class:`StepError` where there is one meanwhile."""
@@ -163,7 +179,6 @@ class Peers:
     def new_group(self, purpose: str, ranks: tuple[int, ...]) -> Group:
         """A communicator of some of the pipeline's ranks; only they ask for it, once for each purpose."""
         name = f"{purpose}/{'-'.join(map(str, ranks))}"
-        devices = [c["own device"] for c in self.cards if c["own device"]]
         with self.together("connecting", waits=True):
             made = self._unless_failed(
                 lambda: make_group(
@@ -174,7 +189,7 @@ class Peers:
                     self._device,
                     self._connect_s,
                     self._links,
-                    shares_device=len(set(devices)) < len(devices),
+                    shares_device=bool(self.crowded),
                     check=self.watch.raise_if_failed,
                 )
             )

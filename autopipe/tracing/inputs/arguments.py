@@ -50,11 +50,13 @@ def signature(forward: Any) -> inspect.Signature:
     """The signature of a bound method, which takes long to find, found once per function."""
     if not inspect.ismethod(forward):
         return inspect.signature(forward)
-    whole = _function_signature(forward.__func__)
+    return _of_method(forward.__func__)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_method(function: Any) -> inspect.Signature:
+    whole = inspect.signature(function)
     return whole.replace(parameters=list(whole.parameters.values())[1:])
-
-
-_function_signature = functools.lru_cache(maxsize=64)(inspect.signature)
 
 
 @dataclasses.dataclass(frozen=True)
