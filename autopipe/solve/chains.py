@@ -58,7 +58,7 @@ def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
 def _separable(problem: Problem, deadline: float) -> Answer:
     """Where each stage's load is its own: first answers, then the proof."""
     whole = contracted(problem)
-    best = Answer(None, HUGE, 0)
+    best = Answer(None, HUGE, lower_bound(whole.problem))
     try:
         for best in first_answers(whole.problem, deadline):  # noqa: B007
             pass

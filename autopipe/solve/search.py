@@ -48,6 +48,9 @@ _LONGEST_S = 1e9
 _KEPT_ORDERS = 3
 """So many orders with the least bottlenecks are simulated."""
 
+_GRACE_S = 0.1
+"""Cases that cannot be at all are passed over for so much longer than the time given."""
+
 _LEAST_SHARE = 1 / 8
 """Of the time left, what each case gets at least: the most promising come first."""
 
@@ -180,20 +183,26 @@ def _listed(ranked: Sequence[Candidate], best: Plan) -> tuple[Candidate, ...]:
 class _Found:
     """The plan with the least time per microbatch, every candidate, and what cases without a plan left open.
 
-    ``failed`` is a case where nothing was found, one that proves it only where all do; ``fault`` a case that
-    could not be tried; ``n_left`` how many there was no time for.
+    ``failed`` is a case where nothing was found, one that proves it only where all do; ``fault`` of one that
+    could not be tried; ``short`` are ranks that together have no room for what must be held between steps;
+    ``n_left`` is how many there was no time for.
     """
 
     best: Plan | None = None
     table: list[Candidate] = dataclasses.field(default_factory=list)
     failed: Answered | None = None
     fault: PlanError | None = None
+    short: list[frozenset[int]] = dataclasses.field(default_factory=list)
     n_left: int = 0
 
     def fail(self, answered: Answered) -> None:
         """Keeps a case where nothing was found, rather one that is open."""
         if self.failed is None or self.failed[2].proved:
             self.failed = answered
+
+    def is_short(self, case: Case) -> bool:
+        """Whether ranks that have too little room include all of a case's."""
+        return any(there.issuperset(case.ranks) for there in self.short)
 
     def error(self, tried: Sequence[Case], deadline: float) -> PlanError:
         """Why there is no plan, or that none was found and none ruled out."""
@@ -217,16 +226,17 @@ def _best_of(
     for x, case in enumerate(ahead):
         now = time.perf_counter()
         plan = None
-        if stopped.is_set() or (now > deadline and (found.best is not None or found.failed is not None)):
-            found.n_left = len(ahead) - x
+        is_told = found.best is not None or found.failed is not None or now > deadline + _GRACE_S
+        if stopped.is_set() or (x and now > deadline and is_told):
+            found.n_left = sum(not found.is_short(left) for left in ahead[x:])
             break
-        if any_schedule and not case.is_possible:
+        if found.is_short(case) or (any_schedule and not case.is_possible):
             continue
         until = now + max(0.0, deadline - now) * max(_LEAST_SHARE, 1 / (len(ahead) - x))
         try:
             plan = _solve_case(case, free, until, stopped, found)
         except PlanError as error:
-            found.fault = error
+            found.fault = found.fault or error
         except KeyboardInterrupt:
             if found.best is None:
                 raise
@@ -254,10 +264,14 @@ def _solve_case(
     """
     problem = case.problem()
     if short := shortage(problem):
-        raise no_room(case, short)
+        fault = no_room(case, short)
+        if short.static_bytes > short.room_bytes:
+            found.short.append(frozenset(case.ranks))
+            found.fault = fault
+        raise fault
     # some time is for simulating what is found
     until = deadline - _SIMULATING * max(0.0, deadline - time.perf_counter())
-    answered = _ordered(case, until, stopped) if free else [_answered(case, problem, until)]
+    answered = _ordered(case, problem, until, stopped) if free else [_answered(case, problem, until)]
     best: Plan | None = None
     table: list[Candidate] = []
     for there, problem, answer in answered:
@@ -279,21 +293,20 @@ def _answered(case: Case, problem: Problem, deadline: float) -> Answered:
     return case, problem, chain(problem, time_limit_s=max(0.0, deadline - time.perf_counter()))
 
 
-def _ordered(case: Case, deadline: float, stopped: threading.Event) -> list[Answered]:
+def _ordered(case: Case, problem: Problem, deadline: float, stopped: threading.Event) -> list[Answered]:
     """The orders with the least bottlenecks, best first, and the case's own; each with a bound on all.
 
     Where the case's own does not meet what no order beats, every order that differs is solved if they are
     few; else swaps of two ranks are tried from the order host by host and from the fastest first. Ctrl-C
     costs the orders that were still to come.
     """
-    problem = case.problem()
     found = [_answered(case, problem, _part(deadline, 3))]
     lower = least_load(problem)
     with contextlib.suppress(KeyboardInterrupt):
-        if found[0][2].bottleneck_ns > lower and not stopped.is_set():
-            lower = max(lower, _least_of_any(problem, deadline))
-        if found[0][2].bottleneck_ns > lower and not stopped.is_set():
-            lower = max(lower, _others(found, lower, deadline, stopped))
+        for bound in (_least_of_any, _others):
+            is_over = stopped.is_set() or time.perf_counter() > deadline
+            if found[0][2].bottleneck_ns > lower and not is_over:
+                lower = max(lower, bound(found, lower, deadline, stopped))
     found.sort(key=lambda f: (f[2].bottleneck_ns, f[0].order != case.order))
     kept = [*found[:_KEPT_ORDERS], *(f for f in found[_KEPT_ORDERS:] if f[0].order == case.order)]
     return [(c, p, dataclasses.replace(a, lower_ns=min(a.lower_ns, lower))) for c, p, a in kept]
@@ -320,10 +333,11 @@ def _part(deadline: float, n: int) -> float:
     return now + (deadline - now) / n
 
 
-def _least_of_any(problem: Problem, deadline: float) -> int:
+def _least_of_any(found: list[Answered], lower: int, deadline: float, stopped: threading.Event) -> int:
     """A bottleneck that no order of the ranks beats: where devices are alike, that of the cheapest links."""
+    problem = found[0][1]
     if len({(s.speed, s.limit_bytes) for s in problem.stages}) > 1:
-        return 0
+        return lower
     stages = tuple(dataclasses.replace(s, nic=-1) for s in problem.stages)
     anywhere = dataclasses.replace(problem, stages=stages, pair_ns=None)
     return chain(anywhere, time_limit_s=max(0.0, _part(deadline, 4) - time.perf_counter())).lower_ns

@@ -179,3 +179,19 @@ def two_hosts():
     """Six ranks whose links differ."""
     there = Cluster(cluster(6).devices, (0, 0, 0, 1, 1, 1), Link(1e-5, 1e9), Link(1e-4, 1e8))
     return formulate(Source.of(graph(), costs(), there, Settings()), build("1f1b", 6, 6, 6))
+
+
+def test_parameters_that_all_ranks_together_cannot_hold_are_told_before_anything_is_tried():
+    """Whatever is left free: fewer ranks hold no more, so none of their cases is looked at."""
+    started = time.process_time()
+    with pytest.raises(InfeasibleError, match=r"the 8 ranks hold .* before any activation") as told:
+        made(
+            cluster=cluster(8),
+            n_stages=None,
+            schedule="auto",
+            n_microbatches="auto",
+            memory_limit=50_000,
+            time_limit_s=60.0,
+        )
+    assert not isinstance(told.value, UndecidedError)
+    assert time.process_time() - started < 0.5
