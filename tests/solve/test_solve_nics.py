@@ -59,7 +59,7 @@ def test_sharing_an_interface_never_makes_a_plan_look_faster():
 
 
 @pytest.mark.parametrize(
-    ("n", "n_hosts", "overlap"), [(64, 2, True), (64, 8, True), (64, 64, True), (16, 4, False)]
+    ("n", "n_hosts", "overlap"), [(64, 2, True), (64, 64, True), (64, 8, False), (64, 64, False)]
 )
 def test_hosts_that_share_interfaces_are_proved_like_one(n, n_hosts, overlap):
     """Only one rank of a host sends on; its interface has no more to do than the rank itself."""
@@ -75,7 +75,7 @@ def test_hosts_that_share_interfaces_are_proved_like_one(n, n_hosts, overlap):
     }
     stages = tuple(Stage(s, host=there.host(s), nic=there.shared_nics.get(s, -1)) for s in range(n))
     started = time.process_time()
-    answer = chain(Problem(items, edges, nets, (), stages, pairs, overlap=overlap), time_limit_s=10.0)
+    answer = chain(Problem(items, edges, nets, (), stages, pairs, overlap=overlap), time_limit_s=60.0)
     assert answer.proved
     assert time.process_time() - started < 5.0
 

@@ -100,7 +100,7 @@ def _joins(problem: Problem) -> list[tuple[int, int]]:
     """
     limited = any(s.limit_bytes < HUGE for s in problem.stages)
     buffered = limited and any(net.n_bytes or net.sent_bytes for net in problem.nets)
-    if problem.recompute != "never" or buffered:
+    if problem.recompute != "never" or buffered or any(net.link_ns for net in problem.nets):
         return []
     n = len(problem.items)
     above, below = closures(problem.before, range(n)), closures(problem.after, range(n - 1, -1, -1))

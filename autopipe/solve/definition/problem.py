@@ -241,7 +241,9 @@ class Problem:
             there = self.stages[s]
             tallies[s].received_bytes += net.n_bytes
             if there.rank != here:
-                pair = self.pair_ns[here, there.rank][n] if self.pair_ns else (net.send_ns, net.receive_ns)
+                pair = net.prices_ns((self.stages[source].links[0], there.links[1]))
+                if self.pair_ns:
+                    pair = self.pair_ns[here, there.rank][n]
                 far = there.host != self.stages[source].host
                 takers.append(Taker(s, *pair, scaled(net.again_ns, there.speed), far))
         if touched - {source}:

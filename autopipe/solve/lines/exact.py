@@ -84,8 +84,8 @@ class _Search:
         if self.best.stage_of is not None and not self.answer.proved:
             under = at_bound(self.problem, self.best.bottleneck_ns - 1).problem
             self.lower = max(self.lower, dearest_item(under, self.best.bottleneck_ns, self.deadline))
-        self._probe()
-        step = max(1, (min(self.best.bottleneck_ns, self.top) - self.lower) // _FIRST_STEP)
+        parts = 1 if self._probe() else _FIRST_STEP
+        step = max(1, (min(self.best.bottleneck_ns, self.top) - self.lower) // parts)
         ceiling = HUGE
         while not self.answer.proved and ceiling - self.lower > 1:
             bound = max(self.lower, min(self.lower + step, self.best.bottleneck_ns - 1, self.top))
@@ -111,14 +111,20 @@ class _Search:
         if not self.answer.proved:
             self._close()
 
-    def _probe(self) -> None:
-        """What is just under the best known, where that is little to look through: most often nothing."""
+    def _probe(self) -> bool:
+        """What is just under the best known, where that is little to look through: most often nothing.
+
+        Whether it was little: all under the best known then is hardly more.
+        """
         bound = self.best.bottleneck_ns - self.best.bottleneck_ns // _NEAR
         if self.best.stage_of is None or bound <= self.lower:
-            return
+            return False
         chains = Chains(self.problem, bound, self.deadline, most=_PROBED)
-        with contextlib.suppress(TooMany):
+        try:
             self._learn(chains, chains.best())
+        except TooMany:
+            return False
+        return chains.n_pairs <= _SHORT
 
     def _learn(self, chains: Chains, found: tuple[int, tuple[int, ...]] | None) -> None:
         """What a pass over all chains under a bound says."""

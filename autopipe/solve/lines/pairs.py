@@ -84,11 +84,17 @@ class Loads:
         downsets, work = downsets.picked(order), work[order]
         sums = {name: downsets.sums(each) for name, each in self.each.items()}
         column = {v: x for x, v in enumerate(downsets.free.tolist())}
-        taken = {}
+        taken, base = {}, downsets.base.tolist()
         for n, net in enumerate(p.nets):
             if n in self.turned:
                 maker = _count(downsets, column, (net.producer,))
                 taken[n] = 2 * _count(downsets, column, net.consumers) + maker
+                continue
+            first: tuple[int, ...] = (net.producer,)
+            then = net.consumers
+            if p.directions[n] < 0:
+                first, then = then, first
+            if all(base[v] for v in then) or not any(base[v] or v in column for v in first):
                 continue
             count = _count(downsets, column, net.consumers)
             made = _count(downsets, column, (net.producer,)) > 0

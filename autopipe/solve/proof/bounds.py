@@ -27,8 +27,9 @@ class Room:
     which holds no sink, and for those between it and earlier ones which holds no source: what the last item
     of such a stage makes or takes of later items crosses, and what the topmost does of earlier ones. Later
     stages pay at least ``passed_ns`` for the former.
-    ``sinks`` and ``sources`` count the items that have neither. Where stages may be empty, using fewer never
-    leaves more room as long as the bound is at least one stage's least transfers.
+    ``sinks`` and ``sources`` count the items that have neither; ``slowest`` and ``is_even`` of all speeds.
+    Where stages may be empty, using fewer never leaves more room as long as the bound is at least one stage's
+    least transfers.
     """
 
     problem: Problem
@@ -38,6 +39,8 @@ class Room:
     passed_ns: int
     sources: int
     sinks: int
+    slowest: float
+    is_even: bool
 
     @classmethod
     def of(cls, problem: Problem) -> Room:
@@ -66,6 +69,8 @@ class Room:
             0 if hidden else min((passed[v] for v in passes), default=0),
             len(problem.items) - len(takes),
             len(problem.items) - len(passes),
+            min(s.speed for s in problem.stages),
+            all(s.speed == 1.0 for s in problem.stages),
         )
 
     def work(self, stages: range, bound: int) -> int:
@@ -74,12 +79,11 @@ class Room:
 
     def as_work(self, transfers_ns: T) -> T:
         """The least work that stages could have done instead of their transfers; of one or an array."""
-        slowest = min(s.speed for s in self.problem.stages)
         if self.problem.overlap:
             return transfers_ns * 0
-        if slowest == 1.0:
+        if self.slowest == 1.0:
             return transfers_ns
-        least = np.floor(transfers_ns * slowest) - 2 * self.problem.n_stages
+        least = np.floor(transfers_ns * self.slowest) - 2 * self.problem.n_stages
         if isinstance(transfers_ns, np.ndarray):
             whole: Array = np.maximum(0, least).astype(np.int64)
             return whole
@@ -97,12 +101,12 @@ class Room:
 
     def passed(self, i: int) -> int:
         """The least that the last ``i`` stages pay inward for what crosses out of each other."""
-        if any(s.speed != 1.0 for s in self.problem.stages):
+        if not self.is_even:
             return 0
         return max(0, i - self.sinks) * self.passed_ns
 
     def _least(self, i: int, sinks: int, sources: int) -> tuple[int, int]:
-        if any(s.speed != 1.0 for s in self.problem.stages):
+        if not self.is_even:
             return 0, 0
         return max(0, i - sinks) * self.outward_ns, max(0, i - sources) * self.inward_ns
 
@@ -114,7 +118,7 @@ def lower_bound(problem: Problem) -> int:
     fastest = max(s.speed for s in problem.stages)
     works = (scaled(i.forward_ns, fastest) + scaled(i.backward_ns, fastest) for i in problem.items)
     largest = max(works, default=0)
-    if any(s.speed != 1.0 for s in problem.stages):
+    if not room.is_even:
         return max(largest, math.floor(room.total_ns / sum(s.speed for s in problem.stages)) - 2)
     used = range(1, k + 1) if problem.allow_empty else (k,)
     return max(largest, min(-(-(room.total_ns + sum(room.first(j))) // j) for j in used))
