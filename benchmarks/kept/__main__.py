@@ -1,6 +1,6 @@
 """``python -m benchmarks.kept [PART]``: prints each part's table and keeps it in ``results.json``.
 
-Parts: ``damages``, ``faults``, ``soak``, ``strangers``, ``large``, ``saves``; all by default.
+Parts: ``damages``, ``faults``, ``soak``, ``agents``, ``strangers``, ``large``, ``saves``; all by default.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pathlib
 import tempfile
 from typing import Any
 
-from . import faults, judging, large, saves, soak, strangers
+from . import agents, faults, judging, large, saves, soak, strangers
 
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 
@@ -67,6 +67,13 @@ def run_soak(seconds: float, seed: int, **_: Any) -> dict[str, Any]:
     return {"seconds": seconds, "seed": seed, **found}
 
 
+def run_agents(**_: Any) -> dict[str, Any]:
+    """What a restart on fewer ranks came to."""
+    found = agents.measure()
+    print(found)
+    return found
+
+
 def run_strangers(steps: int, seed: int, **_: Any) -> dict[str, Any]:
     """What strangers at a job's ports came to."""
     found = dataclasses.asdict(strangers.meet(steps, seed))
@@ -94,6 +101,7 @@ PARTS = {
     "damages": run_damages,
     "faults": run_faults,
     "soak": run_soak,
+    "agents": run_agents,
     "strangers": run_strangers,
     "large": run_large,
     "saves": run_saves,

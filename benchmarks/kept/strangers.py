@@ -120,10 +120,10 @@ def _throw(address: tuple[int, str | int], draw: random.Random) -> int:
     if draw.random() < 0.3:  # what begins as a message of a length may
         data = draw.choice((0, 1, 40, 1 << 31, (1 << 64) - 1)).to_bytes(8, "little") + data
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as stranger:
-        stranger.settimeout(0.2)
+        stranger.settimeout(0.05)
         stranger.connect(at if family == socket.AF_UNIX else ("127.0.0.1", at))
         stranger.sendall(data)
-        if draw.random() < 0.2:
+        if draw.random() < 0.1:
             stranger.recv(64)
     return len(data)
 
