@@ -22,10 +22,10 @@ __all__ = ["PipelineAccelerator"]
 class PipelineAccelerator(accelerate.Accelerator):
     """An ``Accelerator`` whose ``prepare`` takes a :class:`PipelineModule` as it is.
 
-    Data loaders give every rank every batch; optimizers, schedulers, ``accumulate``, ``backward``, trackers
-    and ``is_main_process`` are Accelerate's own. ``clip_grad_norm_`` clips over all ranks; ``save_state`` and
-    ``load_state`` keep the whole model and its optimizers and schedulers, for any number of ranks. ``bf16``
-    runs stages under autocast; ``fp16`` is refused.
+    Every rank reads every batch from its data loader; optimizers, schedulers, ``accumulate``, ``backward``,
+    trackers and ``is_main_process`` are Accelerate's own. ``clip_grad_norm_`` clips over all ranks;
+    ``save_state`` and ``load_state`` keep the whole model, optimizers, schedulers, for any number of ranks.
+    ``bf16`` runs stages under autocast; ``fp16`` is refused.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -33,6 +33,11 @@ class PipelineAccelerator(accelerate.Accelerator):
         if self.mixed_precision not in ("no", "bf16"):
             raise InputError(
                 f"PipelineAccelerator does not take mixed_precision={self.mixed_precision!r}; take 'bf16'"
+            )
+        if self.dataloader_config.dispatch_batches:
+            raise InputError(
+                "PipelineAccelerator does not take dispatch_batches=True, which deals out what one rank "
+                "reads; leave it out, since every rank needs all of it"
             )
 
     @property
@@ -44,6 +49,11 @@ class PipelineAccelerator(accelerate.Accelerator):
     def process_index(self) -> int:
         """Of the replica."""
         return 0
+
+    @property
+    def dispatch_batches(self) -> bool:
+        """Never: each rank reads, an ``IterableDataset`` too."""
+        return False
 
     def gather(self, tensor: Any) -> Any:
         """Every rank has all."""

@@ -108,7 +108,11 @@ class _Call:
                 f"rank {self._engine.rank} was given arguments, but only rank {feed} feeds this pipeline; "
                 "call generate() without any here"
             )
-        told = share([list(args), kwargs], self._peers, feed, self._engine.device)
+        try:
+            with self._peers.together("sharing the prompts", waits=False):
+                told = share([list(args), kwargs], self._peers, feed, self._engine.device)
+        except StepError as error:  # of what one rank cannot tell the others, who wait for it
+            self._peers.fail(error)
         return tuple(told[0]), told[1]
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

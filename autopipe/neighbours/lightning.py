@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torchmetrics
 from lightning.fabric.strategies import DDPStrategy as _FabricDDP
+from lightning.pytorch import callbacks
 from lightning.pytorch.strategies import DDPStrategy as _TrainerDDP
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -25,6 +27,9 @@ __all__ = ["FabricPipelineStrategy", "PipelineStrategy"]
 
 REST = "lightning.pt"
 """What of a checkpoint is neither weights nor optimizers."""
+_NAMES = ("StochasticWeightAveraging", "WeightAveraging")
+AVERAGING = tuple(getattr(callbacks, name) for name in _NAMES if hasattr(callbacks, name))
+"""Callbacks that copy the module when a run begins."""
 
 
 class _OneReplica:
@@ -49,7 +54,9 @@ class FabricPipelineStrategy(_OneReplica, _FabricDDP):
     ``fabric.launch()``, then split the model, make the module and ``fabric.setup(module, optimizer)``.
     ``fabric.clip_gradients(max_norm=…)`` clips over all ranks. ``fabric.save`` and ``load`` make and read a
     folder: the module's and optimizers' state as :meth:`autopipe.runtime.Runtime.save` keeps it, the rest
-    beside it. Precision: ``"32-true"``, ``"bf16-mixed"``, ``"64-true"`` of a model in fp64.
+    beside it. A torchmetrics metric of the loop's own sees every batch on every rank: give it
+    ``distributed_available_fn=lambda: False``. Precision: ``"32-true"``, ``"bf16-mixed"``, ``"64-true"`` of
+    a model in fp64.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -116,6 +123,18 @@ class PipelineStrategy(_OneReplica, _TrainerDDP):
     schedules, callbacks.
     """
 
+    def setup_environment(self) -> None:
+        """Raises :class:`InputError` for a callback that copies the module before it has weights."""
+        assert self.lightning_module is not None
+        for callback in self.lightning_module.trainer.callbacks:
+            if isinstance(callback, AVERAGING):
+                raise InputError(
+                    f"{type(callback).__name__} averages a copy of the module that it takes before the "
+                    "pipeline is there, and would average nothing; keep one of this rank's own weights, "
+                    "module.runtime.named_parameters(), in a callback of your own"
+                )
+        super().setup_environment()
+
     def configure_ddp(self) -> None:
         """Nothing is wrapped."""
         runtime = self._runtime
@@ -132,7 +151,12 @@ class PipelineStrategy(_OneReplica, _TrainerDDP):
         """Nothing is wrapped."""
 
     def model_to_device(self) -> None:
-        """The runtime has put it there."""
+        """The runtime has put the pipeline there; metrics go too, each rank's with every batch in it."""
+        assert self.lightning_module is not None
+        for metric in self.lightning_module.modules():
+            if isinstance(metric, torchmetrics.Metric):
+                metric.to(self.root_device)
+                metric.distributed_available_fn = _alone
 
     @property
     def _runtime(self) -> Runtime:
@@ -145,6 +169,7 @@ class PipelineStrategy(_OneReplica, _TrainerDDP):
             return
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
+        self.model_to_device()
         self.setup_precision_plugin()
 
     # -- checkpoints --------------------------------------------------------------------------------
@@ -176,6 +201,11 @@ class PipelineStrategy(_OneReplica, _TrainerDDP):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Loaded with the checkpoint."""
+
+
+def _alone() -> bool:
+    """Whether a metric has parts elsewhere: it has not."""
+    return False
 
 
 def _checked(module: nn.Module) -> nn.Module:

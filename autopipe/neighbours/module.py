@@ -5,6 +5,7 @@ Running batches is left to ``runtime``; loops of transformers, Accelerate and Li
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,14 @@ from ..errors import InputError
 from ..runtime import Runtime
 
 __all__ = ["PipelineModule"]
+
+DDP = "torch.nn.parallel.distributed"
+_WRAPPED = (
+    "a PipelineModule is not to be wrapped in DistributedDataParallel, which would give every rank the "
+    "weights of the first: take PipelineAccelerator, FabricPipelineStrategy or PipelineStrategy of "
+    "autopipe.neighbours, or leave it out of setup and prepare; for replicas of a pipeline, give "
+    "pipe.runtime(mesh=...) and rt.wrap(DistributedDataParallel)"
+)
 
 
 class PipelineModule(nn.Module):
@@ -73,8 +82,21 @@ class PipelineModule(nn.Module):
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's, under the model's names."""
+        if sys._getframe(1).f_globals.get("__name__") == DDP:
+            raise InputError(_WRAPPED)  # it wraps a module that holds this one
         for name, parameter in super().named_parameters(*args, **kwargs):
             yield name.replace("/", "."), parameter
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        # asked by DistributedDataParallel, which lets errors beside AttributeError pass
+        raise InputError(_WRAPPED)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        raise InputError(
+            "a PipelineModule has this rank's part of the weights; module.runtime.load(folder) reads them, "
+            "also of a plain model's checkpoint"
+        )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         raise InputError(

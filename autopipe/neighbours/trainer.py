@@ -6,6 +6,7 @@ loop over the same batches, so that the number of ranks changes no result.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pathlib
 import shutil
@@ -22,29 +23,14 @@ from ..runtime import Runtime
 from ..torch_private import pytree
 from .acceleration import PipelineAccelerator
 from .adapters import has_adapters, save_adapters
+from .losses import smoothed, takes_count
+from .taken import CHECKPOINTING, check
 from .together import meet
 
 __all__ = ["PipelineTrainer"]
 
 KEPT = "pipeline"
 """The folder in a checkpoint that ``Runtime.save`` made, to resume from."""
-
-NOT_TAKEN: Mapping[str, str] = {
-    "fp16": "train with bf16=True, or in fp32",
-    "fsdp": "the pipeline has its own placement; leave it out",
-    "deepspeed": "the pipeline has its own placement; leave it out",
-    "activation_checkpointing": "enable it before split(), or plan with recompute='auto'",
-    "label_smoothing_factor": "give PipelineTrainer a loss_fn(output, target) that smooths",
-    "neftune_noise_alpha": "add the noise in the model before split()",
-    "use_liger_kernel": "apply the kernels to the model before split()",
-    "torch_compile": "compile stages with trainer.runtime.wrap(torch.compile)",
-    "auto_find_batch_size": "plan with memory_limit=... instead",
-    "push_to_hub": "push the folder that save_model() writes",
-    "fp16_full_eval": "evaluate as you train",
-    "bf16_full_eval": "evaluate as you train",
-    "save_on_each_node": "give a folder that every rank reaches",
-}
-"""Arguments that change the model or its placement behind the pipeline's back, and what to do instead."""
 
 
 class PipelineTrainer(transformers.Trainer):
@@ -56,10 +42,11 @@ class PipelineTrainer(transformers.Trainer):
     schedules, ``optimizers``.
 
     Every rank makes it and calls its methods alike. Batch sizes are of the whole pipeline, as in one process.
-    ``bf16`` runs stages under autocast. Gradients of an accumulated batch are those of one batch, whatever
-    its pieces weigh. Only rank 0 logs and writes, and checkpoints are :meth:`Runtime.save`'s: any number of
-    ranks resumes them, ``from_pretrained`` reads them; of models with adapters, ``save_model`` writes these
-    alone.
+    ``bf16`` runs stages under autocast. Pieces of an accumulated batch weigh as in the plain Trainer: by the
+    labels that count where the model's loss is divided by their number, else alike; with a ``loss_fn`` they
+    are one batch. ``activation_checkpointing`` is taken of a model that has it on when split. Only rank 0
+    logs and writes, and checkpoints are :meth:`Runtime.save`'s: any number of ranks resumes them,
+    ``from_pretrained`` reads them; of models with adapters, ``save_model`` writes these alone.
 
     Attributes
     ----------
@@ -83,7 +70,7 @@ class PipelineTrainer(transformers.Trainer):
                 "made"
             )
         args = transformers.TrainingArguments("tmp_trainer") if args is None else args
-        _check(args, options)
+        check(args, options, model.model, loss_fn)
         if type(self).compute_loss is not PipelineTrainer.compute_loss:
             raise InputError(
                 f"{type(self).__name__}.compute_loss would not be called: the loss is computed by the rank "
@@ -100,8 +87,17 @@ class PipelineTrainer(transformers.Trainer):
         own = copy.copy(args)
         own.distributed_state = _OneReplica(args.distributed_state)
         own._n_gpu = min(args.n_gpu, 1)
-        precision = {"autocast": torch.bfloat16} if args.bf16 else {}
-        self.runtime: Runtime = model.runtime(loss_fn, **{**precision, **(runtime_options or {})})
+        for name in CHECKPOINTING:
+            if getattr(args, name, None):
+                setattr(own, name, False)  # it is on
+        self._smoothed = smoothed(model.model, args)
+        self._takes_target = loss_fn is not None or self._smoothed is not None
+        asks = args.gradient_accumulation_steps > 1 and not self._takes_target
+        self._takes_count = not asks or takes_count(model.model, model.graph.example)
+        options_of_runtime: dict[str, Any] = {"autocast": torch.bfloat16} if args.bf16 else {}
+        if self._smoothed is not None:
+            loss_fn, options_of_runtime["loss_weight"] = self._smoothed, self._smoothed.weight
+        self.runtime: Runtime = model.runtime(loss_fn, **{**options_of_runtime, **(runtime_options or {})})
         self._group: list[dict[str, Any]] = []
         config = getattr(model.model, "config", None)
         uses_cache = getattr(config, "use_cache", None)
@@ -142,7 +138,8 @@ class PipelineTrainer(transformers.Trainer):
             kind, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
                 self.args, whole
             )
-            if {"params", "model", "optimizer_dict"} & set(options) or not isinstance(kind, type):
+            is_plain = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+            if {"params", "model", "optimizer_dict"} & set(options) or not is_plain:
                 raise InputError(
                     f"optim={self.args.optim} takes the whole model, of which this rank has a part; pass an "
                     "optimizer over trainer.runtime.parameters() as optimizers=, or choose another"
@@ -153,6 +150,8 @@ class PipelineTrainer(transformers.Trainer):
                 for decays, decay in ((True, self.args.weight_decay), (False, 0.0))
             ]
             self.optimizer = kind(groups, **options)
+            if "bitsandbytes" in str(kind) and options.get("optim_bits") == 8:
+                _keep_embeddings_whole(whole)
         return self.optimizer
 
     def _check_optimizer(self) -> None:
@@ -173,18 +172,66 @@ class PipelineTrainer(transformers.Trainer):
         if callable(getattr(optimizer, "train", None)):
             optimizer.train()
         self._group.append(self._routed(self._prepare_inputs(inputs)))
-        if not self.accelerator.sync_gradients:
+        if len(self._group) < self.current_gradient_accumulation_steps:
             return torch.zeros((), device=self.args.device)
         group, self._group = self._group, []
-        return self.runtime.accumulate(group).loss.to(self.args.device)
+        share = self._share_of_pieces(len(group), num_items_in_batch)
+        # pieces that end a stream of data are followed by those of another epoch before the optimizer steps
+        syncs = contextlib.nullcontext() if self.accelerator.sync_gradients else self.runtime.no_sync()
+        with syncs:
+            made = self._add_up(group, share) if share else self.runtime.accumulate(group).loss
+        return made.to(self.args.device)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """The pieces of a batch, which begins anew."""
+        self._group = []
+        return super().get_batch_samples(*args, **kwargs)
+
+    def _share_of_pieces(self, n: int, n_items: Any) -> float:
+        """What the Trainer multiplies the loss of each of ``n`` pieces by; 0 where they are one batch."""
+        counts_items = n_items is not None and self.model_accepts_loss_kwargs
+        if n == 1 or (counts_items and self._takes_count) or (self._takes_target and self._smoothed is None):
+            return 0.0
+        return 1.0 if counts_items else 1.0 / n
+
+    def _add_up(self, group: list[dict[str, Any]], share: float) -> Tensor:
+        """Gradients of the sum of the losses of pieces, each times ``share``; returns that sum."""
+        total = torch.zeros((), dtype=torch.float64)
+        for i, piece in enumerate(group):
+            syncs = contextlib.nullcontext() if i + 1 == len(group) else self.runtime.no_sync()
+            with syncs, self.runtime.scaled(share):
+                loss = self.runtime.step(**piece).loss
+            total += share * loss.double().to(total.device)
+        return total.to(loss.dtype)
 
     def _routed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """As the runtime takes them: labels are the target where there is a loss_fn."""
+        """As the runtime takes them: labels are the target where there is a loss_fn.
+
+        They also go where they went when the model was captured.
+        """
         given = dict(inputs)
-        if self.runtime.engine.options.loss_fn is not None and self.label_names:
-            labels = [given.pop(name) for name in self.label_names if name in given]
-            given["target"] = labels[0] if len(labels) == 1 else tuple(labels)
+        if self._takes_target and self.label_names:
+            labels = [given[name] for name in self.label_names if name in given]
+            captured = self.pipe.graph.example[1]
+            given = {k: v for k, v in given.items() if k not in self.label_names or k in captured}
+            if labels:
+                given["target"] = labels[0] if len(labels) == 1 else tuple(labels)
         return given
+
+    def _labelled(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs that have no labels, with some where the model was captured with them: outputs need none."""
+        example = self.pipe.graph.example[1]
+        absent = [n for n in self.label_names if isinstance(example.get(n), Tensor) and inputs.get(n) is None]
+        like = next((n for n, v in inputs.items() if isinstance(v, Tensor) and n in example), None)
+        if not absent or like is None:
+            return dict(inputs)
+        n_rows, *others = inputs[like].shape
+        sizes = dict(zip(example[like].shape[1:], others, strict=False))
+        made = {}
+        for name in absent:
+            shape = (n_rows, *(sizes.get(n, n) for n in example[name].shape[1:]))
+            made[name] = torch.zeros(shape, dtype=example[name].dtype, device=inputs[like].device)
+        return {**inputs, **made}
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         return self.runtime.clip_grad_norm_(self.args.max_grad_norm)
@@ -215,19 +262,18 @@ class PipelineTrainer(transformers.Trainer):
             config = getattr(self.model, "config", None)
             ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
         loss = None
+        given = self._routed(inputs) if has_labels else self._labelled(inputs)
         if has_labels:
-            done = self.runtime.evaluate(
-                **self._routed(inputs), return_outputs=False if prediction_loss_only else "all"
-            )
+            done = self.runtime.evaluate(**given, return_outputs=False if prediction_loss_only else "all")
             loss, outputs = done.loss, done.outputs
         else:
-            outputs = self.runtime.forward(**inputs)
+            outputs = self.runtime.forward(**given)
         if prediction_loss_only:
             return loss, None, None
         logits = _logits(
             outputs,
             (*ignore_keys, "loss"),
-            has_loss=has_labels and self.runtime.engine.options.loss_fn is None,
+            has_loss=any(name in given for name in self.label_names),
         )
         if self.args.bf16:
             logits = pytree.tree_map(_to_fp32, logits)
@@ -321,15 +367,14 @@ class _OneReplica:
         return getattr(self.__dict__["_state"], name)
 
 
-def _check(args: transformers.TrainingArguments, options: Mapping[str, Any]) -> None:
-    """Raise :class:`InputError` for all that is not taken."""
-    faults = [f"{name}: {instead}" for name, instead in NOT_TAKEN.items() if getattr(args, name, None)]
-    if options.get("compute_loss_func") is not None:
-        faults.append("compute_loss_func: give loss_fn(output, target)")
-    if options.get("model_init") is not None:
-        faults.append("model_init: split the model and pass the pipe")
-    if faults:
-        raise InputError(f"PipelineTrainer does not take {'; '.join(faults)}")
+def _keep_embeddings_whole(model: nn.Module) -> None:
+    """Have the states of embeddings in 32 bits under an 8-bit optimizer, as the Trainer has them."""
+    import bitsandbytes
+
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
 def _logits(outputs: Any, ignored: tuple[str, ...], *, has_loss: bool) -> Any:

@@ -6,8 +6,10 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from causal_models import make, prompts
 from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
 
 import autopipe
 
@@ -29,6 +31,8 @@ WAYS = {
     "criteria": {"stopping_criteria": StoppingCriteriaList([Stop()]), "repetition_penalty": 1.3},
     "no cache": {"use_cache": False},
     "chunks": {"prefill_chunk_size": 3},
+    "ends": {"eos_token_id": [*range(3, 61, 3)], "min_new_tokens": 2, "no_repeat_ngram_size": 2},
+    "ends of beams": {"eos_token_id": [*range(3, 61, 3)], "num_beams": 3, "early_stopping": True},
 }
 
 
@@ -86,6 +90,39 @@ def trains(pipe, rt, plain, way, inputs):
     merged = pipe.merge()
     for (name, a), b in zip(merged.state_dict().items(), plain.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4, msg=name)
+
+
+class Heard(BaseStreamer):
+    """What a streamer was given: the prompt, then token by token."""
+
+    def __init__(self):
+        self.tokens, self.has_ended = [], False
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.has_ended = True
+
+
+def one_prompt(family):
+    """A single prompt goes in one piece, by position too; the rank that chooses streams its tokens."""
+    ids = prompts()[0][:1]
+    plain = make(family)
+    expected = plain.generate(ids, max_new_tokens=N_NEW)
+    pipe = split(make(family))
+    pipe.runtime()
+    heard = Heard()
+    assert torch.equal(pipe.generate(ids, max_new_tokens=N_NEW, streamer=heard), expected)
+    is_last = dist.get_rank() == dist.get_world_size() - 1
+    assert (heard.tokens, heard.has_ended) == ((expected[0].tolist(), True) if is_last else ([], False))
+    config = transformers.GenerationConfig(max_new_tokens=N_NEW, pad_token_id=0)
+    assert torch.equal(pipe.generate(ids, generation_config=config), expected)
+    rt = pipe.runtime(feed=0)
+    given = {"inputs": ids, "streamer": Heard()} if dist.get_rank() == 0 else {}
+    with pytest.raises(autopipe.StepError, match="more than tensors and plain values"):
+        pipe.generate(**given)
+    del rt
 
 
 class Breaks(StoppingCriteria):

@@ -8,6 +8,7 @@ import pathlib
 import sys
 import warnings
 
+import pytest
 import torch
 from causal_models import make
 
@@ -28,6 +29,17 @@ def collate(rows):
 
 def loader(shuffle=False):
     return torch.utils.data.DataLoader(dataset(), SIZE, shuffle=shuffle, collate_fn=collate)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """The samples one after another, of a length that nobody knows."""
+
+    def __iter__(self):
+        return iter(dataset())
+
+
+def stream():
+    return torch.utils.data.DataLoader(Stream(), SIZE, collate_fn=collate)
 
 
 def model():
@@ -70,6 +82,11 @@ def plainly(folder):
         del unused
         with torch.no_grad():
             assert not module(**batch).requires_grad
+        for wrapped in (module, torch.nn.Sequential(module)):
+            with pytest.raises(autopipe.InputError, match="PipelineAccelerator"):
+                torch.nn.parallel.DistributedDataParallel(wrapped)
+        with pytest.raises(autopipe.InputError, match=r"runtime\.load"):
+            module.load_state_dict({})
     hold(folder, "plainly", module.state_dict() if IS_PLAIN else pipe.merge().state_dict())
 
 
@@ -85,8 +102,8 @@ def accelerated(folder, precision="no"):
     optimizer = torch.optim.AdamW(module.parameters(), 1e-3, eps=1e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
     torch.manual_seed(7)
-    module, optimizer, batches, scheduler = accelerator.prepare(module, optimizer, loader(True), scheduler)
-    for epoch in range(2):
+    module, optimizer, shuffled, scheduler = accelerator.prepare(module, optimizer, loader(True), scheduler)
+    for epoch, batches in enumerate((shuffled, accelerator.prepare(stream()))):
         for batch in batches:
             with accelerator.accumulate(module):
                 loss = module(**batch)
@@ -137,11 +154,13 @@ def fabric(folder):
 
 def lit_module():
     import lightning
+    import torchmetrics
 
     class Lit(lightning.LightningModule):
         def __init__(self):
             super().__init__()
             self.module = None
+            self.total = torchmetrics.SumMetric()
 
         def configure_model(self):
             if self.module is None:
@@ -156,7 +175,10 @@ def lit_module():
 
         def validation_step(self, batch, index):
             loss = self.module(**batch)
-            self.log("val_loss", loss.loss if IS_PLAIN else loss, sync_dist=True)
+            loss = loss.loss if IS_PLAIN else loss
+            self.log("val_loss", loss, sync_dist=True)
+            self.total.update(loss)
+            self.log("val_total", self.total)
 
         def configure_optimizers(self):
             optimizer = torch.optim.AdamW(self.parameters(), 1e-3, eps=1e-4)
@@ -188,12 +210,14 @@ def lightning_trainer(folder, precision="32-true"):
     """Lightning's Trainer with its callbacks, logger, precision, checkpoints; and going on from one."""
     made = lit_trainer(folder, 2, precision)
     lit = lit_module()
+    before = lit_trainer(folder, 1, precision).validate(lit_module(), loader(), verbose=False)[0]["val_total"]
     made.fit(lit, loader(), loader())
     metrics = {k: float(v) for k, v in made.callback_metrics.items()}
     last = f"{folder}/kept{IS_PLAIN}{precision}/last.ckpt"
     again = lit_module()
     lit_trainer(folder, 3, precision).fit(again, loader(), loader(), ckpt_path=last)
     weights = again.module.state_dict() if IS_PLAIN else again.pipes[0].merge().state_dict()
+    metrics["before"] = before
     found = {**weights, **{k: torch.tensor(v) for k, v in metrics.items()}}
     hold(folder, f"lightning{precision}", found, 1e-5 if precision == "32-true" else 5e-3)
 

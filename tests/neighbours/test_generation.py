@@ -21,7 +21,11 @@ def test_tokens_of_a_family(family):
 
 def test_tokens_on_two_ranks():
     ways = ("greedy", "sampling", "beams", "beams that sample", "criteria", "no cache", "chunks")
-    run_ranks(SCRIPT, 2, "same_tokens", "gpt2", *ways)
+    run_ranks(SCRIPT, 2, "same_tokens", "gpt2", *ways, "ends", "ends of beams")
+
+
+def test_one_prompt():
+    run_ranks(SCRIPT, 2, "one_prompt", "llama")
 
 
 def test_tokens_on_four_ranks():

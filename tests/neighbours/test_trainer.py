@@ -20,9 +20,29 @@ def test_a_causal_model(tmp_path):
         run_ranks(SCRIPT, n_ranks, "causal", tmp_path)
 
 
-def test_a_classifier_in_bf16(tmp_path):
-    for n_ranks in (0, 2):
+def test_a_classifier(tmp_path):
+    for n_ranks in (0, 2, 4):
         run_ranks(SCRIPT, n_ranks, "classifier", tmp_path)
+
+
+def test_smoothed_labels_of_a_stream(tmp_path):
+    for n_ranks in (0, 2):
+        run_ranks(SCRIPT, n_ranks, "smoothed", tmp_path)
+
+
+def test_whether_a_loss_counts_items():
+    import transformers
+    from causal_models import make
+
+    from autopipe.neighbours.losses import takes_count
+
+    ids = torch.ones(3, 5, dtype=torch.int64)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.BertConfig(vocab_size=9, num_labels=3, **sizes)
+    classifier = transformers.BertForSequenceClassification(config)
+    assert takes_count(make("llama"), ((), {"input_ids": ids, "labels": ids}))
+    assert not takes_count(classifier, ((), {"input_ids": ids, "labels": ids[:, 0]}))
+    assert not takes_count(torch.nn.Linear(5, 5), ((ids.float(),), {}))
 
 
 def test_adapters(tmp_path):
@@ -39,15 +59,16 @@ def test_what_is_not_taken(tmp_path):
 
     example = pad(rows(4))
     model = make("llama")
-    args = {"label_smoothing_factor": 0.1, "activation_checkpointing": True}
+    args = {"neftune_noise_alpha": 0.1, "activation_checkpointing": True}
     with pytest.raises(autopipe.AutopipeError, match=r"autopipe\.split"):
         PipelineTrainer(model, arguments(tmp_path))
     pipe = autopipe.split(model, 2, (), example, costs="estimated")
     with pytest.raises(
-        autopipe.AutopipeError, match=r"activation_checkpointing.*label_smoothing_factor"
-    ) as error:
+        autopipe.AutopipeError, match=r"neftune_noise_alpha.*activation_checkpointing_enable\(\) before split"
+    ):
         PipelineTrainer(pipe, arguments(tmp_path, **args))
-    assert "loss_fn" in str(error.value)
+    with pytest.raises(autopipe.AutopipeError, match="label_smoothing_factor: smooth in the loss_fn"):
+        PipelineTrainer(pipe, arguments(tmp_path, label_smoothing_factor=0.1), loss_fn=torch.add)
 
     class Own(PipelineTrainer):
         def compute_loss(self, *args, **kwargs):
