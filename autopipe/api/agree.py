@@ -40,15 +40,18 @@ def join_group(limit_s: float | None = None) -> None:
     others do not come within ``limit_s``, by default what torch waits.
     """
     n_ranks = os.environ.get("WORLD_SIZE", "1")
-    if not dist.is_available() or dist.is_initialized() or n_ranks == "1" or "RANK" not in os.environ:
+    if not dist.is_available() or dist.is_initialized() or n_ranks == "1":
         return
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise InputError(
-            f"WORLD_SIZE is {n_ranks} and this process is in no process group, but {' and '.join(missing)} "
-            "are not set, so it cannot find the others; start the script with torchrun, or write "
-            "torch.distributed.init_process_group(...) with your cluster's addresses before split()"
+            f"WORLD_SIZE is {n_ranks} and this process is in no process group, but {', '.join(missing)} "
+            "is not set, so it cannot find the others; start the script with torchrun, write "
+            "torch.distributed.init_process_group(...) with your cluster's addresses before split(), or "
+            "unset WORLD_SIZE where this process is alone"
         )
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"):
+        _check_number(name, os.environ.get(name, "0"))
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device is None:
         backend = "gloo"
@@ -71,11 +74,18 @@ def join_group(limit_s: float | None = None) -> None:
 
     try:
         aside(lambda: _join(backend), "autopipe joining", check)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise StepError(f"{_NOT_JOINED.format(n_ranks)}: {error}") from error
     atexit.register(_leave_group)
     rank, where = dist.get_rank(), device or "cpu"
     _logger.info("joined the launcher's %s ranks as rank %d, on %s with %s", n_ranks, rank, where, backend)
+
+
+def _check_number(name: str, text: str) -> None:
+    if not text.isdecimal():
+        raise InputError(
+            f"{name} is {text!r} in this process's environment; a launcher (torchrun) sets a whole number"
+        )
 
 
 _NOT_JOINED = (

@@ -29,6 +29,8 @@ from ..units import parse_bytes
 __all__ = ["check_model", "check_names", "check_options", "check_plan"]
 
 MOST_STAGES = MOST_MICROBATCHES = 2**16
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+"""What makes replicas or shards of a model on other ranks."""
 
 Check = Callable[[str, Any], object]
 
@@ -37,12 +39,29 @@ def check_model(model: Any, args: Any = (), kwargs: Any = None) -> None:
     """Raise :class:`InputError` for what is no model, or no example arguments."""
     if not isinstance(model, (nn.Module, Capture)):
         raise InputError(f"model is {brief(model)}; it must be a torch.nn.Module")
+    if isinstance(model, nn.Module):
+        _check_unwrapped(model)
     if not isinstance(args, (tuple, list)):
         raise InputError(
             f"args is a {type(args).__name__}; it must be a tuple of the model's arguments, such as (x,)"
         )
     if kwargs is not None:
         mapping("kwargs", kwargs, "a dict of the model's keyword arguments")
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    if isinstance(getattr(model, "_orig_mod", None), nn.Module):
+        raise InputError(
+            "model is compiled by torch.compile, which runs it as one; split the model itself, and compile its "
+            "stages with rt.wrap(torch.compile)"
+        )
+    for path, module in model.named_modules():
+        wrapper = next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in WRAPPERS), "")
+        if wrapper:
+            raise InputError(
+                f"{path or 'model'} is wrapped in {wrapper}, which stages would be without; split the "
+                "model itself, and for replicas of a pipeline give pipe.runtime(mesh=...) and rt.wrap(...)"
+            )
 
 
 def check_plan(plan: Any) -> None:

@@ -43,6 +43,8 @@ METHODS = (
 )
 # fmt: on
 """What one calls on a pipe; the rest of ``nn.Module`` works as on the model."""
+ELSEWHERE = {"save_pretrained": "rt.save(folder) writes what from_pretrained reads"}
+"""What models of libraries have, and who does it of a pipe."""
 
 
 class _Short(type):
@@ -99,6 +101,18 @@ class Pipe(nn.Module, metaclass=_Short):
 
     def __dir__(self) -> list[str]:
         return sorted({*dir(nn.Module), *super().__dir__()})  # type: ignore[no-untyped-call]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if callable(getattr(Runtime, name, None)) and not name.startswith("_"):
+                hint = f"make rt = pipe.runtime(loss_fn) and call rt.{name}(...)"
+            elif "_model" in self.__dict__ and hasattr(self.model, name):
+                hint = ELSEWHERE.get(name, f"the model has: pipe.model.{name}")
+            else:
+                raise
+        raise AttributeError(f"a pipe has no {name!r}; {hint}")
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:

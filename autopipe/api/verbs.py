@@ -165,6 +165,7 @@ def split(
         it the plan says how far from optimal the cut can be at most. By default 2 s for each, more for large
         graphs, up to 20 s. Ctrl-C does the same at once.
     dynamic: ``"auto"`` lets every input size vary that the model lets vary; False fixes them all.
+    open, closed: lists of paths of modules to record the inside of, or to keep whole.
     plan: build the stages of this plan instead of solving.
     stall_limit_s: how long a rank may give no sign of life while ranks plan together; by default 60 s, and
         five times as long until its first.
@@ -196,7 +197,8 @@ def split(
             check_plan(plan)
         given = plan if isinstance(plan, Plan) else Plan.from_json(plan)
         _check_decided(given, n_stages, options)
-        captured = _capture_for(given, model, args, kwargs, options.get("dynamic", "auto"), stall_limit_s)
+        check_options(options)
+        captured = _capture_for(given, model, args, kwargs, options, stall_limit_s)
         return Pipe(captured, given)
     _check_options("split", {**options, "n_stages": n_stages})
     planned = _plan(model, n_stages, args, kwargs, stall_limit_s=stall_limit_s, **options)
@@ -216,7 +218,7 @@ def _check_decided(given: Plan, n_stages: int | str | None, options: Mapping[str
             f"n_stages is {n_stages}, but the given plan has {given.n_stages} stages; leave n_stages out, or "
             "plan again"
         )
-    ignored = sorted(set(options) - {"dynamic"})
+    ignored = sorted(set(options) - {"dynamic", "open", "closed"})
     if ignored:
         raise InputError(
             f"a given plan has decided everything, so {', '.join(ignored)} would be ignored; leave it out or "
@@ -229,14 +231,14 @@ def _capture_for(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
-    dynamic: Any,
+    options: Mapping[str, Any],
     limit_s: float | None,
 ) -> Capture:
     """The capture a plan was made for: leaves that were opened then are opened again."""
-    opened = given.settings.get("opened", ())
+    how = {**options, "open": (*options.get("open", ()), *given.settings.get("opened", ()))}
     return make_alike(
         "the plan",
-        lambda: capture(model, args, kwargs, dynamic=dynamic, open=opened),
+        lambda: capture(model, args, kwargs, **how),
         lambda _: hashlib.sha256(given.to_json().encode()).hexdigest()[:16],
         limit_s,
     )
@@ -259,6 +261,8 @@ def _plan(
     ties: str = "auto",
     pin: Mapping[str, int] | None = None,
     dynamic: Any = "auto",
+    open: Sequence[str] = (),
+    closed: Sequence[str] = (),
     store: str | pathlib.Path | None = None,
     time_limit_s: float | None = None,
     precision: str | None = None,
@@ -271,7 +275,7 @@ def _plan(
     wanted = None if n_stages in (None, "auto") else operator.index(n_stages)  # type: ignore[arg-type]
     captured = make_alike(
         "the captured graph",
-        lambda: model if isinstance(model, Capture) else capture(model, args, kwargs, dynamic=dynamic),
+        lambda: _captured(model, args, kwargs, dynamic=dynamic, open=open, closed=closed),
         lambda made: made.ops.digest,
         stall_limit_s,
     )
@@ -335,6 +339,21 @@ def _plan(
     elif opened:
         captured = captured.open(*opened)
     return Planned(captured, table, made, opened)
+
+
+def _captured(
+    model: nn.Module | Capture, args: Sequence[Any], kwargs: Mapping[str, Any] | None, **how: Any
+) -> Capture:
+    """The model recorded so, or as it was recorded already."""
+    if not isinstance(model, Capture):
+        return capture(model, args, kwargs, **how)
+    given = [name for name, value in how.items() if value not in ("auto", (), [])]
+    if given:
+        raise InputError(
+            f"model is a capture already, for which {', '.join(given)} would be ignored; give that to "
+            "autopipe.capture, or pass the model itself"
+        )
+    return model
 
 
 def _decision_to_text(decided: tuple[Plan, CostTable, tuple[str, ...]]) -> str:

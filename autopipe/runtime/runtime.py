@@ -175,10 +175,10 @@ class Runtime:
     ) -> StepResult:
         """Forward and backward of one batch; gradients are those of the full batch's loss.
 
-        Every rank passes the same batch (of steps 0, 1, 2, 4, 8 and so on, samples of its values are
-        compared), or only the one that feeds. ``target`` is what ``loss_fn`` gets beside the output; without
-        a ``loss_fn`` it is the model's own argument of that name (a model that has one beside a ``loss_fn``
-        takes it by position). Gradients add up over steps until they are zeroed, as in plain PyTorch.
+        Every rank passes the same batch (samples of its values are compared), or only the one that feeds.
+        ``target`` is what ``loss_fn`` gets beside the output; without a ``loss_fn`` it is the model's own
+        argument of that name (a model that has one beside a ``loss_fn`` takes it by position). Gradients add
+        up over steps until they are zeroed, as in plain PyTorch.
         ``return_outputs``: ``"all"`` (or True) gives every rank the outputs, ``"last"`` the last. The user's
         random generators are left as they were found: random ops draw from streams fixed by the seed, the
         number of steps made, the microbatch and the op.
@@ -293,7 +293,7 @@ class Runtime:
     def _accumulate(
         self, batches: Iterable[Mapping[str, Any] | tuple[Any, ...]], n_microbatches: int | None
     ) -> StepResult:
-        calls = [((), dict(b)) if isinstance(b, Mapping) else (tuple(b), {}) for b in batches]
+        calls = [_call_of(i, batch) for i, batch in enumerate(batches)]
         if not calls:
             raise InputError("accumulate() got no batches; give it at least one")
         shares, self._engine.share = self._engine.shares(calls)
@@ -546,3 +546,15 @@ class Runtime:
         if faults:
             raise InputError(f"steps cannot be published to {folder}: {faults[0]}; give another folder")
         engine.publisher = Publisher(engine, pathlib.Path(folder), every_s, offset_s)
+
+
+def _call_of(i: int, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of ``step`` that batch ``i`` of several stands for."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, (tuple, list)):
+        return tuple(batch), {}
+    raise InputError(
+        f"batch {i} of accumulate() is a {type(batch).__name__}; give a list of batches, each a mapping of "
+        "step()'s keyword arguments, such as {'x': x, 'target': y}, or a tuple of its positional ones"
+    )

@@ -50,3 +50,20 @@ def test_of_steps_that_are_equal_the_plan_that_needs_least_memory_is_taken():
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
     pipe = autopipe.split(model, 4, (torch.randn(32, 64),), n_microbatches=8, costs="estimated")
     assert [len(stage.ops) for stage in pipe.plan.stages] == [2, 2, 2, 2]
+
+
+def test_modules_are_kept_whole_or_opened_as_told():
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), nn.Linear(8, 8))
+
+    def calls(pipe):
+        return [op.module_path for op in pipe.graph.ops.compute]
+
+    assert calls(autopipe.split(model, 2, (X,), costs="estimated")) == ["0.0", "0.1", "0.2", "1"]
+    pipe = autopipe.split(model, 2, (X,), costs="estimated", closed=["0"])
+    assert calls(pipe) == ["0", "1"]
+    assert torch.equal(pipe(X), model(X))
+    assert calls(autopipe.split(model, args=(X,), plan=pipe.plan, closed=["0"])) == ["0", "1"]
+    with pytest.raises(InputError, match=r"closed\[0\]|no module"):
+        autopipe.split(model, 2, (X,), costs="estimated", closed=["2"])
+    with pytest.raises(InputError, match="open, closed would be ignored"):
+        autopipe.split(pipe.graph, 2, costs="estimated", closed=["0"], open=["0"])

@@ -6,6 +6,7 @@ Cutting is left to ``microbatch``, weighing to ``weights``, what goes between ra
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,12 @@ class Intake:
         """The batch of this rank's arguments, which it gives to the others where it feeds them."""
         kwargs, target = self._route(request.kwargs, request.target)
         bound = self._bind(request.args, kwargs)
+        makes_loss = self._takes_target or self._feed is not None
+        if request.loss and target is None and makes_loss and _is_torchs(self._options.loss_fn):
+            raise InputError(
+                "the step was given no target, and loss_fn, one of torch's losses, compares outputs with it; "
+                "pass one, as in rt.step(x, target=y)"
+            )
         inputs = tracked(bound)
         if inputs and self._feed is not None:
             raise InputError(
@@ -152,3 +159,10 @@ class Intake:
             "step got a target, but nothing takes it: there is no loss_fn, and the model has no argument "
             "'target'; pass loss_fn to runtime(), or the labels under the model's own name for them"
         )
+
+
+def _is_torchs(loss_fn: Callable[..., Any] | None) -> bool:
+    """Whether a loss is one of torch's, all of which compare with a target."""
+    inner = loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
+    kind = inner if inspect.isfunction(inner) else type(inner)
+    return kind.__module__ in ("torch.nn.functional", "torch.nn.modules.loss")

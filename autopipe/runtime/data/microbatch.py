@@ -24,10 +24,11 @@ from ...tracing.inputs.packing import sample_rows
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Batch", "Splitter", "with_forms"]
+__all__ = ["AT_A_GLANCE", "LOOKED_AT", "Batch", "Splitter", "with_forms"]
 
 LOOKED_AT = 1024
-"""How many values of an input a checksum looks at."""
+"""How many values of an input a checksum looks at; ``AT_A_GLANCE`` where it is taken at every step."""
+AT_A_GLANCE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,15 +107,12 @@ class Batch:
             targets = [pytree.tree_map(to, target) for target in targets]
         return dataclasses.replace(self, leaves=leaves, targets=targets, whole=whole)
 
-    def checksum(self) -> int:
-        """Of some of the values of every input: it tells batches apart, and costs little."""
+    def checksum(self, most: int = LOOKED_AT) -> int:
+        """Of up to ``most`` values of every input: it tells batches apart, and costs little."""
         found = 0
         for value in self.given.values():
             if isinstance(value, Tensor) and value.layout is torch.strided and not hasattr(value, "to_local"):
-                flat = value.detach().reshape(-1)
-                some = (
-                    flat[:: max(1, flat.numel() // LOOKED_AT)].resolve_conj().resolve_neg().contiguous().cpu()
-                )
+                some = _sample(value.detach(), most).resolve_conj().resolve_neg().contiguous().cpu()
                 found = zlib.crc32(some.view(torch.uint8).numpy().tobytes(), found)
         return found
 
@@ -241,6 +239,15 @@ class Splitter:
         if not isinstance(leaf, Tensor) or axis is None or leaf.ndim <= axis or leaf.shape[axis] != n_rows:
             return (leaf,) * len(sizes)
         return leaf.split(sizes, axis)
+
+
+def _sample(value: Tensor, most: int) -> Tensor:
+    """Some of its values, wherever they lie: an odd step, since the first ones of rows may all be alike."""
+    step = max(1, value.numel() // most) | 1
+    if value.is_contiguous():
+        return value.view(-1)[::step]
+    places = torch.arange(0, value.numel(), step, device=value.device)
+    return value[torch.unravel_index(places, value.shape)]
 
 
 def _rows_of_no_tensor(value: Any, n_rows: int) -> str:

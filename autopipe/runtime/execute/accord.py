@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..data.microbatch import Batch
+from ..data.microbatch import AT_A_GLANCE, LOOKED_AT, Batch
 from ..options import is_due
 from ..stage.worker import StepInputs
 from ..wire.channel import Channel
@@ -46,8 +46,8 @@ class Accord:
         flags = tuple(p.requires_grad for p in self._parameters)
         looks = is_due(position.step - 1)
         # what is on the device is looked at while that still warms up
-        looks_at_batch = looks and not self._is_fed and (position.step <= 2 or batch.is_on_host)
-        checksum = batch.checksum() if looks_at_batch else 0
+        looks_at_batch = not self._is_fed and (batch.is_on_host or (looks and position.step <= 2))
+        checksum = batch.checksum(LOOKED_AT if looks else AT_A_GLANCE) if looks_at_batch else 0
         waited_s = self._peers.agree(position.step, words, f"{words} {flags}", checksum)
         self._sign(batch, (step.grad, training, flags, step.tracked))
         return waited_s, looks

@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import AutopipeError, InputError
 from ...stages import find_loss
 from ...torch_private import pytree
 from ..data.outputs import Outputs, weighted
@@ -65,7 +65,7 @@ class Loss:
     def __call__(self, outputs: tuple[Any, ...], target: Any, m: int) -> Tensor:
         """The loss of microbatch ``m``. Raises :class:`InputError` where there is none to train on."""
         output, loss_fn = self._capture.assemble(outputs), self._loss_fn
-        loss = find_loss(output) if loss_fn is None else loss_fn(output, target)
+        loss = find_loss(output) if loss_fn is None else _made(loss_fn, output, target)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
             source = "the model's output holds none" if loss_fn is None else f"loss_fn returned {what}"
@@ -124,3 +124,18 @@ class Loss:
             "n_microbatches=1 for a loss that compares rows",
             why,
         )
+
+
+def _made(loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any) -> Tensor:
+    """What it gives. Raises :class:`InputError` where it fails and was given no target."""
+    try:
+        return loss_fn(output, target)
+    except AutopipeError:
+        raise
+    except Exception as error:
+        if target is not None:
+            raise
+        raise InputError(
+            f"the step was given no target, and loss_fn failed with None ({type(error).__name__}: {error}); "
+            "pass one, as in rt.step(x, target=y), or give a loss_fn that does without"
+        ) from error
