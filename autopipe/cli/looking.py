@@ -269,7 +269,7 @@ def report(
 def watch(
     folder: Annotated[pathlib.Path, typer.Argument(help="Where the job publishes: rt.publish(FOLDER).")],
     every: Annotated[
-        float, typer.Option(help="Seconds between looks.", min=0.1, rich_help_panel=o.SAY)
+        float, typer.Option(help="Seconds between looks, at least 0.1.", rich_help_panel=o.SAY)
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once.", rich_help_panel=o.SAY)] = False,
 ) -> Told | None:
@@ -278,8 +278,10 @@ def watch(
     Of the steps that `rt.publish(FOLDER)`, or `autopipe run --publish FOLDER`, writes there. In a pipe, and
     with `--once`, it looks once: 1 where no step of all ranks was told yet.
     """
+    from ..arguments import number
     from ..simulator import watched
 
+    number("--every", every, 0.1, most=1e6, unit="seconds")
     if sys.stdout.isatty() and not once:
         _redraw(folder, every)
         return None

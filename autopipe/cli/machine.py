@@ -74,7 +74,9 @@ def run(
     making: o.Making,
     how: o.Planning,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1, rich_help_panel=o.RUN)] = 3,
-    lr: Annotated[float, typer.Option(help="Learning rate of SGD.", rich_help_panel=o.RUN)] = 1e-3,
+    lr: Annotated[
+        float, typer.Option(help="Learning rate of SGD, from 0 to 1000.", rich_help_panel=o.RUN)
+    ] = 1e-3,
     publish: Annotated[
         pathlib.Path | None,
         typer.Option(
@@ -89,11 +91,13 @@ def run(
     the links between them are measured first, unless --cluster gives them. A model that computes no loss of
     its own is trained on the mean square of its outputs.
     """
+    from ..arguments import number
     from ..errors import InputError
     from ..measure import probe as measure_links
     from .planning import Request
     from .training import job, train
 
+    number("--lr", lr, most=1e3)
     if making.meta:
         raise InputError("--meta makes no weights to train; leave it out, or use plan and simulate")
     with job() as n_ranks:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ..api.agree import in_group, join_group
 from ..look.table import seconds
 from ..torch_private import pytree
 
@@ -64,14 +65,15 @@ class Trained:
 @contextlib.contextmanager
 def job() -> Iterator[int]:
     """Under torchrun, be in its process group: ranks then plan and run together. Says how many they are."""
-    joins = dist.is_torchelastic_launched() and not dist.is_initialized()
+    was_in_one = in_group()
+    join_group()
+    joins = in_group() and not was_in_one
     if joins:
-        dist.init_process_group()
         torch.manual_seed(0)  # factories draw weights and inputs, which must be the same on every rank
     try:
-        yield dist.get_world_size() if dist.is_initialized() else 1
+        yield dist.get_world_size() if in_group() else 1
     finally:
-        if joins:
+        if joins and dist.is_initialized():
             dist.destroy_process_group()
 
 
