@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections import UserDict
+from collections import UserDict, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal
 
@@ -28,12 +28,14 @@ class Spec:
 
     ``kind`` is ``leaf``, ``sequence``, ``fields`` (a namedtuple or dataclass), ``mapping``, ``record`` (a
     mapping that is a dataclass too, such as a transformers ``ModelOutput``) or ``object``.
+    ``factory`` makes the missing values of a ``defaultdict``.
     """
 
     kind: Literal["leaf", "sequence", "fields", "mapping", "record", "object"]
     type: Any = None
     keys: tuple[Any, ...] = ()
     children: tuple[Spec, ...] = ()
+    factory: Any = dataclasses.field(default=None, compare=False)
 
     @property
     def n_leaves(self) -> int:
@@ -60,7 +62,8 @@ def _flatten(value: Any, leaves: list[Any], depth: int) -> Spec:
         leaves.append(value)
         return LEAF
     kind, keys, items = parts
-    return Spec(kind, type(value), keys, tuple(_flatten(v, leaves, depth + 1) for v in items))
+    factory = value.default_factory if isinstance(value, defaultdict) else None
+    return Spec(kind, type(value), keys, tuple(_flatten(v, leaves, depth + 1) for v in items), factory)
 
 
 def _parts(value: Any, depth: int) -> tuple[Any, tuple[Any, ...], list[Any]] | None:
@@ -124,7 +127,12 @@ def hides_tensors(leaf: Any, depth: int = _MAX_DEPTH) -> bool:
 
 
 def unflatten(spec: Spec, leaves: Any) -> Any:
-    """The structure of ``spec`` with ``leaves`` (an iterable, in order) in its places."""
+    """The structure of ``spec`` with ``leaves`` (an iterable, in order) in its places.
+
+    >>> leaves, spec = flatten(defaultdict(list, a=1))
+    >>> unflatten(spec, leaves)["b"]
+    []
+    """
     iterator = iter(leaves)
     return _unflatten(spec, iterator)
 
@@ -146,6 +154,8 @@ def _mapping(spec: Spec, values: list[Any]) -> Any:
     new = spec.type.__new__(spec.type)
     if isinstance(new, UserDict):
         new.data = {}
+    if isinstance(new, defaultdict):
+        new.default_factory = spec.factory
     for key, value in zip(spec.keys, values, strict=True):
         new[key] = value
     return new
