@@ -14,11 +14,15 @@ SCRIPT = pathlib.Path(__file__).parent / "torch_stages_ranks.py"
 
 
 @pytest.mark.parametrize(
-    ("model", "schedule", "n_ranks"),
-    [("skips", "1f1b", 2), ("padded", "interleaved", 2), ("skips", "zero-bubble", 2), ("padded", "gpipe", 4)],
+    ("model", "schedules", "n_ranks"),
+    [
+        ("skips", ("1f1b", "zero-bubble", "dualpipev"), 2),
+        ("padded", ("interleaved", "looped-bfs", "zbv", "file"), 2),
+        ("padded", ("gpipe",), 4),
+    ],
 )
-def test_torchs_schedules_train_a_split_exactly(model, schedule, n_ranks):
-    run_ranks(SCRIPT, n_ranks, model, schedule)
+def test_torchs_schedules_train_a_split_exactly(model, schedules, n_ranks):
+    run_ranks(SCRIPT, n_ranks, model, *schedules)
 
 
 def test_what_torchs_stages_cannot_do_is_refused():

@@ -2,26 +2,48 @@
 
 import copy
 import sys
+import tempfile
 
 import pytest
 import torch
 import torch.distributed as dist
 from exports_models import MODELS
 from torch.distributed import pipelining
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, _PipelineScheduleRuntime
 
 import autopipe
 from autopipe.errors import InputError, StaleError
+from autopipe.schedule import build, to_csv
 
 SCHEDULES = {
     "gpipe": (pipelining.ScheduleGPipe, "gpipe", 1),
     "1f1b": (pipelining.Schedule1F1B, "1f1b", 1),
     "interleaved": (pipelining.ScheduleInterleaved1F1B, "interleaved", 2),
     "zero-bubble": (pipelining.ScheduleInterleavedZeroBubble, "interleaved", 2),
+    "looped-bfs": (pipelining.ScheduleLoopedBFS, "looped-bfs", 2),
+    "zbv": (pipelining.ScheduleZBVZeroBubble, "zbv", 2),
+    "dualpipev": (pipelining.ScheduleDualPipeV, "dualpipev", 2),
+    "file": (_PipelineScheduleRuntime, "interleaved", 2),
 }
 
 
+def runner_of(schedule, stages, n, loss_fn):
+    """torch's own, or the one that reads a file, with a schedule of ours that torch has not."""
+    kind = SCHEDULES[schedule][0]
+    alone = issubclass(kind, PipelineScheduleSingle)
+    made = kind(stages[0] if alone else stages, n, loss_fn=loss_fn, scale_grads=True)
+    if schedule == "file":
+        n_ranks = dist.get_world_size()
+        ours = build("zb-h1", n_ranks, 2 * n_ranks, n, placement=[s % n_ranks for s in range(2 * n_ranks)])
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+            file.write(to_csv(ours))
+            file.flush()
+            made._load_csv(file.name, format="compute_only")
+    return made
+
+
 def check(model_name: str, schedule: str) -> None:
-    make, schedule_class = MODELS[model_name], SCHEDULES[schedule][0]
+    make = MODELS[model_name]
     torch.manual_seed(0)
     model, args, kwargs, loss_fn, target = make()
     plain = copy.deepcopy(model)
@@ -32,8 +54,7 @@ def check(model_name: str, schedule: str) -> None:
         balance="parameters",
     )  # fmt: skip
     stages = pipe.to_torch_stages()
-    alone = schedule in ("gpipe", "1f1b")
-    runner = schedule_class(stages[0] if alone else stages, n, loss_fn=loss_fn, scale_grads=True)
+    runner = runner_of(schedule, stages, n, loss_fn)
     first = any(s.is_first for s in stages)
     last = any(s.is_last for s in stages)
     optimizer = torch.optim.SGD([p for s in stages for p in s.submod.parameters()], lr=0.1)
@@ -75,6 +96,9 @@ def refusals() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    refusals() if sys.argv[1] == "refusals" else check(*sys.argv[1:])
+    if sys.argv[1] == "refusals":
+        refusals()
+    for schedule in sys.argv[2:]:
+        check(sys.argv[1], schedule)
     dist.barrier()
     dist.destroy_process_group()
