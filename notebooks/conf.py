@@ -1,5 +1,6 @@
 """Builds the site from the pages and notebooks here and the package's docstrings: ``make site``."""
 
+import importlib.util
 import pathlib
 import sys
 
@@ -16,5 +17,7 @@ nb_execution_mode = "off"
 suppress_warnings = ["myst.header", "mystnb.unknown_mime_type", "ref.python"]
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
+# what the site can be built without
+autodoc_mock_imports = [name for name in ("lightning", "torchmetrics") if importlib.util.find_spec(name) is None]
 napoleon_use_param = False
 napoleon_use_ivar = True
