@@ -329,4 +329,6 @@ ON_RANKS = [model_of_another_job]
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(HABITS if IS_ALONE else HABITS[:1] + ON_RANKS + HABITS[1:], REFUSED if IS_ALONE else REFUSED_ON_RANKS)
+    main(
+        HABITS if IS_ALONE else HABITS[:1] + ON_RANKS + HABITS[1:], REFUSED if IS_ALONE else REFUSED_ON_RANKS
+    )

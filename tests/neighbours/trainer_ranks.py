@@ -163,7 +163,9 @@ def classifier(folder):
         logs = logged(made)
         for entry in logs if bf16 else ():
             entry.pop("eval_accuracy", None)  # of eight samples, some of which are as good as tied in bf16
-        hold(folder, f"classifier{bf16}", {"weights": weights(made), "logs": logs}, rtol=2e-3 if bf16 else 1e-5)
+        hold(
+            folder, f"classifier{bf16}", {"weights": weights(made), "logs": logs}, rtol=2e-3 if bf16 else 1e-5
+        )
 
 
 class Stream(torch.utils.data.IterableDataset):
