@@ -52,8 +52,8 @@ def check_model(model: Any, args: Any = (), kwargs: Any = None) -> None:
 def _check_unwrapped(model: nn.Module) -> None:
     if isinstance(getattr(model, "_orig_mod", None), nn.Module):
         raise InputError(
-            "model is compiled by torch.compile, which runs it as one; split the model itself, and compile its "
-            "stages with rt.wrap(torch.compile)"
+            "model is compiled by torch.compile, which runs it as one; split the model itself, and compile "
+            "its stages with rt.wrap(torch.compile)"
         )
     for path, module in model.named_modules():
         wrapper = next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in WRAPPERS), "")

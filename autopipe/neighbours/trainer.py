@@ -37,9 +37,9 @@ class PipelineTrainer(transformers.Trainer):
     """``transformers.Trainer`` that trains a :class:`autopipe.Pipe` on one rank or many.
 
     ``model`` is the pipe that :func:`autopipe.split` made; ``loss_fn(output, target)`` is for models that
-    give no loss, ``target`` then being the batch's labels. ``runtime_options`` go to
-    :meth:`autopipe.Pipe.runtime`. All else is the Trainer's: arguments, data, collator, metrics, callbacks,
-    schedules, ``optimizers``.
+    give no loss, ``target`` then being the batch's labels. ``runtime_options`` are those of
+    ``pipe.runtime``. All else is the Trainer's: arguments, data, collator, metrics, callbacks, schedules,
+    ``optimizers``.
 
     Every rank makes it and calls its methods alike. Batch sizes are of the whole pipeline, as in one process.
     ``bf16`` runs stages under autocast. Pieces of an accumulated batch weigh as in the plain Trainer: by the
