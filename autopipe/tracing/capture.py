@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim, OpGraph
-from .calls.call import Call, Recording
+from .calls.call import Call
 from .calls.perform import run_call
 from .graphs import emit, modes, opgraph
 from .graphs.questions import Question, choose
@@ -30,7 +30,7 @@ from .making import Form
 from .record.given import device_of, fresh
 from .record.leaves import Policy
 from .record.session import Session
-from .record.standing import Standing
+from .record.standing import Standing, standing_of
 from .record.state import preserved
 from .sizes import dims
 from .sizes.explore import confirm
@@ -398,24 +398,9 @@ def _captured(
         device=session.device,
         policy=session.policy,
         variation=made.variation,
-        standing=Standing(model, functools.partial(_is_open, _leaves(made.forms)), made.dtypes, made.flags),
+        standing=standing_of(model, made.forms, made.constants, made.dtypes, made.flags),
         dynamic=dynamic,
         forms=graphs,
         questions=made.questions,
         notes=tuple(session.notes),
     )
-
-
-def _leaves(forms: Mapping[bool, Sequence[Recording]]) -> frozenset[str]:
-    """The modules whose own code is not recorded: called whole, or handed whole to a function."""
-    calls = [c for fs in forms.values() for f in fs for c in f.calls]
-    called = {c.target for c in calls if c.op == "call_module"}
-    handed = {c.target for c in calls if c.op == "get_attr" and isinstance(c.value, nn.Module)}
-    own = {c.path for c in calls if c.op != "call_module"}
-    return frozenset(called | {p for p in handed if not any(f"{o}.".startswith(f"{p}.") for o in own)})
-
-
-def _is_open(leaves: frozenset[str], path: str) -> bool:
-    """Whether a module lies in no leaf, so that its state was read while the model was recorded."""
-    names = path.split(".")
-    return not any(".".join(names[: i + 1]) in leaves for i in range(len(names)))

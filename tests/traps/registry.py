@@ -18,11 +18,11 @@ __all__ = ["TRAPS", "WIDTH", "Net", "Trap", "images", "sequences", "tokens", "tr
 
 WIDTH = 8
 Outcome = Literal["right", "refused", "safe"]
-Inputs = Callable[[int, int, int], tuple[Any, ...]]
+Inputs = Callable[[int, int, int], tuple[Any, ...] | dict[str, Any]]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 ROOMS = (
     "tensors", "derivatives", "hooks", "draws", "state", "numbers", "structures", "writes", "sizes", "values",
-    "layers", "surroundings",
+    "layers", "surroundings", "remembered", "handed", "odd",
 )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ class Trap:
     build: makes the model; seeded by the caller.
     outcome: ``right``: captured and equal on every call; ``refused``: an error of ours, at the capture or at
         a call; ``safe``: either.
-    inputs: (batch, length, seed) to arguments.
+    inputs: (batch, length, seed) to arguments, a tuple, or to keywords, a dict.
     later: what is done to the model after it was captured and called.
     around: the context that later calls run in; ``within`` the one that it is captured in.
     room: the module here that holds it.

@@ -12,7 +12,7 @@ from traps.verdict import verdict
 PENDING: frozenset[str] = frozenset()
 """What is known not to come out as wanted; an entry that does fails until it is taken out."""
 
-_THINNED = ("sizes", "values", "layers", "surroundings")
+_THINNED = ("sizes", "values", "layers", "surroundings", "remembered", "handed", "odd")
 CHOSEN = [
     name
     for place, (name, trap) in enumerate(TRAPS.items())

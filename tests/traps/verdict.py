@@ -6,10 +6,12 @@ The models are left to ``registry``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import enum
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,7 +61,7 @@ def _verdict(trap: Trap) -> tuple[str, str]:
     before = _state(model)
     try:
         with trap.within():
-            found = capture(model, trap.inputs(*EXAMPLE, 0))
+            found = capture(model, *_given(trap, EXAMPLE, 0))
         stages = build(found, uniform_plan(found.ops, 4, Cluster.uniform(4)))
     except AutopipeError:
         if said := _changed(before, _state(model)):
@@ -70,8 +72,8 @@ def _verdict(trap: Trap) -> tuple[str, str]:
     if said := _changed(before, _state(model)):
         return "silent", f"the capture changed {said}"
 
-    def pipe(*args: Any) -> Any:
-        return found.assemble(run_stages(found, stages, args, {}))
+    def pipe(*args: Any, **kwargs: Any) -> Any:
+        return found.assemble(run_stages(found, stages, args, kwargs))
 
     try:
         refused = _calls(trap, twin, model, pipe, contextlib.nullcontext)
@@ -104,21 +106,21 @@ def _calls(
             each.train(training)
         for number, size in enumerate(SIZES[training]):
             seed = 10 * (1 + training) + number
-            args = trap.inputs(*size, seed)
+            given = _given(trap, size, seed)
             if number % 2:
-                args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
+                _mapped(given, lambda t: t.requires_grad_() if t.is_floating_point() else t)
             mode = f"{'training' if training else 'evaluation'}, call {number}, {size}"
             is_same = size == EXAMPLE
             try:
                 with around():
-                    expected = _observed(twin, twin, args, seed)
+                    expected = _observed(twin, twin, given, seed)
             except Exception:
                 if is_same:
                     raise AssertionError(f"{mode}: the trap's own model fails") from None
                 continue
             try:
                 with around():
-                    got = _observed(model, pipe, args, seed)
+                    got = _observed(model, pipe, given, seed)
             except AutopipeError as error:
                 if is_same:
                     raise
@@ -140,21 +142,68 @@ def _align(twin: nn.Module, model: nn.Module) -> None:
                 b.copy_(a)
 
 
-def _observed(model: nn.Module, call: Any, args: Any, seed: int) -> tuple[Observation, dict[str, Any]]:
-    args = tuple(a.detach().clone().requires_grad_(a.requires_grad) for a in args)
+def _observed(model: nn.Module, call: Any, given: Any, seed: int) -> tuple[Observation, dict[str, Any]]:
+    copies: dict[int, Tensor] = {}
+    args, kwargs = _mapped(given, lambda t: copies.setdefault(id(t), _copy(t)))
+    inputs = list(copies.values())
     model.zero_grad(set_to_none=True)
     seed_all(seed)
-    outputs = dict(leaves(call(*args)))
+    result = call(*args, **kwargs)
+    outputs = dict(leaves(result))
     roots = [t for t in outputs.values() if t.requires_grad]
     weights = [torch.linspace(0.5, 1.5, t.numel()).view(t.shape).to(t.dtype) for t in roots]
     if roots:
         torch.autograd.backward(roots, weights)
     grads: dict[str, Tensor | None] = {n: p.grad for n, p in model.named_parameters()}
-    grads |= {f"input {i}": a.grad for i, a in enumerate(args)}
+    grads |= {f"input {i}": a.grad for i, a in enumerate(inputs)}
     held = {n: b.detach().to_dense().clone() for n, b in model.named_buffers()}
     model.zero_grad(set_to_none=True)
     outputs = {p: t.detach() for p, t in outputs.items()}
-    return Observation(outputs, grads, held), _generators()
+    told = {f"argument {i}": a.detach() for i, a in enumerate(inputs)}
+    return Observation(outputs, grads, held), {**_generators(), **told, "what is returned": _told(result, 0)}
+
+
+def _given(trap: Trap, size: tuple[int, int], seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and keywords of a call."""
+    given = trap.inputs(*size, seed)
+    return ((), given) if isinstance(given, dict) else (given, {})
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(v, change) for v in value)
+    if type(value) is dict:
+        return {k: _mapped(v, change) for k, v in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{k: _mapped(v, change) for k, v in vars(value).items()})
+    return value
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _told(value: Any, depth: int) -> Any:
+    """What a result is beside the numbers in its tensors: structure, names, texts, what takes gradients."""
+    if isinstance(value, Tensor):
+        return f"a tensor, {'with' if value.requires_grad else 'without'} gradient"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    name, inner = type(value).__name__, None
+    if isinstance(value, Mapping):
+        inner = value
+    elif isinstance(value, (tuple, list)):
+        inner = dict(enumerate(value))
+    elif hasattr(value, "__dataclass_fields__"):
+        inner = {k: getattr(value, k) for k in value.__dataclass_fields__}
+    elif hasattr(value, "__dict__") and not callable(value) and not isinstance(value, enum.Enum):
+        inner = vars(value)
+    if inner is None or depth > 6:
+        return name if callable(value) or depth > 6 else f"{name} {value}"
+    return [name, *((str(k), _told(v, depth + 1)) for k, v in inner.items())]
 
 
 def _generators() -> dict[str, Any]:

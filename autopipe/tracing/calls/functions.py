@@ -20,8 +20,10 @@ from .named import Named, nameable
 
 __all__ = [
     "CASTING",
+    "MEMORY",
     "REQUIRING",
     "SIZES",
+    "TEXTS",
     "ExportFlags",
     "Versions",
     "as_call",
@@ -30,6 +32,7 @@ __all__ = [
     "is_numpy_scalar",
     "is_settled",
     "is_whole_number",
+    "may_fail",
     "on_one_device",
     "plain_name",
     "selects_by_mask",
@@ -42,8 +45,12 @@ __all__ = [
 Kind = Literal["state", "metadata", "read", "shape only", "data shaped", "op"]
 
 _STATE = {"_set_grad_enabled", "set_grad_enabled", "__delete__"}
+TEXTS = {"__repr__", "__str__"}
+"""Questions about a tensor whose answers are texts of what it holds."""
 SIZES = {"shape", "size", "numel", "nelement", "__len__", "stride"}
 """Questions about a tensor whose answers are numbers made from its sizes."""
+MEMORY = {"storage", "untyped_storage", "_typed_storage"}
+"""Questions about a tensor whose answers hold what it holds."""
 REQUIRING = {"requires_grad", "grad_fn", "is_leaf", "_grad_fn", "retains_grad"}
 """Questions about a tensor whose answers follow from where gradients are asked for."""
 CASTING = {"dtype", "element_size", "itemsize", "nbytes", "is_floating_point", "result_type", "can_cast"}
@@ -73,6 +80,7 @@ _SHAPE_ONLY = {
     "new_tensor",
 }  # fmt: skip
 _DATA_SHAPED = {"nonzero", "unique", "unique_consecutive", "masked_select", "argwhere", "bincount"}
+_FAILING = {"cholesky", "cholesky_inverse", "inverse", "lu", "geqrf", "logdet", "slogdet"}
 _OPERATORS: dict[str, Callable[..., Any]] = {
     f"__{name}__": getattr(operator, name)
     for name in [
@@ -187,6 +195,11 @@ def changes_itself(call: Call) -> bool:
     """Whether a method changes its tensor in place, be it only in how it is laid out or derived."""
     name = call.target if call.op == "call_method" else ""
     return name.endswith("_") and not name.endswith("__")
+
+
+def may_fail(name: str) -> bool:
+    """Whether a function of this name fails for some data: a factor of a matrix that has none."""
+    return name.startswith("linalg_") or name in _FAILING
 
 
 def selects_by_mask(name: str, args: tuple[Any, ...]) -> bool:

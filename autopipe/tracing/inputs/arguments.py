@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ...errors import InputError
+from .contents import SIMPLE, contents
 from .structure import Spec, flatten, hides_tensors, paths, unflatten
 
 __all__ = ["Inputs", "arguments", "signature"]
@@ -41,9 +42,13 @@ def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             out.update(value)
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             out.update({f"{name}_{i}": v for i, v in enumerate(value)})
-        elif value is not parameter.default:
+        elif not _is_default(value, parameter.default):
             out[name] = value
     return out
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(default, SIMPLE) and _same(value, default))
 
 
 def signature(forward: Any) -> inspect.Signature:
@@ -71,6 +76,7 @@ class Inputs:
     constants: leaf index → the value it had.
     dtypes: leaf index → dtype of a tensor.
     shapes: leaf index → shape of a tensor at capture.
+    contents: leaf index → what an object among the constants held, which its owner may change.
     """
 
     model: str
@@ -80,6 +86,7 @@ class Inputs:
     constants: dict[int, Any]
     dtypes: dict[int, torch.dtype]
     shapes: dict[int, tuple[int, ...]]
+    contents: dict[int, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -111,6 +118,7 @@ class Inputs:
             constants={i: v for i, v in enumerate(leaves) if i not in tensors},
             dtypes={i: t.dtype for i, t in tensors.items()},
             shapes={i: tuple(t.shape) for i, t in tensors.items()},
+            contents={i: held for i, v in enumerate(leaves) if (held := contents(v)) is not None},
         )
         return inputs, {n: v for n, v in zip(names, leaves, strict=True) if n is not None}
 
@@ -134,7 +142,7 @@ class Inputs:
         if i in self.constants:
             return (
                 []
-                if _same(leaf, self.constants[i])
+                if self._is_constant(i, leaf)
                 else [
                     f"argument {shown} was {_short(self.constants[i])} when captured and is {_short(leaf)} "
                     f"now; capture again with it"
@@ -156,6 +164,11 @@ class Inputs:
                 f"({list(self.shapes[i])})"
             ]
         return []
+
+    def _is_constant(self, i: int, leaf: Any) -> bool:
+        """Whether a value is the one at capture, and holds what that held."""
+        is_same = type(leaf).__module__ == "numpy" or _same(leaf, self.constants[i])
+        return is_same and contents(leaf) == self.contents.get(i)
 
     def _structure_message(self, given: dict[str, Any]) -> str:
         captured = set(self.spec.keys)

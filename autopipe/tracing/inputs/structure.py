@@ -69,9 +69,9 @@ def _flatten(value: Any, leaves: list[Any], depth: int) -> Spec:
 def _parts(value: Any, depth: int) -> tuple[Any, tuple[Any, ...], list[Any]] | None:
     """(kind, keys, children) of a container; None for a leaf."""
     cls = type(value)
-    if cls in (tuple, list):
+    if cls in (tuple, list, torch.Size):
         return "sequence", tuple(range(len(value))), list(value)
-    if cls in _LEAF_TYPES or isinstance(value, (type, torch.Size)):
+    if cls in _LEAF_TYPES or isinstance(value, type):
         return None
     if isinstance(value, (dict, UserDict)):
         kind = "record" if dataclasses.is_dataclass(value) else "mapping"
@@ -145,7 +145,7 @@ def _unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
 
 
 def _sequence(spec: Spec, values: list[Any]) -> Any:
-    return values if spec.type is list else tuple(values)
+    return values if spec.type is list else spec.type(values)
 
 
 def _mapping(spec: Spec, values: list[Any]) -> Any:

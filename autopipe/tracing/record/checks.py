@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import InputError
 
-__all__ = ["expect", "hands_on", "is_check", "is_message"]
+__all__ = ["expect", "hands_on", "is_check", "is_message", "is_tried"]
 
 
 def expect(value: Any, outcome: bool, where: str) -> None:
@@ -39,6 +39,12 @@ def hands_on(source: str) -> bool:
     """Whether the line ``file:line`` returns what it asks: the line that called it is the one to look at."""
     filename, _, line = source.rpartition(":")
     return line.isdecimal() and int(line) in _returning_lines(filename)
+
+
+def is_tried(source: str) -> bool:
+    """Whether the line ``file:line`` lies in a ``try`` whose errors are handled."""
+    filename, _, line = source.rpartition(":")
+    return line.isdecimal() and int(line) in _tried_lines(filename)
 
 
 def is_message(source: str) -> bool:
@@ -67,6 +73,11 @@ def _returning_lines(filename: str) -> frozenset[int]:
 @functools.cache
 def _spoken_lines(filename: str) -> frozenset[int]:
     return _lines(node for found in map(_spoken, _nodes(filename)) for node in found)
+
+
+@functools.cache
+def _tried_lines(filename: str) -> frozenset[int]:
+    return _lines(s for n in _nodes(filename) if isinstance(n, ast.Try) and n.handlers for s in n.body)
 
 
 def _nodes(filename: str) -> Iterable[ast.AST]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..inputs.contents import are_told_alike
 from ..inputs.structure import flatten, unflatten
 
 __all__ = ["are_close", "close_to", "device_of", "fresh", "other_data"]
@@ -25,13 +26,18 @@ def device_of(model: nn.Module, *given: Any) -> torch.device:
     return torch.device("cpu") if held is None else held.device
 
 
-def fresh(value: Any, device: torch.device) -> Any:
+def fresh(value: Any, device: torch.device, *, is_one: bool = False) -> Any:
     """The same structure with each tensor a copy of its own, on meta for a meta model.
 
-    A tensor given twice becomes two; the caller's are safe from in-place writes.
+    A tensor given twice becomes two, unless it ``is_one``; the caller's are safe from in-place writes.
     """
     leaves, spec = flatten(value)
-    return unflatten(spec, [_copy(v, device) if isinstance(v, torch.Tensor) else v for v in leaves])
+    copies: dict[int, torch.Tensor] = {}
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            copies.setdefault(id(leaf) if is_one else place, _copy(leaf, device))
+    places = enumerate(leaves)
+    return unflatten(spec, [copies.get(id(v) if is_one else i, v) for i, v in places])
 
 
 def are_close(first: Sequence[Any], second: Sequence[Any]) -> bool:
@@ -56,9 +62,9 @@ def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def close_to(a: Any, b: Any) -> bool:
-    """Equal up to rounding; values that are no tensors count as equal."""
+    """Equal up to rounding; values that are neither tensors nor numbers or text count as equal."""
     if not isinstance(a, torch.Tensor):
-        return True
+        return are_told_alike(a, b)
     if not isinstance(b, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.layout is not torch.strided:

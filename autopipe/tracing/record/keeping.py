@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Kept", "differing", "kept"]
+__all__ = ["Kept", "differing", "kept", "read_by"]
 
 Kept = dict[tuple[int, str], tuple[Any, Any]]
 """(id of a module, name) → its value, and what that holds."""
@@ -40,7 +40,7 @@ def differing(before: Kept, now: Kept, inside: Sequence[nn.Module]) -> Iterator[
     return (
         key
         for key, value in now.items()
-        if not _is_same(before.get(key, (None, ())), value) and key[1] in _read(classes[key[0]])
+        if not _is_same(before.get(key, (None, ())), value) and key[1] in read_by(classes[key[0]])
     )
 
 
@@ -63,7 +63,7 @@ def _is_one(a: Any, b: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _read(cls: Any) -> frozenset[str]:
+def read_by(cls: Any) -> frozenset[str]:
     """The attributes that the methods of a class and of those it is made of ask for, by name or as a text."""
     own = itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)
     names: set[str] = set()

@@ -5,6 +5,7 @@ Running the model and noticing its calls is left to ``recorder``.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Mapping
 from typing import Any, cast
@@ -14,46 +15,24 @@ import torch
 from torch import nn
 
 from ..calls import functions, lifting, wording
-from ..calls.call import UNSAFE, Call, Depends, Guard, meta
-from ..calls.named import Rebuild, nameable
-from ..inputs.structure import LEAF, Step, carries_tensors, flatten, paths, unflatten
-from . import casts, checks, opaque, origin
-from .branches import Branches
+from ..calls.call import UNSAFE, Call, Depends, meta
+from ..calls.named import Rebuild
+from ..inputs.structure import LEAF, Spec, Step, carries_tensors, flatten, paths, unflatten
+from . import checks, opaque, origin
 from .extent import Extents
+from .numbers import Numbers
 from .position import Position
-from .restart import FollowCasts, KeepFunction, OpenLeaf, WatchLeaves
-from .tracked import Expression, TrackedFloat, TrackedInt, pinned, plain, track
+from .refs import Piece, Ref
+from .restart import KeepFunction, OpenLeaf, WatchLeaves
+from .tracked import Expression, TrackedFloat, TrackedInt, plain, track
 
-__all__ = ["Ledger", "Piece", "Ref", "TensorMethod"]
+__all__ = ["Ledger"]
 
 _INLINE = frozenset(
     {type(None), str, int, float, complex, bool, torch.dtype, torch.memory_format, torch.layout, type(...)}
 )
 _UNPACKED = 8
 """How many rows of a tensor code may take apart by name; more are a loop."""
-_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
-
-
-class Piece:
-    """A piece of an earlier value, made a call when first used."""
-
-    __slots__ = ("call", "parent", "step", "value")
-
-    def __init__(self, parent: Ref, step: Step, value: Any) -> None:
-        self.parent, self.step, self.value = parent, step, value
-        self.call: Call | None = None
-
-
-Ref = Call | Piece
-
-
-class TensorMethod:
-    """A tensor method that answers a number, in a size's expression."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 class Ledger:
@@ -68,24 +47,16 @@ class Ledger:
     ) -> None:
         self.names, self.known, self.device, self.at = names, known, device, at
         self.calls: list[Call] = []
-        self.branches: Branches | None = None
-        self.guards: dict[tuple[Any, ...], Guard] = {}
         self.constants: dict[str, Any] = {}
         self.constant_names: dict[int, str] = {}
         self.bare: list[tuple[Any, str]] = []
         self.refs: dict[int, tuple[Any, Ref]] = {}
         self.attributes: dict[str, Call] = {}
-        self.sizes: dict[int, dict[int, Expression]] = {}
         self.together: dict[int, list[int]] = {}
         self.watched: dict[int, tuple[torch.Tensor, str]] | None = None
         self.unseen: origin.Unseen | None = None
         self.extents = Extents()
-        self.has_data_numbers = False
-
-    @property
-    def recording(self) -> bool:
-        """Whether arithmetic on tracked numbers is to be recorded now."""
-        return self.at.is_recorded
+        self.numbers = Numbers(self)
 
     def add(self, call: Call) -> Call:
         self.calls.append(call)
@@ -116,7 +87,7 @@ class Ledger:
     def bind(self, value: Any, ref: Ref) -> None:
         """From now on ``value`` is what ``ref`` computes."""
         self.refs[id(value)] = (value, ref)
-        self.sizes.pop(id(value), None)
+        self.numbers.sizes.pop(id(value), None)
 
     def find(self, tensor: torch.Tensor) -> Ref:
         """The place of a tensor in the recording: a call's result, a parameter, a buffer, a constant."""
@@ -275,79 +246,7 @@ class Ledger:
             return plain(value)
         if not path:
             call.is_size = True
-        return track(plain(value), Expression(None, (), plain(value), ref=ref), self)
-
-    # ---------------------------------------------------------------- numbers
-
-    def size(self, tensor: torch.Tensor, ref: Ref, axis: int, value: int) -> TrackedInt:
-        known = self.sizes.setdefault(id(tensor), {})
-        if axis not in known:
-            known[axis] = Expression(TensorMethod("size"), (ref, axis), value)
-        return TrackedInt.make(value, known[axis], self)
-
-    def number(self, expression: Any) -> Any:
-        """A tracked number's expression as a call; a plain number as it is."""
-        if not isinstance(expression, Expression):
-            return expression
-        if expression.ref is None:
-            operands = tuple(
-                self.materialise(o) if isinstance(o, (Call, Piece)) else self.number(o)
-                for o in expression.operands
-            )
-            function = expression.function
-            if isinstance(function, TensorMethod):
-                call = Call("call_method", function.name, operands, hint=function.name, accessor=True)
-            else:
-                hint = getattr(function, "__name__", "number")
-                call = Call("call_function", nameable(function), operands, hint=hint)
-            call.path, call.source, call.value = self.at.path, self.at.source(), expression.value
-            call.is_size = True
-            call.depends = Depends.SHAPE | (self.depends(call) & Depends.DATA)
-            expression.ref = self.add(call)
-        return self.materialise(expression.ref)
-
-    def guard(self, expression: Expression, outcome: Any) -> None:
-        """A size became a plain value; remember to check that it still does."""
-        compares = expression.function in _COMPARISONS and expression.ref is None
-        is_pin = expression.function is pinned
-        function = expression.function if compares or is_pin else operator.pos
-        parts = expression.operands if compares or is_pin else (expression,)
-        with self.at.hushed:
-            operands = tuple(self.number(p) for p in parts)
-        source = self.at.source()
-        for operand in operands:
-            if isinstance(operand, Call) and operand.depends & Depends.DATA:
-                if compares and checks.is_check(source):
-                    call = Call(
-                        "call_function", function, operands, hint="check", path=self.at.path, source=source
-                    )
-                    call.depends, call.value = self.depends(call), outcome
-                    self.expect(self.add(call), outcome, source)
-                    return
-                if self.branches is not None:
-                    read = Call("call_function", function, operands, path=self.at.path, source=source)
-                    read.depends, read.reads = self.depends(read), frozenset()
-                    if self.branches.read(read, lambda: outcome, is_forceable=False) is not None:
-                        return
-                self.at.refuse(Depends.INPUT, f"{wording.shown(operand)} ({operand.value} here)", source)
-        key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
-        if key not in self.guards:
-            inside = self.at.running() if is_pin else opaque.innermost(self.at.divisible, self.at.holds)
-            self.guards[key] = Guard(function, operands, outcome, self.at.path, source, inside)
-
-    def cast(self, name: str) -> None:
-        """A tracked number is about to be cast: where the code that does can be followed, it is."""
-        module = casts.module_casting(name)
-        if module is not None:
-            raise FollowCasts(module)
-
-    def look_up(self, expression: Expression, outcome: Any) -> None:
-        """A number from the data is a key: which is found depends on it."""
-        if self.has_data_numbers:
-            with self.at.hushed:
-                number = self.number(expression)
-            if isinstance(number, Call) and number.depends & Depends.DATA:
-                self.guard(expression, outcome)
+        return track(plain(value), Expression(None, (), plain(value), ref=ref), self.numbers)
 
     # ---------------------------------------------------------------- arguments
 
@@ -368,7 +267,7 @@ class Ledger:
         if cls is np.ndarray and id(value) in self.refs:
             return self.materialise(self.refs[id(value)][1]), value
         if cls in (TrackedInt, TrackedFloat):
-            return self.number(value.expression), plain(value)
+            return self.numbers.number(value.expression), plain(value)
         if cls in (tuple, list) and self.together.get(id(value)) == [*map(id, value)]:
             return self.materialise(self.refs[id(value)][1]), value
         if cls in (tuple, list, torch.Size):
@@ -440,6 +339,11 @@ class Ledger:
                 f"{self.at.source()}: {name} reaches the whole model; give it the layers it uses instead"
             )
         return found, rebuild
+
+    def settled(self, spec: Spec) -> Spec:
+        """A structure whose keys are plain numbers, held to what they are, where they were made of sizes."""
+        keys = tuple(k.settle() if isinstance(k, (TrackedInt, TrackedFloat)) else k for k in spec.keys)
+        return dataclasses.replace(spec, keys=keys, children=tuple(map(self.settled, spec.children)))
 
     def filled(self) -> list[tuple[Any, str]]:
         """Objects without tensors when passed to a call that hold some now: state kept outside the model."""

@@ -10,10 +10,10 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import nn
@@ -33,15 +33,13 @@ from ...torch_private import (
     grad_mode,
 )
 from ..calls.named import CustomFunction, Named
+from .asking import ASKED, Maker
 from .contexts import ENTERED
 from .kept import is_copying
 from .route import Route
-from .tracked import TrackedFloat, TrackedInt, call, counted
+from .tracked import TrackedFloat, TrackedInt, call, counted, pin
 
 __all__ = ["applied"]
-
-
-Maker = Callable[[Route, Any], Any]
 
 
 @contextlib.contextmanager
@@ -179,59 +177,6 @@ def _left(route: Route, original: Any) -> Any:
         return original(self, *error)
 
     return __exit__
-
-
-def _is_grad_enabled(route: Route, original: Any) -> Any:
-    def is_grad_enabled() -> bool:
-        recorder = route.active
-        if recorder is not None and recorder.at.is_own_code():
-            recorder.reads.asks_for_grad_mode()
-        return bool(original())
-
-    return is_grad_enabled
-
-
-def _cast(route: Route, original: Any) -> Any:
-    """A question about autocast."""
-
-    def ask(*args: Any) -> Any:
-        recorder = route.active
-        if recorder is not None and recorder.at.is_own_code():
-            recorder.reads.dtypes = True
-        return original(*args)
-
-    return ask
-
-
-def _asked(name: str) -> Maker:
-    """A question to torch or to the process, whose answer is watched from then on."""
-
-    def make(route: Route, original: Any) -> Any:
-        def ask(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            recorder = route.active
-            if recorder is not None and recorder.at.is_own_code():
-                shown = f"{name}({', '.join(map(repr, args))})"
-                recorder.reads.flags[shown] = functools.partial(original, *args, **kwargs), result
-            return result
-
-        return ask
-
-    return make
-
-
-def _variable(route: Route, original: Any) -> Any:
-    """An environment variable is being read, whether it is set or not."""
-
-    def __getitem__(self: Any, key: str) -> Any:
-        recorder = route.active
-        if recorder is not None and recorder.at.is_own_code():
-            read = functools.partial(os.environ.get, key)
-            with recorder.at.hushed:
-                recorder.reads.flags[f"the environment variable {key}"] = read, read()
-        return original(self, key)
-
-    return __getitem__
 
 
 def _run_backward(route: Route, original: Any) -> Any:
@@ -376,27 +321,39 @@ def _math(route: Route, original: Any) -> Any:
     return function
 
 
+def _numpy(route: Route, original: Any) -> Any:
+    """Numpy reads numbers where nobody sees it: those made from sizes stay as they are from here on."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if route.active:
+            args, kwargs = _pinned(args), _pinned(kwargs)
+        return original(*args, **kwargs)
+
+    return function
+
+
+def _pinned(value: Any) -> Any:
+    if type(value) in (tuple, list, torch.Size):
+        return type(value)([_pinned(v) for v in value])
+    if type(value) is dict:
+        return {k: _pinned(v) for k, v in value.items()}
+    return pin(value)
+
+
+_NUMPY = (
+    "arange", "array", "asarray", "ceil", "cumsum", "exp", "floor", "full", "linspace", "log", "log2", "max",
+    "mean", "min", "ones", "prod", "round", "sqrt", "sum", "zeros",
+)  # fmt: skip
 _MATH = (
     "sqrt", "log", "log2", "log10", "log1p", "exp", "expm1", "pow", "ceil", "floor", "trunc", "gcd", "lcm",
     "comb", "perm", "factorial", "isqrt", "cbrt", "hypot", "fmod", "remainder", "copysign", "sin", "cos",
     "tan", "tanh", "atan", "atan2", "radians", "degrees", "gamma", "lgamma", "erf",
 )  # fmt: skip
-_CASTS = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled")
-_FLAGS = (
-    "get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled",
-    "is_deterministic_algorithms_warn_only_enabled", "get_float32_matmul_precision", "is_anomaly_enabled",
-    "is_inference_mode_enabled", "get_num_threads", "initial_seed",
-)  # fmt: skip
-_BACKENDS = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
 _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     (CUSTOM_FUNCTION, "apply", _function_apply),
     *((context, "__enter__", _entered) for context in ENTERED),
     *((context, "__exit__", _left) for context in ENTERED),
-    (torch, "is_grad_enabled", _is_grad_enabled),
-    *((torch, name, _cast) for name in _CASTS),
-    *((torch, name, _asked(f"torch.{name}")) for name in _FLAGS),
-    *((torch.backends.cuda, name, _asked(f"torch.backends.cuda.{name}")) for name in _BACKENDS),
-    (type(os.environ), "__getitem__", _variable),
+    *ASKED,
     (*BACKWARD, _run_backward),
     (torch.Tensor, "__reduce_ex__", _reduced),
     (*GRAD, _grad_of("grad")),
@@ -411,4 +368,5 @@ _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     (builtins, "len", _len),
     (builtins, "range", _range),
     *((math, name, _math) for name in _MATH),
+    *((np, name, _numpy) for name in _NUMPY),
 )

@@ -36,7 +36,7 @@ def hold(ledger: Ledger, name: str, args: Sequence[Any], kwargs: Mapping[str, An
         return
     ref = ledger.find(tensor)
     if ledger.extent_depends(ref) & (Depends.SHAPE | Depends.DATA):
-        n = ledger.size(tensor, ref, axis, n)
+        n = ledger.numbers.size(tensor, ref, axis, n)
     if name in _BY_NUMBER:
         length = (n + length - 1) // length
     pin((n + length - 1) // length)

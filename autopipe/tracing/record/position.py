@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..calls.call import Depends
-from . import opaque, statements
+from . import checks, opaque, statements
 from .restart import CloseModule, Function, KeepFunction, Method, Statement
 
 __all__ = ["Depth", "Position"]
@@ -99,6 +99,10 @@ class Position:
                 yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
             frame = frame.f_back
 
+    def is_said(self) -> bool:
+        """Whether the text that is being made only tells people: of an error, a warning, a log."""
+        return any(map(checks.is_message, self.lines()))
+
     def refuse(self, depends: Depends, what: str, source: str) -> NoReturn:
         """Stop recording: Python reads ``what``, a value that can differ next time."""
         shown = {
@@ -134,6 +138,11 @@ class Position:
     def holds(self, module: nn.Module) -> bool:
         """Whether a module is one of the model's."""
         return id(module) in self.modules
+
+    def is_in_leaf(self, path: str) -> bool:
+        """Whether a module is a leaf, or lies in one."""
+        names = path.split(".")
+        return any(self.is_leaf(".".join(names[: i + 1])) for i in range(len(names)))
 
     def divisible(self, module: nn.Module) -> str | None:
         """The path of the root, or an open module with open ones inside; None of what may stay whole.

@@ -1,32 +1,36 @@
 """What a model's code may change beside its attributes: objects in them, closures, generators, globals.
 
-Putting it back and telling what changed is left to ``state``.
+Which globals code names is left to ``codes``; putting all back and telling what changed to ``state``.
 """
 
 from __future__ import annotations
 
 import collections
+import contextvars
 import copy
+import enum
 import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, lru_cache, partial
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial, partialmethod
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from .cells import ArrayCell, Cell, SlotCell, VariableCell, content, slots
+from .codes import is_foreign, is_users, named, names_in
+
 __all__ = ["HOOKS", "Reached", "reached"]
 
 _MOST, _DEEPEST = 20_000, 6
 _PLAIN = frozenset(
-    {int, float, str, bool, type(None), complex, bytes, torch.dtype, torch.device, torch.Size, type,
-     types.BuiltinFunctionType, types.ModuleType, types.MethodWrapperType, slice, range, np.ndarray}
+    {int, float, str, bool, type(None), complex, bytes, torch.dtype, torch.device, torch.Size,
+     types.ModuleType, types.MethodWrapperType, slice, range}
 )  # fmt: skip
-_FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "abc", "logging", "threading")
-_ASKS_FOR_ALL = frozenset({"globals", "eval", "exec", "vars", "locals"})
+_FOREIGN = ("torch", "numpy", "builtins", "typing", "abc", "logging", "threading")
 _REGISTRIES = frozenset(vars(nn.Module()))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -35,16 +39,16 @@ class Reached:
     """Places that hold what code may replace, by the path of the module they belong to and a name to show.
 
     ``holders`` are mutable containers, ``files`` the globals of source files with those of them that the
-    model's code names, ``classes`` classes, ``cells`` closures, ``tensors`` those found
-    outside of parameters and buffers, ``generators`` random ones of the model's own, ``exhaustible`` what
-    can be read only once.
+    model's code names, ``classes`` classes, ``cells`` closures, slots and what else holds one value,
+    ``tensors`` those found outside of parameters and buffers, ``generators`` random ones of the model's own,
+    ``exhaustible`` what can be read only once.
     """
 
     def __init__(self) -> None:
         self.holders: list[tuple[str, str, Any]] = []
         self.files: list[tuple[str, str, dict[str, Any], frozenset[str]]] = []
         self.classes: list[tuple[str, str, type]] = []
-        self.cells: list[tuple[str, str, types.CellType]] = []
+        self.cells: list[tuple[str, str, Cell]] = []
         self.tensors: list[tuple[str, str, torch.Tensor]] = []
         self.generators: list[tuple[str, str, Any]] = []
         self.exhaustible: list[tuple[str, str, Any]] = []
@@ -52,6 +56,8 @@ class Reached:
 
     def visit(self, path: str, name: str, value: Any, depth: int = 0) -> None:
         """Note ``value`` and what it holds."""
+        if isinstance(value, types.BuiltinMethodType):
+            value = value.__self__  # ``draw = generator.normal``
         cls = type(value)
         if cls in _PLAIN or id(value) in self.seen or depth > _DEEPEST or len(self.seen) > _MOST:
             return
@@ -60,10 +66,25 @@ class Reached:
             self.tensors.append((path, name, value))
         elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)):
             self.generators.append((path, name, value))
-        elif isinstance(value, (nn.Module, type, torch.jit.ScriptFunction)) or _is_namespace(value):
+        elif isinstance(value, np.ndarray):
+            self.cells += [(path, name, ArrayCell(value))] if ArrayCell.is_for(value) else []
+        elif isinstance(value, type):
+            if is_users(value.__module__):
+                self.look_into_class(path, value, depth)
+        elif isinstance(value, (nn.Module, torch.jit.ScriptFunction)) or _is_namespace(value):
             return
         else:
             self._look_into(path, name, value, depth + 1)
+
+    def look_into_class(self, path: str, cls: type, depth: int = 0) -> None:
+        """Note a class of the model's or its user's, and what it holds beside its methods' own code."""
+        if is_foreign(cls.__module__) or issubclass(cls, enum.Enum):
+            return
+        self.seen[id(cls)] = cls
+        self.classes.append((path, cls.__qualname__, cls))
+        for name, value in list(vars(cls).items()):
+            if not name.startswith("__") or isinstance(value, types.FunctionType):
+                self.visit(path, f"{cls.__qualname__}.{name}", value, depth + 1)
 
     def _look_into(self, path: str, name: str, value: Any, depth: int) -> None:
         if isinstance(value, (dict, list, set, collections.deque)):
@@ -82,16 +103,49 @@ class Reached:
         elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
             yield from ((f"{name}[{i}]", v) for i, v in enumerate(value))
         elif isinstance(value, types.FunctionType):
-            for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                self.cells.append((path, f"{key} in {name}", cell))
-                yield f"{key} in {name}", _content(cell)
+            yield from self._inside_function(path, name, value)
         elif isinstance(value, types.MethodType):
-            yield name, value.__self__
-        elif isinstance(value, partial):
+            yield name, (value.__self__, value.__func__)
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield name, value.__func__
+        elif isinstance(value, property):
+            yield name, (value.fget, value.fset)
+        elif isinstance(value, (partial, partialmethod)):
             yield name, (value.func, value.args, value.keywords)
-        elif not type(value).__module__.startswith(_FOREIGN) and hasattr(value, "__dict__"):
-            self.holders.append((path, name, vars(value)))
-            yield from ((f"{name}.{k}", v) for k, v in list(vars(value).items()))
+        elif isinstance(value, cached_property):
+            yield name, value.func
+        elif isinstance(value, contextvars.ContextVar):
+            self.cells.append((path, name, VariableCell(value)))
+            yield name, content(self.cells[-1][2])
+        else:
+            yield from self._inside_object(path, name, value)
+
+    def _inside_function(
+        self, path: str, name: str, function: types.FunctionType
+    ) -> Iterator[tuple[str, Any]]:
+        if is_foreign(function.__module__):
+            return
+        for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if key != "__class__":
+                self.cells.append((path, f"{key} in {name}", cell))
+                yield f"{key} in {name}", content(cell)
+        yield f"a default of {name}", (function.__defaults__, function.__kwdefaults__)
+        if vars(function) or function.__name__ in names_in(function.__code__):
+            self.holders.append((path, name, vars(function)))
+            yield from ((f"{name}.{k}", v) for k, v in list(vars(function).items()))
+
+    def _inside_object(self, path: str, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        cls = type(value)
+        if cls.__module__.startswith(_FOREIGN):
+            return
+        held = getattr(value, "__dict__", None)
+        if isinstance(held, dict):  # that of an alias such as ``Callable[..., Any]`` is its class's
+            self.holders.append((path, name, held))
+            yield from ((f"{name}.{k}", v) for k, v in list(held.items()))
+        for slot in () if is_foreign(cls.__module__) else slots(value):
+            cell = SlotCell(value, slot)
+            self.cells.append((path, f"{name}.{slot}", cell))
+            yield f"{name}.{slot}", content(cell)
 
 
 def _is_namespace(value: Any) -> bool:
@@ -100,89 +154,36 @@ def _is_namespace(value: Any) -> bool:
     return isinstance(name, str) and vars(sys.modules.get(name, types)) is value
 
 
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
+def reached(model: nn.Module, is_first: Callable[[str], bool] = lambda path: True) -> Reached:
+    """Everything that is reached from the attributes of a model's modules, their classes and their files.
 
-
-def reached(model: nn.Module) -> Reached:
-    """Everything that is reached from the attributes of a model's modules, their classes and their files."""
+    What several modules reach is said to be of the first; those whose path ``is_first`` come before others.
+    """
     out = Reached()
     files: dict[str, str] = {}
     classes: dict[type, str] = {}
-    for path, module in model.named_modules():
+    for path, module in sorted(model.named_modules(), key=lambda held: not is_first(held[0])):
         for name, value in vars(module).items():
             if type(value) not in _PLAIN and name not in _REGISTRIES:
                 out.visit(path, f"{path}.{name}".lstrip("."), value)
         for hook in (h for kind in HOOKS for h in vars(module).get(kind, {}).values()):
             out.visit(path, f"a hook of {path or type(module).__name__}", hook)
         for cls in type(module).__mro__:
-            if cls not in classes and not cls.__module__.startswith(_FOREIGN):
+            if cls not in classes and not is_foreign(cls.__module__):
                 classes[cls] = path
                 files.setdefault(cls.__module__, path)
     for cls, path in classes.items():
-        out.classes.append((path, cls.__qualname__, cls))
-        for name, value in vars(cls).items():
-            if not name.startswith("__") and not callable(value):
-                out.visit(path, f"{cls.__qualname__}.{name}", value)
-    for file, path in files.items():
-        known = vars(sys.modules[file]) if file in sys.modules else {}
-        own = [c for c in classes if c.__module__ == file]
-        names = _named([*own, *(f for f in out.seen.values() if isinstance(f, types.FunctionType))], known)
+        if id(cls) not in out.seen:
+            out.look_into_class(path, cls)
+    own = [*classes, *(f for f in out.seen.values() if isinstance(f, types.FunctionType))]
+    for file, names in named(own, files).items():
+        if file not in sys.modules:
+            continue
+        known, path = vars(sys.modules[file]), files.get(file, "")
         out.files.append((path, file, known, names))
         for name in sorted(names):
-            if not callable(known[name]):
-                out.visit(path, f"{name} of {file}", known[name])
+            out.visit(path, f"{name} of {file}", known[name])
     return out
-
-
-def _named(start: Iterable[Any], known: dict[str, Any]) -> frozenset[str]:
-    """The globals in ``known`` that the code of these classes and functions names, or what it calls there.
-
-    What else a file has, such as the losses that a training script gathers, is none of the model's.
-    """
-    names: set[str] = set()
-    seen: set[int] = set()
-    waiting = list(start)
-    while waiting:
-        thing = waiting.pop()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, types.CodeType):
-            asked = _names_in(thing)
-            new = (known.keys() if _ASKS_FOR_ALL & asked else known.keys() & asked) - names
-            names |= new
-            waiting += [known[n] for n in new]
-        else:
-            waiting += _code_of(thing, known)
-    return frozenset(n for n in names if not n.startswith("__"))
-
-
-@lru_cache(maxsize=1 << 14)
-def _names_in(code: types.CodeType) -> frozenset[str]:
-    """The names that code asks for, functions within it included."""
-    inner = (_names_in(c) for c in code.co_consts if isinstance(c, types.CodeType))
-    return frozenset(n for n in code.co_names if not n.startswith("__")).union(*inner)
-
-
-def _code_of(thing: Any, known: dict[str, Any]) -> list[Any]:
-    """What holds the code of something callable, as far as it may be of the file with these globals."""
-    if isinstance(thing, types.FunctionType):
-        inner = [_content(cell) for cell in thing.__closure__ or ()]
-        return [*inner, thing.__code__] if thing.__globals__ is known else inner
-    if isinstance(thing, type):
-        is_of_file = thing.__module__ == known.get("__name__")
-        return [*vars(thing).values(), *thing.__bases__] if is_of_file else []
-    if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
-        return [thing.__func__]
-    if isinstance(thing, property):
-        return [thing.fget, thing.fset, thing.fdel]
-    if isinstance(thing, (partial, cached_property)):
-        return [thing.func]
-    return [getattr(thing, "__wrapped__", None)] if callable(thing) else []
 
 
 def saved(generator: Any) -> Callable[[], None]:

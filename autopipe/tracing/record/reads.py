@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.utils.dlpack
+from torch import nn
 
 from ..calls import functions, wording
 from ..calls.call import UNSAFE, Call, Depends
@@ -18,8 +19,10 @@ from ..calls.likeness import is_twin
 from ..calls.perform import Run, ask
 from . import checks
 from .branches import Branches, program
-from .ledger import Ledger, Ref, TensorMethod
+from .ledger import Ledger
+from .numbers import TensorMethod
 from .position import Position
+from .refs import Ref
 from .restart import CloseModule
 from .tracked import Expression, plain, track
 
@@ -36,8 +39,9 @@ class Reads:
     the grad mode it is in. ``asked`` tells what of the surroundings the code asked for, and where:
     ``"grad"``, the grad mode, and ``"inputs"``, which of the inputs take gradients; ``dtypes`` whether it
     asked for what autocast has a say in; ``flags`` are questions to torch and the process, each with how to
-    ask again and the answer. ``met_number`` says that a whole number in the data was asked for; with
-    ``keeps_numbers`` such numbers stay in the graph as long as only torch takes them.
+    ask again and the answer, attributes ``of_leaves`` among them, which are here by path and name.
+    ``met_number`` says that a whole number in the data was asked for; with ``keeps_numbers`` such numbers
+    stay in the graph as long as only torch takes them.
     """
 
     def __init__(
@@ -48,7 +52,16 @@ class Reads:
         self.dtypes = False
         self.keeps_numbers, self.met_number = False, False
         self.flags: dict[str, Flag] = {}
+        self.of_leaves: set[tuple[str, str]] = set()
         self.numbers: list[Call] = []
+
+    def asks_a_leaf(self, module: nn.Module, name: str, ask: Callable[[], Any]) -> None:
+        """The model's own code reads an attribute of a module that stays whole."""
+        path = self.at.modules.get(id(module), "")
+        if self.at.stack and self.at.is_recorded and path and self.at.is_in_leaf(path):
+            shown = f"the mode of {path}" if name == "training" else f"{path}.{name}"
+            self.flags[shown] = ask, ask()
+            self.of_leaves.add((path, name))
 
     def asks_for_grad_mode(self) -> None:
         """The model's own code asks whether gradients are enabled."""
@@ -65,6 +78,10 @@ class Reads:
             self.dtypes = True
         if name in functions.REQUIRING and isinstance(tensor, torch.Tensor) and self.at.is_own_code():
             self.gradients_asked(tensor)
+        if name in functions.MEMORY and isinstance(tensor, torch.Tensor) and self.at.is_own_code():
+            self.told(tensor, "memory")
+        if name in functions.TEXTS and isinstance(tensor, torch.Tensor):
+            self.told(tensor)
         if not isinstance(tensor, torch.Tensor) or name not in functions.SIZES:
             return result
         ref = self.ledger.find(tensor)
@@ -72,16 +89,23 @@ class Reads:
             return result
         if name in ("shape", "size"):
             if isinstance(result, torch.Size):
-                return torch.Size([self.ledger.size(tensor, ref, i, n) for i, n in enumerate(result)])
+                return torch.Size([self.ledger.numbers.size(tensor, ref, i, n) for i, n in enumerate(result)])
             axis = plain(args[1] if len(args) > 1 else kwargs["dim"])
-            return self.ledger.size(tensor, ref, axis % tensor.dim(), result)
+            return self.ledger.numbers.size(tensor, ref, axis % tensor.dim(), result)
         if name == "__len__":
-            return self.ledger.size(tensor, ref, 0, result).settle()
+            return self.ledger.numbers.size(tensor, ref, 0, result).settle()
         if name == "stride":
             return (
                 result if isinstance(result, tuple) else self.tracked_answer("stride", ref, args[1:], result)
             )
         return self.tracked_answer("numel", ref, (), result)
+
+    def told(self, tensor: torch.Tensor, what: str = "text") -> None:
+        """A text or bytes are made of a tensor's values: refused where people alone are not told."""
+        ref = self.ledger.find(tensor)
+        if self.ledger.depends_of(ref) & UNSAFE and not self.at.is_said():
+            call = self.ledger.materialise(ref)
+            self.at.refuse(call.depends, f"the {what} of {wording.shown(call)}", self.at.source())
 
     def gradients_asked(self, tensor: torch.Tensor) -> None:
         """Whether a tensor takes gradients follows from the grad mode and from the inputs it is made of."""
@@ -94,7 +118,7 @@ class Reads:
             self.asked.setdefault("inputs", self.at.source())
 
     def tracked_answer(self, method: str, ref: Ref, rest: Any, result: int) -> Any:
-        return track(result, Expression(TensorMethod(method), (ref, *rest), result), self.ledger)
+        return track(result, Expression(TensorMethod(method), (ref, *rest), result), self.ledger.numbers)
 
     def read(self, call: Call, name: str, func: Callable[..., Any], actual: Any) -> Any:
         """The model's Python wants a tensor's value."""
@@ -103,7 +127,7 @@ class Reads:
                 return func(*actual[0], **actual[1])
         is_unsafe = bool(call.depends & UNSAFE) and not self.is_settled(call, name)
         is_check = is_unsafe and name == "__bool__" and self.is_check(call.source)
-        is_message = name == "__format__" and checks.is_message(call.source)
+        is_message = name == "__format__" and self.at.is_said()
         if is_unsafe and not is_check and not is_message:
             if functions.is_whole_number(name, actual):
                 self.met_number = True
@@ -121,10 +145,13 @@ class Reads:
         if is_check:
             self.ledger.expect(call.args[0], result, call.source)
             return result
-        if not call.depends & Depends.SHAPE or not isinstance(result, (bool, int, float)):
+        if not call.depends & Depends.SHAPE:
+            return result
+        if not isinstance(result, (bool, int, float)):
+            self.ledger.numbers.hold_sizes(call)
             return result
         call.is_size, call.value = True, result
-        return track(result, Expression(None, (), result, ref=self.ledger.add(call)), self.ledger)
+        return track(result, Expression(None, (), result, ref=self.ledger.add(call)), self.ledger.numbers)
 
     def is_check(self, source: str) -> bool:
         """Whether a truth is asked for only to raise where it does not hold, by the model or by torch."""
@@ -142,15 +169,16 @@ class Reads:
     def data_number(self, call: Call, name: str, func: Callable[..., Any], actual: Any) -> Any:
         """A whole number in the data, read again at each run; None where it cannot be followed."""
         if name == "__int__":
-            self.ledger.cast("int")
+            self.ledger.numbers.cast("int")
         if name != "item" or self.ledger.device.type == "meta":
             return None
         with self.at.hushed:
             call.value = func(*actual[0], **actual[1])
         call.is_size, call.depends = True, call.depends | Depends.DATA
-        self.ledger.has_data_numbers = True
+        self.ledger.numbers.has_data = True
         self.numbers.append(call)
-        return track(call.value, Expression(None, (), call.value, ref=self.ledger.add(call)), self.ledger)
+        expression = Expression(None, (), call.value, ref=self.ledger.add(call))
+        return track(call.value, expression, self.ledger.numbers)
 
     def check_numbers(self) -> None:
         """A number in the data that nothing recorded takes went where it is not seen: an index, a text.
@@ -158,7 +186,7 @@ class Reads:
         Raises :class:`CloseModule`.
         """
         taken = {id(c) for call in self.ledger.calls for c in call.inputs}
-        taken |= {id(o) for g in self.ledger.guards.values() for o in g.operands}
+        taken |= {id(o) for g in self.ledger.numbers.guards.values() for o in g.operands}
         taken |= {id(c) for b in self.branches.found for call in b.calls for c in call.inputs}
         for call in self.numbers:
             if id(call) not in taken:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,13 +20,13 @@ from torch.overrides import TorchFunctionMode
 from ...errors import CaptureError
 from ...torch_private import function_modes, pop_function_mode, push_function_mode
 from ..calls import functions
-from ..calls.call import UNSAFE, Call, Depends, Recording, meta
+from ..calls.call import UNSAFE, Call, Depends, Recording, calls_in, meta
 from ..calls.moded import in_modes, modes_of
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
 from ..inputs.structure import flatten, hides_tensors
-from . import filling, keeping, pieces
+from . import checks, filling, keeping, pieces
 from .branches import Branches
 from .contexts import Contexts
 from .draws import Draws, Streams
@@ -68,7 +69,7 @@ class Recorder(TorchFunctionMode):
         self.at = Position(modules, is_leaf)
         self.ledger = Ledger(names, known, device, self.at)
         self.branches = Branches(self.ledger.calls, self.at, outcomes, kept, by_value)
-        self.ledger.branches = self.branches
+        self.ledger.numbers.branches = self.branches
         self.ledger.watched, self.ledger.unseen = None if unseen is None else {}, unseen
         self.training = training
         self.contexts = Contexts()
@@ -119,6 +120,7 @@ class Recorder(TorchFunctionMode):
         for value in values:
             _check_output(value)
         self.at.stack = [""]
+        spec = self.ledger.settled(spec)
         encoded = tuple(self.ledger.encode(v)[0] for v in values)
         self.ledger.add(Call("output", "output", (encoded,), hint="output"))
         self.reads.check_numbers()
@@ -127,7 +129,7 @@ class Recorder(TorchFunctionMode):
             self.training,
             self.ledger.calls,
             spec,
-            list(self.ledger.guards.values()),
+            list(self.ledger.numbers.guards.values()),
             self.ledger.constants,
             tuple(self.branches.found),
             self.reads.asked,
@@ -301,8 +303,10 @@ class Recorder(TorchFunctionMode):
         if call.source.startswith(_MADE):
             self.at.keep_maker()
         call.depends = self.ledger.depends(call)
-        if kind == "shape only":
+        if kind == "shape only":  # but what it is filled with may be data
+            given = [*calls_in((call.args[1:], call.kwargs))]
             call.depends &= ~(Depends.INPUT | Depends.RANDOM | Depends.STATE)
+            call.depends |= functools.reduce(operator.or_, (c.depends for c in given), Depends.NOTHING)
         elif kind == "data shaped" or functions.selects_by_mask(name, actual[0]):
             call.depends |= Depends.DATA if call.depends & UNSAFE else Depends.NOTHING
         if kind == "read":
@@ -312,6 +316,8 @@ class Recorder(TorchFunctionMode):
         pieces.hold(self.ledger, name, args, kwargs)
         if functions.takes_numpy(actual) and not self.ledger.knows_arrays(actual):
             return self.outside_numbers(func, actual)
+        if functions.may_fail(name) and call.depends & UNSAFE and any(map(checks.is_tried, self.at.lines())):
+            self.at.keep_whole(f"{call.source}: {name} may fail by its data, and what follows is unseen")
         if functions.writes_in_place(name, actual) or "out" in kwargs:
             self.check_parameters(actual, name, call.source)
         return self.perform(call, func, actual)

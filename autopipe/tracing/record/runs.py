@@ -13,13 +13,13 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from ...errors import AutopipeError, CaptureError, ModelError
+from ...errors import AutopipeError, CaptureError, InputError, ModelError
 from ..calls.call import Recording, Setting
 from ..calls.kinds import kind_of
 from ..calls.sharing import Twins
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
-from . import casts, memos, opaque, telling
+from . import attributes, casts, memos, opaque, telling
 from .given import are_close, device_of, fresh, other_data
 from .leaves import Policy
 from .origin import Unseen, alive
@@ -68,7 +68,8 @@ class Attempt:
 class Runs:
     """The runs that one capture takes. The model is left to ``snapshot`` to put back.
 
-    Calls are routed by ``route``, which patches put on; casts are followed in the files ``casting``.
+    Calls are routed by ``route``, which patches put on; casts are followed in the files ``casting``; open
+    code reads the attributes ``of_leaves``, by path and name.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Runs:
     ) -> None:
         self.model, self.args, self.kwargs, self.snapshot = model, args, kwargs, snapshot
         self.casting: set[str] = set()
+        self.of_leaves: set[tuple[str, str]] = set()
         self.names = {id(t): n for n, t in reversed([*model.named_parameters(), *model.named_buffers()])}
         self.paths = {id(m): n for n, m in model.named_modules()}
         self.device = device_of(model, args, kwargs)
@@ -155,6 +157,7 @@ class Runs:
                 opaque.drawing(kept.outside_draw, self.model),
                 memos.bypassed(recorder.at),
                 casts.followed(self.casting, recorder.at),
+                attributes.noted(self.model, recorder.at.is_in_leaf, recorder.reads.asks_a_leaf),
             ):
                 return recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
         except (CaptureError, ModelError):
@@ -167,6 +170,7 @@ class Runs:
             self.explain(error, recorder.failed, training)
         finally:
             attempt.met_number |= recorder.reads.met_number
+            self.of_leaves |= recorder.reads.of_leaves
 
     def look_again(self, attempt: Attempt, training: bool) -> None:
         """Record once more from where a run has left the leaves: does code outside set what they go by?
@@ -192,10 +196,10 @@ class Runs:
         if self.model.training != training:
             switch(self.model, training)
 
-    def run(self, training: bool, change: Callable[[Any], Any] | None = None) -> Any:
+    def run(self, training: bool, change: Callable[[Any], Any] | None = None, *, is_one: bool = False) -> Any:
         """The model's own result, not recorded, from the state it is in; on changed data where asked."""
         given = (self.args, self.kwargs)
-        args, kwargs = fresh(given if change is None else change(given), self.device)
+        args, kwargs = fresh(given if change is None else change(given), self.device, is_one=is_one)
         seed(self.device)
         with self.route.suspended():
             return self.model(*args, **kwargs)
@@ -217,12 +221,31 @@ class Runs:
             f"into a submodule, which is then kept whole"
         ) from error
 
+    def check_given(self) -> None:
+        """A tensor that is given twice is two to a recording, which the model must not tell from one."""
+        held = [v for v in flatten((self.args, self.kwargs))[0] if isinstance(v, torch.Tensor)]
+        if len({*map(id, held)}) == len(held) or self.device.type == "meta":
+            return
+        results = []
+        for is_one in (False, True):
+            self.start(training=False)
+            results.append(flatten(self.run(training=False, is_one=is_one))[0])
+        if not are_close(*results):
+            raise InputError(
+                f"{type(self.model).__name__} acts otherwise where two arguments are one tensor, which "
+                "stages cannot tell; give it a copy of its own for each: x.clone()"
+            )
+
     def check_state(self, policy: Policy, training: bool) -> None:
         """Python state that an open module changes must not matter to the next call."""
-        changed = [(p, a) for p, a in self.snapshot.changes() if p == "" or not _is_inside_leaf(policy, p)]
-        beside = [
-            (p, a) for p, a in self.snapshot.changed_beside() if p == "" or not _is_inside_leaf(policy, p)
-        ]
+        self.check_made(policy)
+
+        def is_met(path: str, name: str) -> bool:
+            is_own = path == "" or not _is_inside_leaf(policy, path)
+            return is_own or (path, name) in self.of_leaves
+
+        changed = [(p, a) for p, a in self.snapshot.changes() if is_met(p, a)]
+        beside = [(p, a) for p, a in self.snapshot.changed_beside() if is_met(p, a)]
         if not changed and not beside:
             return
         path, attribute = next(((p, a) for p, a in changed if a == "_buffers"), (changed + beside)[0])
@@ -240,9 +263,21 @@ class Runs:
             raise CloseModule(path, f"a forward changes {shown}, and the next call's result depends on it")
         for (at, counted), value in after.items():
             seen = before.get((at, counted)), between.get((at, counted)), value
-            if seen[0] != seen[1] != seen[2] and (at == "" or not _is_inside_leaf(policy, at)):
-                said = f"{seen[0]!r}, {seen[1]!r}, {seen[2]!r} in calls one after another"
+            if seen[0] != seen[1] != seen[2] and is_met(at, counted):
+                shown = "other" if isinstance(value, bytes) else f"{seen[0]!r}, {seen[1]!r}, {seen[2]!r}"
+                said = f"{shown} in calls one after another"
                 raise CloseModule(at, f"{counted} of {at or name} is {said}; a later call may act on it")
+
+    def check_made(self, policy: Policy) -> None:
+        """No forward may make the weights that it runs with."""
+        for path, name, is_new in self.snapshot.made():
+            if is_new or path == "" or not _is_inside_leaf(policy, path):
+                shown = f"{path}.{name}".lstrip(".")
+                raise CaptureError(
+                    f"{type(self.model).__name__} cannot be captured: its forward makes the weights {shown}; "
+                    "where only the first call does, run it once on an example before it is captured, else "
+                    "make them in __init__"
+                )
 
     def forgets(self, training: bool) -> bool:
         """Whether what the model gives for other data is the same after a call as it is without one."""

@@ -84,6 +84,7 @@ class Session:
 
         Raises :class:`CaptureError` where it cannot be recorded, :class:`ModelError` where it cannot be run.
         """
+        self.runs.check_given()
         with patches.applied(self.model.modules()) as self.runs.route:
             try:
                 found = self.found()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,14 +17,16 @@ from torch import nn
 from ...errors import InputError
 from ...torch_private import CALL_HOOK
 from ..calls import regions
+from ..calls.call import Call, Recording
+from .cells import Cell, content
 from .reach import HOOKS, Reached, reached
 from .reads import Flag
 
-__all__ = ["Standing"]
+__all__ = ["Standing", "standing_of"]
 
 Read = Callable[[], tuple[Any, ...]]
 Reader = tuple[str, Read]
-_SIMPLE = (int, float, str, bool, type(None), tuple)
+_SIMPLE = (int, float, str, bytes, bool, type(None), tuple)
 _HELD = ("_parameters", "_buffers", "_modules")
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
 
@@ -32,19 +34,27 @@ _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
 class Standing:
     """The state of the modules whose own code was recorded: asked for at each call, so that it must be cheap.
 
-    Attributes and hooks of those modules, what they hold directly, the objects, closures and globals that
-    their code reaches; of every parameter its dtype and whether it takes a gradient; and each one's mode
-    beside the model's. Where the code asked for ``dtypes``, the autocast that the model is called under; what
-    else it asked of torch and of the process, the ``flags``.
+    Attributes and hooks of those modules, what they hold directly, the weights ``taken``, by name, of others,
+    the objects, closures and globals that their code reaches; of every parameter its dtype and whether it
+    takes a gradient; and each one's mode beside the model's. Where the code asked for ``dtypes``, the
+    autocast that the model is called under; what else it asked of torch, of the process and of leaves, the
+    ``flags``.
     """
 
     def __init__(
-        self, model: nn.Module, is_open: Callable[[str], bool], dtypes: bool, flags: Mapping[str, Flag]
+        self,
+        model: nn.Module,
+        is_open: Callable[[str], bool],
+        taken: Collection[str],
+        dtypes: bool,
+        flags: Mapping[str, Flag],
     ) -> None:
         self.model, self.dtypes, self.flags = model, dtypes, dict(flags)
+        self.taken = taken
         self.casts = {_casts()}
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
-        self.readers = [*_readers(model, self.opened), *_of_open(reached(model), is_open)]
+        beside = _of_open(reached(model, is_open), is_open)
+        self.readers = [*_readers(model, self.opened, taken), *beside]
         modes = tuple(m.training for _, m in self.opened)
         training = model.training
         # a form is recorded in the modes the model was given in, where the model was in that form's
@@ -59,7 +69,7 @@ class Standing:
                 "the capture; call it once, which holds that against the capture, or capture again"
             )
         opened = frozenset(path for path, _ in self.opened)
-        return _copied, (self.model, opened, self.modes, self.dtypes, self.flags, self.casts)
+        return _copied, (self.model, opened, self.taken, self.modes, self.dtypes, self.flags, self.casts)
 
     def changed(self) -> list[str]:
         """What is not as it was, by name; empty as a rule."""
@@ -112,13 +122,16 @@ class Standing:
         return {name: read() for name, read in self.readers}
 
 
-def _readers(model: nn.Module, opened: Iterable[tuple[str, nn.Module]]) -> Iterator[Reader]:
+def _readers(
+    model: nn.Module, opened: Iterable[tuple[str, nn.Module]], taken: Iterable[str]
+) -> Iterator[Reader]:
     """What is read of the modules themselves, by name."""
     for path, module in opened:
         shown = path or type(model).__name__
         yield f"the attributes of {shown}", functools.partial(_attribute_values, vars(module))
         yield f"the hooks of {shown}", functools.partial(_values_in, vars(module), HOOKS)
         yield f"what {shown} holds", functools.partial(_values_in, vars(module), _HELD)
+    yield "what its own code takes of layers", functools.partial(_at, _places(model, taken))
     yield "dtype or requires_grad of a parameter", functools.partial(_kinds, model)
 
 
@@ -156,12 +169,13 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 def _copied(
     model: nn.Module,
     opened: frozenset[str],
+    taken: Collection[str],
     modes: dict[bool, set[tuple[bool, ...]]],
     dtypes: bool,
     flags: dict[str, Flag],
     casts: set[Any],
 ) -> Standing:
-    made = Standing(model, opened.__contains__, dtypes, flags)
+    made = Standing(model, opened.__contains__, taken, dtypes, flags)
     made.modes, made.casts = modes, casts
     return made
 
@@ -173,14 +187,15 @@ def _of_open(found: Reached, is_open: Callable[[str], bool]) -> list[Reader]:
 
 def _beside(found: Reached) -> Iterator[tuple[str, str, Read]]:
     for path, name, known, names in found.files:
-        asked = tuple(k for k in sorted(names) if isinstance(known[k], _SIMPLE))
+        asked = tuple(k for k in sorted(names) if _is_value(known[k]))
         yield path, f"a global of {name}", functools.partial(_picked, known, asked)
     for path, name, holder in found.holders:
         yield path, name, functools.partial(_items, holder)
     for path, name, cell in found.cells:
-        yield path, name, functools.partial(_content, cell)
+        if _is_value(content(cell)):
+            yield path, name, functools.partial(_content, cell)
     for path, name, cls in found.classes:
-        asked = tuple(k for k, v in vars(cls).items() if not k.startswith("__") and isinstance(v, _SIMPLE))
+        asked = tuple(k for k, v in vars(cls).items() if not k.startswith("__") and _is_value(v))
         yield path, f"an attribute of class {name}", functools.partial(_picked, vars(cls), asked)
 
 
@@ -192,11 +207,27 @@ def _items(container: Any) -> tuple[Any, ...]:
     return tuple(container.values() if isinstance(container, dict) else container)
 
 
-def _content(cell: types.CellType) -> tuple[Any, ...]:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()
+def _content(cell: Cell) -> tuple[Any, ...]:
+    return (content(cell),)
+
+
+def _is_value(value: Any) -> bool:
+    """Whether a value is more than code: what is callable, a module or a descriptor is not."""
+    return not (callable(value) or isinstance(value, types.ModuleType) or hasattr(type(value), "__get__"))
+
+
+def _at(places: Sequence[tuple[Mapping[str, Any], str]]) -> tuple[Any, ...]:
+    return tuple([held.get(name) for held, name in places])
+
+
+def _places(model: nn.Module, taken: Iterable[str]) -> list[tuple[Mapping[str, Any], str]]:
+    """Where a model registers what has these names."""
+    out = []
+    for target in taken:
+        owner, _, name = target.rpartition(".")
+        held = vars(model.get_submodule(owner))
+        out += [(held[kind], name) for kind in _HELD if name in held.get(kind, ())]
+    return out
 
 
 def _equal(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
@@ -205,8 +236,36 @@ def _equal(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
 
 def _same(now: Any, before: Any) -> bool:
     """Whether one value stands for the other: it, an equal number or text, or its move to another device."""
-    if now is before:
+    if now is before or hasattr(now, "to_local"):  # shards of the same weights
         return True
     if isinstance(now, torch.Tensor) and isinstance(before, torch.Tensor):
         return now.device != before.device or now.untyped_storage()._cdata == before.untyped_storage()._cdata
     return isinstance(now, _SIMPLE) and type(now) is type(before) and bool(now == before)
+
+
+def standing_of(
+    model: nn.Module,
+    forms: Mapping[bool, Sequence[Recording]],
+    constants: Mapping[str, Any],
+    dtypes: bool,
+    flags: Mapping[str, Flag],
+) -> Standing:
+    """What the recordings of a model may have read of it; ``constants`` are theirs by name."""
+    calls = [c for fs in forms.values() for f in fs for c in f.calls]
+    taken = {c.target for c in calls if c.op == "get_attr" and isinstance(c.value, (torch.Tensor, nn.Module))}
+    is_open = functools.partial(_is_open, _leaves(calls))
+    return Standing(model, is_open, sorted(taken - {*constants, ""}), dtypes, flags)
+
+
+def _leaves(calls: Sequence[Call]) -> frozenset[str]:
+    """The modules whose own code is not recorded: called whole, or handed whole to a function."""
+    called = {c.target for c in calls if c.op == "call_module"}
+    handed = {c.target for c in calls if c.op == "get_attr" and isinstance(c.value, nn.Module)}
+    own = {c.path for c in calls if c.op != "call_module"}
+    return frozenset(called | {p for p in handed if not any(f"{o}.".startswith(f"{p}.") for o in own)})
+
+
+def _is_open(leaves: frozenset[str], path: str) -> bool:
+    """Whether a module lies in no leaf, so that its state was read while the model was recorded."""
+    names = path.split(".")
+    return not any(".".join(names[: i + 1]) in leaves for i in range(len(names)))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import operator
 import random
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,12 +20,14 @@ from torch import nn
 
 from ... import accelerator
 from ...errors import CaptureError
+from .cells import content
 from .reach import Reached, reached, saved, state_of
 
 __all__ = ["Snapshot", "generators", "preserved", "seed", "switch"]
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
-_SIMPLE = (int, float, str, bool, type(None))
+_SIMPLE = (int, float, str, bytes, bool, type(None))
+_EMPTY = object()
 _SMALL = 1 << 16
 """Parameters of at most so many elements are put back where a forward writes to them behind torch's back."""
 
@@ -77,6 +79,14 @@ class Snapshot:
             out += [(path, k) for k in before.differing(vars(module)) if k not in _INTERNAL]
         return out
 
+    def made(self) -> Iterator[tuple[str, str, bool]]:
+        """(module path, name, whether it is new) of each parameter, or module with some, that code put in."""
+        for path, _, before in self.modules:
+            for name, value, is_new in before.put_in():
+                held = value.parameters() if isinstance(value, nn.Module) else [value]
+                if any(isinstance(p, nn.Parameter) for p in held):
+                    yield path, name, is_new
+
     def changed_beside(self) -> list[tuple[str, str]]:
         """(module path, name) of all else that code changed: objects, closures, generators, globals."""
         drawn = [
@@ -119,22 +129,38 @@ class _Spent:
     """Iterators that a model holds, put aside since they cannot be wound back; who wants an item is told."""
 
     def __init__(self, model: nn.Module, found: Reached) -> None:
-        names = {id(i): name for _, name, i in found.exhaustible}
-        beside = [*(h for _, _, h in found.holders), *(known for _, _, known, _ in found.files)]
-        held = [*(vars(m) for m in model.modules()), *beside] if names else []
-        self.places = [
-            (container, key, value)
-            for container in held
-            if isinstance(container, (dict, list, collections.deque))
-            for key, value in list(container.items() if isinstance(container, dict) else enumerate(container))
-            if id(value) in names
-        ]
-        for container, key, value in self.places:
-            container[key] = _Refusing(names[id(value)], type(value).__name__)
+        self.names = {id(i): name for _, name, i in found.exhaustible}
+        self.put: list[Callable[[], None]] = []
+        if not self.names:
+            return
+        for holder in (*(vars(m) for m in model.modules()), *(h for _, _, h in found.holders)):
+            self._aside(holder)
+        for _, _, known, _ in found.files:
+            self._aside(known)
+        for _, _, cls in found.classes:
+            for key, value in [(k, v) for k, v in vars(cls).items() if id(v) in self.names]:
+                setattr(cls, key, self._refusing(value))
+                self.put.append(functools.partial(setattr, cls, key, value))
+        for _, _, cell in found.cells:
+            if id(value := content(cell)) in self.names:
+                cell.cell_contents = self._refusing(value)
+                self.put.append(functools.partial(setattr, cell, "cell_contents", value))
+
+    def _aside(self, holder: Any) -> None:
+        """Put aside what a mutable container holds."""
+        if not isinstance(holder, (dict, list, collections.deque)):
+            return
+        for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+            if id(value) in self.names:
+                holder[key] = self._refusing(value)
+                self.put.append(functools.partial(holder.__setitem__, key, value))
+
+    def _refusing(self, value: Any) -> _Refusing:
+        return _Refusing(self.names[id(value)], type(value).__name__)
 
     def put_back(self) -> None:
-        for container, key, value in self.places:
-            container[key] = value
+        for put in self.put:
+            put()
 
 
 class _Refusing:
@@ -163,12 +189,19 @@ class _Held:
         ]
 
     def restore(self, now: dict[str, Any]) -> None:
-        for _, value, content in self.contents:
-            if value or content:
-                _refill(value, content)
+        for _, value, held in self.contents:
+            if value or held:
+                _refill(value, held)
         if not _same(now, self.values):
             now.clear()
             now.update(self.values)
+
+    def put_in(self) -> Iterator[tuple[str, Any, bool]]:
+        """What was registered since as a parameter or module: name, value, and whether none was there."""
+        for kind, registered, before in self.contents:
+            if kind in ("_parameters", "_modules") and isinstance(registered, dict):
+                found = [(n, v) for n, v in registered.items() if before.get(n) is not v]
+                yield from ((n, v, before.get(n) is None) for n, v in found)
 
     def differing(self, now: dict[str, Any]) -> list[str]:
         """The attributes that have come, gone or changed; plain numbers and text by value."""
@@ -192,7 +225,7 @@ class _Beside:
         self.classes = [
             (p, n, c, {k: v for k, v in vars(c).items() if _is_data(v)}) for p, n, c in found.classes
         ]
-        self.cells = [(p, n, c, c.cell_contents) for p, n, c in found.cells if _is_filled(c)]
+        self.cells = [(p, n, c, v) for p, n, c in found.cells if _is_data(v := content(c, _EMPTY))]
 
     def restore(self) -> None:
         for _, _, holder, before in self.holders:
@@ -204,9 +237,9 @@ class _Beside:
             for key, value in before.items():
                 if vars(cls).get(key, value) is not value:
                     setattr(cls, key, value)
-        for _, _, cell, content in self.cells:
-            if cell.cell_contents is not content:
-                cell.cell_contents = content
+        for _, _, cell, before in self.cells:
+            if _is_replaced(before, content(cell, _EMPTY)):
+                cell.cell_contents = before
 
     def changes(self) -> list[tuple[str, str]]:
         out = [(p, n) for p, n, now, before in self.holders if (now or before) and not _same(now, before)]
@@ -222,31 +255,25 @@ class _Beside:
             for k, v in before.items()
             if _is_replaced(v, vars(cls).get(k, v))
         ]
-        return out + [(p, n) for p, n, cell, v in self.cells if _is_replaced(v, cell.cell_contents)]
+        return out + [(p, n) for p, n, cell, v in self.cells if _is_replaced(v, content(cell, _EMPTY))]
 
     def numbers(self) -> dict[tuple[str, str], Any]:
         out = {}
         for path, name, holder, _ in self.holders:
             items = dict.items(holder) if isinstance(holder, dict) else enumerate(holder)
             out.update({(path, f"{name}.{k}"): v for k, v in items if isinstance(v, _SIMPLE)})
+            out[path, f"the length of {name}"] = len(holder)
         for path, name, known, before in self.files:
             asked = {k: known.get(k) for k in before}
             out.update({(path, f"{name}.{k}"): v for k, v in asked.items() if isinstance(v, _SIMPLE)})
         for path, name, cls, before in self.classes:
             out.update({(path, f"{name}.{k}"): vars(cls).get(k) for k, v in before.items()})
-        out.update({(p, n): c.cell_contents for p, n, c, v in self.cells if isinstance(v, _SIMPLE)})
+        out.update({(p, n): content(c) for p, n, c, v in self.cells if isinstance(v, _SIMPLE)})
         return out
 
 
 def _is_data(value: Any) -> bool:
     return isinstance(value, (*_SIMPLE, tuple, torch.Tensor))
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return _is_data(cell.cell_contents)
-    except ValueError:
-        return False
 
 
 def _is_replaced(before: Any, after: Any) -> bool:

@@ -20,6 +20,7 @@ __all__ = [
     "TrackedInt",
     "call",
     "counted",
+    "n_digits",
     "pin",
     "pinned",
     "plain",
@@ -57,6 +58,9 @@ class Sink(Protocol):
     def look_up(self, expression: Expression, outcome: Any) -> None:
         """A tracked number is a key, which may be found among others."""
 
+    def say(self, expression: Expression, outcome: Any) -> None:
+        """A tracked number becomes part of a text."""
+
 
 def track(value: Any, expression: Expression, sink: Sink) -> Any:
     """``value`` as a tracked number; bools and what is no number stay plain and are guarded."""
@@ -92,6 +96,11 @@ def call(function: Callable[..., Any], *operands: Any) -> Any:
 def pinned(value: Any) -> Any:
     """The value: in a guard, one that stays as captured though other values seem to do no harm."""
     return value
+
+
+def n_digits(value: Any) -> int:
+    """How long a number is as a text: in a guard."""
+    return len(str(value))
 
 
 def counted(start: Any, stop: Any, step: Any) -> range:
@@ -179,6 +188,21 @@ class _Tracked:
         self.cast("float")
         return float(self.settle())
 
+    def __format__(self, spec: str) -> str:
+        return format(self.said(), spec)
+
+    def __str__(self) -> str:
+        return str(self.said())
+
+    def __repr__(self) -> str:
+        return repr(self.said())
+
+    def said(self) -> Any:
+        """The plain number, for a text."""
+        if self.sink.recording:
+            self.sink.say(self.expression, plain(self))
+        return plain(self)
+
     def __hash__(self) -> int:
         if self.sink.recording:
             self.sink.look_up(self.expression, plain(self))
@@ -249,6 +273,17 @@ class TrackedInt(_Tracked, int):  # type: ignore[misc]
     def bit_count(self) -> int:
         return int(pin(self).bit_count())
 
+    def to_bytes(self, *args: Any, **kwargs: Any) -> bytes:
+        return plain(pin(self)).to_bytes(*args, **kwargs)
+
+    def as_integer_ratio(self) -> Any:
+        return self, 1
+
+    def conjugate(self) -> Any:
+        return self
+
+    real = numerator = property(conjugate)
+
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
     @classmethod
@@ -267,6 +302,15 @@ def pin(value: Any) -> Any:
 
 class TrackedFloat(_Tracked, float):  # type: ignore[misc]
     """A ``float`` made from sizes of tensors that depend on the inputs."""
+
+    def is_integer(self) -> bool:
+        return bool(self % 1 == 0)
+
+    def hex(self) -> str:
+        return float.hex(pin(self))
+
+    def as_integer_ratio(self) -> Any:
+        return float.as_integer_ratio(pin(self))
 
     def __int__(self) -> int:
         self.cast("int")

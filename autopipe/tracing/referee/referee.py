@@ -19,7 +19,8 @@ from ...errors import AutopipeError
 from ...graph import Dim
 from ..calls.call import Call, Recording
 from ..inputs.arguments import Inputs
-from ..inputs.structure import flatten
+from ..inputs.contents import are_told_alike
+from ..inputs.structure import Spec, flatten
 from ..record.state import generators, seed
 from ..sizes import dims as sizing
 from ..sizes.rerun import replay
@@ -28,6 +29,9 @@ from .redraw import redrawn
 
 __all__ = ["Fault", "Referee"]
 
+_Given = tuple[Sequence[Any], Spec]
+"""What a run gives, flat, and what that lies in."""
+_Run = Callable[[Mapping[str, Tensor]], _Given]
 _MOST_OFF = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float32: 1e-3, torch.complex64: 1e-3}
 
 
@@ -41,9 +45,14 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Shown:
-    """What one run showed; ``leaves`` holds (path, inputs, outputs) of each leaf's call, when asked for."""
+    """What one run showed: its tensors, the ``rest`` of what it gave and what that lies in, and what it did.
+
+    ``leaves`` holds (path, inputs, outputs) of each leaf's call, when asked for.
+    """
 
     outputs: list[Tensor]
+    rest: list[Any]
+    spec: Spec
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
     drawn: tuple[Any, ...]
@@ -122,13 +131,13 @@ class Referee:
         why = "code outside of a layer sets what its next call goes by"
         return self._placed(training, None, f"in a second call an output {said}: {why}")
 
-    def _second(self, run: Callable[[Mapping[str, Tensor]], Any], training: bool, given: Any) -> list[Tensor]:
+    def _second(self, run: _Run, training: bool, given: Any) -> list[Tensor]:
         """The outputs of the second of two calls."""
         self.start(training)
         with torch.enable_grad():
             for _ in range(2):
                 seed(self.device)
-                outputs = run({n: _fresh(t) for n, t in given.items()})
+                outputs, _ = run({n: _fresh(t) for n, t in given.items()})
         return [t.detach() for t in outputs if isinstance(t, Tensor)]
 
     def _data(self, sizes: Mapping[Dim, int]) -> Iterator[Mapping[str, Tensor]]:
@@ -189,29 +198,30 @@ class Referee:
     def _model(self, training: bool, given: Mapping[str, Tensor], watched: bool = False) -> _Shown:
         return self._shown(self._run_model, training, given, watched)
 
-    def _run_model(self, tensors: Mapping[str, Tensor]) -> Any:
+    def _run_model(self, tensors: Mapping[str, Tensor]) -> _Given:
         args, kwargs = self.inputs.rebuild(self.model, tensors)
-        return flatten(self.model(*args, **kwargs))[0]
+        return flatten(self.model(*args, **kwargs))
 
     def _graph(self, training: bool, given: Mapping[str, Tensor], watched: bool = False) -> _Shown:
         return self._shown(functools.partial(self._run_graph, training), training, given, watched)
 
-    def _run_graph(self, training: bool, tensors: Mapping[str, Tensor]) -> Any:
-        return replay(self.model, self.forms[training], tensors, self.device).result
+    def _run_graph(self, training: bool, tensors: Mapping[str, Tensor]) -> _Given:
+        form = self.forms[training]
+        return replay(self.model, form, tensors, self.device).result, form.output
 
-    def _shown(
-        self, run: Callable[[Mapping[str, Tensor]], Any], training: bool, given: Any, watched: bool
-    ) -> _Shown:
+    def _shown(self, run: _Run, training: bool, given: Any, watched: bool) -> _Shown:
         self.start(training)
         seed(self.device)
         tensors = {n: _fresh(t) for n, t in given.items()}
         paths = {c.target for c in self.forms[training].calls if c.op == "call_module"} if watched else ()
         with torch.enable_grad(), _watching(self.model, paths) as leaves:
-            outputs = [t for t in run(tensors) if isinstance(t, Tensor)]
+            given_out, spec = run(tensors)
+            outputs = [t for t in given_out if isinstance(t, Tensor)]
             drawn = generators(self.device)
             gradients = self._gradients(outputs, tensors)
         buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
-        return _Shown([t.detach() for t in outputs], gradients, buffers, drawn, leaves)
+        rest = [v for v in given_out if not isinstance(v, Tensor)]
+        return _Shown([t.detach() for t in outputs], rest, spec, gradients, buffers, drawn, leaves)
 
     def _gradients(
         self, outputs: Sequence[Tensor], tensors: Mapping[str, Tensor]
@@ -274,6 +284,11 @@ def _difference(expected: _Shown, got: _Shown) -> str:
     for i, (x, y) in enumerate(zip(expected.outputs, got.outputs, strict=True)):
         if said := _apart(x, y):
             return f"output {i} {said}"
+    for a, b in zip(expected.rest, got.rest, strict=False):
+        if not are_told_alike(a, b):
+            return f"the model gives {_short(a)}, the graph {_short(b)}"
+    if expected.spec != got.spec:
+        return "the model gives what it gives under other names"
     for name, a in expected.gradients.items():
         if said := _apart(a, got.gradients.get(name)):
             return f"the gradient of {name} {said}"
@@ -281,6 +296,11 @@ def _difference(expected: _Shown, got: _Shown) -> str:
         if said := _apart(buffer, got.buffers.get(name)):
             return f"buffer {name} {said} afterwards"
     return "" if expected.drawn == got.drawn else "another number of random draws is made"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _apart(a: Any, b: Any) -> str:

@@ -21,12 +21,12 @@ from ..calls.functions import ExportFlags
 from ..calls.kinds import Kind
 from ..calls.sharing import Sharing
 from ..inputs.arguments import Inputs
-from ..inputs.structure import flatten
-from ..record.given import close_to
+from ..inputs.structure import Spec, flatten
+from ..record.given import are_close, close_to
 from ..record.state import seed
 from ..record.tracked import pinned
 from . import dims as sizing
-from .guards import SIGNS
+from .guards import SIGNS, told
 from .rerun import Observation, replay
 
 __all__ = ["Explorer", "Trial", "first", "first_line"]
@@ -193,7 +193,7 @@ class Explorer:
         if not self._is_compared(trial.sizes):
             return ""
         try:
-            expected = self._answer(trial.sizes, form, training, is_shared)
+            expected, spec = self._answered(trial.sizes, form, training, is_shared)
         except Exception as error:
             return f"the model itself fails: {first_line(error)}"
         try:
@@ -202,6 +202,8 @@ class Explorer:
             return f"the captured graph fails: {first_line(error)}"
         if len(expected) != len(found):
             return f"the model returns {len(expected)} values there, the captured graph {len(found)}"
+        if spec != (self.forms[-1] if form is None else form).output:
+            return "the model returns what it returns under other names there"
         for a, b in zip(expected, found, strict=True):
             if not close_to(a, b):
                 return f"{_DIFFERS} there"
@@ -227,14 +229,14 @@ class Explorer:
     def _example(self) -> Observation:
         return self.run({}).seen[-1]
 
-    def _answer(
+    def _answered(
         self,
         sizes: Mapping[Dim, int],
         form: Recording | None = None,
         training: bool | None = None,
         is_shared: bool = True,
-    ) -> list[Any]:
-        """The output leaves of the model itself, in a mode as in :meth:`differs`; raises what it raises."""
+    ) -> tuple[list[Any], Spec]:
+        """The output of the model itself, in a mode as in :meth:`differs`; raises what it raises."""
         form = self.forms[-1] if form is None else form
         self.prepare(form, training)
         flags = ExportFlags.read()
@@ -244,14 +246,14 @@ class Explorer:
         try:
             shared = Sharing(self.kind).among(self.model, form.calls if is_shared else ())
             with torch.set_grad_enabled(self.takes_grad_mode), shared:
-                return flatten(self.call(self.resized(sizes)))[0]
+                return flatten(self.call(self.resized(sizes)))
         finally:
             flags.write()
 
     def is_taken(self, sizes: Mapping[Dim, int]) -> bool:
         """Whether the model itself runs at these sizes."""
         try:
-            self._answer(sizes)
+            self._answered(sizes)
         except Exception:  # whatever it is: then the model does not take them
             return False
         return True
@@ -264,7 +266,7 @@ class Explorer:
         """
         trial = first(self.run, [{}])
         said = self.differs(trial) if isinstance(trial, Trial) else ""
-        if said.startswith(_DIFFERS) and all(map(close_to, self._answer({}), self._answer({}))):
+        if said.startswith(_DIFFERS) and are_close(self._answered({})[0], self._answered({})[0]):
             raise CaptureError(
                 f"{self.inputs.model}: {_DIFFERS} on the example itself: code of the model computes "
                 "something else while it is traced; pass an example that takes no shortcut (a mask that "
@@ -283,7 +285,9 @@ def _broken(guard: Guard, seen: Observation) -> str:
     if guard.function(*values) == guard.outcome:
         return ""
     sign = SIGNS.get(guard.function)
-    text = f"{values[0]} {sign} {values[1]}" if sign else f"{values[0]} == {guard.outcome}"
+    text = (
+        f"{values[0]} {sign} {values[1]}" if sign else f"{told(guard.function, values[0])} == {guard.outcome}"
+    )
     return f"{guard.source} decides by it ({text})"
 
 

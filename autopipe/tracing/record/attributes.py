@@ -1,0 +1,108 @@
+"""Attributes of leaves that the code around them reads, as in ``F.dropout(x, self.drop.p)``, noted.
+
+Descriptors tell, which stand meanwhile on the leaves' classes for the names that open code has in it. Holding
+the answers against later ones is left to ``standing``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...torch_private import CALL_HOOK
+from .codes import names_in
+from .keeping import read_by
+from .leaves import is_compiled
+
+__all__ = ["Note", "noted"]
+
+Note = Callable[[nn.Module, str, Callable[[], Any]], None]
+"""(module, name of its attribute, how to ask for it again) → None."""
+
+_OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK}) - {"training"}
+_SIMPLE = (int, float, str, bool, type(None), torch.dtype)
+_NOTHING = object()
+
+
+@contextlib.contextmanager
+def noted(model: nn.Module, is_inside_leaf: Callable[[str], bool], note: Note) -> Iterator[None]:
+    """``note`` is called meanwhile where an attribute of a module within a leaf is read."""
+    modules = list(model.named_modules())
+    names = _names_of_open(type(m) for p, m in modules if not is_inside_leaf(p))
+    asked: dict[type, set[str]] = {}
+    for path, module in modules:
+        if is_inside_leaf(path) and not is_compiled(module):
+            asked.setdefault(type(module), set()).update(vars(module).keys() & names)
+    mode = functools.partial(getattr, model, "training")
+    pairs = [(cls, name) for cls, found in asked.items() for name in found]
+    places = [
+        (cls, name, vars(cls).get(name, _NOTHING), _Attribute(name, held, mode, note))
+        for cls, name in pairs
+        if not hasattr(type(held := _inherited(cls, name)), "__get__")
+    ]
+    try:
+        for cls, name, _, attribute in places:
+            setattr(cls, name, attribute)
+        yield
+    finally:
+        for cls, name, own, _ in places:
+            if own is _NOTHING:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, own)
+
+
+def _names_of_open(classes: Iterable[type]) -> frozenset[str]:
+    """The names that the code of classes, and of plain functions beside them, asks for."""
+    known = {*classes}
+    files = [vars(sys.modules.get(file, types)) for file in {c.__module__ for c in known}]
+    values = [(v, file) for file in files for v in list(file.values())]
+    functions = (f for f, file in values if isinstance(f, types.FunctionType) and f.__globals__ is file)
+    beside = (names_in(f.__code__) for f in functions)
+    return frozenset().union(*map(read_by, known), *beside) - _OF_ALL
+
+
+def _inherited(cls: type, name: str) -> Any:
+    """What a class has for an attribute that an instance has not."""
+    return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), _NOTHING)
+
+
+class _Attribute:
+    """Stands on a class for an attribute of its instances; what these hold stays where it is."""
+
+    def __init__(self, name: str, inherited: Any, root_mode: Callable[[], bool], note: Note) -> None:
+        self.name, self.inherited, self.root_mode, self.note = name, inherited, root_mode, note
+
+    def __get__(self, owner: nn.Module | None, cls: type) -> Any:
+        held = {} if owner is None else vars(owner)
+        value = held.get(self.name, self.inherited)
+        if value is _NOTHING:
+            raise AttributeError(f"{cls.__name__!r} object has no attribute {self.name!r}")
+        if owner is not None:
+            mode = self.root_mode if self.name == "training" else None
+            self.note(owner, self.name, functools.partial(_answer, owner, self.name, mode))
+        return value
+
+    def __set__(self, owner: nn.Module, value: Any) -> None:
+        vars(owner)[self.name] = value
+
+    def __delete__(self, owner: nn.Module) -> None:
+        if vars(owner).pop(self.name, _NOTHING) is _NOTHING:
+            raise AttributeError(self.name)
+
+
+def _answer(owner: nn.Module, name: str, root_mode: Callable[[], bool] | None) -> Any:
+    """What an attribute is, to be compared: of a mode, whether it is the model's; of an object, which."""
+    value = vars(owner).get(name, _NOTHING)
+    if root_mode is not None:
+        return value is root_mode()
+    parts = value if isinstance(value, tuple) else (value,)
+    is_simple = all(isinstance(v, _SIMPLE) for v in parts)
+    return value if is_simple else id(value)

@@ -1,0 +1,104 @@
+"""Places that hold one value and are no container, read and written as a closure's cell is.
+
+Slots of objects, context variables and the content of small arrays. Finding them is left to ``reach``.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ArrayCell", "Cell", "SlotCell", "VariableCell", "content", "slots"]
+
+_MOST_BYTES = 1 << 14
+"""Larger arrays are tables, too long to be looked at in each call."""
+
+
+class SlotCell:
+    """What an object keeps in one of its slots."""
+
+    __slots__ = ("name", "owner")
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    @property
+    def cell_contents(self) -> Any:
+        try:
+            return getattr(self.owner, self.name)
+        except AttributeError:
+            raise ValueError("the slot is empty") from None
+
+    @cell_contents.setter
+    def cell_contents(self, value: Any) -> None:
+        object.__setattr__(self.owner, self.name, value)
+
+
+class VariableCell:
+    """What a context variable is set to where it is asked."""
+
+    __slots__ = ("variable",)
+
+    def __init__(self, variable: contextvars.ContextVar[Any]) -> None:
+        self.variable = variable
+
+    @property
+    def cell_contents(self) -> Any:
+        try:
+            return self.variable.get()
+        except LookupError:
+            raise ValueError("the variable is not set") from None
+
+    @cell_contents.setter
+    def cell_contents(self, value: Any) -> None:
+        self.variable.set(value)
+
+
+class ArrayCell:
+    """What a numpy array holds, as bytes."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    @staticmethod
+    def is_for(array: np.ndarray[Any, Any]) -> bool:
+        """Whether an array is small and of plain numbers."""
+        return array.nbytes <= _MOST_BYTES and not array.dtype.hasobject and array.flags.writeable
+
+    @property
+    def cell_contents(self) -> bytes:
+        return self.array.tobytes()
+
+    @cell_contents.setter
+    def cell_contents(self, value: bytes) -> None:
+        self.array[...] = np.frombuffer(value, self.array.dtype).reshape(self.array.shape)
+
+
+Cell = Any
+"""One of these, or a closure's own cell: all have ``cell_contents``, which raises ValueError if empty."""
+
+
+def content(cell: Cell, empty: Any = None) -> Any:
+    """What a cell holds; ``empty`` where that is nothing."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return empty
+
+
+def slots(value: Any) -> Iterator[str]:
+    """The names of an object's slots."""
+    for cls in type(value).__mro__:
+        names = vars(cls).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__"):
+                yield f"_{cls.__name__.lstrip('_')}{name}" if _is_mangled(name) else name
+
+
+def _is_mangled(name: str) -> bool:
+    return name.startswith("__") and not name.endswith("__")

@@ -1,0 +1,113 @@
+"""The globals that the code of a model names, in its own files and in those of its user that it calls into.
+
+What they hold is left to ``reach``.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable
+from functools import cached_property, lru_cache, partial, partialmethod
+from typing import Any
+
+from .cells import content
+
+__all__ = ["is_foreign", "is_users", "named", "names_in"]
+
+_FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "abc", "logging", "threading")
+_STDLIB = sysconfig.get_path("stdlib")
+_INSTALLED = ("site-packages", "dist-packages")
+_ASKS_FOR_ALL = frozenset({"globals", "eval", "exec", "vars", "locals"})
+
+
+def is_foreign(module: str | None) -> bool:
+    """Whether a module, by name, is none of a model's: torch's, numpy's, or Python's own."""
+    root = (module or "builtins").partition(".")[0]
+    return root.startswith(_FOREIGN) or (root in sys.stdlib_module_names and root != "__main__")
+
+
+def is_users(module: str | None) -> bool:
+    """Whether a module, by name, is neither installed nor Python's own nor this package's."""
+    if is_foreign(module) or (module or "").partition(".")[0] == __name__.partition(".")[0]:
+        return False
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    return file is None or not (file.startswith(_STDLIB) or any(place in file for place in _INSTALLED))
+
+
+def named(start: Iterable[Any], files: Iterable[str]) -> dict[str, frozenset[str]]:
+    """By module, the globals that the code of these classes and functions names, or what it calls there.
+
+    Of the modules ``files`` and of the user's others. What else a file has, such as the losses that a
+    training script gathers, is none of the model's.
+    """
+    walk = _Walk(frozenset(files))
+    walk.run(start)
+    shown = {m: frozenset(n for n in names if not n.startswith("__")) for m, names in walk.names.items()}
+    return {m: names for m, names in shown.items() if names}
+
+
+class _Walk:
+    """Follows code from name to name."""
+
+    def __init__(self, files: frozenset[str]) -> None:
+        self.files = files
+        self.names: dict[str, set[str]] = {}
+        self.seen: dict[int, Any] = {}
+        self.waiting: list[Any] = []
+
+    def run(self, start: Iterable[Any]) -> None:
+        self.waiting = list(start)
+        while self.waiting:
+            thing = self.waiting.pop()
+            if id(thing) not in self.seen:
+                self.seen[id(thing)] = thing
+                self.waiting += self.inside(thing)
+
+    def is_followed(self, module: Any) -> bool:
+        return isinstance(module, str) and (module in self.files or is_users(module))
+
+    def inside(self, thing: Any) -> Iterable[Any]:
+        """What a callable is made of; the names that its code asks for are noted."""
+        if isinstance(thing, types.FunctionType):
+            known = thing.__globals__
+            if self.is_followed(known.get("__name__")):
+                self.ask(names_in(thing.__code__), known)
+            return [*map(content, thing.__closure__ or ()), getattr(thing, "__wrapped__", None)]
+        if isinstance(thing, type):
+            return [*vars(thing).values(), *thing.__bases__] if self.is_followed(thing.__module__) else []
+        if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
+            return [thing.__func__]
+        if isinstance(thing, property):
+            return [thing.fget, thing.fset, thing.fdel]
+        if isinstance(thing, (partial, partialmethod, cached_property)):
+            return [thing.func]
+        return [getattr(thing, "__wrapped__", None), type(thing)] if callable(thing) else []
+
+    def ask(self, asked: frozenset[str], known: dict[str, Any]) -> None:
+        """Code with the globals ``known`` asks for these names, of them and of what it finds there."""
+        names = self.names.setdefault(known["__name__"], set())
+        new = (known.keys() if _ASKS_FOR_ALL & asked else known.keys() & asked) - names
+        names |= new
+        for name in known.keys() & asked:
+            value = known[name]
+            if isinstance(value, types.ModuleType) and is_users(value.__name__):
+                self.ask_module(asked, value)
+            elif name in new:
+                self.waiting.append(value)
+
+    def ask_module(self, asked: frozenset[str], module: types.ModuleType) -> None:
+        """Code that names a module may ask it for what it names beside."""
+        known = vars(module)
+        names = self.names.setdefault(module.__name__, set())
+        new = (known.keys() & asked) - names
+        names |= new
+        self.waiting += [known[n] for n in new]
+
+
+@lru_cache(maxsize=1 << 14)
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """The names that code asks for, functions within it included."""
+    inner = (names_in(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return frozenset(n for n in code.co_names if not n.startswith("__")).union(*inner)

@@ -1,0 +1,167 @@
+"""Numbers that a recording makes of sizes: the call behind each, and what Python went by of them.
+
+The numbers themselves are left to ``tracked``, tensors and all other values to ``ledger``.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Protocol
+
+import torch
+
+from ..calls import wording
+from ..calls.call import Call, Depends, Guard
+from ..calls.named import nameable
+from . import casts, checks, opaque
+from .branches import Branches
+from .position import Position
+from .refs import Piece, Ref
+from .restart import FollowCasts
+from .tracked import Expression, TrackedInt, n_digits, pinned
+
+__all__ = ["Numbers", "TensorMethod"]
+
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+
+
+class TensorMethod:
+    """A tensor method that answers a number, in a size's expression."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Book(Protocol):
+    """Where calls are noted."""
+
+    at: Position
+
+    def add(self, call: Call) -> Call:
+        """Note a call."""
+
+    def expect(self, value: Any, outcome: bool, source: str) -> None:
+        """Let the recording check a truth."""
+
+    def materialise(self, ref: Ref) -> Call:
+        """The call of a ref."""
+
+    def depends(self, call: Call) -> Depends:
+        """What a call's value can change with."""
+
+
+class Numbers:
+    """What tracked numbers report to, and what they are in the recording."""
+
+    def __init__(self, book: Book) -> None:
+        self.book, self.at = book, book.at
+        self.branches: Branches | None = None
+        self.guards: dict[tuple[Any, ...], Guard] = {}
+        self.sizes: dict[int, dict[int, Expression]] = {}
+        self.has_data = False
+
+    @property
+    def recording(self) -> bool:
+        """Whether arithmetic on tracked numbers is to be recorded now."""
+        return self.at.is_recorded
+
+    def size(self, tensor: torch.Tensor, ref: Ref, axis: int, value: int) -> TrackedInt:
+        known = self.sizes.setdefault(id(tensor), {})
+        if axis not in known:
+            known[axis] = Expression(TensorMethod("size"), (ref, axis), value)
+        return TrackedInt.make(value, known[axis], self)
+
+    def number(self, expression: Any) -> Any:
+        """A tracked number's expression as a call; a plain number as it is."""
+        if not isinstance(expression, Expression):
+            return expression
+        if expression.ref is None:
+            operands = tuple(
+                self.book.materialise(o) if isinstance(o, (Call, Piece)) else self.number(o)
+                for o in expression.operands
+            )
+            function = expression.function
+            if isinstance(function, TensorMethod):
+                call = Call("call_method", function.name, operands, hint=function.name, accessor=True)
+            else:
+                hint = getattr(function, "__name__", "number")
+                call = Call("call_function", nameable(function), operands, hint=hint)
+            call.path, call.source, call.value = self.at.path, self.at.source(), expression.value
+            call.is_size = True
+            call.depends = Depends.SHAPE | (self.book.depends(call) & Depends.DATA)
+            expression.ref = self.book.add(call)
+        return self.book.materialise(expression.ref)
+
+    def guard(self, expression: Expression, outcome: Any) -> None:
+        """A size became a plain value; remember to check that it still does."""
+        compares = expression.function in _COMPARISONS and expression.ref is None
+        is_pin = expression.function in (pinned, n_digits)
+        function = expression.function if compares or is_pin else operator.pos
+        parts = expression.operands if compares or is_pin else (expression,)
+        with self.at.hushed:
+            operands = tuple(self.number(p) for p in parts)
+        source = self.at.source()
+        from_data = [o for o in operands if isinstance(o, Call) and o.depends & Depends.DATA]
+        if from_data:
+            self._ask_again(function, operands, outcome, source, compares, from_data[0])
+            return
+        key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
+        if key not in self.guards:
+            is_pinned = expression.function is pinned
+            inside = self.at.running() if is_pinned else opaque.innermost(self.at.divisible, self.at.holds)
+            self.guards[key] = Guard(function, operands, outcome, self.at.path, source, inside)
+
+    def _ask_again(
+        self, function: Any, operands: Any, outcome: Any, source: str, compares: bool, from_data: Call
+    ) -> None:
+        """A number in the data became a plain value: checked or asked for at each run, or refused."""
+        if compares and checks.is_check(source):
+            call = Call("call_function", function, operands, hint="check", path=self.at.path, source=source)
+            call.depends, call.value = self.book.depends(call), outcome
+            self.book.expect(self.book.add(call), outcome, source)
+            return
+        if self.branches is not None:
+            read = Call("call_function", function, operands, path=self.at.path, source=source)
+            read.depends, read.reads = self.book.depends(read), frozenset()
+            if self.branches.read(read, lambda: outcome, is_forceable=False) is not None:
+                return
+        self.at.refuse(Depends.INPUT, f"{wording.shown(from_data)} ({from_data.value} here)", source)
+
+    def hold_sizes(self, call: Call) -> None:
+        """What is made of sizes goes where it is not followed: they stay as they are."""
+        waiting, seen = [call], {id(call)}
+        while waiting:
+            for given in waiting.pop().inputs:
+                if id(given) in seen:
+                    continue
+                seen.add(id(given))
+                if given.is_size:
+                    known = Expression(None, (), given.value, ref=given)
+                    self.guard(Expression(pinned, (known,), given.value), given.value)
+                else:
+                    waiting.append(given)
+
+    def cast(self, name: str) -> None:
+        """A tracked number is about to be cast: where the code that does can be followed, it is."""
+        module = casts.module_casting(name)
+        if module is not None:
+            raise FollowCasts(module)
+
+    def say(self, expression: Expression, outcome: Any) -> None:
+        """A number becomes part of a text, which goes by its digits, unless the text only tells people.
+
+        That it stays what it is may be more than the model needs, that it is as long as long.
+        """
+        if not self.at.is_said():
+            self.guard(expression, outcome)
+            self.guard(Expression(n_digits, (expression,), None), n_digits(outcome))
+
+    def look_up(self, expression: Expression, outcome: Any) -> None:
+        """A number from the data is a key: which is found depends on it."""
+        if self.has_data:
+            with self.at.hushed:
+                number = self.number(expression)
+            if isinstance(number, Call) and number.depends & Depends.DATA:
+                self.guard(expression, outcome)

@@ -1,0 +1,313 @@
+"""What a call takes and gives: arguments of every kind, and results that are more than tensors."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import types
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from .registry import WIDTH, buffers, sequences, trap
+
+
+@dataclasses.dataclass
+class Batch:
+    """Arguments in one object."""
+
+    x: Tensor
+    scale: float = 2.0
+    extra: Any = None
+
+
+class Knob:
+    """A plain object among the arguments."""
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+
+KNOB, TABLE, DIALS = Knob(), np.full(WIDTH, 2.0), {"scale": 2.0}
+
+
+def second_by_keyword(batch: int, length: int, seed: int) -> dict[str, Any]:
+    """Keywords alone, some left out where they are their defaults."""
+    (x,) = sequences(batch, length, seed)
+    return {"x": x} if seed % 2 else {"x": x, "scale": float("2.0"), "kind": "".join(("ta", "nh"))}
+
+
+@trap(inputs=second_by_keyword)
+def defaults_given_or_not(self: Any, x: Tensor, *, scale: float = 2.0, kind: str = "tanh") -> Tensor:
+    return self.run(getattr(x * scale, kind)())
+
+
+def nested(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """A structure of everything."""
+    (x,) = sequences(batch, length, seed)
+    return ({"a": [x, (x * 2, None)], "name": "n", 3: True, "at": {"b": x.sum(-1)}}, 0.5)
+
+
+@trap(inputs=nested)
+def nested_arguments(self: Any, given: Any, scale: float) -> Any:
+    first, (second, nothing) = given["a"]
+    assert nothing is None
+    assert given["name"] == "n"
+    assert given[3]
+    return self.run(first * scale + second + given["at"]["b"][..., None])
+
+
+def in_an_object(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """A dataclass with a tensor and more."""
+    (x,) = sequences(batch, length, seed)
+    return (Batch(x, 0.5, ["text", x * 2]),)
+
+
+@trap(inputs=in_an_object)
+def object_as_an_argument(self: Any, batch: Any) -> Tensor:
+    return self.run(batch.x * batch.scale + batch.extra[1])
+
+
+def several(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """Three tensors in a row."""
+    (x,) = sequences(batch, length, seed)
+    return x, x * 2, x + 1
+
+
+@trap(inputs=several)
+def any_number_of_tensors(self: Any, first: Tensor, *rest: Tensor, scale: float = 1.0) -> Tensor:
+    return self.run(first + sum(t * i for i, t in enumerate(rest)) * scale)
+
+
+def with_a_flag(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """A flag, a number and a word that are others in some calls."""
+    (x,) = sequences(batch, length, seed)
+    return x, seed % 3 == 0, seed % 2, "sin" if seed % 2 else "cos"
+
+
+@trap("safe", inputs=with_a_flag)
+def flags_that_change(self: Any, x: Tensor, is_on: bool, n: int, kind: str) -> Tensor:
+    return self.run(getattr(torch, kind)(x) * n if is_on else x)
+
+
+def with_a_knob(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """An object that is changed between calls."""
+    return (*sequences(batch, length, seed), KNOB)
+
+
+@trap("safe", inputs=with_a_knob, later=lambda m: setattr(KNOB, "scale", KNOB.scale + 1))
+def object_changed_between_calls(self: Any, x: Tensor, knob: Any) -> Tensor:
+    return self.run(x * knob.scale)
+
+
+def with_a_table(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """A numpy array that is changed between calls."""
+    return (*sequences(batch, length, seed), TABLE)
+
+
+@trap("safe", inputs=with_a_table, later=lambda m: TABLE.__iadd__(1))
+def array_changed_between_calls(self: Any, x: Tensor, table: Any) -> Tensor:
+    return self.run(x * torch.tensor(table).float() + float(table[0]))
+
+
+def with_dials(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """A dict that is changed between calls."""
+    return (*sequences(batch, length, seed), DIALS)
+
+
+@trap("safe", inputs=with_dials, later=lambda m: DIALS.update(scale=DIALS["scale"] + 1))
+def dict_changed_between_calls(self: Any, x: Tensor, dials: Any) -> Tensor:
+    return self.run(x * dials["scale"])
+
+
+def a_list(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """As many tensors as the seed says."""
+    (x,) = sequences(batch, length, seed)
+    return ([x] * (2 + seed % 2),)
+
+
+@trap("safe", inputs=a_list)
+def list_of_other_length(self: Any, parts: list[Tensor]) -> Tensor:
+    return self.run(sum(parts))
+
+
+def maybe(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """A second tensor in some calls alone."""
+    (x,) = sequences(batch, length, seed)
+    return x, (x * 2 if seed % 2 else None)
+
+
+@trap("safe", inputs=maybe)
+def argument_that_may_be_none(self: Any, x: Tensor, more: Any = None) -> Tensor:
+    return self.run(x if more is None else x + more)
+
+
+def twice(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """One tensor given twice."""
+    (x,) = sequences(batch, length, seed)
+    return x, x
+
+
+@trap(inputs=twice)
+def one_tensor_given_twice(self: Any, x: Tensor, y: Tensor) -> Tensor:
+    return self.run(x * y + y)
+
+
+@trap("safe", inputs=twice)
+def asked_whether_it_is_one(self: Any, x: Tensor, y: Tensor) -> Tensor:
+    return self.run(x * 2 if x is y else x + y.sin())
+
+
+def of_all_dtypes(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """A tensor of each kind."""
+    (x,) = sequences(batch, length, seed)
+    z = torch.complex(x, x.flip(1))
+    return x, x.double(), (x * 9).int(), x > 0, z, torch.tensor(0.5 + seed), x[:, :0], (x * 9).to(torch.uint8)
+
+
+@trap(inputs=of_all_dtypes)
+def arguments_of_all_dtypes(self: Any, x: Any, d: Any, i: Any, b: Any, z: Any, n: Any, e: Any, u: Any) -> Any:
+    total = x + d.float() + i * b + z.abs() + n + e.sum() + u.float()
+    return self.run(total), z.conj(), b & (i > 0), e, i // 2
+
+
+# ------------------------------------------------------------ results
+
+
+@trap("safe")
+def text_of_its_sizes(self: Any, x: Tensor) -> Any:
+    return {"out": self.run(x), "said": f"{x.size(0)} rows of {x.size(1)}"}
+
+
+@trap("safe")
+def text_of_its_shape(self: Any, x: Tensor) -> Any:
+    return self.run(x), str(tuple(x.shape)), repr(x.shape)
+
+
+@trap("refused")
+def text_of_its_values(self: Any, x: Tensor) -> Any:
+    return self.run(x), str(x.detach()[0, 0, 0])
+
+
+@trap("refused")
+def text_of_a_mean(self: Any, x: Tensor) -> Any:
+    return self.run(x), f"{x.detach().mean():.3f}"
+
+
+@trap("safe")
+def digits_of_the_batch(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * len(str(x.size(0))))
+
+
+@trap("safe")
+def named_by_its_length(self: Any, x: Tensor) -> Any:
+    return {x.size(1): self.run(x), f"l{x.size(1)}": x}
+
+
+@trap()
+def sizes_and_numbers(self: Any, x: Tensor) -> Any:
+    n = x.size(1)
+    return self.run(x), n, n / 4, n > 7, (n * 2, [n // 2]), x.dim(), x.numel()
+
+
+@trap()
+def shape_and_kind(self: Any, x: Tensor) -> Any:
+    return {"out": self.run(x), "shape": x.shape, "rest": x.shape[1:], "dtype": x.dtype, "device": x.device}
+
+
+class Kind(enum.Enum):
+    """A kind of result."""
+
+    LONG = "long"
+    SHORT = "short"
+
+
+@trap("safe")
+def kind_by_its_length(self: Any, x: Tensor) -> Any:
+    return self.run(x), Kind.LONG if x.size(1) > 7 else Kind.SHORT
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    """A result in slots."""
+
+    out: Tensor
+    more: Any = None
+
+
+@trap("safe")
+def frozen_result(self: Any, x: Tensor) -> Any:
+    return Frozen(self.run(x), {"x": [x, None, 3]})
+
+
+@trap("safe")
+def result_in_a_namespace(self: Any, x: Tensor) -> Any:
+    return types.SimpleNamespace(out=self.run(x), name="n", inner=types.SimpleNamespace(x=x * 2))
+
+
+@trap("safe")
+def result_in_a_distribution(self: Any, x: Tensor) -> Any:
+    out = self.run(x)
+    return torch.distributions.Normal(out, out.exp(), validate_args=False)
+
+
+@trap("safe")
+def result_that_is_packed(self: Any, x: Tensor) -> Any:
+    return pack_padded_sequence(self.run(x), torch.full((len(x),), x.size(1)), batch_first=True)
+
+
+@trap("safe")
+def result_that_is_a_function(self: Any, x: Tensor) -> Any:
+    out = self.run(x)
+    return out, lambda y: y + out
+
+
+@trap(token=lambda: nn.Parameter(torch.ones(WIDTH)), prepare=lambda m: buffers(m, table=torch.arange(WIDTH)))
+def weights_as_results(self: Any, x: Tensor) -> Any:
+    return self.run(x), self.token, self.table, self.layers[0].weight, self.layers[1].bias.detach()
+
+
+@trap()
+def inputs_as_results(self: Any, x: Tensor) -> Any:
+    out = self.run(x)
+    return x, out, out, x[:, 0], out.transpose(0, 1), [out, {"x": x}]
+
+
+@trap()
+def unlike_containers(self: Any, x: Tensor) -> Any:
+    out = self.run(x)
+    ordered = collections.OrderedDict([("b", out), ("a", x)])
+    return ordered, {1: out, (2, "k"): x, None: 3}, (), [], {}, ((out,),)
+
+
+@trap("safe")
+def as_many_as_it_is_long(self: Any, x: Tensor) -> Any:
+    return list(self.run(x).unbind(1))
+
+
+@trap("safe")
+def list_of_what_is_found(self: Any, x: Tensor) -> Any:
+    out = self.run(x)
+    return [out[i] for i in range(len(out)) if x[i].sum() > 0]
+
+
+@trap()
+def result_without_tensors_in_evaluation(self: Any, x: Tensor) -> Any:
+    out = self.run(x)
+    return (out, out.mean()) if self.training else (out, None)
+
+
+@trap("safe")
+def complex_and_sparse_results(self: Any, x: Tensor) -> Any:
+    out = self.run(x)
+    return torch.fft.rfft(out, dim=-1), (out > 0), out.argmax(-1), out.half(), out.sum(), out[:, :0]
+
+
+@trap("safe")
+def only_numbers_in_training(self: Any, x: Tensor) -> Any:
+    out = self.run(x)
+    return {"loss": out.mean(), "n": x.size(0)} if self.training else {"logits": out}
