@@ -47,12 +47,11 @@ class PipelineTrainer(transformers.Trainer):
     are one batch. ``activation_checkpointing`` is taken of a model that has it on when split. Only rank 0
     logs and writes, and checkpoints are :meth:`Runtime.save`'s: any number of ranks resumes them,
     ``from_pretrained`` reads them; of models with adapters, ``save_model`` writes these alone.
+    Raises :class:`InputError` for arguments it does not take, saying what to do instead.
 
     Attributes
     ----------
     runtime: this rank's part of the pipeline.
-
-    Raises :class:`InputError` for arguments it does not take, saying what to do instead.
     """
 
     def __init__(
