@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,6 +32,28 @@ class Windowed(Net):
         x = (x.mean(2, keepdim=True) + x).flatten(1, 2)
         x = self.layers[3](self.layers[2](x))
         return x[:, :n] if pad else x
+
+
+class Rounded(Net):
+    """Fills up to a multiple of three, told by a quotient, and to one of four, told by numpy."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        whole = math.ceil(n / 3) * 3
+        if whole != n:
+            x = F.pad(x, (0, 0, 0, whole - n)) + 1
+        x = self.layers[1](self.layers[0](x))
+        x = F.pad(x, (0, 0, 0, int(np.ceil(x.shape[1] / 4) * 4 - x.shape[1])))
+        return self.layers[3](self.layers[2](x.unflatten(1, (-1, 4)).sum(2)))
+
+
+class Fractional(Net):
+    """Asks about fractions and a root of a size, which no size near the example tells apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.run(x)
+        x = 2 * x if x.shape[1] / 4 > 10 else x
+        return 3 * x if x.shape[1] ** 0.5 > 9 or x.shape[1] * 0.3 > 15 else x
 
 
 class Crossed(Net):
@@ -71,6 +97,20 @@ def test_padded_or_not_and_long_or_short(windowed: Capture, length: int) -> None
         windowed.model.train(training)
         x = of_length(length, 3).double()
         torch.testing.assert_close(windowed(x), windowed.model(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Rounded, Fractional])
+def test_quotients_of_sizes_are_right_or_refused_at_any_length(kind: type[Net]) -> None:
+    torch.manual_seed(0)
+    model = kind().double()
+    found = capture(model, (of_length(8).double(),))
+    n_right = 0
+    for length in (2, 3, 4, 7, 9, 12, 13, 39, 41, 48, 60, 90):
+        x = of_length(length, 3).double()
+        with contextlib.suppress(InputError):
+            torch.testing.assert_close(found(x), model(x), rtol=1e-12, atol=1e-12)
+            n_right += 1
+    assert n_right >= (12 if kind is Rounded else 8)
 
 
 def test_no_plan_is_asked_for_more_than_the_example_has(windowed: Capture) -> None:

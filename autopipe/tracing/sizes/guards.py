@@ -44,19 +44,21 @@ def computed(call: Call, numbers: Mapping[int, Size]) -> Size | None:
     Only what rounds or divides needs it: two points cannot tell ``n % 16`` from 0. A quotient of whole
     numbers is exact until more is done with it than to round or compare it: then floating point has a say.
     """
-    is_rounding = call.target in _ROUNDING
-    if not is_rounding and call.target not in _STEPS and call.target not in _SMOOTH:
+    # math's functions are others while a model is recorded, so that their own stand under a name
+    function = call.target.function if type(call.target) is Named else call.target
+    is_rounding = function in _ROUNDING
+    if not is_rounding and function not in _STEPS and function not in _SMOOTH:
         return None
     operands = [numbers.get(id(a), a) if isinstance(a, Call) else a for a in call.args]
     if not any(map(_has_symbols, operands)) or (is_rounding and len(operands) > 1):
         return None
     if is_rounding:
-        return _ROUNDING[call.target](*operands)
+        return _ROUNDING[function](*operands)
     if not all(map(_is_whole, operands)):
         return None
-    if call.target in _STEPS:
-        return _STEPS[call.target](*operands)
-    return call.target(*operands) if any(map(is_stepped, operands)) else None
+    if function in _STEPS:
+        return _STEPS[function](*operands)
+    return function(*operands) if any(map(is_stepped, operands)) else None
 
 
 def _is_whole(value: Any) -> bool:
