@@ -229,7 +229,8 @@ class Pipe(nn.Module, metaclass=_Short):
         the one that feeds): each runs its own decoder layers and keeps their caches, and all get the result.
         The rank with the model's head chooses the tokens, so that its random generator, streamer, logits
         processors and stopping criteria count. The batch passes in ``n_microbatches`` of whole prompts, by
-        default one for each rank, so that ranks work at the same time.
+        default one for each rank, so that ranks work at the same time; a piece of few rows may take as long
+        as one of many, and then ``n_microbatches=1`` is faster.
 
         Greedy search, sampling and beams are taken. Raises :class:`InputError` for models and options that
         are not, saying what to do instead.
