@@ -94,9 +94,9 @@ def why_none(case: Case, answered: tuple[Case, Problem, Answer] | None, deadline
             return InfeasibleError(
                 f"{what} meets the pins: {pins} leaves a stage empty or turns data backwards; drop a pin"
             )
+        meets, or_else = (f"meets the pins {pins}", ", or drop a pin") if pins else ("fits", "")
         return UndecidedError(
-            f"{what} that meets the pins {pins} was found in the time, and none was ruled out; raise "
-            "time_limit_s, or drop a pin"
+            f"{what} that {meets} was found in the time, and none was ruled out; raise time_limit_s{or_else}"
         )
     short, stage_of = _least_room(problem, free.stage_of, deadline)
     room = _room_words(problem, short)

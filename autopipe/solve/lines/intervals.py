@@ -94,12 +94,15 @@ class Rows:
         self.moving = np.zeros((len(self.links), self.n + 1), dtype=np.int64)
         self.share_work = any(s.forward_ns or s.backward_ns or any(s.host_ns) for s in problem.shares)
         self.plain = self.forward + self.backward
+        most = 0 if self.has_blocks else HUGE if problem.recompute == "never" else 1
+        kept = min(int(self.alive.min()), most)
+        self.held = self.static + kept * self.saved
 
     def descend(self, limit: int) -> Iterator[tuple[int, int, Array]]:
         """(i, end, loads) for each start, last first; ``loads[s, j - i - 1]`` is stage s holding [i, j).
 
-        Only ends whose work alone is at most ``limit`` are given; impossible stages cost :data:`HUGE`. Where
-        blocks are computed again, a load is at least the true one.
+        Only ends are given whose work alone is at most ``limit`` and whose bytes some stage has room for;
+        impossible stages cost :data:`HUGE`. Where blocks are computed again, a load is at least the true one.
         """
         for i in range(self.n - 1, -1, -1):
             for is_net, r, k in self.at[i]:
@@ -108,6 +111,9 @@ class Rows:
             end = self.n
             if reach < self.plain[-1]:
                 end = int(np.searchsorted(self.plain, reach, side="right")) - 1
+            room = int(self.held[i]) + int(self.limit.max())
+            if room < self.held[end]:
+                end = int(np.searchsorted(self.held, room, side="right")) - 1
             yield i, max(end, i + 1), self._loads(i, max(end, i + 1))
 
     def _enter_net(self, r: int, k: int) -> None:
