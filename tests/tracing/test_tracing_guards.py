@@ -145,3 +145,25 @@ def test_a_size_that_python_takes_apart_is_right_or_refused(name: str, length: i
             assert torch.allclose(captured(given), model(given), rtol=1e-4, atol=1e-4), other
             n_right += 1
     assert n_right
+
+
+class Odd(nn.Module):
+    """Goes another way at odd lengths, to results of the same shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2 if x.size(1) % 2 else x
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_without_data_no_question_is_taken_to_be_harmless() -> None:
+    x = torch.zeros(2, 6, 4, device="meta")
+    found = capture(Odd().to("meta"), (x,))
+    assert found.bind((x[:, :4],))
+    with pytest.raises(InputError, match="capture again at this size"):
+        found.bind((x[:, :5],))
