@@ -17,7 +17,7 @@ MAKERS_OWN = {
     "measure/attention.py": "which attention kernels a described device runs",
     "measure/devices.py": "descriptions of NVIDIA's devices",
     "measure/clock.py": "what changes times on NVIDIA's devices alone",
-    "tracing/record/patches.py": "the switches of torch.backends.cuda, which code may ask for",
+    "tracing/record/asking.py": "the switches of torch.backends.cuda, which code may ask for",
     "cli/options.py": "examples of torch devices",
     "cli/planning.py": "names of torch devices",
 }

@@ -195,7 +195,7 @@ class PipelineTrainer(transformers.Trainer):
 
     def _add_up(self, group: list[dict[str, Any]], share: float) -> Tensor:
         """Gradients of the sum of the losses of pieces, each times ``share``; returns that sum."""
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
         for i, piece in enumerate(group):
             syncs = contextlib.nullcontext() if i + 1 == len(group) else self.runtime.no_sync()
             with syncs, self.runtime.scaled(share):

@@ -59,11 +59,12 @@ class Views(nn.Module):
         return x[..., None].expand(*x.shape, 2)[:, ::2]
 
 
-@register(sequences, has_lengths=False)
+@register(sequences)
 class Constants(nn.Module):
     """Tensors that glue code makes: from lists, numpy, Python numbers, and one kept on a plain attribute.
 
-    A numpy array as long as the sequence fixes the length: numpy's C code takes the plain number.
+    The statement that makes a numpy array as long as the sequence stays whole: numpy's C code takes the plain
+    number.
     """
 
     def __init__(self) -> None:
