@@ -30,6 +30,9 @@ def paired(name: str, mask: str, *, length: int, width: int, n_pairs: int) -> di
     case = CASES[name]
     model, given = case.make(width, 4), case.batch(2, length, mask)
     pipe = autopipe.split(model, 2, kwargs=given)
+    # a model may set itself up at its first call (a problem type by its labels), and is then recorded anew
+    model(**given)
+    pipe(**given)
     with attention_calls() as plain:
         model(**given)
     with attention_calls() as ours:
