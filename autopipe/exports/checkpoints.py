@@ -6,7 +6,6 @@ Reading and checking is left to ``runtime.keep``, which reads torch's layout too
 from __future__ import annotations
 
 import io
-import os
 import pathlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from torch.futures import Future
 
 from ..errors import InputError, StoreError
 from ..runtime.keep.folder import MANIFEST, Draft
-from ..runtime.keep.loading import Checkpoint, described, open_checkpoint
+from ..runtime.keep.loading import Checkpoint, Opened, described, done, open_checkpoint
 from ..runtime.keep.stored import Stored
 from ..runtime.keep.tensorfile import Spec
 from ..runtime.keep.training import LISTED, filled, find_stored
@@ -95,7 +94,7 @@ def _check(checkpoint: Checkpoint, names: Iterable[str], stored: Iterable[Stored
         raise StoreError(f"{checkpoint.path} is damaged: {'; '.join(faults[:6])}; use another checkpoint")
 
 
-class _Reader(StorageReader):
+class _Reader(Opened):
     """A checkpoint of ours as one of DCP's: tensors and values by the flat names that its planner gives."""
 
     def __init__(self, checkpoint: Checkpoint, flat_optimizers: bool) -> None:
@@ -138,28 +137,7 @@ class _Reader(StorageReader):
                     part = part.narrow(dim, first, size)
                 target.detach().copy_(part)
             planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing to forget: it is opened once."""
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        """All is set up."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether there may be a checkpoint."""
-        return pathlib.Path(checkpoint_id).exists()
+        return done()
 
 
 class _OneByOne(DefaultSavePlanner):

@@ -42,7 +42,7 @@ from .stored import Source, Stored
 from .tensorfile import Spec, TensorFile
 from .threads import in_threads, threads_for
 
-__all__ = ["Checkpoint", "described", "differences", "open_checkpoint"]
+__all__ = ["Checkpoint", "Opened", "described", "differences", "done", "open_checkpoint"]
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLES = ("model.safetensors", "pytorch_model.bin")
@@ -78,7 +78,37 @@ def _are_names(found: Any) -> bool:
     return isinstance(found, list) and all(isinstance(name, str) for name in found)
 
 
-class Checkpoint(StorageReader):
+class Opened(StorageReader):
+    """A reader for ``torch.distributed.checkpoint.load`` that is open already and has nothing to prepare."""
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing to forget: it is opened once."""
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        """All is set up."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans as they are."""
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether there may be a checkpoint."""
+        return pathlib.Path(checkpoint_id).exists()
+
+
+def done() -> Future[None]:
+    """What a reader gives once all is read."""
+    found: Future[None] = Future()
+    found.set_result(None)
+    return found
+
+
+class Checkpoint(Opened):
     """An open checkpoint, its structure checked. Also a reader for ``torch.distributed.checkpoint.load``.
 
     Attributes
@@ -261,28 +291,7 @@ class Checkpoint(StorageReader):
         in_threads(jobs(), threads_for(n_bytes) if self.manifest is not None else 1)
         for item, target in filled:
             planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing to forget: a checkpoint is opened once."""
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        """All is set up."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether there may be a checkpoint."""
-        return pathlib.Path(checkpoint_id).exists()
+        return done()
 
 
 def open_checkpoint(path: pathlib.Path, known: Collection[str] = ()) -> Checkpoint:

@@ -116,7 +116,7 @@ class Standing:
         found = next(
             (m for p, m in self.opened if name == f"the attributes of {p or type(self.model).__name__}"), None
         )
-        return {} if found is None else _attributes(found)
+        return {} if found is None else _attributes(vars(found))
 
     def _read(self) -> dict[str, tuple[Any, ...]]:
         return {name: read() for name, read in self.readers}
@@ -136,7 +136,7 @@ def _readers(
 
 
 def _attribute_values(held: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple([v for k, v in held.items() if k not in _OF_ALL])
+    return tuple(_attributes(held).values())
 
 
 def _values_in(held: Mapping[str, Mapping[Any, Any]], names: Iterable[str]) -> tuple[Any, ...]:
@@ -162,8 +162,8 @@ def _casts() -> tuple[Any, torch.dtype]:
     return regions.ambient()[1], torch.get_default_dtype()
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    return {k: v for k, v in vars(module).items() if k not in _OF_ALL}
+def _attributes(held: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in held.items() if k not in _OF_ALL}
 
 
 def _copied(
