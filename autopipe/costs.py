@@ -132,6 +132,7 @@ class CostTable(Shown):
     residual: whole-model time over the sum of the op costs, minus one, before calibration; None if not run.
     optimizer_s_per_byte, optimizer_s_per_tensor: seconds of the optimizer step, for each byte of the
         parameters and beside that for each parameter, however small.
+    start_s: seconds of the host before a step's first action, in which its batch is bound.
     versions: torch and library versions the figures depend on.
     notes: what went wrong or was made up on the way, a line each.
     optimizer_workspace_bytes: what an optimizer step needs above weights, gradients and state.
@@ -152,6 +153,7 @@ class CostTable(Shown):
     optimizer_workspace_bytes: Bytes = 0
     degrees: Degrees = Degrees()
     optimizer_s_per_tensor: Seconds = 0.0
+    start_s: Seconds = 0.0
     alone: Positive = 1.0
     offloaded: bool = False
 

@@ -319,6 +319,7 @@ class _Settings(TypedDict, total=False):
     optimizer_bytes_per_parameter_byte: Share
     optimizer_s_per_byte: Seconds
     optimizer_s_per_tensor: Seconds
+    start_s: Seconds
     alone: Positive
     costs: Line
     dims: dict[Name, Count]

@@ -230,7 +230,7 @@ class Passes:
 
     def factor(self, part: str) -> float:
         """Whole-model seconds over the sum of its ops'; 1 where there is no telling."""
-        pieces, whole = self.pieces_s(part), self.samples.median("", part)
+        pieces, whole = self.pieces_s(part), self.samples.mean("", part)
         return whole / pieces if whole and pieces else 1.0
 
     @property

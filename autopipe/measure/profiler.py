@@ -26,7 +26,7 @@ from .passes import ALONE, CPU, Passes
 from .replay import Replay
 from .samples import Samples
 from .standins import stand_ins
-from .stepping import optimizer_cost
+from .stepping import binding_s, optimizer_cost
 from .store import Store
 from .survey import Survey, describe, survey
 
@@ -61,7 +61,7 @@ def profile(
     autocast: measure under ``torch.autocast`` to this dtype.
     compiled: time leaf modules as ``torch.compile`` makes them. Bytes stay those of the code as written.
     training: which form of the model.
-    optimizer: its step is timed per parameter byte.
+    optimizer: its step is timed, per parameter and per parameter byte.
     n_peers: other processes to keep busy with the same work meanwhile, as the other ranks on this machine
         will be; they share its memory bandwidth and caches. No more than there are cores for, as seconds are
         those of a rank that has one. CPU only.
@@ -109,12 +109,15 @@ def profile(
                     passes.whole(keep=i >= _WARM, beside=ALONE)
             with busy(functools.partial(passes.whole, keep=False), n_peers, device):
                 _run(passes, min_passes, max_passes, min_s, progress)
-                if not samples.of("", "optimizer of one"):
-                    found = optimizer_cost(optimizer, replay.parameters, device)
-                    for part, value in zip(_OPTIMIZER, found, strict=True):
-                        samples.add("", part, value)
+            if not samples.of("", "optimizer of one"):
+                found = optimizer_cost(optimizer, replay.parameters, device, n_peers)
+                for part, value in zip(_OPTIMIZER, found, strict=True):
+                    samples.add("", part, value)
         finally:
             samples.save()
+    if not samples.of("", _START):
+        samples.add("", _START, binding_s(capture))
+        samples.save([""])
     costs = {
         op.name: passes.cost(op.name)
         for op in capture.ops.compute
@@ -131,6 +134,7 @@ def profile(
         optimizer_s_per_byte=samples.median("", _OPTIMIZER[0]),
         optimizer_s_per_tensor=samples.median("", _OPTIMIZER[1]),
         optimizer_workspace_bytes=round(samples.median("", _OPTIMIZER[2])),
+        start_s=samples.median("", _START),
         versions={"torch": torch.__version__},
         notes=(*samples.notes, *passes.notes, *surveyed.notes, *notes, *(_COMPILED if compiled else ())),
     )
@@ -139,6 +143,7 @@ def profile(
 _WARM = 2
 """Passes before those that count."""
 _OPTIMIZER = ("optimizer of a byte", "optimizer of one", "optimizer bytes")
+_START = "start"
 _COMPILED = ("seconds are those of compiled leaf modules; bytes and FLOPs those of the code as written",)
 
 

@@ -5,6 +5,7 @@ Taking the measurements is left to ``passes``.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from .store import Store
 
 __all__ = ["Samples"]
 
+_TAIL = 0.1
 _MOST = 100
 """Samples kept per op and part; older ones make way."""
 
@@ -47,6 +49,14 @@ class Samples:
         found = self.of(key, part)
         return statistics.median(found) if found else 0.0
 
+    def mean(self, key: str, part: str) -> float:
+        """The mean of all but the highest tenth, which no steps repeat; 0 for what was not measured.
+
+        What runs many times in a step adds up to its mean: now and then it takes longer, never much shorter.
+        """
+        found = sorted(self.of(key, part))
+        return statistics.fmean(found[: max(1, len(found) - math.ceil(_TAIL * len(found)))]) if found else 0.0
+
     def load(self, keys: Iterable[str]) -> None:
         """Takes up what earlier runs left in the store; what it refuses is noted and measured again."""
         if self.store is None:
@@ -60,11 +70,12 @@ class Samples:
             except StoreError as error:
                 self.notes.append(str(error))
 
-    def save(self) -> None:
-        """Leaves everything measured so far in the store."""
+    def save(self, keys: Iterable[str] | None = None) -> None:
+        """Leaves everything measured so far, or what is kept under some keys, in the store."""
         if self.store is None:
             return
-        for key, parts in self.by_key.items():
+        for key in self.by_key if keys is None else keys:
+            parts = self.by_key[key]
             self.store.put("op", self._key(key), {part: seconds[-_MOST:] for part, seconds in parts.items()})
 
     def _key(self, key: str) -> dict[str, Any]:

@@ -1,35 +1,58 @@
-"""Times an optimizer's step: what each parameter costs, however small, and what each byte of it does.
+"""Times what a step does beside its actions: the optimizer, by parameter and by byte, and binding the batch.
 
 What a stage's own step costs then is left to ``simulator``.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from .account import Counter
 from .clock import Stopwatch
+from .load import busy
 
-__all__ = ["optimizer_cost"]
+if TYPE_CHECKING:
+    from ..tracing import Capture
+
+__all__ = ["binding_s", "optimizer_cost"]
 
 _SAMPLE_BYTES = 1 << 26
 """Parameters that are stepped: enough to be out of any cache with their gradients and moments."""
 _EVICTING_BYTES = 1 << 26
 _N_SMALL = 24
-_ROUNDS = 5
+_ROUNDS = 9
+
+
+def binding_s(capture: Capture) -> float:
+    """Seconds in which a call's arguments are bound: its model looked over for changes, its sizes checked."""
+    other = torch.zeros(_EVICTING_BYTES, dtype=torch.uint8, device="cpu")
+    found = []
+    for _ in range(_ROUNDS):
+        other.add_(1)
+        start = time.perf_counter()
+        capture.standing.changed()
+        capture.form_of(capture.inputs.bind(capture.model, *capture.arguments(*capture.example)))
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
 
 
 def optimizer_cost(
-    optimizer: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], device: torch.device
+    optimizer: type[torch.optim.Optimizer],
+    parameters: Sequence[nn.Parameter],
+    device: torch.device,
+    n_peers: int = 0,
 ) -> tuple[float, float, int]:
     """One optimizer step on parameters of the model's own shapes, the largest first.
 
     Returns its seconds per parameter byte, those per parameter beside that, and the bytes it needs above
-    weights, gradients and state. Between two steps the caches hold something else, as they do in training.
+    weights, gradients and state. Between two steps the caches hold something else, as they do in training,
+    and as many peers step meanwhile: ranks come to their optimizers at about the same time.
     """
     chosen: list[nn.Parameter] = []
     total = 0
@@ -42,7 +65,8 @@ def optimizer_cost(
     small = [torch.zeros(1, dtype=chosen[0].dtype, device=device)] * _N_SMALL
     of_one = _Stepped(optimizer, small, device).seconds() / _N_SMALL
     every = _Stepped(optimizer, chosen, device)
-    seconds = max(every.seconds() - len(chosen) * of_one, 0.0)
+    with busy(every.step, n_peers, device):
+        seconds = max(every.seconds() - len(chosen) * of_one, 0.0)
     with Counter() as counter:
         every.step()
     return seconds / total, of_one, counter.peak_bytes
@@ -63,11 +87,11 @@ class _Stepped:
         self.step()
 
     def seconds(self) -> float:
-        """Of a step, the least: others on the machine make it longer, never shorter."""
+        """Of a step, the median."""
         found = []
         for _ in range(_ROUNDS):
             self._other.add_(1)
             with self._watch("step"):
                 self.step()
             found.append(self._watch.read()["step"])
-        return min(found)
+        return statistics.median(found)

@@ -33,6 +33,7 @@ def simulate_schedule(
     transfers: Iterable[Transfer] | None = None,
     cluster: Cluster | None = None,
     *,
+    start_s: float = 0.0,
     tie_s: float | Sequence[float] = 0.0,
     optimizer_s: float | Sequence[float] = 0.0,
     memory: Sequence[StageMemory] | None = None,
@@ -54,6 +55,7 @@ def simulate_schedule(
     times: per stage, seconds per microbatch.
     transfers: what crosses between stages; for None, each stage waits for the one before, for free.
     cluster: the links; without one, transfers are free.
+    start_s: seconds before any rank's first action, in which each binds the batch.
     tie_s: seconds of the all-reduce of tied gradients, for all ranks or per rank. The ranks that have one
         start it together after their last action.
     optimizer_s: seconds of the optimizer step, for all ranks or per rank.
@@ -88,6 +90,9 @@ def simulate_schedule(
     else:
         clock = _alone(schedule, times, transfers, cluster, overlap, gathering)
         tail = _tail(clock, ties_s, steps_s)
+    if start_s:
+        clock = _later(clock, start_s)
+        tail = tuple(e._replace(start_s=e.start_s + start_s, end_s=e.end_s + start_s) for e in tail)
     last = max((e.end_s for e in tail), default=0.0)
     return Timeline(
         schedule,
@@ -116,8 +121,8 @@ def simulate(
 
     A microbatch stays what it was when the plan's costs were taken, so more microbatches mean a larger
     batch. Optimizer state and time come from the plan's settings (``optimizer_bytes_per_parameter_byte``,
-    ``optimizer_s_per_byte``, ``optimizer_s_per_tensor``) where they are there. With a given schedule its own
-    placement counts. Op ``costs`` make its memory closer (``memory.plan_memory``).
+    ``optimizer_s_per_byte``, ``optimizer_s_per_tensor``) where they are there, and so does ``start_s``. With
+    a given schedule its own placement counts. Op ``costs`` make its memory closer (``memory.plan_memory``).
 
     ``shards``: over how many replicas each stage's weights and optimizer state lie in shards (FSDP). They are
     gathered round a ring of the cluster's links between hosts (within its one), ``most_whole`` stages of a
@@ -157,6 +162,7 @@ def simulate(
         stage_times(plan),
         plan_transfers(plan),
         plan.cluster,
+        start_s=float(plan.settings.get("start_s", 0.0)),
         tie_s=tie_s if training else 0.0,
         optimizer_s=optimizer_s if training else 0.0,
         memory=_sharded(
@@ -206,7 +212,8 @@ def in_turn_s(plan: Plan) -> float:
     """Seconds of a step whose actions one process runs, one after another with the host to itself."""
     times = stage_times(plan)
     work_s = sum(times[a.stage].seconds(a.kind) for row in plan_schedule(plan).actions for a in row)
-    return work_s * float(plan.settings.get("alone", 1.0)) if plan.cluster.cores else work_s
+    start_s = float(plan.settings.get("start_s", 0.0))
+    return start_s + work_s * (float(plan.settings.get("alone", 1.0)) if plan.cluster.cores else 1.0)
 
 
 def _alone(
@@ -221,6 +228,14 @@ def _alone(
     if overlap:
         return run(schedule, times, Edges.of(schedule, transfers), cluster, gathering)
     return _blocking(schedule, times, None if transfers is None else tuple(transfers), cluster)
+
+
+def _later(clock: Clock, seconds: float) -> Clock:
+    """The same, begun so much later."""
+    starts, ends = ([[t + seconds for t in row] for row in rows] for rows in (clock.starts_s, clock.ends_s))
+    sent = [(*what, left + seconds, came + seconds, n) for *what, left, came, n in clock.sent]
+    gathered = [(rank, stage, a + seconds, b + seconds) for rank, stage, a, b in clock.gathered]
+    return Clock(clock.schedule, starts, ends, sent, gathered)  # type: ignore[arg-type]
 
 
 def _per_rank(value: float | Sequence[float], schedule: Schedule) -> Sequence[float]:

@@ -192,6 +192,7 @@ def _written(case: Case) -> dict[str, Any]:
         "optimizer_bytes_per_parameter_byte": s.optimizer_bytes_per_parameter_byte,
         "optimizer_s_per_byte": costs.optimizer_s_per_byte,
         "optimizer_s_per_tensor": costs.optimizer_s_per_tensor,
+        "start_s": costs.start_s,
         "alone": costs.alone,
         "costs": costs.source,
         "dims": dict(costs.dims),

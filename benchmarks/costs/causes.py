@@ -112,8 +112,15 @@ class _Parts:
             found = {e.rank: e.end_s - e.start_s for e in timeline.tail if e.action == what}
             return [found.get(r, 0.0) for r in range(plan.n_ranks)]
 
-        none = [0.0] * plan.n_ranks
-        return cls(even, ran, none, none, tail("ties"), tail("optimizer"))
+        sending = [0.0] * plan.n_ranks
+        for sent in timeline.transfers if plan.cluster.cores else ():
+            here, there = plan.placement[sent.source], plan.placement[sent.destination]
+            sending[here] += plan.cluster.link(here, there).working_s(sent.n_bytes)
+        handling = [s / len(row) for s, row in zip(sending, rows, strict=True)]
+        # an action is simulated with the sending of what came before it
+        alone = {a: ran[a] - handling[plan.placement[a.stage]] for a in ran}
+        start = [float(plan.settings.get("start_s", 0.0))] * plan.n_ranks
+        return cls(even, alone, handling, start, tail("ties"), tail("optimizer"))
 
     @classmethod
     def measured(cls, steps: Sequence[Sequence[Ran]]) -> _Parts:

@@ -9,10 +9,10 @@ import torch
 from measure_models import Stack, captured
 from torch import nn
 
-from autopipe.measure import profile, profiler
+from autopipe.measure import Store, profile, profiler, stepping
 from autopipe.measure.passes import Passes
 from autopipe.measure.samples import Samples
-from autopipe.measure.stepping import optimizer_cost
+from autopipe.measure.stepping import binding_s, optimizer_cost
 
 QUICK = {"progress": False, "min_s": 0.0, "min_passes": 3}
 EACH_S, PER_BYTE_S = 2e-3, 2e-8
@@ -36,6 +36,44 @@ def test_parameters_and_bytes_are_told_apart() -> None:
 
 def test_nothing_trained_costs_nothing() -> None:
     assert optimizer_cost(Sleeper, [], torch.device("cpu")) == (0.0, 0.0, 0)
+
+
+def test_peers_step_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = []
+    busy = stepping.busy
+    monkeypatch.setattr(
+        stepping, "busy", lambda work, n, device: beside.append((work.__name__, n)) or busy(work, 0, device)
+    )
+    optimizer_cost(Sleeper, [nn.Parameter(torch.zeros(4))], torch.device("cpu"), n_peers=3)
+    assert beside == [("step", 3)]
+
+
+def test_binding_a_batch_is_priced_once(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    capture = captured(Stack(2), torch.randn(4, 16))
+    changed = type(capture.standing).changed
+    looked = []
+
+    def slowly(standing):
+        looked.append(time.sleep(5e-3))
+        return changed(standing)
+
+    monkeypatch.setattr(type(capture.standing), "changed", slowly)
+    assert binding_s(capture) >= 5e-3
+    table = profile(capture, store=Store(tmp_path), **QUICK)
+    assert table.start_s >= 5e-3
+    looked.clear()
+    assert profile(capture, store=Store(tmp_path), **QUICK).start_s == table.start_s
+    assert not looked
+
+
+def test_a_mean_leaves_out_the_highest_tenth() -> None:
+    samples = Samples({}, "model")
+    assert samples.mean("", "F") == 0.0
+    for seconds in (50.0, 1.0, 2.0, 3.0, 2.0):
+        samples.add("", "F", seconds)
+    assert samples.mean("", "F") == 2.0
+    samples.add("", "B", 7.0)
+    assert samples.mean("", "B") == 7.0
 
 
 def test_no_more_peers_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:

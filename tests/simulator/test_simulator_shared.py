@@ -15,7 +15,7 @@ from autopipe.look.tables import headline
 from autopipe.schedule import build
 from autopipe.schedule.clock import Edges, run
 from autopipe.schedule.templates import TEMPLATES
-from autopipe.simulator import StageTimes, Transfer, simulate, simulate_schedule
+from autopipe.simulator import StageTimes, Transfer, in_turn_s, simulate, simulate_schedule
 from autopipe.simulator.shared import run_shared
 
 
@@ -101,3 +101,27 @@ def test_a_plan_says_its_cores_and_what_small_parameters_cost():
     stepped = dataclasses.replace(plan, stages=stages, settings=settings, cluster=Cluster.uniform(2))
     tail = [event.end_s - event.start_s for event in simulate(stepped).tail]
     assert tail == pytest.approx([1.4, 1.4])
+
+
+@pytest.mark.parametrize("n_cores", [0, 2])
+def test_a_step_starts_with_binding_its_batch(n_cores: int):
+    schedule, times = build("1f1b", 2, 2, 4), (StageTimes(1.0, 2.0),) * 2
+    cluster = on_cores(2, n_cores, Link(0.1, host_s=0.01)) if n_cores else Cluster.uniform(2, link=Link(0.1))
+    given = schedule, times, (Transfer(0, 1, 100),), cluster
+    before = simulate_schedule(*given, optimizer_s=1.0)
+    later = simulate_schedule(*given, optimizer_s=1.0, start_s=0.5)
+    assert later.step_s == pytest.approx(before.step_s + 0.5)
+    for field in ("starts_s", "ends_s"):
+        for row, shifted in zip(getattr(before, field), getattr(later, field), strict=True):
+            assert shifted == pytest.approx([t + 0.5 for t in row])
+    assert [e.start_s for e in later.tail] == pytest.approx([e.start_s + 0.5 for e in before.tail])
+    assert [(s.start_s, s.end_s) for s in later.transfers] == [
+        pytest.approx((s.start_s + 0.5, s.end_s + 0.5)) for s in before.transfers
+    ]
+
+
+def test_a_plan_says_what_its_steps_start_takes():
+    plan = make_plan(2, 4)
+    begun = dataclasses.replace(plan, settings={**plan.settings, "start_s": 0.25})
+    assert simulate(begun).step_s == pytest.approx(simulate(plan).step_s + 0.25)
+    assert in_turn_s(begun) == pytest.approx(in_turn_s(plan) + 0.25)
