@@ -223,14 +223,17 @@ class Pipe(nn.Module, metaclass=_Short):
         return self.model
 
     def generate(self, *args: Any, n_microbatches: int | None = None, **kwargs: Any) -> Any:
-        """``model.generate(*args, **kwargs)`` of transformers' causal models, token for token.
+        """``model.generate(*args, **kwargs)`` of transformers' models, token for token.
 
         Once a runtime runs on several ranks every rank calls it with the same arguments (under ``feed``, only
-        the one that feeds): each runs its own decoder layers and keeps their caches, and all get the result.
-        The rank with the model's head chooses the tokens, so that its random generator, streamer, logits
-        processors and stopping criteria count. The batch passes in ``n_microbatches`` of whole prompts, by
-        default one for each rank, so that ranks work at the same time; a piece of few rows may take as long
-        as one of many, and then ``n_microbatches=1`` is faster.
+        the one that feeds): each runs its own layers and keeps their caches, and all get the result. An
+        encoder runs once; what each decoder layer makes of its states stays with the layer's rank. The rank
+        with the model's head chooses the tokens, so that its random generator, streamer, logits processors
+        and stopping criteria count.
+
+        The batch passes in ``n_microbatches`` of whole prompts, so that ranks work at the same time: by
+        default one for each rank as far as each has 16 sequences, else fewer, since a piece of few rows
+        takes about as long as one of many: every weight is read for it.
 
         Greedy search, sampling and beams are taken. Raises :class:`InputError` for models and options that
         are not, saying what to do instead.

@@ -91,9 +91,11 @@ def run(
     the links between them are measured first, unless --cluster gives them. A model that computes no loss of
     its own is trained on the mean square of its outputs.
     """
+    from .. import accelerator
     from ..arguments import number
     from ..errors import InputError
     from ..measure import probe as measure_links
+    from ..measure.load import pace
     from .planning import Request
     from .training import job, train
 
@@ -104,8 +106,11 @@ def run(
         how = how if how.stages is not None else dataclasses.replace(how, stages=max(2, n_ranks))
         request = Request(model, making)
         cluster = measure_links() if n_ranks > 1 and request.runs_here else None
+        on_processor = request.source == "measured" and accelerator.current().type == "cpu"
+        before_s = pace() if on_processor else 0.0
         pipe = request.split(how, cluster)
-        result = train(pipe, steps, lr, publish)
+        costed_s = (before_s + pace()) / 2 if on_processor else None
+        result = train(pipe, steps, lr, publish, costed_s)
         if out is not None:
             out.write_text(json.dumps(result.timeline))
     return Told(result.to_dict(), str(result)) if os.environ.get("RANK", "0") == "0" else None

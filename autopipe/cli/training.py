@@ -24,12 +24,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Trained", "job", "train"]
 
+UNSTEADY = 0.04
+"""Change of pace from which what was predicted before and what was measured after are told apart."""
+WARM_UP = 2
+"""Steps that are not among those measured, as far as there are others."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
     """What some steps did: losses, parity before them, seconds predicted and measured.
 
-    ``links``: where the prediction has those between ranks from.
+    ``links``: where the prediction has those between ranks from. ``pace``: how many times as long the same
+    work took on this machine's processor after the steps as when costs were measured; 1 where not known.
     """
 
     n_stages: int
@@ -40,6 +46,7 @@ class Trained:
     measured_s: float
     timeline: dict[str, Any]
     links: str = ""
+    pace: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; the timeline is left to ``--out``."""
@@ -59,6 +66,16 @@ class Trained:
             f"equal to the model within {self.worst_relative_difference:.1e}\n"
             f"loss {' '.join(f'{x:.4f}' for x in self.losses)}\n"
             f"step without the optimizer's {times}, ratio {self.ratio:.2f}"
+        ) + self._at_another_pace
+
+    @property
+    def _at_another_pace(self) -> str:
+        """The prediction for the pace that the processor had during the steps, where it is another."""
+        if abs(self.pace - 1) < UNSTEADY:
+            return ""
+        return (
+            f"\nthe processor came to take {self.pace:.2f} times as long for the same work: at that pace "
+            f"predicted {seconds(self.predicted_s * self.pace)}, ratio {self.ratio / self.pace:.2f}"
         )
 
 
@@ -77,8 +94,15 @@ def job() -> Iterator[int]:
             dist.destroy_process_group()
 
 
-def train(pipe: Pipe, steps: int, lr: float, publish: pathlib.Path | None = None) -> Trained:
-    """Check parity, then take ``steps`` steps of SGD; the median step is what was measured."""
+def train(
+    pipe: Pipe, steps: int, lr: float, publish: pathlib.Path | None = None, pace_s: float | None = None
+) -> Trained:
+    """Check parity, then take ``steps`` steps of SGD; the median step is what was measured.
+
+    ``pace_s``: what :func:`autopipe.measure.load.pace` gave when costs were measured.
+    """
+    from ..measure.load import pace
+
     args, kwargs = pipe.graph.example
     parity = pipe.verify()
     has_loss = _has_loss(pipe, args, kwargs)
@@ -87,11 +111,13 @@ def train(pipe: Pipe, steps: int, lr: float, publish: pathlib.Path | None = None
         runtime.publish(publish)
     optimizer = torch.optim.SGD(runtime.parameters(), lr=lr)
     losses = []
-    for _ in range(steps):
+    for i in range(steps):
         result = runtime.step(*args, **kwargs)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(result.loss))
+        if i < min(WARM_UP, steps - 1):
+            runtime.engine.records.clear()
     n_ranks = dist.get_world_size() if dist.is_initialized() else 1
     plan = pipe.plan
     worst = max(parity.max_output_error, parity.max_loss_error, parity.max_gradient_error)
@@ -107,6 +133,7 @@ def train(pipe: Pipe, steps: int, lr: float, publish: pathlib.Path | None = None
         report.measured_step_s,
         report.timeline.to_dict(),
         plan.cluster.local.source,
+        pace() / pace_s if pace_s is not None else 1.0,
     )
 
 

@@ -1,4 +1,4 @@
-"""Keeps the machine as busy as the other ranks of a pipeline will, while something is being timed.
+"""Keeps the machine as busy as the other ranks of a pipeline will while something is timed; tells its pace.
 
 What they work on is left to the caller.
 """
@@ -10,22 +10,49 @@ import gc
 import io
 import os
 import signal
+import statistics
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import torch
+import torch.distributed as dist
 
 from .. import accelerator
 
-__all__ = ["busy", "places"]
+__all__ = ["busy", "pace", "places"]
 
 
 def places() -> int:
     """How many ranks like this process can compute at once on this host's CPU."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, mine // torch.get_num_threads())
+
+
+def pace() -> float:
+    """Seconds of a fixed piece of work on the processor, all ranks of a job at it at once: of the slowest.
+
+    All ranks call it together. It tells of what no count of CPU time shows: cores of a virtual machine become
+    slower while another guest works on their other halves.
+    """
+    a, b, over = (torch.ones(n, device="cpu") for n in ((320, 320), (320, 320), (1 << 20,)))
+    n_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    seconds = []
+    for _ in range(9):
+        if n_ranks > 1:
+            dist.barrier()
+        start = time.perf_counter()
+        for _ in range(6):
+            a @ b
+            over.mul_(1.0)
+        seconds.append(time.perf_counter() - start)
+    every = [torch.zeros(1, dtype=torch.float64, device="cpu") for _ in range(n_ranks)]
+    every[0] += statistics.median(seconds)
+    if n_ranks > 1:
+        dist.all_gather(every, every[0].clone())
+    return max(float(s) for s in every)
 
 
 @contextlib.contextmanager

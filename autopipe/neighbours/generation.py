@@ -1,18 +1,18 @@
-"""``generate`` of a split causal model: tokens are chosen on one rank, and every rank runs its layers.
+"""``generate`` of a split model: tokens are chosen on one rank, and every rank runs its layers.
 
 The rank with the logits runs transformers' own ``generate``; each of its forwards is told to the other ranks,
-which serve it with caches of their own layers. The batch goes through in microbatches, so that ranks work on
-several at a time. What lies where is left to ``causal``, a forward to ``relay``.
+which serve it with caches of their own layers. So is the encoder's, where there is one. The batch may go
+through in microbatches, so that ranks work on several at a time. What lies where is left to ``chains``, a
+forward to ``relay``, caches to ``caches``.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +24,9 @@ from ..runtime import Runtime
 from ..runtime.data.outputs import share
 from ..runtime.engine import Engine
 from ..runtime.reduce.precision import autocast_context
-from .causal import INSTEAD, Layout, lay_out, refuse
-from .relay import Relay
+from .caches import Caches, caches_class
+from .chains import INSTEAD, Layout, lay_out, refuse
+from .relay import Forms, Relay, Wire, lent, swapped
 
 __all__ = ["generate"]
 
@@ -33,12 +34,16 @@ __all__ = ["generate"]
 NOT_TAKEN = (
     "assistant_model", "prompt_lookup_num_tokens", "custom_generate", "past_key_values",
     "cache_implementation", "output_attentions", "output_hidden_states", "synced_gpus", "inputs_embeds",
+    "guidance_scale",
 )
 FORWARD_ARGUMENTS = frozenset((
     "input_ids", "attention_mask", "position_ids", "token_type_ids", "use_cache", "logits_to_keep",
     "return_dict", "output_attentions", "output_hidden_states",
+    "decoder_input_ids", "decoder_attention_mask", "decoder_position_ids",
 ))
 # fmt: on
+TOKENS_OF_A_PIECE = 16
+"""Tokens of a forward from which its work outweighs reading the weights for it, so that pieces pay."""
 
 
 def generate(
@@ -70,7 +75,7 @@ def generate(
     return result
 
 
-_layouts: weakref.WeakKeyDictionary[Engine, Layout] = weakref.WeakKeyDictionary()
+_tried: weakref.WeakKeyDictionary[Engine, tuple[Layout, list[Forms]]] = weakref.WeakKeyDictionary()
 
 
 class _Call:
@@ -82,24 +87,55 @@ class _Call:
     def __init__(self, engine: Engine, n_microbatches: int | None) -> None:
         assert engine.peers is not None
         self._engine, self._peers, self._asked = engine, engine.peers, n_microbatches
-        is_known = engine in _layouts
-        self._layout = _layouts[engine] if is_known else lay_out(engine)
-        self._relay = Relay(engine, self._layout)
+        self._layout, forms = _tried[engine] if engine in _tried else (lay_out(engine), [])
+        self._wire = Wire(engine)
+        self._decoder = Relay(engine, self._layout.decoder, self._wire)
+        encoder = self._layout.encoder
+        self._encoder = None if encoder is None else Relay(engine, encoder, self._wire)
         self._autocast = autocast_context(engine.options.autocast, engine.device)
         self._n_forwards = 0
+        self._caches: Caches | None = None
+        self._n_prompts = 1
+        self._states: Tensor | None = None
+        self._is_running = False
         self.failure: Exception | None = None
-        if not is_known:
+        if not forms:
             with engine.peers.together("checking that it can generate", waits=False), torch.no_grad():
-                found = engine.peers.gather(self._relay.try_out(), str)
-            for why in filter(None, found):
-                raise refuse(engine.capture.ops.model, why)
-            _layouts[engine] = self._layout
+                forms = self._try_out()
+            _tried[engine] = self._layout, forms
+        for relay, form in zip(self._relays, forms, strict=True):
+            relay.forms = form
+
+    @property
+    def _relays(self) -> list[Relay]:
+        return [self._decoder] if self._encoder is None else [self._decoder, self._encoder]
+
+    def _try_out(self) -> list[Forms]:
+        """Run the chains once, on two tokens or, of what is no text, a row of the example."""
+        core: Any = self._layout.decoder.root
+        tokens = torch.ones(1, 2, dtype=torch.int64, device=self._engine.device)
+        with self._autocast(), lent(self._engine, self._layout.loans, self._wire):
+            if self._encoder is None:
+                self._decoder.try_out(input_ids=tokens, attention_mask=tokens, use_cache=False)
+            else:
+                inputs = {"input_ids": tokens, "attention_mask": tokens}
+                if core.main_input_name not in inputs:
+                    inputs = {core.main_input_name: self._example(core.main_input_name)}
+                states = self._encoder.try_out(**inputs)[0]
+                given: dict[str, Any] = {k: v for k, v in inputs.items() if k == "attention_mask"}
+                given |= {"decoder_input_ids": tokens, "encoder_outputs": _encoded(torch.zeros_like(states))}
+                self._decoder.try_out(**given, use_cache=False)
+        return [relay.forms for relay in self._relays]
+
+    def _example(self, name: str) -> Tensor:
+        args, kwargs = self._engine.capture.example
+        value = kwargs.get(name, args[0] if args else None)
+        if not isinstance(value, Tensor):
+            raise refuse(self._engine.capture.ops.model, f"the example inputs have no {name}")
+        return value[:1].to(self._engine.device)
 
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """This rank's arguments, or those of the rank that feeds the pipeline."""
-        for name in NOT_TAKEN:
-            if kwargs.get(name):
-                raise InputError(f"generate stage by stage does not take {name}; leave it out, or {INSTEAD}")
         feed = self._engine.options.feed
         if feed is None:
             return args, kwargs
@@ -117,6 +153,8 @@ class _Call:
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise on every rank where one was given other prompts; see whether generators stand alike."""
+        _check_taken(kwargs)
+        _check_taken(_settings(kwargs.get("generation_config")))
         capture = self._engine.capture
         if capture.model.training and any(op.is_random for op in capture.ops.compute):
             raise InputError(
@@ -137,8 +175,9 @@ class _Call:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result; None where ``failure`` says why there is none."""
         is_driver = self._engine.rank == self._layout.driver
-        with torch.no_grad(), self._autocast(), self._relay.standing_in():
+        with torch.no_grad(), self._autocast(), lent(self._engine, self._layout.loans, self._wire):
             result = self._drive(args, kwargs) if is_driver else self._serve()
+            self._wire.flush()
         if self._draws_alike:
             # whoever draws next draws alike on every rank, as before
             (state,) = self._share([torch.get_rng_state()])
@@ -148,60 +187,116 @@ class _Call:
     def _share(self, values: list[Any] | None) -> list[Any]:
         return share(values, self._peers, self._layout.driver, self._engine.device)
 
+    def _tell(self, *values: Any) -> None:
+        """Have the other ranks begin what ``values`` say; until it is done this one cannot go another way."""
+        self._is_running = True
+        self._share(list(values))
+
     # -- the rank that chooses ----------------------------------------------------------------------
 
     def _drive(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the library's own generate here, over all ranks."""
-        model, core = self._engine.capture.model, self._layout.core
-        prompts = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
-        caches = _caches_class()(core, prompts.shape[0] if isinstance(prompts, Tensor) else 1)
-        is_running = False
-
-        @functools.wraps(self._relay.forward)
-        def forward(**inputs: Any) -> Any:
-            nonlocal is_running
-            is_running = True
-            made = self._forward(caches, inputs)
-            is_running = False
-            return made
-
-        if kwargs.get("use_cache", True) is not False:
-            kwargs["past_key_values"] = caches
+        model: Any = self._engine.capture.model
+        others = [
+            (self._layout.decoder.root, "forward", self._told(self._decoder, self._forward)),
+            (self._layout.decoder.root, "_prepare_cache_for_generation", self._prepare_cache),
+        ]
+        if self._encoder is not None:
+            others.append((self._encoder.chain.root, "forward", self._told(self._encoder, self._encode)))
         try:
-            with _attribute(core, "forward", forward):
-                made = model.generate(*args, **kwargs)  # type: ignore[operator]
+            with swapped(*others):
+                made = model.generate(*args, **kwargs)
         except Exception as error:
-            if is_running:
+            if self._is_running:
                 raise
             # no rank is in the midst of anything: the pipeline goes on
             self._share(["failed", f"{type(error).__name__}: {error}"])
             self.failure = error
             return None
-        if isinstance(made, Tensor):
+        if not isinstance(made, dict) or type(made) is dict:
             self._share(["done", None, made])
             return made
         plain = dict(made) | {"past_key_values": None}
         self._share(["done", type(made).__name__, plain])
         return type(made)(**plain)
 
-    def _forward(self, caches: Any, inputs: dict[str, Any]) -> Any:
-        """One forward of the whole batch: told to all, and this rank's part of it."""
-        given = {k: v for k, v in inputs.items() if v is not None and k != "past_key_values"}
-        odd = sorted(set(given) - FORWARD_ARGUMENTS)
-        if odd or any(isinstance(v, dict) for v in given.values()):
-            raise refuse(
-                self._engine.capture.ops.model, f"its forward is given {', '.join(odd) or 'several masks'}"
-            )
-        rows = self._cut(given["input_ids"].shape[0], caches.n_prompts)
-        uses_cache = inputs.get("past_key_values") is not None
-        self._share(["forward", given, rows, uses_cache, caches.take_noted()])
-        outs = list(self._run(caches, given, rows, uses_cache))
-        logits = torch.cat([out.logits for out in outs])
-        return type(outs[0])(logits=logits, past_key_values=caches if uses_cache else None)
+    def _told(self, relay: Relay, run: Any) -> Any:
+        """A forward that all ranks run, with the signature of the module's own."""
 
-    def _cut(self, n_rows: int, n_prompts: int) -> list[int]:
-        """Rows of each microbatch: whole prompts, whose beams stay together."""
-        wanted = self._asked or (self._peers.n_ranks if self._layout.overlaps else 1)
+        @functools.wraps(relay.forward)
+        def forward(**inputs: Any) -> Any:
+            made = run(inputs)
+            self._is_running = False
+            return made
+
+        return forward
+
+    def _prepare_cache(self, config: Any, model_kwargs: dict[str, Any], *rest: Any, **named: Any) -> None:
+        """What the library calls once for each of its loops, with the number of prompts beside the rest."""
+        _check_taken(_settings(config))
+        self._n_prompts = named["batch_size"] if "batch_size" in named else rest[1]
+        self._caches = None
+        if config.use_cache is not False:
+            self._caches = model_kwargs["past_key_values"] = caches_class()(self._layout.decoder.root)
+
+    def _encode(self, inputs: dict[str, Any]) -> Any:
+        """The encoder's forward of the whole batch; its states come to this rank."""
+        assert self._encoder is not None
+        given = {k: v for k, v in inputs.items() if v is not None}
+        leads = given[next(k for k, v in given.items() if isinstance(v, Tensor) and v.ndim > 1)]
+        n = leads.shape[0]
+        rows = self._cut(self._encoder, n, n, n * leads.shape[-1])
+        self._tell("encode", given, rows)
+        outs = list(self._run(self._encoder, None, given, rows))
+        states = torch.cat([out[0] for out in outs])
+        source = self._encoder.chain.ranks[-1]
+        if source != self._engine.rank:
+            states = self._wire.recv(states.shape, states.dtype, source)
+        return type(outs[0])(last_hidden_state=states)
+
+    def _forward(self, inputs: dict[str, Any]) -> Any:
+        """One forward of the whole batch: told to all, and this rank's part of it."""
+        caches = inputs.pop("past_key_values", None)
+        given = {k: v for k, v in inputs.items() if v is not None}
+        states = None if self._encoder is None else self._states_of(given)
+        name = "input_ids" if self._encoder is None else "decoder_input_ids"
+        odd = sorted(set(given) - FORWARD_ARGUMENTS)
+        if odd or name not in given or any(isinstance(v, dict) for v in given.values()):
+            why = ", ".join(odd) or ("several masks" if name in given else f"no {name}")
+            raise refuse(self._engine.capture.ops.model, f"its forward is given {why}")
+        is_foreign = given.get("use_cache") if caches is None else caches is not self._caches
+        if is_foreign:
+            raise refuse(self._engine.capture.ops.model, "its forward is to use a cache of another's making")
+        n = given[name].shape[0]
+        rows = self._cut(self._decoder, n, self._n_prompts, n)
+        is_new, noted = (False, []) if caches is None else caches.take_noted()
+        told = None if states is self._states else states
+        self._tell("forward", given, rows, None if caches is None else is_new, noted, told)
+        self._states = states
+        outs = list(self._run(self._decoder, caches, given, rows))
+        logits = torch.cat([out.logits for out in outs])
+        return type(outs[0])(logits=logits, past_key_values=caches)
+
+    def _states_of(self, given: dict[str, Any]) -> Tensor:
+        """The encoder's states among a forward's inputs, or of these."""
+        assert self._encoder is not None
+        known = given.pop("encoder_outputs", None)
+        if known is None:
+            core: Any = self._layout.decoder.root
+            inputs = {core.main_input_name: given.pop(core.main_input_name)}
+            if core.main_input_name == "input_ids" and "attention_mask" in given:
+                inputs["attention_mask"] = given["attention_mask"]
+            known = self._encode(inputs)
+        states: Tensor = known[0]
+        return states
+
+    def _cut(self, relay: Relay, n_rows: int, n_prompts: int, n_tokens: int) -> list[int]:
+        """Rows of each microbatch: whole prompts, whose beams stay together.
+
+        By default one for each rank, as far as each has tokens enough that two take longer than one.
+        """
+        most = self._peers.n_ranks if relay.chain.overlaps else 1
+        wanted = self._asked or max(1, min(most, n_tokens // TOKENS_OF_A_PIECE))
         per_prompt = n_rows // n_prompts if n_rows % n_prompts == 0 else n_rows
         n_units = n_rows // per_prompt
         n = min(wanted, n_units)
@@ -211,42 +306,80 @@ class _Call:
 
     def _serve(self) -> Any:
         """Run this rank's layers in each forward that the choosing rank tells of, until it is through."""
-        caches = _caches_class()(self._layout.core, 1)
         while True:
             self._peers.position.waits_for = self._layout.driver
             word, *rest = self._share(None)
             self._peers.position.waits_for = -1
-            if word == "forward":
-                *inputs, noted = rest
-                for beams in noted:
-                    caches.reorder(beams)
-                collections.deque(self._run(caches, *inputs), maxlen=0)
+            if word == "encode":
+                self._serve_encoder(*rest)
+            elif word == "forward":
+                self._serve_decoder(*rest)
             elif word == "failed":
                 self.failure = StepError(f"rank {self._layout.driver}, choosing tokens: {rest[0]}")
                 return None
             else:
                 return _output(*rest)
 
-    def _run(
+    def _serve_encoder(self, given: dict[str, Any], rows: list[int]) -> None:
+        assert self._encoder is not None
+        outs = list(self._run(self._encoder, None, given, rows))
+        if self._engine.rank == self._encoder.chain.ranks[-1]:
+            self._wire.send(torch.cat([out[0] for out in outs]), self._layout.driver)
+
+    def _serve_decoder(
         self,
-        caches: Any,
         given: dict[str, Any],
-        rows: Sequence[int],
-        uses_cache: bool,
+        rows: list[int],
+        is_new: bool | None,
+        noted: list[Tensor],
+        states: Tensor | None,
+    ) -> None:
+        """``is_new``: whether caches are to be made first; None where none are used."""
+        if is_new:
+            self._caches = caches_class()(self._layout.decoder.root)
+        caches = None if is_new is None else self._caches
+        if caches is not None:
+            for beams in noted:
+                caches.reorder(beams)
+        self._states = self._states if states is None else states
+        collections.deque(self._run(self._decoder, caches, given, rows), maxlen=0)
+
+    def _run(
+        self, relay: Relay, caches: Caches | None, given: dict[str, Any], rows: Sequence[int]
     ) -> Iterator[Any]:
-        """The model's forward of each microbatch, as far as it runs here."""
+        """The forward of each microbatch, as far as it runs here."""
         self._n_forwards += 1
         self._peers.position.index = -1000 - self._n_forwards
         given = {k: v.to(self._engine.device) if isinstance(v, Tensor) else v for k, v in given.items()}
-        caches.begin(rows)
+        if caches is not None:
+            caches.begin(rows)
+        states = self._states if relay is self._decoder else None
         start, n = 0, sum(rows)
         for m, size in enumerate(rows):
             piece = {k: _rows(v, n, start, size) for k, v in given.items()}
-            if uses_cache:
+            if states is not None:
+                piece["encoder_outputs"] = _encoded(states[start : start + size])
+            if caches is not None:
                 piece["past_key_values"] = caches.each[m]
-            yield self._relay.forward(**piece)
+            with relay.standing_in():
+                made = relay.forward(**piece)
+            yield made
             start += size
-        self._relay.flush()
+        self._wire.flush()
+
+
+def _check_taken(given: Mapping[str, Any]) -> None:
+    """Raise :class:`InputError` for what generating stage by stage does not do."""
+    for name in NOT_TAKEN:
+        value = given.get(name)
+        if value and not (name == "guidance_scale" and value == 1):
+            raise InputError(f"generate stage by stage does not take {name}; leave it out, or {INSTEAD}")
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """Those of a GenerationConfig; what kind of cache it asks for changes no token."""
+    found = {name: getattr(config, name, None) for name in NOT_TAKEN}
+    return {name: value for name, value in found.items() if name != "cache_implementation"}
 
 
 def _checksum(tensors: Sequence[Tensor]) -> int:
@@ -261,6 +394,13 @@ def _rows(value: Any, n: int, start: int, size: int) -> Any:
     return value if is_whole else value[start : start + size]
 
 
+def _encoded(states: Tensor) -> Any:
+    """States as an encoder gives them."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return BaseModelOutput(last_hidden_state=states)
+
+
 def _output(name: str | None, plain: Any) -> Any:
     """A result as the choosing rank has it."""
     if name is None:
@@ -268,65 +408,3 @@ def _output(name: str | None, plain: Any) -> Any:
     from transformers.generation import utils
 
     return getattr(utils, name)(**plain)
-
-
-@functools.cache
-def _caches_class() -> type:
-    """What needs transformers to be there."""
-    from transformers import DynamicCache
-
-    class Caches(DynamicCache):
-        """A cache for each microbatch; to the library's generate, one of the whole batch.
-
-        How beams are reordered is noted, and told to the other ranks with the next forward.
-        """
-
-        is_compileable = False
-        is_croppable = False
-
-        def __init__(self, core: Any, n_prompts: int) -> None:
-            super().__init__()
-            self._config = core.config.get_text_config(decoder=True)
-            self.n_prompts = n_prompts
-            self.each: list[Any] = []
-            self._rows: tuple[int, ...] = ()
-            self._noted: list[Tensor] = []
-
-        def begin(self, rows: Sequence[int]) -> None:
-            """Be of so many rows; the caches are made at first."""
-            if not self.each:
-                self.each = [DynamicCache(config=self._config) for _ in rows]
-            self._rows = tuple(rows)
-
-        def take_noted(self) -> list[Tensor]:
-            noted, self._noted = self._noted, []
-            return noted
-
-        def get_seq_length(self, layer_idx: int = 0) -> int:
-            return self.each[0].get_seq_length(layer_idx) if self.each else 0
-
-        def reorder_cache(self, beam_idx: Tensor) -> None:
-            self._noted.append(beam_idx)
-            self.reorder(beam_idx)
-
-        def reorder(self, beam_idx: Tensor) -> None:
-            start = 0
-            for cache, size in zip(self.each, self._rows, strict=True):
-                cache.reorder_cache(beam_idx[start : start + size] - start)
-                start += size
-
-    return Caches
-
-
-@contextlib.contextmanager
-def _attribute(holder: nn.Module, name: str, value: Callable[..., Any]) -> Iterator[None]:
-    """Within it ``holder`` itself has this attribute, in the place of its class's."""
-    before = holder.__dict__.get(name)
-    holder.__dict__[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del holder.__dict__[name]
-        else:
-            holder.__dict__[name] = before

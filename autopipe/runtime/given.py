@@ -39,6 +39,11 @@ ELSEWHERE = {
     "to": "give pipe.runtime(device=...)",
     "generate": "call pipe.generate(...)",
     "merge": "call pipe.merge()",
+    "cuda": "give pipe.runtime(device=...)",
+    "compile": "call rt.wrap(torch.compile)",
+    "verify": "call pipe.verify()",
+    "model": "the model is pipe.model",
+    "module": "the model is pipe.model",
 }
 """What a runtime does not do, and who does."""
 
@@ -116,11 +121,12 @@ class StepResult:
         """Always raises :class:`InputError`: the step has made the gradients."""
         raise InputError(DONE)
 
-    def _refuse(self, other: Any) -> NoReturn:
+    def _refuse(self, *other: Any) -> NoReturn:
         raise InputError(f"this is a step's result; its number is result.loss. {DONE}")
 
-    __add__ = __radd__ = __sub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+    __add__ = __radd__ = __sub__ = __mul__ = __rmul__ = __truediv__ = __iter__ = __getitem__ = _refuse
 
     def __getattr__(self, name: str) -> NoReturn:
-        hint = f"; the loss has: result.loss.{name}" if hasattr(Tensor, name) else ""
+        outputs = "; step(..., return_outputs=True) gives the model's output as result.outputs"
+        hint = f"; the loss has: result.loss.{name}" if hasattr(Tensor, name) else outputs
         raise AttributeError(f"a step's result has loss and outputs, not {name!r}{hint}")

@@ -137,6 +137,13 @@ class Runtime:
             "keeps the weights"
         )
 
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Always raises :class:`InputError`: whether gradients are meant is not said."""
+        raise InputError(
+            "a runtime is not called as a model is: rt.step(...) trains on a batch, rt.evaluate(...) gives "
+            "its loss and rt.forward(...) its outputs"
+        )
+
     def __getattr__(self, name: str) -> Any:
         if hasattr(type(self), name):
             return object.__getattribute__(self, name)  # a property's own error, not ours

@@ -9,36 +9,16 @@ from __future__ import annotations
 import os
 import pathlib
 import resource
-import statistics
 import time
 from types import TracebackType
 
-import torch
-import torch.distributed as dist
-
-__all__ = ["DISTURBED", "UNSTEADY", "OtherLoad", "pace"]
+__all__ = ["DISTURBED", "UNSTEADY", "OtherLoad"]
 
 DISTURBED = 0.03
 """Share of the machine's CPU time used by others from which a run is marked."""
 
 UNSTEADY = 0.04
 """Change of pace from which what was predicted before and what was measured after are not compared."""
-
-
-def pace() -> float:
-    """Seconds of a fixed piece of work with all ranks at it at once, of the slowest: all call it together."""
-    a, b, over = torch.ones(320, 320), torch.ones(320, 320), torch.ones(1 << 20)
-    seconds = []
-    for _ in range(9):
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(6):
-            a @ b
-            over.mul_(1.0)
-        seconds.append(time.perf_counter() - start)
-    every = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, torch.tensor([statistics.median(seconds)], dtype=torch.float64))
-    return max(float(s) for s in every)
 
 
 class OtherLoad:

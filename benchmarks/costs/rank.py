@@ -20,10 +20,11 @@ import torch.distributed as dist
 import autopipe
 from autopipe.measure import probe, profile
 from autopipe.measure.account import Counter
+from autopipe.measure.load import pace
 from autopipe.memory import plan_memory
 
 from .causes import Ran, causes
-from .load import UNSTEADY, pace
+from .load import UNSTEADY
 from .models import build
 
 _PROFILE_S = 3.0

@@ -21,13 +21,14 @@ import torch
 
 LIMIT_S = 180
 HERE = pathlib.Path(__file__).parent
-TASKS = ("loop", "trainer", "generate", "adapters", "accelerate", "lightning")
+TASKS = ("loop", "trainer", "generate", "encoder", "adapters", "accelerate", "lightning")
 WAYS = ("autopipe", "torch", "accelerate")
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "lightning")
 NAMES = {
     "loop": "a training loop: schedule, clipping",
     "trainer": "transformers' Trainer: accumulation, cosine, evaluation, best checkpoint, saved model",
     "generate": "generating from prompts of unequal length",
+    "encoder": "generating with an encoder (T5), by beams",
     "adapters": "LoRA, adapters alone saved",
     "accelerate": "Accelerate's loop: accumulation, clipping, saved state",
     "lightning": "Lightning's Trainer: clipping, logging",
@@ -141,15 +142,18 @@ def write(rows: list[dict[str, Any]]) -> None:
 
 
 def speed(folder: pathlib.Path) -> dict[str, Any]:
-    """Tokens per second of one process with one thread, and of two ranks with one each."""
+    """Tokens per second by number of prompts: one process with one thread, two ranks with one each."""
     found = {}
     for way, n_ranks in (("plain", 1), ("autopipe", 2)):
         found[way], fault = run(HERE / "tasks" / f"speed_{way}.py", folder / f"{way}.pt", n_ranks)
         if fault:
             return {"fault": fault}
-    row: dict[str, Any] = {way: round(float(f["tokens per second"]), 1) for way, f in found.items()}
-    row["autopipe, the batch in one piece"] = round(float(found["autopipe"]["without overlap"]), 1)
-    return row | {"tokens": apart(found["autopipe"]["tokens"], found["plain"]["tokens"])}
+    told = {}
+    for n, plain in found["plain"].items():
+        ours = found["autopipe"][n]
+        rates = {k: round(v, 1) for x in (plain, ours) for k, v in x.items() if k != "tokens"}
+        told[n] = rates | {"tokens": apart(ours["tokens"], plain["tokens"])}
+    return told
 
 
 ABSENT = "absent"

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from causal_models import make
+from generating_models import make
 
 import autopipe
 

@@ -1,4 +1,4 @@
-"""A split causal model generates what the model does, token for token, stage by stage."""
+"""A split model generates what the model does, token for token, stage by stage."""
 
 import pathlib
 
@@ -11,17 +11,28 @@ import autopipe
 pytest.importorskip("transformers", reason="needs the transformers extra")
 
 SCRIPT = pathlib.Path(__file__).parent / "generate_ranks.py"
+DECODERS = ("qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "opt", "bloom", "falcon", "gpt_neox")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "opt"])
-def test_tokens_of_a_family(family):
-    run_ranks(SCRIPT, 2, "same_tokens", family, "greedy", "beams", "criteria")
+def test_tokens_of_families():
+    run_ranks(SCRIPT, 2, "families", *DECODERS)
+
+
+@pytest.mark.slow
+def test_tokens_of_families_with_encoders():
+    run_ranks(SCRIPT, 3, "families", "bart", "marian", "pegasus", "whisper")
 
 
 def test_tokens_on_two_ranks():
     ways = ("greedy", "sampling", "beams", "beams that sample", "criteria", "no cache", "chunks")
-    run_ranks(SCRIPT, 2, "same_tokens", "gpt2", *ways, "ends", "ends of beams")
+    run_ranks(SCRIPT, 2, "same_tokens", "gpt2", *ways, "ends", "ends of beams", "processors", "draws")
+
+
+def test_tokens_of_an_encoder_and_a_decoder():
+    """The first layer's position bias goes along to the next ranks'; the encoder runs once."""
+    ways = ("greedy", "sampling", "beams", "beams that sample", "criteria", "no cache", "begun")
+    run_ranks(SCRIPT, 2, "same_tokens", "t5", *ways, "ends of beams", "processors of beams")
 
 
 def test_one_prompt():
@@ -38,8 +49,8 @@ def test_what_is_around():
 
 
 def test_alone_it_is_the_model_s_own():
-    from causal_models import make, prompts
     from generate_ranks import split
+    from generating_models import make, prompts
 
     model = make("llama")
     ids, mask = prompts()

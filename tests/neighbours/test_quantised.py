@@ -10,7 +10,7 @@ bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
 
 
 def quantised():
-    from causal_models import make
+    from generating_models import make
 
     base = make("llama").train()
     for layer in base.model.layers:

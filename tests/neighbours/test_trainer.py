@@ -32,7 +32,7 @@ def test_smoothed_labels_of_a_stream(tmp_path):
 
 def test_whether_a_loss_counts_items():
     import transformers
-    from causal_models import make
+    from generating_models import make
 
     from autopipe.neighbours.losses import takes_count
 
@@ -52,7 +52,7 @@ def test_adapters(tmp_path):
 
 
 def test_what_is_not_taken(tmp_path):
-    from causal_models import make
+    from generating_models import make
     from trainer_ranks import arguments, pad, rows
 
     from autopipe.neighbours.trainer import PipelineTrainer

@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import torch
 import transformers
-from causal_models import make
+from generating_models import make
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 
 import autopipe

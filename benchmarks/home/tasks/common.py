@@ -15,6 +15,18 @@ def make():
     return transformers.GPT2LMHeadModel(config)
 
 
+def make_encoded():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=257, d_model=64, d_kv=16, d_ff=128, num_layers=3, num_heads=4, dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
+SPEED_PROMPTS = (16, 32, 64)
+
+
 def make_large():
     torch.manual_seed(0)
     config = transformers.GPT2Config(

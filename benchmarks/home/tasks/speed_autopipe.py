@@ -1,7 +1,7 @@
 import time
 
 import torch
-from common import make_large, report
+from common import SPEED_PROMPTS, make_large, report
 
 import autopipe
 
@@ -10,14 +10,16 @@ model = make_large().eval()
 example = torch.ones(8, 32, dtype=torch.int64)
 pipe = autopipe.split(model, 2, kwargs={"input_ids": example, "labels": example})
 pipe.runtime()
-generate = pipe.generate
-ids = torch.randint(1, 257, (16, 32), generator=torch.Generator().manual_seed(1))
-options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "use_cache": True}
-times = {1: [], 2: []}
-for _ in range(4):
-    for n_microbatches, taken in times.items():  # in turn, whatever else the machine does
-        start = time.perf_counter()
-        tokens = generate(ids, max_new_tokens=48, n_microbatches=n_microbatches, **options)
-        taken.append(time.perf_counter() - start)
-rates = {n: 16 * 48 / torch.tensor(taken[1:]).median() for n, taken in times.items()}
-report({"tokens": tokens, "tokens per second": rates[2], "without overlap": rates[1]})
+found = {}
+for n in SPEED_PROMPTS:
+    ids = torch.randint(1, 257, (n, 32), generator=torch.Generator().manual_seed(1))
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "use_cache": True}
+    times = {1: [], 2: []}
+    for _ in range(4):
+        for n_microbatches, taken in times.items():  # in turn, whatever else the machine does
+            start = time.perf_counter()
+            tokens = pipe.generate(ids, max_new_tokens=24, n_microbatches=n_microbatches, **options)
+            taken.append(time.perf_counter() - start)
+    one, two = (n * 24 / float(torch.tensor(taken[1:]).median()) for taken in times.values())
+    found[n] = {"tokens": tokens, "in one piece": one, "in two pieces": two}
+report(found)
