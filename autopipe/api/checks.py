@@ -1,6 +1,6 @@
 """What the arguments of the verbs may be, checked before any work is done.
 
-What arguments mean is told where they are taken, in ``verbs``, ``measure`` and ``solve``.
+What arguments mean is told where they are taken, in ``planning``, ``measure`` and ``solve``.
 """
 
 from __future__ import annotations

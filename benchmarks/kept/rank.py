@@ -27,8 +27,8 @@ LIMIT_S = 6.0
 
 PLACES = {
     "joining the group": ("autopipe.api.agree", "_join", 1),
-    "in split, before a word": ("autopipe.api.verbs", "capture", 1),
-    "in split, planning": ("autopipe.api.verbs", "_plan", 1),
+    "in split, before a word": ("autopipe.api.recording", "capture", 1),
+    "in split, planning": ("autopipe.api.verbs", "make_plan", 1),
     "in split, measuring": ("autopipe.measure", "profile", 1),
     "in split, agreeing": ("autopipe.runtime.wire.parley:Parley", "gather", 1),
     "in split, deciding": ("autopipe.runtime.wire.parley:Parley", "settle", 2),

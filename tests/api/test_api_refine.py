@@ -138,7 +138,7 @@ def test_the_time_limit_is_for_all_grains_together(monkeypatch):
         given.append(time_limit_s)
         return solve(*args, time_limit_s=time_limit_s, **options)
 
-    monkeypatch.setattr("autopipe.api.verbs.solve", told)
+    monkeypatch.setattr("autopipe.api.planning.solve", told)
     split(Uneven(), time_limit_s=30.0)
     assert given[0] == 30.0
     assert len(given) > 1

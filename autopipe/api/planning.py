@@ -1,0 +1,150 @@
+"""Makes a plan of a model: the same on every rank, and the text that takes it from one to the others.
+
+Recording is left to ``recording``, ranks and devices to ``machine``, costs to ``prices``, opening leaves to
+``refine`` and the cut itself to ``solve``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import operator
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from .. import measure
+from ..costs import CostTable
+from ..errors import InputError
+from ..graph import Op
+from ..hardware import Cluster
+from ..plans import Plan
+from ..solve import solve
+from ..tracing import Capture
+from .agree import decide_once, in_group
+from .machine import DeviceLike, cluster_for, is_host, of_the_job, stages_per_rank
+from .prices import costs_of, count_microbatches, microbatch_dims
+from .recording import captured
+from .refine import Planned, refine
+from .training import Training
+
+__all__ = ["make_plan"]
+
+_logger = logging.getLogger(__name__)
+
+Decision = tuple[Plan, CostTable, tuple[str, ...]]
+"""A plan, what it rests on and the leaves opened for it: what ranks are told of one another's planning."""
+
+
+def make_plan(
+    model: nn.Module | Capture,
+    n_stages: int | str | None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    n_ranks: int | None = None,
+    n_microbatches: int | str | None = None,
+    schedule: str = "1f1b",
+    balance: str | Callable[[Op], float] = "cost",
+    costs: str | CostTable | pathlib.Path = "measured",
+    cluster: Cluster | str | pathlib.Path | None = None,
+    device: DeviceLike = None,
+    memory_limit: str | int | Sequence[str | int] | None = None,
+    ties: str = "auto",
+    pin: Mapping[str, int] | None = None,
+    dynamic: Any = "auto",
+    open: Sequence[str] = (),
+    closed: Sequence[str] = (),
+    store: str | pathlib.Path | None = None,
+    time_limit_s: float | None = None,
+    precision: str | None = None,
+    optimizer: str = "adam",
+    offload: str = "never",
+    stall_limit_s: float | None = None,
+    **solver: Any,
+) -> Planned:
+    """What rank 0 decides for all, from the options of :func:`autopipe.split` and of ``solve``."""
+    training = Training(precision, optimizer, offload, solver.pop("optimizer_bytes_per_parameter_byte", None))
+    wanted = None if n_stages in (None, "auto") else operator.index(n_stages)  # type: ignore[arg-type]
+    how = {"dynamic": dynamic, "open": open, "closed": closed}
+    whole = captured(model, args, kwargs, how, stall_limit_s)
+    on = of_the_job(whole) if device is None else device
+    decided_here: list[Capture] = []
+
+    def decide() -> Decision:
+        ranks = cluster_for(whole, cluster, n_ranks, wanted, schedule, on)
+        _check_offload(training, solver.get("recompute"), cluster is None and is_host(whole, on))
+        most = ranks.n_ranks * stages_per_rank(schedule) if wanted is None else wanted
+        pieces = count_microbatches(whole, n_microbatches, most)
+
+        def price(graph: Capture) -> CostTable:
+            dims = microbatch_dims(graph, pieces)
+            table = costs_of(graph, costs, on, dims, store, training.autocast(graph))
+            return training.priced(table, ranks, graph.ops)
+
+        def cut(graph: Capture, table: CostTable, left_s: float | None) -> Plan:
+            return solve(
+                graph.ops,
+                table,
+                ranks,
+                n_stages=wanted,
+                min_ranks=ranks.n_ranks if in_group() else 1,
+                n_microbatches="auto" if n_microbatches == "auto" else pieces,
+                schedule=schedule,
+                balance=balance,
+                memory_limit=memory_limit,
+                ties=ties,
+                pin=pin,
+                time_limit_s=left_s,
+                optimizer_bytes_per_parameter_byte=training.ratio(graph.ops),
+                **solver,
+            )
+
+        may_open = balance == "cost" and costs in ("measured", "estimated")
+        planned = refine(whole, price, cut, may_open=may_open, time_limit_s=time_limit_s)
+        decided_here.append(planned.capture)
+        return _with_settings(planned, whole, training), planned.costs, planned.opened
+
+    plan, table, opened = decide_once(decide, _decision_to_text, _decision_of_text, stall_limit_s)
+    final = decided_here[0] if decided_here else whole.open(*opened) if opened else whole
+    return Planned(final, table, plan, opened)
+
+
+def _check_offload(training: Training, recompute: Any, on_host: bool) -> None:
+    """Raise :class:`InputError` for activations offloaded that are not kept, or that are there already."""
+    if not training.moves_activations:
+        return
+    if recompute == "always":
+        raise InputError(
+            f"offload is {training.offload!r} and recompute is 'always': stages that run again keep nothing "
+            "to offload; use recompute='never' or 'auto'"
+        )
+    if on_host:
+        raise InputError(
+            f"offload is {training.offload!r}, but the stages run on this machine's processor, whose memory "
+            "is the host's already; leave it out, or name what to plan for: device='H200', or a cluster"
+        )
+
+
+def _with_settings(planned: Planned, whole: Capture, training: Training) -> Plan:
+    """The plan with what it was made from in its settings: leaves opened, training, what was not counted."""
+    settings: dict[str, Any] = {"opened": list(planned.opened), "opened_from": whole.ops.digest}
+    settings |= training.written
+    uncounted = [note for note in planned.costs.notes if measure.UNCOUNTED in note]
+    if uncounted and planned.costs.source == "estimated":
+        settings["uncounted"] = uncounted[0]
+        _logger.warning("the plan rests on estimates in which %s", uncounted[0])
+    return dataclasses.replace(planned.plan, settings={**planned.plan.settings, **settings})
+
+
+def _decision_to_text(decided: Decision) -> str:
+    plan, table, opened = decided
+    return json.dumps([plan.to_json(), table.to_dict(), opened])
+
+
+def _decision_of_text(text: str) -> Decision:
+    plan, table, opened = json.loads(text)
+    return Plan.from_json(plan), CostTable.from_dict(table), tuple(opened)

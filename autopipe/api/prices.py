@@ -1,0 +1,97 @@
+"""What the ops of a captured model cost: measured here, estimated, or given; of one microbatch.
+
+Measuring and estimating are left to ``measure``, what training adds to ``training``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+import pathlib
+from collections.abc import Mapping
+
+import torch
+
+from .. import measure
+from ..costs import CostTable
+from ..errors import InputError
+from ..hardware import Device
+from ..schema import load
+from ..tracing import Capture, device_of
+from .machine import DeviceLike, busy_peers, described, is_described
+
+__all__ = ["costs_of", "count_microbatches", "microbatch_dims"]
+
+_logger = logging.getLogger(__name__)
+
+MICROBATCHES_PER_STAGE = 4
+"""Default microbatches per stage: a uniform 1F1B then idles at most a fifth of the time."""
+
+
+def count_microbatches(captured: Capture, asked: int | str | None, n_stages: int) -> int:
+    """How many there are of a batch like the example: those asked for, or the default, at most its rows."""
+    batch = captured.ops.example_dims.get("batch", 1)
+    if asked is None or asked == "auto":
+        return max(1, min(batch, MICROBATCHES_PER_STAGE * n_stages))
+    n = operator.index(asked)  # type: ignore[arg-type]
+    if n > batch:
+        _logger.warning(
+            "%s microbatches were asked for, but the example batch has %s rows: planned for %s; give a batch "
+            "with at least as many rows as microbatches",
+            asked,
+            batch,
+            batch,
+        )
+    return min(n, batch)
+
+
+def microbatch_dims(captured: Capture, n_microbatches: int) -> dict[str, int]:
+    """The example's dims with the batch cut into ``n_microbatches``; the largest piece counts."""
+    dims = captured.ops.example_dims
+    if "batch" in dims:
+        dims["batch"] = math.ceil(dims["batch"] / n_microbatches)
+    return dims
+
+
+def costs_of(
+    captured: Capture,
+    costs: str | CostTable | pathlib.Path,
+    device: DeviceLike,
+    dims: Mapping[str, int],
+    store: str | pathlib.Path | None,
+    autocast: torch.dtype | None = None,
+) -> CostTable:
+    """What each op costs at ``dims``: ``costs`` as a verb takes them.
+
+    Raises :class:`InputError` for what cannot be measured here, or estimated without a device;
+    :class:`StoreError` for a file that is no cost table.
+    """
+    if isinstance(costs, CostTable):
+        return costs
+    if costs == "estimated":
+        if device is None and device_of(captured.model).type == "meta":
+            raise InputError(
+                "the model is on the meta device; name the device to estimate for, such as device='H200'"
+            )
+        return measure.estimate(captured, described(captured, device)[0], dims=dims, dtype=autocast)
+    if costs != "measured":
+        return CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}")
+    if any(p.is_meta for p in captured.model.parameters()):
+        raise InputError(
+            "the model is on the meta device, which cannot be measured; pass costs='estimated' and the "
+            "device to estimate for, or a saved cost table"
+        )
+    if isinstance(device, Device) or is_described(device):
+        raise InputError(
+            f"costs='measured' runs on this machine, but device describes another, {device}; pass "
+            "costs='estimated', or a torch device"
+        )
+    return measure.profile(
+        captured,
+        device=device,
+        dims=dims,
+        autocast=autocast,
+        n_peers=busy_peers(captured, device),
+        store=store,
+    )

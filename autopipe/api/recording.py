@@ -1,0 +1,86 @@
+"""The model as a graph: recorded now, recorded already, or recorded again as a plan had it.
+
+Recording itself is left to ``tracing``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ..errors import InputError
+from ..plans import Plan
+from ..tracing import Capture
+from ..tracing import capture as _capture
+from .agree import make_alike
+from .checks import check_model, check_names, check_options
+
+__all__ = ["capture", "captured", "captured_for"]
+
+
+def capture(
+    model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> Capture:
+    """Record ``model`` as a graph by running it once on example inputs, as in ``torch.export``.
+
+    Without inputs they are inferred where the model tells them. Options are those of
+    :func:`autopipe.tracing.capture`: ``open``, ``closed``, ``dynamic``.
+    """
+    check_model(model, args, kwargs)
+    check_names("capture", options, _capture)
+    check_options(options)
+    return _capture(model, tuple(args), dict(kwargs or {}), **options)
+
+
+def captured(
+    model: nn.Module | Capture,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+    stall_limit_s: float | None,
+) -> Capture:
+    """The model recorded so on every rank, all alike; or as the caller had it recorded already."""
+    return make_alike(
+        "the captured graph",
+        lambda: _given_or_recorded(model, args, kwargs, options),
+        lambda made: made.ops.digest,
+        stall_limit_s,
+    )
+
+
+def captured_for(
+    plan: Plan,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+    stall_limit_s: float | None,
+) -> Capture:
+    """The capture that ``plan`` was made for: leaves that were opened then are opened again."""
+    opened = (*options.get("open", ()), *plan.settings.get("opened", ()))
+    return make_alike(
+        "the plan",
+        lambda: capture(model, args, kwargs, **{**options, "open": opened}),
+        lambda _: hashlib.sha256(plan.to_json().encode()).hexdigest()[:16],
+        stall_limit_s,
+    )
+
+
+def _given_or_recorded(
+    model: nn.Module | Capture,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> Capture:
+    if not isinstance(model, Capture):
+        return capture(model, args, kwargs, **options)
+    ignored = [name for name, value in options.items() if value not in ("auto", (), [])]
+    if ignored:
+        raise InputError(
+            f"model is a capture already, for which {', '.join(ignored)} would be ignored; give that to "
+            "autopipe.capture, or pass the model itself"
+        )
+    return model
