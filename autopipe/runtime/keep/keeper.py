@@ -1,6 +1,7 @@
-"""A runtime's saves and loads: what it holds, who does what, and all ranks of one mind.
+"""A runtime's saves and loads: what it holds, and in what order things are done.
 
-Files are left to ``saving`` and ``loading``, training state to ``training``.
+That all ranks end alike is left to ``agreement``, files to ``saving`` and ``loading``, training state to
+``training``.
 """
 
 from __future__ import annotations
@@ -9,25 +10,26 @@ import contextlib
 import functools
 import logging
 import pathlib
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...errors import AutopipeError, InputError, StoreError
+from .agreement import Agreement
+from .background import Saving
 from .byname import Holding
 from .cargo import Cargo, Told, owned, staged
 from .extra import extra_modules, held_extras, named_tensors
 from .folder import MANIFEST, step_path, steps_in
-from .replicas import Replica, Words
+from .replicas import Words
 from .saving import save, save_single
 from .training import Restoring, collect
 
 if TYPE_CHECKING:
     from ..engine import Engine
+    from .loading import Checkpoint
 
 __all__ = ["Keeper", "Saving"]
 
@@ -36,53 +38,20 @@ SINGLES = (".pt", ".pth", ".th", ".bin", ".ckpt", ".pkl", ".tar")
 _logger = logging.getLogger(__name__)
 
 
-class Saving:
-    """A save that may still be under way. ``path`` is where it will be."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def start(self, work: Callable[[], None]) -> None:
-        """Do ``work`` in a thread of its own, which the interpreter waits for before it ends."""
-
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self._error = error
-                _logger.warning("the save in the background failed: %s", error)  # if nobody waits for it
-
-        self._thread = threading.Thread(target=run, name="autopipe save")
-        self._thread.start()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it is written, or has failed."""
-        return self._thread is None or not self._thread.is_alive()
-
-    def settle(self) -> None:
-        """Come back once it is whole, or has failed."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def wait(self) -> pathlib.Path:
-        """Where it is, once it is whole. Raises what went wrong."""
-        self.settle()
-        if self._error is not None:
-            raise self._error
-        return self.path
-
-
 class Keeper:
     """Saves and loads what one rank of a pipeline holds, together with the others."""
 
     def __init__(self, engine: Engine, named: Callable[[], Iterator[tuple[str, nn.Parameter]]]) -> None:
         self._engine, self._named = engine, named
+        self._agreement = Agreement(engine)
         self._last: Saving | None = None
         self._n_saves = 0
         self._words: Words | None = None
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Every name the model has for a weight."""
+        known = self._engine.capture.ops.parameter
+        return known[name].names if name in known else (name,)
 
     # -- saving -------------------------------------------------------------------------------------
 
@@ -96,60 +65,100 @@ class Keeper:
         background: bool,
     ) -> Saving:
         """See :meth:`Runtime.save`."""
-        engine, peers = self._engine, self._engine.peers
+        agreement, rank = self._agreement, self._engine.rank
         if keep_last is not None:
             if type(keep_last) is not int or keep_last < 1:
                 raise InputError(f"keep_last is {keep_last!r}; it is how many saves to keep, at least 1")
-            path = step_path(path, engine.n_steps)
+            path = step_path(path, self._engine.n_steps)
         is_single = path.suffix in SINGLES and keep_last is None
-        if path.suffix == ".safetensors":
-            raise InputError(
-                f"{path} names one file of safetensors, and each rank writes its own: give a folder for "
-                f"them, or {path.with_suffix('.pt')} for one file"
-            )
-        if is_single and any(thing is not None for thing in objects.values()):
-            raise InputError(
-                f"{path} is one file of weights; training state is saved in a folder, such as "
-                f"{path.with_suffix('')}"
-            )
+        _check_place(path, objects, is_single)
         if self._last is not None:
             last, self._last = self._last, None
             last.wait()
         saving = Saving(path)
-        with self.together("saving a checkpoint"):
-            state, fault = self._collect(objects, is_single)
-            weights = owned(engine.all_stages, engine.rank) if peers else self._everything()
-            cargo = Cargo(
-                weights,
-                state,
-                {} if is_single else _texts(engine.capture.model),
-                self._writes,
-                type(engine.capture.model).__name__,
-                engine.n_steps,
-                engine.seed,
-                max_bytes,
-                fault,
-                {alias: name for name in weights for alias in self.names(name) if alias != name},
-            )
+        with agreement.together("saving a checkpoint"):
+            cargo = self._cargo(objects, is_single, max_bytes)
             if is_single:
-                with self._all_replicas(path):
-                    save_single(path, cargo, engine.rank, self._exchange, self.names)
+                with agreement.first_replica_saves(path):
+                    save_single(path, cargo, rank, agreement.exchange, self.names)
             elif not background:
-                with self._all_replicas(path):
-                    save(path, cargo, engine.rank, self._exchange, keep_last)
+                with agreement.first_replica_saves(path):
+                    save(path, cargo, rank, agreement.exchange, keep_last)
             else:
-                copied = staged(cargo)
-                self._n_saves += 1
-                self._words = self._words or self._replica.words(lambda: engine.patience.limit_s)
-                name = f"save/{self._n_saves}"  # where the program may go meanwhile, this path stays
-                saving.start(functools.partial(self._save_aside, path.absolute(), copied, name, keep_last))
-                self._last = saving
+                self._begin(saving, staged(cargo), keep_last)
         return saving
+
+    def _cargo(self, objects: Mapping[str, Any], is_single: bool, max_bytes: int) -> Cargo:
+        """What this rank saves; of a pipeline in one process, what all of its ranks would."""
+        engine = self._engine
+        state, fault = self._collect(objects, is_single)
+        ranks = [engine.rank] if engine.peers else range(engine.plan.n_ranks)
+        weights: dict[str, Tensor] = {}
+        for rank in ranks:
+            weights |= owned(engine.all_stages, rank)
+        return Cargo(
+            weights,
+            state,
+            {} if is_single else _texts(engine.capture.model),
+            self._agreement.writes,
+            type(engine.capture.model).__name__,
+            engine.n_steps,
+            engine.seed,
+            max_bytes,
+            fault,
+            {alias: name for name in weights for alias in self.names(name) if alias != name},
+        )
+
+    def _collect(self, objects: Mapping[str, Any], is_single: bool) -> tuple[Any, str]:
+        """This rank's training state, or what is wrong with what it was given: others wait to be told.
+
+        For one file what modules keep beside their tensors alone.
+        """
+        engine, state, fault = self._engine, dict[str, Any](), ""
+        rank = engine.rank if engine.peers else None
+        extras = extra_modules(engine.capture.model, engine.all_stages, rank)
+        replica = self._agreement.replica
+        try:
+            if is_single:
+                return {name: module.get_extra_state() for name, module in extras.items()}, ""
+            state = collect(objects, list(self._named()), engine.device, extras)
+            state |= {"holding": self._holding.told(), "counts": {"forwards": engine.n_forwards}}
+        except Exception as error:  # of the user's own objects
+            if engine.peers is None and replica.n == 1:
+                raise
+            fault = str(error) if isinstance(error, AutopipeError) else f"{type(error).__name__}: {error}"
+            if is_single:
+                return {}, fault
+        try:
+            return replica.collect(state, fault, engine.device), ""
+        except StoreError as error:
+            return None, str(error)
+
+    @property
+    def _holding(self) -> Holding:
+        engine, own = self._engine, list(self._named())
+        specs = engine.capture.ops.parameter
+        return Holding(
+            specs,
+            frozenset(specs[n].name for s in engine.stages for n in named_tensors(s) if n in specs),
+            tuple(name for name, _ in own),
+            tuple(name for name, parameter in own if parameter.requires_grad),
+        )
+
+    # -- saving in the background -------------------------------------------------------------------
+
+    def _begin(self, saving: Saving, copied: Cargo, keep_last: int | None) -> None:
+        """Start writing a copied cargo beside the training, under a name that all ranks count alike."""
+        self._n_saves += 1
+        self._words = self._words or self._agreement.replica.words(lambda: self._engine.patience.limit_s)
+        name, place = f"save/{self._n_saves}", saving.path.absolute()  # wherever the program goes meanwhile
+        saving.start(functools.partial(self._save_aside, place, copied, name, keep_last))
+        self._last = saving
 
     def _save_aside(self, path: pathlib.Path, cargo: Cargo, name: str, keep_last: int | None) -> None:
         """Write a copied cargo in a thread beside the one that trains; further replicas wait for its end."""
         peers, rank, words = self._engine.peers, self._engine.rank, self._words
-        if words is not None and not self._writes:
+        if words is not None and not cargo.writes:
             words.hear(name, path, lambda: None if peers is None else peers.watch.raise_if_failed())
             return
         with contextlib.nullcontext() if words is None else words.told(name):
@@ -165,53 +174,12 @@ class Keeper:
         if self._last is not None:
             self._last.settle()
 
-    def _collect(self, objects: Mapping[str, Any], is_single: bool) -> tuple[Any, str]:
-        """This rank's training state, or what is wrong with what it was given: others wait to be told.
-
-        For one file what modules keep beside their tensors alone.
-        """
-        engine, state, fault = self._engine, dict[str, Any](), ""
-        rank = engine.rank if engine.peers else None
-        extras = extra_modules(engine.capture.model, engine.all_stages, rank)
-        try:
-            if is_single:
-                return {name: module.get_extra_state() for name, module in extras.items()}, ""
-            state = collect(objects, list(self._named()), engine.device, extras)
-            state |= {"holding": self._holding.told(), "counts": {"forwards": engine.n_forwards}}
-        except Exception as error:  # of the user's own objects
-            if engine.peers is None and self._replica.n == 1:
-                raise
-            fault = str(error) if isinstance(error, AutopipeError) else f"{type(error).__name__}: {error}"
-            if is_single:
-                return {}, fault
-        try:
-            return self._replica.collect(state, fault, engine.device), ""
-        except StoreError as error:
-            return None, str(error)
-
-    @property
-    def _holding(self) -> Holding:
-        engine, own = self._engine, list(self._named())
-        specs = engine.capture.ops.parameter
-        return Holding(
-            specs,
-            frozenset(specs[n].name for s in engine.stages for n in named_tensors(s) if n in specs),
-            tuple(name for name, _ in own),
-            tuple(name for name, parameter in own if parameter.requires_grad),
-        )
-
-    def _everything(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        for rank in range(self._engine.plan.n_ranks):
-            tensors |= owned(self._engine.all_stages, rank)
-        return tensors
-
     # -- loading ------------------------------------------------------------------------------------
 
     def load(self, path: pathlib.Path, objects: Mapping[str, Any], *, strict: bool) -> None:
         """See :meth:`Runtime.load`."""
         self._settle()
-        with self.together("loading a checkpoint"):
+        with self._agreement.together("loading a checkpoint"):
             self._load(path, objects, strict)
             self._engine.part_with_weights()
 
@@ -235,163 +203,88 @@ class Keeper:
 
     def _row(self, root: pathlib.Path) -> list[str]:
         """The whole saves of a row, newest first, as rank 0 sees them."""
-        with self.together("looking for the last checkpoint"):
+        agreement = self._agreement
+        with agreement.together("looking for the last checkpoint"):
             found: list[str] = []
-            with self._agreed(root, "nothing was changed"):
+            with agreement.agreed(root, "nothing was changed"):
                 found = [p.name for p in steps_in(root)]
                 if not found and (root.is_file() or (root / MANIFEST).is_file()):
                     raise InputError(
                         f"{root} is no row of saves, but a save itself: load() reads it; resume() "
                         "takes the folder that save(folder, keep_last=...) was given"
                     )
-            names = self._exchange(Told(draft="/".join(found)))[0].draft
+            names = agreement.exchange(Told(draft="/".join(found)))[0].draft
         return names.split("/") if names else []
 
     def _load(self, path: pathlib.Path, objects: Mapping[str, Any], strict: bool) -> None:
-        from .loading import differences, open_checkpoint  # torch.distributed.checkpoint imports slowly
-
-        engine = self._engine
+        """Check all of it on every rank; then take the training state, then the weights."""
+        agreement, engine = self._agreement, self._engine
         wanted = {n: t for stage in engine.stages for n, t in named_tensors(stage).items()}
-        restoring: Restoring | None = None
-        with self._agreed(path, "nothing was changed"):
-            known = [n for s in engine.all_stages for n in named_tensors(s)]
-            known += [n for n, _ in engine.capture.model.named_buffers()]
-            checkpoint = open_checkpoint(path, known)
-            own = checkpoint.manifest
-            found, faults = differences(
-                checkpoint.weights,
-                wanted,
-                known,
-                self.names,
-                exact=own is not None,
-                ignored=_ignored(engine.capture.model) if own is None else (),
-            )
-            if not strict:
-                faults = [f for f in faults if not f.startswith("not of this model: ")]
-            restoring = Restoring(
-                checkpoint,
-                objects,
-                list(self._named()),
-                engine.rank,
-                self.names,
-                extras=held_extras(engine.capture.model, engine.stages, engine.all_stages),
-                replica=self._replica,
-                device=engine.device if own is not None else None,
-                holding=self._holding,
-            )
+        with agreement.agreed(path, "nothing was changed"):
+            checkpoint, found, faults = self._opened(path, wanted, strict)
+            restoring = self._restoring(checkpoint, objects)
             faults += restoring.check()
             if not faults:
                 faults = checkpoint.faults(dict.fromkeys(found.values()), restoring.stored())
             if faults:
                 raise StoreError(f"{path} does not fit: {'; '.join(faults[:6])}; load what this model saved")
-        self._check_same(path, checkpoint.fingerprint)
-        with self._agreed(path, "everything is as it was", restoring.undo):
+        agreement.check_same(path, checkpoint.fingerprint)
+        with agreement.agreed(path, "everything is as it was", restoring.undo):
             restoring.apply()
-        with torch.no_grad(), self._agreed(path, "some weights may have been read", restoring.undo):
+        with torch.no_grad(), agreement.agreed(path, "some weights may have been read", restoring.undo):
             distinct = {id(tensor): (found[name], tensor) for name, tensor in wanted.items()}
             checkpoint.read(dict(distinct.values()))
-        if own is not None:
-            engine.n_steps, engine.seed = own.steps, own.seed
+        if checkpoint.manifest is not None:
+            engine.n_steps, engine.seed = checkpoint.manifest.steps, checkpoint.manifest.seed
             engine.n_forwards = checkpoint.n_forwards
 
-    def _check_same(self, path: pathlib.Path, fingerprint: int) -> None:
-        """Raise :class:`StoreError` on every rank where not all have opened the same save."""
-        told = self._exchange(Told(draft=str(fingerprint)))
-        numbers = [int(t.draft) for t in told]
-        least, most = self._least(min(numbers)), -self._least(-max(numbers))
-        if least != most:
-            raise StoreError(
-                f"{path} is not the same save for every rank (by rank: "
-                f"{', '.join(f'{n:08x}' for n in numbers)}): it was replaced meanwhile, or each host has one "
-                "of its own; load from a folder that all ranks share; nothing was changed"
-            )
+    def _opened(
+        self, path: pathlib.Path, wanted: Mapping[str, Tensor], strict: bool
+    ) -> tuple[Checkpoint, dict[str, str], list[str]]:
+        """A checkpoint, its name for each weight wanted, and in what its weights are not the model's."""
+        from .loading import differences, open_checkpoint  # torch.distributed.checkpoint imports slowly
 
-    @contextlib.contextmanager
-    def _agreed(
-        self, path: pathlib.Path, otherwise: str, undo: Callable[[], None] = lambda: None
-    ) -> Iterator[None]:
-        """Within it each rank does its part; where one fails, all do ``undo`` and raise the same."""
-        own: AutopipeError | None = None
-        try:
-            yield
-        except OSError as error:
-            own = StoreError(f"cannot read {path}: {error.strerror or error}")
-        except AutopipeError as error:
-            own = error
-        except Exception as error:  # what a hostile checkpoint ends in; others wait to be told
-            own = StoreError(f"{path} cannot be used: {type(error).__name__}: {error}")
-            own.__cause__ = error
-        told = self._exchange(Told(fault="" if own is None else str(own)))
-        is_fine = self._replicas_fine(own is None and not any(t.fault for t in told))
-        if is_fine:
-            return
-        undo()
-        faults = [
-            f"rank {rank}: {t.fault}" if len(told) > 1 else t.fault for rank, t in enumerate(told) if t.fault
-        ]
-        same = len({t.fault for t in told}) == 1 and own is not None
-        text = str(own) if same else "; ".join(faults) or "another replica could not load it"
-        kind = type(own) if isinstance(own, InputError) else StoreError
-        raise kind(f"{text}; {otherwise}") from own
+        engine = self._engine
+        known = [n for s in engine.all_stages for n in named_tensors(s)]
+        known += [n for n, _ in engine.capture.model.named_buffers()]
+        checkpoint = open_checkpoint(path, known)
+        is_own = checkpoint.manifest is not None
+        ignored = () if is_own else _ignored(engine.capture.model)
+        found, faults = differences(
+            checkpoint.weights, wanted, known, self.names, exact=is_own, ignored=ignored
+        )
+        if not strict:
+            faults = [f for f in faults if not f.startswith("not of this model: ")]
+        return checkpoint, found, faults
 
-    # -- ranks --------------------------------------------------------------------------------------
+    def _restoring(self, checkpoint: Checkpoint, objects: Mapping[str, Any]) -> Restoring:
+        """The training state of a checkpoint on its way into this rank's objects."""
+        engine = self._engine
+        return Restoring(
+            checkpoint,
+            objects,
+            list(self._named()),
+            engine.rank,
+            self.names,
+            extras=held_extras(engine.capture.model, engine.stages, engine.all_stages),
+            replica=self._agreement.replica,
+            device=engine.device if checkpoint.manifest is not None else None,
+            holding=self._holding,
+        )
 
-    def _exchange(self, mine: Told) -> Sequence[Told]:
-        peers = self._engine.peers
-        return [mine] if peers is None else peers.gather(mine)
 
-    def together(self, words: str) -> contextlib.AbstractContextManager[None]:
-        """Within it others that wait for this rank are told that it does what ``words`` says."""
-        peers = self._engine.peers
-        return contextlib.nullcontext() if peers is None else peers.together(words, waits=False)
-
-    def names(self, name: str) -> tuple[str, ...]:
-        """Every name the model has for a weight."""
-        known = self._engine.capture.ops.parameter
-        return known[name].names if name in known else (name,)
-
-    @functools.cached_property
-    def _replica(self) -> Replica:
-        return Replica(self._engine.options.mesh, self._other_dims)
-
-    @property
-    def _writes(self) -> bool:
-        """False on all but the first replica of a mesh's other dims."""
-        mesh = self._engine.options.mesh
-        return all(mesh.get_local_rank(n) == 0 for n in self._other_dims) if mesh is not None else True
-
-    @property
-    def _other_dims(self) -> tuple[str, ...]:
-        mesh = self._engine.options.mesh
-        if mesh is None or mesh.ndim == 1:
-            return ()
-        return tuple(n for n in mesh.mesh_dim_names or () if n != "pp")
-
-    @contextlib.contextmanager
-    def _all_replicas(self, path: pathlib.Path) -> Iterator[None]:
-        """Within it the first replica saves; the others wait for how it ends."""
-        is_fine = False
-        try:
-            yield
-            is_fine = True
-        finally:
-            are_fine = self._replicas_fine(is_fine)
-        if not are_fine:
-            raise StoreError(f"{path} was not saved by the first replica, which says why")
-
-    def _replicas_fine(self, is_fine: bool) -> bool:
-        """Whether all is well on this rank's replicas too."""
-        return bool(self._least(int(is_fine)))
-
-    def _least(self, number: int) -> int:
-        """The least of what this rank's replicas have."""
-        mesh = self._engine.options.mesh
-        least = torch.tensor([number], dtype=torch.int64, device=self._engine.device)
-        with self._engine.outside("telling the other replicas how its save or load went"):
-            for dim in self._other_dims:
-                assert mesh is not None
-                dist.all_reduce(least, dist.ReduceOp.MIN, group=mesh.get_group(dim))
-            return int(least)
+def _check_place(path: pathlib.Path, objects: Mapping[str, Any], is_single: bool) -> None:
+    """Raise :class:`InputError` for a place that cannot hold what is to be saved there."""
+    if path.suffix == ".safetensors":
+        raise InputError(
+            f"{path} names one file of safetensors, and each rank writes its own: give a folder for "
+            f"them, or {path.with_suffix('.pt')} for one file"
+        )
+    if is_single and any(thing is not None for thing in objects.values()):
+        raise InputError(
+            f"{path} is one file of weights; training state is saved in a folder, such as "
+            f"{path.with_suffix('')}"
+        )
 
 
 def _alone(mine: Told) -> list[Told]:

@@ -1,0 +1,128 @@
+"""All ranks of one mind while they save or load, and all replicas of each: who is told what, who raises.
+
+What is saved and loaded is left to ``keeper``, what replicas have of their own to ``replicas``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from ...errors import AutopipeError, InputError, StoreError
+from .cargo import Told
+from .replicas import Replica
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+__all__ = ["Agreement"]
+
+
+class Agreement:
+    """One rank among those of its pipeline, and among the replicas that hold the same stages."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    # -- ranks --------------------------------------------------------------------------------------
+
+    def exchange(self, mine: Told) -> Sequence[Told]:
+        """What every rank of the pipeline tells, by rank."""
+        peers = self._engine.peers
+        return [mine] if peers is None else peers.gather(mine)
+
+    def together(self, words: str) -> contextlib.AbstractContextManager[None]:
+        """Within it others that wait for this rank are told that it does what ``words`` says."""
+        peers = self._engine.peers
+        return contextlib.nullcontext() if peers is None else peers.together(words, waits=False)
+
+    @contextlib.contextmanager
+    def agreed(
+        self, path: pathlib.Path, otherwise: str, undo: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """Within it each rank does its part; where one fails, all do ``undo`` and raise the same."""
+        own: AutopipeError | None = None
+        try:
+            yield
+        except OSError as error:
+            own = StoreError(f"cannot read {path}: {error.strerror or error}")
+        except AutopipeError as error:
+            own = error
+        except Exception as error:  # what a hostile checkpoint ends in; others wait to be told
+            own = StoreError(f"{path} cannot be used: {type(error).__name__}: {error}")
+            own.__cause__ = error
+        told = self.exchange(Told(fault="" if own is None else str(own)))
+        if self._replicas_fine(own is None and not any(t.fault for t in told)):
+            return
+        undo()
+        faults = [
+            f"rank {rank}: {t.fault}" if len(told) > 1 else t.fault for rank, t in enumerate(told) if t.fault
+        ]
+        same = len({t.fault for t in told}) == 1 and own is not None
+        text = str(own) if same else "; ".join(faults) or "another replica could not load it"
+        kind = type(own) if isinstance(own, InputError) else StoreError
+        raise kind(f"{text}; {otherwise}") from own
+
+    def check_same(self, path: pathlib.Path, fingerprint: int) -> None:
+        """Raise :class:`StoreError` on every rank where not all have opened the same save."""
+        told = self.exchange(Told(draft=str(fingerprint)))
+        numbers = [int(t.draft) for t in told]
+        least, most = self._least(min(numbers)), -self._least(-max(numbers))
+        if least != most:
+            raise StoreError(
+                f"{path} is not the same save for every rank (by rank: "
+                f"{', '.join(f'{n:08x}' for n in numbers)}): it was replaced meanwhile, or each host has one "
+                "of its own; load from a folder that all ranks share; nothing was changed"
+            )
+
+    # -- replicas -----------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def replica(self) -> Replica:
+        """This process among those that hold the same stages."""
+        return Replica(self._engine.options.mesh, self._other_dims)
+
+    @property
+    def writes(self) -> bool:
+        """False on all but the first replica of a mesh's other dims."""
+        mesh = self._engine.options.mesh
+        return all(mesh.get_local_rank(n) == 0 for n in self._other_dims) if mesh is not None else True
+
+    @contextlib.contextmanager
+    def first_replica_saves(self, path: pathlib.Path) -> Iterator[None]:
+        """Within it the first replica saves; the others wait for how it ends."""
+        is_fine = False
+        try:
+            yield
+            is_fine = True
+        finally:
+            are_fine = self._replicas_fine(is_fine)
+        if not are_fine:
+            raise StoreError(f"{path} was not saved by the first replica, which says why")
+
+    @property
+    def _other_dims(self) -> tuple[str, ...]:
+        mesh = self._engine.options.mesh
+        if mesh is None or mesh.ndim == 1:
+            return ()
+        return tuple(n for n in mesh.mesh_dim_names or () if n != "pp")
+
+    def _replicas_fine(self, is_fine: bool) -> bool:
+        """Whether all is well on this rank's replicas too."""
+        return bool(self._least(int(is_fine)))
+
+    def _least(self, number: int) -> int:
+        """The least of what this rank's replicas have."""
+        mesh = self._engine.options.mesh
+        least = torch.tensor([number], dtype=torch.int64, device=self._engine.device)
+        with self._engine.outside("telling the other replicas how its save or load went"):
+            for dim in self._other_dims:
+                assert mesh is not None
+                dist.all_reduce(least, dist.ReduceOp.MIN, group=mesh.get_group(dim))
+            return int(least)
