@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, WriteItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem, WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ..errors import InputError, StoreError
 from ..runtime.keep.folder import MANIFEST, Draft
-from ..runtime.keep.loading import Checkpoint, Opened, described, done, open_checkpoint
-from ..runtime.keep.stored import Stored
+from ..runtime.keep.loading import Checkpoint, Opened, described, done, fill, open_checkpoint
+from ..runtime.keep.stored import Source, Stored
 from ..runtime.keep.tensorfile import Spec
 from ..runtime.keep.training import LISTED, filled, find_stored
 
@@ -103,7 +103,9 @@ class _Reader(Opened):
         try:
             planner.set_up_planner(_emptied(_tree(checkpoint, flat_optimizers), later))
         except ValueError as error:
-            raise StoreError(f"{checkpoint.path} has two things of one name: {error}") from error
+            raise StoreError(
+                f"{checkpoint.path} has two things of one name: {error}; save one of them by another"
+            ) from error
         found, self._paths = planner.state_dict, planner.mappings
         self._stored = {name: later[id(v)][1] for name, v in found.items() if id(v) in later}
         self._values = {name: v for name, v in found.items() if name not in self._stored}
@@ -120,24 +122,29 @@ class _Reader(Opened):
         """Fill what the plan asks for, its values checked before any is."""
         asked = [item.storage_index.fqn for item in plan.items]
         _check(self._checkpoint, (), [self._stored[name] for name in asked if name in self._stored])
+        parts: list[tuple[ReadItem, Source, str]] = []
         for item, name in zip(plan.items, asked, strict=True):
-            if item.type is LoadItemType.BYTE_IO:
-                value = io.BytesIO()
-                torch.save(self._values[name], value)
-                value.seek(0)
-                planner.load_bytes(item, value)
-                continue
-            target, at = planner.resolve_tensor(item), list(item.storage_offsets)
             if name in self._stored:
-                stored = self._stored[name]
-                stored.file.read_into(stored.name, target.detach(), at)
+                parts.append((item, self._stored[name].file, self._stored[name].name))
             else:
-                part = self._values[name]
-                for dim, (first, size) in enumerate(zip(at, item.lengths, strict=True)):
-                    part = part.narrow(dim, first, size)
-                target.detach().copy_(part)
-            planner.commit_tensor(item, target)
+                _give(planner, item, self._values[name])
+        fill(planner, parts, in_several=self._checkpoint.manifest is not None)
         return done()
+
+
+def _give(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
+    """Fill what a plan asks for of a value that is in memory."""
+    if item.type is LoadItemType.BYTE_IO:
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        buffer.seek(0)
+        planner.load_bytes(item, buffer)
+        return
+    for dim, (first, size) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        value = value.narrow(dim, first, size)
+    target = planner.resolve_tensor(item)
+    target.detach().copy_(value)
+    planner.commit_tensor(item, target)
 
 
 class _OneByOne(DefaultSavePlanner):

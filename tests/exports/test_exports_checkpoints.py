@@ -1,5 +1,7 @@
 """What a pipe saved trains on in plain torch by way of ``torch.distributed.checkpoint``, and comes back."""
 
+import threading
+
 import checkpoint_models
 import pytest
 import torch
@@ -17,6 +19,8 @@ from torch.nn import functional as F
 import autopipe
 from autopipe.errors import InputError, StoreError
 from autopipe.exports import dcp_reader, to_dcp
+from autopipe.runtime.keep import loading
+from autopipe.runtime.keep.tensorfile import TensorFile
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is .*disabled, unavailable or uninit:UserWarning"
@@ -98,6 +102,28 @@ def test_plain_training_goes_on_from_what_a_pipe_saved(tmp_path, is_flat, is_rew
         optimizer.step()
         scheduler.step()
         assert own.item() == pytest.approx(loss, abs=1e-6)
+
+
+def test_in_place_it_is_read_in_several_threads(tmp_path, monkeypatch):
+    expected, _ = saved(tmp_path / "ours")
+    read_into, names = TensorFile.read_into, set()
+
+    def noted(*args):
+        names.add(threading.current_thread().name)
+        read_into(*args)
+
+    monkeypatch.setattr(TensorFile, "read_into", noted)
+    monkeypatch.setattr(loading, "threads_for", lambda n_bytes: 3)
+    model = plain()[0]
+    state = {"model": get_model_state_dict(model)}
+    reader = dcp_reader(tmp_path / "ours")
+    names.clear()
+    dcp.load(state, storage_reader=reader)
+    set_model_state_dict(model, state["model"])
+    found = model.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert names
+    assert all(name.startswith("autopipe files") for name in names)
 
 
 def test_it_comes_back_into_a_pipe(tmp_path):

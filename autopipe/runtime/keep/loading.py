@@ -42,7 +42,7 @@ from .stored import Source, Stored
 from .tensorfile import Spec, TensorFile
 from .threads import in_threads, threads_for
 
-__all__ = ["Checkpoint", "Opened", "described", "differences", "done", "open_checkpoint"]
+__all__ = ["Checkpoint", "Opened", "described", "differences", "done", "fill", "open_checkpoint"]
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLES = ("model.safetensors", "pytorch_model.bin")
@@ -155,9 +155,9 @@ class Checkpoint(Opened):
             try:
                 state = loads(read_plain(self.path / name), take)
             except Unfit as error:
-                raise StoreError(f"{self.path / name} is damaged: {error}") from error
+                raise StoreError(f"{self.path / name} is damaged: {error}; use another checkpoint") from error
             if not _is_state(state):
-                raise StoreError(f"{self.path / name} is no training state")
+                raise StoreError(f"{self.path / name} is no training state; use another checkpoint")
             self.states.append(state)
 
     def _open_foreign(self, known: Collection[str]) -> None:
@@ -187,7 +187,7 @@ class Checkpoint(Opened):
             held = set(opened.entries if isinstance(opened, TensorFile) else opened.names)
             if listed is not None and not listed <= held:
                 missing = ", ".join(sorted(listed - held)[:3])
-                raise StoreError(f"{folder / name} lacks {missing}, which the index says are in it")
+                raise StoreError(f"{folder / name} lacks {missing}, which the index says are in it; fetch it again")
             for tensor in held if listed is None else listed:
                 self._at[tensor] = opened, tensor
         own = renamed(self._at, known)
@@ -200,7 +200,7 @@ class Checkpoint(Opened):
         self._at = {name: (opened, stored.name) for name, stored in found.weights.items()}
         self.states = [{"optimizers": found.optimizers, "objects": found.objects, "extras": found.extras}]
         if not _is_state(self.states[0]):
-            raise StoreError(f"{self.path} holds an optimizer's state that no optimizer has")
+            raise StoreError(f"{self.path} holds an optimizer's state that no optimizer has; use another")
 
     def optimizer_states(self, key: str) -> Iterator[dict[str, Any]]:
         """What each rank saved of an optimizer; others' only one goes by any key."""
@@ -275,23 +275,28 @@ class Checkpoint(Opened):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill what the plan asks for."""
-        filled: list[tuple[ReadItem, Tensor]] = []
-        n_bytes = 0
-
-        def jobs() -> Iterator[Callable[[], None]]:
-            for item in plan.items:
-                file, name = self._place(item.storage_index.fqn)
-                filled.append((item, planner.resolve_tensor(item)))
-                out, offsets = filled[-1][1].detach(), list(item.storage_offsets)
-                yield functools.partial(file.read_into, name, out, offsets)
-
-        for item in plan.items:
-            file, name = self._place(item.storage_index.fqn)
-            n_bytes += math.prod(item.lengths) * file.specs[name].dtype.itemsize
-        in_threads(jobs(), threads_for(n_bytes) if self.manifest is not None else 1)
-        for item, target in filled:
-            planner.commit_tensor(item, target)
+        parts = [(item, *self._place(item.storage_index.fqn)) for item in plan.items]
+        fill(planner, parts, in_several=self.manifest is not None)
         return done()
+
+
+def fill(planner: LoadPlanner, parts: Sequence[tuple[ReadItem, Source, str]], *, in_several: bool) -> None:
+    """Read parts of tensors, each with its file and its name there, into what ``planner`` has for them.
+
+    ``in_several`` threads where they are large: for files that bear it, ours.
+    """
+    filled: list[tuple[ReadItem, Tensor]] = []
+
+    def jobs() -> Iterator[Callable[[], None]]:
+        for item, file, name in parts:
+            target = planner.resolve_tensor(item)
+            filled.append((item, target))
+            yield functools.partial(file.read_into, name, target.detach(), list(item.storage_offsets))
+
+    n_bytes = sum(math.prod(item.lengths) * file.specs[name].dtype.itemsize for item, file, name in parts)
+    in_threads(jobs(), threads_for(n_bytes) if in_several else 1)
+    for item, target in filled:
+        planner.commit_tensor(item, target)
 
 
 def open_checkpoint(path: pathlib.Path, known: Collection[str] = ()) -> Checkpoint:
