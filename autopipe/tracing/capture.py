@@ -30,7 +30,7 @@ from .making import Form
 from .record.given import device_of, fresh
 from .record.leaves import Policy
 from .record.session import Session
-from .record.standing import Standing, standing_of
+from .record.standing import Change, Kind, Standing, standing_of
 from .record.state import preserved
 from .sizes import dims
 from .sizes.explore import confirm
@@ -158,11 +158,11 @@ class Capture:
                         return other
             raise
 
-    def _hold_changed(self, changed: Sequence[str]) -> None:
+    def _hold_changed(self, changed: Sequence[Change]) -> None:
         """Record again as the model stands: a change that leaves the graph as it was is of no account."""
         training = self.model.training
         # a model is recorded outside of inference mode, whatever it is called in
-        is_same = not any(n.startswith("what ") or "inference_mode" in n for n in changed)
+        is_same = not any(c.kind in (Kind.WEIGHTS, Kind.INFERENCE) for c in changed)
         try:
             with _all_on(self.device, self.model):  # its stages may have been put elsewhere
                 again = _capture(
@@ -172,11 +172,12 @@ class Capture:
         except (CaptureError, ModelError, InputError):
             is_same = False
         if not is_same:
-            is_cast = any(name.startswith("autocast") for name in changed)
+            is_cast = any(c.kind is Kind.CAST for c in changed)
+            shown = ", ".join(map(str, changed))
             remedy = "within the same torch.autocast" if is_cast else "as the model is now, or put it back"
             raise InputError(
-                f"{self.inputs.model}: {', '.join(changed)} changed after the capture, and the model's own "
-                f"code acts on it; capture again {remedy}"
+                f"{self.inputs.model}: {shown} changed after the capture, and the model's own code acts on "
+                f"it; capture again {remedy}"
             )
         self.standing.accept()
 

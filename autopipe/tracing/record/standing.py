@@ -5,6 +5,8 @@ Whether a change matters is left to ``capture``, which records again and compare
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 import operator
 import types
@@ -22,13 +24,54 @@ from .cells import Cell, content
 from .reach import HOOKS, Reached, reached
 from .reads import Flag
 
-__all__ = ["Standing", "standing_of"]
+__all__ = ["Change", "Kind", "Standing", "standing_of"]
 
 Read = Callable[[], tuple[Any, ...]]
-Reader = tuple[str, Read]
 _SIMPLE = (int, float, str, bytes, bool, type(None), tuple)
 _HELD = ("_parameters", "_buffers", "_modules")
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
+
+
+class Kind(enum.Enum):
+    """What a change is one of: by that it is judged, whatever it is called."""
+
+    STATE = enum.auto()
+    """Whether it matters, another recording shows."""
+    WEIGHTS = enum.auto()
+    """Other tensors or layers in the places of those that stages hold: no recording shows that."""
+    INFERENCE = enum.auto()
+    """Inference mode, in which nothing is recorded."""
+    CAST = enum.auto()
+    """The autocast or default dtype in force."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """Something that is not as it was; prints as the name by which people are told."""
+
+    name: str
+    kind: Kind
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reader:
+    """A group of values by name, how to read them, and the module whose attributes they are, if any's."""
+
+    name: str
+    read: Read
+    kind: Kind = Kind.STATE
+    module: nn.Module | None = None
+
+    def change(self, now: tuple[Any, ...], before: tuple[Any, ...]) -> Change:
+        """That ``now`` is otherwise than ``before``; of attributes, with the first that is."""
+        fields = {} if self.module is None else _attributes(vars(self.module))
+        if not len(fields) == len(now) == len(before):
+            return Change(self.name, self.kind)
+        field = next(k for k, a, b in zip(fields, now, before, strict=True) if not _same(a, b))
+        return Change(f"{self.name}.{field}", self.kind)
 
 
 class Standing:
@@ -64,37 +107,37 @@ class Standing:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copied or pickled with its model: what the copy's code reaches is looked for anew."""
         if changed := self.changed():
+            shown = ", ".join(map(str, changed))
             raise InputError(
-                f"{type(self.model).__name__} is not to be copied now: {', '.join(changed)} changed after "
-                "the capture; call it once, which holds that against the capture, or capture again"
+                f"{type(self.model).__name__} is not to be copied now: {shown} changed after the capture; "
+                "call it once, which holds that against the capture, or capture again"
             )
         opened = frozenset(path for path, _ in self.opened)
         return _copied, (self.model, opened, self.taken, self.modes, self.dtypes, self.flags, self.casts)
 
-    def changed(self) -> list[str]:
-        """What is not as it was, by name; empty as a rule."""
-        now, before = self._read(), self.values
+    def changed(self) -> list[Change]:
+        """What is not as it was; empty as a rule."""
         out = []
-        for name, values in now.items():
-            kept = before.get(name, ())
-            is_kept = len(values) == len(kept) and all(map(operator.is_, values, kept))
-            if not is_kept and not _equal(values, kept):
-                out.append(name)
+        for reader, before in zip(self.readers, self.values, strict=True):
+            now = reader.read()
+            is_kept = len(now) == len(before) and all(map(operator.is_, now, before))
+            if not is_kept and not _equal(now, before):
+                out.append(reader.change(now, before))
         modes = tuple(m.training for _, m in self.opened)
         if modes not in self.modes[self.model.training]:
             root = self.model.training
             path = next((p for p, m in self.opened if p and m.training != root), "")
-            out.append(f"the mode of {path or type(self.model).__name__}")
-        flagged = [name for name, (ask, answer) in self.flags.items() if ask() != answer]
-        return [self._named(name) for name in out] + flagged + self._cast_anew()
+            out.append(Change(f"the mode of {path or type(self.model).__name__}", Kind.STATE))
+        flagged = (Change(n, _kind_of(ask)) for n, (ask, answer) in self.flags.items() if ask() != answer)
+        return [*out, *flagged, *self._cast_anew()]
 
-    def _cast_anew(self) -> list[str]:
-        """The autocast and default dtype in force, in words, where they are new and matter."""
+    def _cast_anew(self) -> list[Change]:
+        """The autocast and default dtype in force, where they are new and matter."""
         now = _casts()
         if not self.dtypes or now in self.casts:
             return []
         shown = ", ".join(f"{device} to {dtype}" for device, enabled, dtype, _ in now[0] if enabled) or "off"
-        return [f"autocast ({shown}; default dtype {now[1]})"]
+        return [Change(f"autocast ({shown}; default dtype {now[1]})", Kind.CAST)]
 
     def accept(self) -> None:
         """Take the present state for the one that was recorded."""
@@ -103,36 +146,29 @@ class Standing:
         self.flags = {name: (ask, ask()) for name, (ask, _) in self.flags.items()}
         self.modes[self.model.training].add(tuple(m.training for _, m in self.opened))
 
-    def _named(self, name: str) -> str:
-        """The name of a group of values, with the first of them that changed where they have names."""
-        now, before = self._fields(name), self.values.get(name, ())
-        if len(now) != len(before):
-            return name
-        changed = (k for (k, a), b in zip(now.items(), before, strict=True) if not _same(a, b))
-        field = next(changed, "")
-        return f"{name}.{field}" if field else name
-
-    def _fields(self, name: str) -> Mapping[str, Any]:
-        found = next(
-            (m for p, m in self.opened if name == f"the attributes of {p or type(self.model).__name__}"), None
-        )
-        return {} if found is None else _attributes(vars(found))
-
-    def _read(self) -> dict[str, tuple[Any, ...]]:
-        return {name: read() for name, read in self.readers}
+    def _read(self) -> list[tuple[Any, ...]]:
+        return [reader.read() for reader in self.readers]
 
 
 def _readers(
     model: nn.Module, opened: Iterable[tuple[str, nn.Module]], taken: Iterable[str]
 ) -> Iterator[Reader]:
-    """What is read of the modules themselves, by name."""
+    """What is read of the modules themselves."""
     for path, module in opened:
-        shown = path or type(model).__name__
-        yield f"the attributes of {shown}", functools.partial(_attribute_values, vars(module))
-        yield f"the hooks of {shown}", functools.partial(_values_in, vars(module), HOOKS)
-        yield f"what {shown} holds", functools.partial(_values_in, vars(module), _HELD)
-    yield "what its own code takes of layers", functools.partial(_at, _places(model, taken))
-    yield "dtype or requires_grad of a parameter", functools.partial(_kinds, model)
+        shown, held = path or type(model).__name__, vars(module)
+        values = functools.partial(_attribute_values, held)
+        yield Reader(f"the attributes of {shown}", values, module=module)
+        yield Reader(f"the hooks of {shown}", functools.partial(_values_in, held, HOOKS))
+        yield Reader(f"what {shown} holds", functools.partial(_values_in, held, _HELD), Kind.WEIGHTS)
+    layers = functools.partial(_at, _places(model, taken))
+    yield Reader("what its own code takes of layers", layers, Kind.WEIGHTS)
+    yield Reader("dtype or requires_grad of a parameter", functools.partial(_kinds, model))
+
+
+def _kind_of(ask: Callable[[], Any]) -> Kind:
+    """What kind of change another answer to a question is."""
+    is_of_inference = isinstance(ask, functools.partial) and ask.func is torch.is_inference_mode_enabled
+    return Kind.INFERENCE if is_of_inference else Kind.STATE
 
 
 def _attribute_values(held: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -182,7 +218,7 @@ def _copied(
 
 def _of_open(found: Reached, is_open: Callable[[str], bool]) -> list[Reader]:
     """What lies beside the attributes of open modules, each with how to read it."""
-    return [(name, read) for path, name, read in _beside(found) if is_open(path)]
+    return [Reader(name, read) for path, name, read in _beside(found) if is_open(path)]
 
 
 def _beside(found: Reached) -> Iterator[tuple[str, str, Read]]:
