@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 
 import nbformat
 import pytest
-from fresh_kernel import LIMIT_S, NOTEBOOKS, execute
+from fresh_kernel import NOTEBOOKS, execute
+from nbclient.output_widget import OutputWidget
 
-MARGIN = 3
-"""A notebook takes under ``LIMIT_S`` on an idle machine; tests often share theirs."""
+CELL_LIMIT_S = 240
+"""A whole notebook takes under 30 s on two idle cores, which ``benchmarks.look.notebooks`` checks."""
 
 
 def code_cells(notebook):
@@ -36,16 +38,31 @@ def test_committed_with_outputs_and_without_errors(path):
     assert all(cell.execution_count for cell in code_cells(notebook))
 
 
-@pytest.mark.timeout(LIMIT_S * MARGIN + 30)
 @pytest.mark.filterwarnings("ignore:Proactor event loop:RuntimeWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_runs_from_a_fresh_kernel(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
-    assert execute(notebook, tmp_path, LIMIT_S * MARGIN) < LIMIT_S * MARGIN
+    execute(notebook, tmp_path, CELL_LIMIT_S)
     if "What if" not in path.read_text():
         told = re.search(
             r"predicted ([\d.,]+) \S+ +measured ([\d.,]+) \S+ +ratio ([\d.]+)", printed(notebook)
         )
         assert told, "a notebook in which something ran ends in predicted, measured, ratio"
         predicted, measured, ratio = (float(x.replace(",", "")) for x in told.groups())
-        assert ratio == pytest.approx(measured / predicted, abs=0.02)
+        assert ratio == pytest.approx(measured / predicted, rel=0.02, abs=0.01)  # of rounded figures
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_reply_that_comes_while_a_widget_answers_is_seen(tmp_path, monkeypatch):
+    """Else the cell lasts until its time is up."""
+    send, limit_s = OutputWidget.send, 60
+
+    def late(*args):
+        time.sleep(0.3)  # in which the cell ends
+        send(*args)
+
+    monkeypatch.setattr(OutputWidget, "send", late)
+    source = "import ipywidgets\nout = ipywidgets.Output()\nwith out:\n    display('shown')"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    assert execute(notebook, tmp_path, limit_s) < limit_s
+    assert "shown" in str(notebook.metadata.widgets)
