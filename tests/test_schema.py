@@ -1,5 +1,6 @@
 """Files are data: what does not mean what it says is refused, with its path, and nothing is run."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -9,8 +10,10 @@ import sys
 import time
 
 import pytest
+import torch
 from files import damaged, kinds, table
 
+import autopipe
 from autopipe.costs import CostTable
 from autopipe.errors import AutopipeError, StoreError
 from autopipe.graph import OpGraph
@@ -37,7 +40,7 @@ def test_a_damaged_file_is_refused_or_means_what_it_says(name):
     outcome, longest = {"refused": 0, "read": 0}, 0
     for _ in range(N_DAMAGED):
         bad = damaged(text, draw)
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             found = read(bad)
         except AutopipeError as error:
@@ -48,7 +51,7 @@ def test_a_damaged_file_is_refused_or_means_what_it_says(name):
             again = write(found)
             assert write(read(again)) == again
             assert name == "schedule" or json.loads(again) == json.loads(bad)
-        assert time.perf_counter() - start < SLOWEST_S
+        assert time.process_time() - start < SLOWEST_S
     assert outcome["refused"] > N_DAMAGED / 3
     assert longest < 20_000
 
@@ -166,17 +169,14 @@ def test_huge_numbers_in_a_schedule_end_at_once():
 
 def test_a_plan_whose_name_breaks_its_line_runs_nothing(tmp_path):
     """Even a plan made in memory: the title of generated source stays one comment."""
-    code = """
-import dataclasses, sys, torch, autopipe
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-pipe = autopipe.split(model, 2, (torch.randn(4, 4),), costs="estimated")
-for end in "\\n\\r\\x0b\\x0c\\x85\\u2028":
-    plan = dataclasses.replace(pipe.plan, model=f"x{end}open({sys.argv[1]!r}, 'w')")
-    pipe = autopipe.split(model, args=(torch.randn(4, 4),), plan=plan)
-    assert pipe.stages[0].code.count("open(") == 1
-"""
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), torch.randn(4, 4)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated")
     mark = tmp_path / "ran"
-    subprocess.run([sys.executable, "-c", code, str(mark)], timeout=120, check=True)
+    for end in "\n\r\x0b\x0c\x85\u2028":
+        plan = dataclasses.replace(pipe.plan, model=f"x{end}open({str(mark)!r}, 'w')")
+        again = autopipe.split(model, args=(x,), plan=plan)
+        assert again.stages[0].code.count("open(") == 1
+        assert torch.equal(again(x), model(x))
     assert not mark.exists()
 
 

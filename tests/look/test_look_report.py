@@ -283,6 +283,6 @@ def test_ten_thousand_ops_on_a_thousand_stages_stay_responsive(driver, tmp_path)
         press(driver, button)
         start = time.perf_counter()
         settle(driver)
-        assert time.perf_counter() - start < 2.0, view
+        assert time.perf_counter() - start < 2.0 * LOADED_MACHINE, view
         assert ink(driver, view) > 8, view
     assert [line["message"] for line in driver.get_log("browser")] == []

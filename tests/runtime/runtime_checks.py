@@ -338,7 +338,7 @@ def matched_report():
     runtime = Runtime(*made, loss_fn=F.mse_loss)
     x = torch.randn(8, 8, dtype=torch.float64)
     for _ in range(3):
-        time.sleep(0.2 * (world == 2 and runtime.rank))  # its own optimizer took longer
+        time.sleep(0.5 * (world == 2 and runtime.rank))  # its own optimizer took longer
         runtime.step(x, target=x)
     clock, ahead_s = time.perf_counter, 1e5 * runtime.rank  # hosts that started at other times
     time.perf_counter = lambda: clock() + ahead_s
@@ -348,7 +348,7 @@ def matched_report():
         report = runtime.report()
     finally:
         time.perf_counter = clock
-    assert world > 2 or report.measured_step_s < 0.15
+    assert world > 2 or report.measured_step_s < 0.4
     assert len(report.events) == 2 * 4 * world
     assert report.n_steps == 5
     assert all(set(s.measured) == {"F", "B"} for s in report.stages)
@@ -580,8 +580,7 @@ def failing(how, *rest):
     if how == "code" and rank == 1:
         _, captured, plan, stages = mlp(world, tied=True)
     if how == "never" and rank == 1:
-        time.sleep(10)
-        os._exit(0)
+        time.sleep(100)  # it is ended when the others are
     x = torch.randn(8, 8, dtype=torch.float64)
     try:
         runtime = Runtime(captured, plan, stages, loss_fn=F.mse_loss, **options)
@@ -616,7 +615,7 @@ def failing(how, *rest):
         began = locals().get("began", time.time())
         print(f"{type(error).__name__} after {time.time() - began:.1f} s: {error}", flush=True)
         if rank == 0:
-            time.sleep(float(rest[0]) if rest else 1.0)  # hosts the store
+            time.sleep(float(rest[0]))  # may host the store
         os._exit(3)
     print("no error", flush=True)
     os._exit(0)
@@ -630,8 +629,7 @@ def misbehave(how):
     if how in ("kill", "kill host"):
         os.kill(os.getpid(), 9)
     if how == "stuck":
-        time.sleep(10)
-        os._exit(0)
+        time.sleep(100)  # it is ended when the others are
     if how == "exit":
         sys.exit(5)
 
@@ -645,7 +643,7 @@ def patience():
         runtime.step(x, target=x)
         runtime.report()
         if dist.get_rank() == 1:
-            time.sleep(5)
+            time.sleep(3)
 
 
 def growth(n_steps):

@@ -305,9 +305,9 @@ def test_what_if_stages_were_placed_otherwise():
 def fastest(fn, repeats=5):
     best = float("inf")
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         fn()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     return best
 
 
@@ -325,8 +325,8 @@ def test_fast_enough_to_search_with():
 def test_large_in_seconds():
     transfers = [Transfer(s, s + 1, 1000) for s in range(127)]
     cluster = Cluster.uniform(128, link=Link(1e-5, 1e9))
-    start = time.perf_counter()
+    start = time.process_time()
     schedule = build("zb-h1", 128, 128, 1024)
     timeline = simulate_schedule(schedule, (StageTimes(),) * 128, transfers, cluster)
     assert timeline.bubble_fraction < 0.12
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10

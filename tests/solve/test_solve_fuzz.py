@@ -105,9 +105,9 @@ def test_a_value_that_sixty_stages_may_make_again_is_chosen_for_at_once():
     nets += [Net(v, (v + 1,), 5, 5, f"l{v}") for v in range(1, 63)]
     edges = tuple((n.producer, c) for n in nets for c in n.consumers)
     problem = Problem(tuple(items), edges, tuple(nets), (), tuple(Stage(s) for s in range(32)))
-    started = time.perf_counter()
+    started = time.process_time()
     answer = chain(problem, time_limit_s=2.0)
-    assert time.perf_counter() - started < 4.0
+    assert time.process_time() - started < 4.0
     assert answer.stage_of is not None
 
 
