@@ -107,81 +107,91 @@ def train(sizes: Sizes, device: torch.device) -> tuple[float, float] | None:
 
     Returns, on rank 0, how far parameters and losses are from those of one process at most.
     """
-    lead = dist.get_rank() == 0
-    n_stages = dist.get_world_size()
-
-    def say(*lines: object) -> None:
-        if lead:
-            print(*lines, sep="\n", flush=True)
-
-    say(
+    _say(
         f"GPT-2 shape: {sizes.layers} blocks of width {sizes.width}, vocabulary {sizes.vocabulary:,}, "
         "embedding tied to head"
     )
     started = time.perf_counter()
     batches = token_batches(sizes)
     ids = next(batches)
-    say(f"text: the standard library's sources, as {list(ids.shape)} ids ({_since(started)})\n")
+    _say(f"text: the standard library's sources, as {list(ids.shape)} ids ({_since(started)})\n")
 
     model = make_model(sizes)
     plain = copy.deepcopy(model)
-    model.to(device)
-    example = {"input_ids": ids.to(device), "labels": ids.to(device)}
-    started = time.perf_counter()
-    pipe = autopipe.split(model, n_stages, kwargs=example, n_microbatches=MICROBATCHES)
-    say(f"captured, measured and planned in {_since(started)}")
-    few = ids[:2].to(device)
-    say(f"parity with the model: {pipe.verify(input_ids=few, labels=few)}\n")
-    twin = copy.deepcopy(pipe).graph  # of a model of its own: a weight is trained by one pipeline only
-    by_layers = autopipe.plan(
-        twin, n_stages, n_microbatches=MICROBATCHES, balance="uniform", costs=pipe.costs
-    )
-    uniform = autopipe.Pipe(twin, by_layers)
-    say("SPLIT BY MEASURED COST", pipe.plan, "\nUNIFORM SPLIT, equal counts of layers", uniform.plan, "")
-
-    ours, theirs = pipe.runtime(), uniform.runtime()
-    measured: dict[str, list[float]] = {"measured cost": [], "uniform": []}
-    for _ in range(sizes.timed_steps + 1):
-        for name, runtime in (("measured cost", ours), ("uniform", theirs)):
-            measured[name].append(_timed_step(runtime, ids))
-            for parameter in runtime.parameters():
-                parameter.grad = None
-    times = {name: statistics.median(values[1:]) for name, values in measured.items()}
-    say(f"{'split':<14} {'predicted':>10} {'measured':>10} {'error':>7} {'bubble':>7}")
-    for name, plan in (("measured cost", pipe.plan), ("uniform", uniform.plan)):
-        simulated = autopipe.simulate(plan)
-        predicted, bubble = simulated.before_optimizer_s, simulated.bubble_fraction
-        error = predicted / times[name] - 1
-        say(f"{name:<14} {predicted:>8.3f} s {times[name]:>8.3f} s {error:>+7.1%} {bubble:>7.1%}")
-    say(f"uniform / measured cost: {times['uniform'] / times['measured cost']:.2f}x\n")
-    optimizer = torch.optim.SGD(ours.parameters(), lr=0.05, momentum=0.9)
-    history, seen = [], []
-    bar = tqdm(range(sizes.steps), desc="training", disable=None if lead else True)
-    for step in bar:
-        batch = next(batches)
-        seen.append(batch)
-        history.append(float(ours.step(input_ids=batch, labels=batch).loss))
-        optimizer.step()
-        optimizer.zero_grad()
-        bar.set_postfix(loss=f"{history[-1]:.3f}")
-        if step + 1 == PARITY_STEPS:
-            merged = {k: v.clone() for k, v in pipe.merge().state_dict().items()}
-    say(
-        "loss: "
-        + "  ".join(
-            f"{i}: {loss:.3f}" for i, loss in enumerate(history) if i % 4 == 0 or i == sizes.steps - 1
-        )
-    )
-
-    if not lead:
+    pipe, uniform = _splits(model.to(device), ids.to(device))
+    ours = pipe.runtime()
+    _race({"measured cost": (pipe, ours), "uniform": (uniform, uniform.runtime())}, ids, sizes.timed_steps)
+    seen = list(itertools.islice(batches, sizes.steps))
+    losses, merged = _trained(pipe, ours, seen)
+    if dist.get_rank() != 0:
         return None
     torch.set_num_threads(1)
-    worst, loss_error = _apart(plain, merged, history, seen[:PARITY_STEPS])
-    say(
+    worst, loss_error = _apart(plain, merged, losses, seen[:PARITY_STEPS])
+    _say(
         f"parity after {PARITY_STEPS} steps with one process: largest parameter difference {worst:.1e}, "
         f"largest loss difference {loss_error:.1e}"
     )
     return worst, loss_error
+
+
+def _say(*lines: object) -> None:
+    if dist.get_rank() == 0:
+        print(*lines, sep="\n", flush=True)
+
+
+def _splits(model: nn.Module, ids: Tensor) -> tuple[autopipe.Pipe, autopipe.Pipe]:
+    """The model split by measured cost, held against the model, and its twin split by counts of layers."""
+    started = time.perf_counter()
+    n_stages, example = dist.get_world_size(), {"input_ids": ids, "labels": ids}
+    pipe = autopipe.split(model, n_stages, kwargs=example, n_microbatches=MICROBATCHES)
+    _say(f"captured, measured and planned in {_since(started)}")
+    _say(f"parity with the model: {pipe.verify(input_ids=ids[:2], labels=ids[:2])}\n")
+    twin = copy.deepcopy(pipe).graph  # of a model of its own: a weight is trained by one pipeline only
+    by_layers = autopipe.plan(
+        twin, n_stages, n_microbatches=MICROBATCHES, balance="uniform", costs=pipe.costs
+    )
+    _say("SPLIT BY MEASURED COST", pipe.plan, "\nUNIFORM SPLIT, equal counts of layers", by_layers, "")
+    return pipe, autopipe.Pipe(twin, by_layers)
+
+
+def _race(
+    splits: dict[str, tuple[autopipe.Pipe, autopipe.runtime.Runtime]], ids: Tensor, n_steps: int
+) -> None:
+    """Time steps of two splits in turn, after one of each, and print them beside what was predicted."""
+    measured: dict[str, list[float]] = {name: [] for name in splits}
+    for _ in range(n_steps + 1):
+        for name, (_, runtime) in splits.items():
+            measured[name].append(_timed_step(runtime, ids))
+            for parameter in runtime.parameters():
+                parameter.grad = None
+    times = {name: statistics.median(values[1:]) for name, values in measured.items()}
+    _say(f"{'split':<14} {'predicted':>10} {'measured':>10} {'error':>7} {'bubble':>7}")
+    for name, (pipe, _) in splits.items():
+        simulated = autopipe.simulate(pipe.plan)
+        predicted, bubble = simulated.before_optimizer_s, simulated.bubble_fraction
+        error = predicted / times[name] - 1
+        _say(f"{name:<14} {predicted:>8.3f} s {times[name]:>8.3f} s {error:>+7.1%} {bubble:>7.1%}")
+    _say(f"uniform / measured cost: {times['uniform'] / times['measured cost']:.2f}x\n")
+
+
+def _trained(
+    pipe: autopipe.Pipe, runtime: autopipe.runtime.Runtime, batches: list[Tensor]
+) -> tuple[list[float], dict[str, Tensor]]:
+    """The losses of all steps, and the model's whole state after the first few."""
+    optimizer = torch.optim.SGD(runtime.parameters(), lr=0.05, momentum=0.9)
+    losses: list[float] = []
+    merged: dict[str, Tensor] = {}
+    bar = tqdm(batches, desc="training", disable=None if dist.get_rank() == 0 else True)
+    for batch in bar:
+        losses.append(float(runtime.step(input_ids=batch, labels=batch).loss))
+        optimizer.step()
+        optimizer.zero_grad()
+        bar.set_postfix(loss=f"{losses[-1]:.3f}")
+        if len(losses) == PARITY_STEPS:
+            merged = {k: v.clone() for k, v in pipe.merge().state_dict().items()}
+    last = len(losses) - 1
+    _say("loss: " + "  ".join(f"{i}: {x:.3f}" for i, x in enumerate(losses) if i % 4 == 0 or i == last))
+    return losses, merged
 
 
 def _timed_step(runtime: autopipe.runtime.Runtime, ids: Tensor) -> float:
