@@ -131,7 +131,9 @@ def _factory(name: str, sizes: Sizes) -> Loaded:
     made = _make(factory, name) if not isinstance(factory, nn.Module) else factory
     model, *rest = made if isinstance(made, tuple) else (made,)
     if not isinstance(model, nn.Module):
-        raise InputError(f"{name} made a {type(model).__name__}, not an nn.Module")
+        raise InputError(
+            f"{name} made a {type(model).__name__}, not an nn.Module; return the model, or (model, args)"
+        )
     args = rest[0] if rest else ()
     return Loaded(model, tuple(args) if isinstance(args, (tuple, list)) else (args,), *rest[1:2])
 
@@ -168,7 +170,7 @@ def _from_package(path: str) -> Any:
 def _from_file(path: pathlib.Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
     if spec is None or spec.loader is None:
-        raise InputError(f"there is no file {path}")
+        raise InputError(f"there is no file {path}; give path/to/file.py:factory")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))

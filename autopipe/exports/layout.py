@@ -67,7 +67,10 @@ def from_megatron_layout(layout: str, graph: OpGraph) -> dict[str, int]:
     if not re.fullmatch("E?t*L?", text):
         raise InputError(f"a layout has E at most once and first, and L at most once and last: {layout[:80]}")
     if text.count("t") != len(blocks):
-        raise InputError(f"the layout has {text.count('t')} blocks, and the model has {len(blocks)}: {stem}")
+        raise InputError(
+            f"the layout has {text.count('t')} blocks, and {stem} of the model has {len(blocks)}; write as "
+            "many t"
+        )
     of = itertools.chain.from_iterable([i] * stage.count("t") for i, stage in enumerate(stages))
     return {f"{stem}.{block}": stage for block, stage in zip(sorted(blocks), of, strict=True)}
 
@@ -96,7 +99,9 @@ def _blocks(graph: OpGraph) -> tuple[str, set[int]]:
                 found[".".join(parts[:i])].add(int(part))
                 break
     if not found:
-        raise InputError(f"{graph.model} has no numbered list of blocks that a layout could speak of")
+        raise InputError(
+            f"{graph.model} has no numbered list of blocks that a layout could speak of; pin its modules"
+        )
     stem = max(found, key=lambda s: (len(found[s]), s))
     return stem, found[stem]
 

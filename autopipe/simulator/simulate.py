@@ -73,7 +73,9 @@ def simulate_schedule(
     """
     for given, what in ((times, "times"), (memory, "memory"), (gather_s or None, "gather_s")):
         if given is not None and len(given) != schedule.n_stages:
-            raise InputError(f"{what} has {len(given)} entries for {schedule.n_stages} stages")
+            raise InputError(
+                f"{what} has {len(given)} entries for {schedule.n_stages} stages; give one for each"
+            )
     gathering = Gathering(schedule, gather_s, most_whole) if any(gather_s) else None
     ties_s, steps_s = _per_rank(tie_s, schedule), _per_rank(optimizer_s, schedule)
     shares = cluster is not None and is_shared(cluster, schedule.n_ranks, alone)

@@ -187,7 +187,9 @@ class Checkpoint(Opened):
             held = set(opened.entries if isinstance(opened, TensorFile) else opened.names)
             if listed is not None and not listed <= held:
                 missing = ", ".join(sorted(listed - held)[:3])
-                raise StoreError(f"{folder / name} lacks {missing}, which the index says are in it; fetch it again")
+                raise StoreError(
+                    f"{folder / name} lacks {missing}, which the index says are in it; fetch it again"
+                )
             for tensor in held if listed is None else listed:
                 self._at[tensor] = opened, tensor
         own = renamed(self._at, known)

@@ -80,7 +80,7 @@ def read_manifest(path: pathlib.Path) -> Manifest:
             )
         found = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path / MANIFEST} is no manifest of a checkpoint: {error}") from error
+        raise StoreError(f"{path / MANIFEST} is no manifest of a checkpoint: {error}; use another") from error
     if not known or found.to_bytes() != data:
         raise StoreError(f"{path / MANIFEST} is damaged: its checksum does not fit; use another checkpoint")
     plain = all(pathlib.PurePath(n).name == n and n not in (".", "..", MANIFEST) for n in found.files)
@@ -93,7 +93,7 @@ def read_manifest(path: pathlib.Path) -> Manifest:
         or not ends
         or not {*found.weights, *found.states} <= set(found.files)
     ):
-        raise StoreError(f"{path / MANIFEST} says what no checkpoint's own can")
+        raise StoreError(f"{path / MANIFEST} says what no checkpoint's own can; use another")
     return found
 
 

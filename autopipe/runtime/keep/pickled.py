@@ -48,7 +48,9 @@ class Pickled:
                 "tensors, numbers and texts is ever loaded"
             ) from error
         if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-            raise StoreError(f"{path} holds no mapping of names to tensors, as a model's state_dict is")
+            raise StoreError(
+                f"{path} holds no mapping of names to tensors, as a model's state_dict is; save that"
+            )
         self.extras = {name: value for name, value in found.items() if is_extra(name)}
         self._tensors = {name: value for name, value in found.items() if name not in self.extras}
         odd = [name for name, value in self._tensors.items() if not is_plain(value)]

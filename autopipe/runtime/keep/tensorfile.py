@@ -225,7 +225,7 @@ def open_regular(path: pathlib.Path, *, follows_links: bool) -> tuple[int, int]:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         os.close(fd)
-        raise StoreError(f"{path} is no regular file")
+        raise StoreError(f"{path} is no regular file; give the file itself, not a link, a pipe or a folder")
     return fd, found.st_size
 
 

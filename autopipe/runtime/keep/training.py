@@ -65,7 +65,10 @@ def collect(
         elif callable(getattr(thing, "state_dict", None)):
             others[key] = thing.state_dict()
         else:
-            raise InputError(f"{key} is a {type(thing).__name__}, which has no state_dict() to save")
+            raise InputError(
+                f"{key} is a {type(thing).__name__}, which has no state_dict() to save; give an object "
+                "that has it and load_state_dict(), or leave it out"
+            )
     kept = {name: module.get_extra_state() for name, module in (extras or {}).items()}
     return {"optimizers": optimizers, "objects": others, "random": _random_state(device), "extras": kept}
 

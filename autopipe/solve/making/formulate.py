@@ -257,7 +257,10 @@ class _Maker:
             sets.append([v for prefix in group for v in self._matching(prefix, "together")])
         for value in self.settings.uncut:
             if value not in self.index:
-                raise PlanError(f"uncut value {value!r} is no op of the graph that a stage computes")
+                raise PlanError(
+                    f"uncut value {value!r} is no op of the graph that a stage computes; print(capture.ops) "
+                    "has their names"
+                )
             sets.append([self.index[value], *sorted(self.users[value] - {len(self.placed)})])
         if self.settings.ties == "colocate" and problem.one_stage_per_rank:
             sets += [list(s.items) for s in problem.shares if s.tied]
