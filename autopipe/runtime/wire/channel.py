@@ -93,8 +93,9 @@ class Channel:
 
     def _as_announced(self, edge: Edge, grads: Sequence[Tensor | None], known: Announcement) -> list[Tensor]:
         """The gradients that are sent: dense, and zero where there is none this time."""
-        if all([grad is not None and grad.layout is torch.strided for grad in grads]) and all(known.present):
-            return list(grads)  # type: ignore[arg-type]
+        dense = [grad for grad in grads if grad is not None and grad.layout is torch.strided]
+        if len(dense) == len(grads) == len(known.tensors):
+            return dense
         out = []
         forms = iter(known.tensors)
         for grad, is_sent in zip(grads, known.present, strict=True):
