@@ -23,7 +23,7 @@ from .lines.orders import orders
 from .proof.bounds import at_bound, lower_bound
 from .proof.branch import close, is_small
 from .ranks.virtual import several
-from .stopping import interrupts
+from .stopping import GRACE_S, interrupts
 
 __all__ = ["chain"]
 
@@ -32,9 +32,6 @@ _CLOSING = 0.4
 
 _RELAXING = 0.6
 """Share of the time for the problem at one pace, where hosts may be slower than their devices."""
-
-_GRACE_S = 0.1
-"""A first answer is worth so much more than the time given."""
 
 
 def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
@@ -159,7 +156,7 @@ def _first_chain(
     """
     if best.stage_of is not None:
         return best_chain(problem, order, best.bottleneck_ns - 1, deadline)
-    return near_chain(problem, order, best.lower_ns, max(deadline, time.perf_counter() + _GRACE_S))
+    return near_chain(problem, order, best.lower_ns, max(deadline, time.perf_counter() + GRACE_S))
 
 
 def contracted(problem: Problem) -> Contraction:

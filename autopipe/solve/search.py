@@ -48,7 +48,7 @@ _LONGEST_S = 1e9
 _KEPT_ORDERS = 3
 """So many orders with the least bottlenecks are simulated."""
 
-_GRACE_S = 0.1
+_PASSING_S = 0.1
 """Cases that cannot be at all are passed over for so much longer than the time given."""
 
 _LEAST_SHARE = 1 / 8
@@ -226,11 +226,14 @@ def _best_of(
     for x, case in enumerate(ahead):
         now = time.perf_counter()
         plan = None
-        is_told = found.best is not None or found.failed is not None or now > deadline + _GRACE_S
-        if stopped.is_set() or (x and now > deadline and is_told):
-            found.n_left = sum(not found.is_short(left) for left in ahead[x:])
+        is_told = found.best is not None or found.failed is not None or now > deadline + _PASSING_S
+        if stopped.is_set() or (found.table and now > deadline and is_told):
+            found.n_left += sum(not found.is_short(left) for left in ahead[x:])
             break
         if found.is_short(case) or (any_schedule and not case.is_possible):
+            continue
+        if any_schedule and case.making_s > max(0.0, deadline - now):
+            found.n_left += 1
             continue
         until = now + max(0.0, deadline - now) * max(_LEAST_SHARE, 1 / (len(ahead) - x))
         try:

@@ -21,6 +21,7 @@ from .making.baselines import Weigh, by_weight, weights_of
 from .making.cases import Case
 from .making.compose import lay_out
 from .making.tails import tail_words
+from .stopping import GRACE_S
 
 __all__ = ["fastest"]
 
@@ -109,7 +110,8 @@ def _splits(case: Case, problem: Problem, answer: Answer, deadline: float) -> It
         if answer.stage_of is not None:
             yield "best bottleneck", answer.stage_of
     for name in names:
-        made = by_weight(problem, weights_of(case.source.graph, problem, name))
+        until = max(deadline, time.perf_counter() + GRACE_S)
+        made = by_weight(problem, weights_of(case.source.graph, problem, name), until)
         if made is not None:
             yield name if isinstance(name, str) else "callable", made
     if case.balance == "cost" and answer.stage_of is not None:

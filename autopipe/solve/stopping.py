@@ -1,4 +1,4 @@
-"""Ctrl-C during a search of many parts: heard once, it stops all of them.
+"""How a search of many parts ends: Ctrl-C is heard once by all of them, a first answer has some grace.
 
 What is best so far is kept by whoever searches.
 """
@@ -11,7 +11,10 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["interrupts"]
+__all__ = ["GRACE_S", "interrupts"]
+
+GRACE_S = 0.1
+"""A first answer is worth so much more than the time given."""
 
 
 class _Handler:

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from autopipe.costs import CostTable, OpCost
 from autopipe.graph import Op, OpGraph, ParameterSpec, TensorSpec
@@ -19,6 +19,8 @@ from autopipe.solve import Block, Item, Net, Problem, Share, Stage
 from autopipe.solve.definition.problem import HUGE
 
 __all__ = ["PLACED", "Asked", "asked", "planted", "problem"]
+
+Part = TypeVar("Part", Item, Share)
 
 PLACED = (
     ("1f1b", 1, 1),
@@ -82,6 +84,8 @@ def problem(draw: random.Random, n_items: int = 0) -> Problem:
     if not n_items and draw.random() < 0.05:
         edges |= {(v, u) for u, v in _pairs(draw, n)}
     shares = [_share(draw, n, ns, size) for _ in range(draw.choice((0, 0, 1, 2))) if n > 1]
+    if draw.random() < 0.15:
+        items, shares = _launched(draw, items, ns), _launched(draw, shares, ns)
     made = Problem(
         tuple(_pinned(draw, items, k)),
         tuple(sorted(edges)),
@@ -190,6 +194,22 @@ def _share(draw: random.Random, n: int, ns: _Sizes, size: _Sizes) -> Share:
     return Share(held, "w", static_bytes=size.up_to(6), sync_ns=sync, more_ns=more, tied=draw.random() < 0.9)
 
 
+def _launched(draw: random.Random, parts: Sequence[Part], ns: _Sizes) -> list[Part]:
+    """Most of the parts with what a host takes to launch them; a block runs again at the slower's pace."""
+    out = []
+    for part in parts:
+        if draw.random() < 0.8:
+            host_ns = ns.up_to(12), ns.up_to(12)
+            part = dataclasses.replace(part, host_ns=host_ns)
+            if isinstance(part, Item):
+                again = (
+                    dataclasses.replace(b, forward_ns=max(b.forward_ns, host_ns[0])) for b in part.blocks
+                )
+                part = dataclasses.replace(part, blocks=tuple(again))
+        out.append(part)
+    return out
+
+
 def _pinned(draw: random.Random, items: Sequence[Item], k: int) -> list[Item]:
     """Items with the stages they may be in: some in one alone or in a few, what has no op in the last."""
     out = list(items)
@@ -266,7 +286,10 @@ def asked(draw: random.Random) -> Asked:
     name, n_ranks, n_stages = draw.choice([row for row in PLACED if row[2] <= 5])
     n = draw.randint(n_stages, 5)
     graph = _graph(draw, n)
-    costs = CostTable({op.name: _cost(draw, op) for op in graph.compute})
+    costs = {op.name: _cost(draw, op) for op in graph.compute}
+    if draw.random() < 0.2:
+        costs = {name: _queued(draw, cost) for name, cost in costs.items()}
+    table = CostTable(costs, offloaded=draw.random() < 0.1)
     options: dict[str, Any] = {
         "n_stages": n_stages,
         "n_microbatches": draw.choice((1, 2, 4, 6)),
@@ -283,7 +306,7 @@ def asked(draw: random.Random) -> Asked:
     names = [op.name for op in graph.compute]
     if draw.random() < 0.2:
         options["pin"] = {draw.choice(names): draw.randrange(-n_stages, n_stages)}
-    if draw.random() < 0.1:
+    if draw.random() < 0.1 and len(names) > 1:
         options["together"] = [draw.sample(names, 2)]
     if draw.random() < 0.1:
         options["uncut"] = [draw.choice(names)]
@@ -298,7 +321,7 @@ def asked(draw: random.Random) -> Asked:
     ):
         if draw.random() < share:
             options[option] = draw.choice(values)
-    return Asked(graph, costs, _cluster(draw, n_ranks), options)
+    return Asked(graph, table, _cluster(draw, n_ranks), options)
 
 
 def _graph(draw: random.Random, n: int) -> OpGraph:
@@ -366,6 +389,16 @@ def _cost(draw: random.Random, op: Op) -> OpCost:
     forward = draw.choice((1e-5, 1e-4, 1e-3)) * draw.randint(1, 9)
     saved = draw.choice((0, 10_000, 60_000))
     return OpCost(forward, 2 * forward, forward, forward, saved, draw.choice((0, 20_000)))
+
+
+def _queued(draw: random.Random, cost: OpCost) -> OpCost:
+    """The cost on a device that works on while its host launches more: that may take longer."""
+    host = draw.choice((0.0, 0.3, 2.0, 5.0))
+    return dataclasses.replace(
+        cost,
+        host_forward_s=host * cost.forward_s,
+        host_backward_s=draw.choice((0.3, 1.0)) * host * cost.backward_s,
+    )
 
 
 def _cluster(draw: random.Random, n_ranks: int) -> Cluster:

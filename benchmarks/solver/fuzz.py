@@ -9,7 +9,9 @@ with pins and memory limits that a drawn assignment just meets.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import dataclasses
+import hashlib
 import itertools
 import json
 import pathlib
@@ -19,6 +21,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import autopipe.solve
 from autopipe.errors import InfeasibleError, PlanError, UndecidedError
 from autopipe.plans import Plan
 from autopipe.schedule import placement
@@ -176,16 +179,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.solver.fuzz", description=__doc__)
     parser.add_argument("--problems", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--json", type=pathlib.Path, help="kept as it goes; a run that was ended goes on")
     given = parser.parse_args()
     tried: dict[str, Any] = {"first": given.first, "problems": 0, "faults": {}, "missed": [], "cpu_s": 0.0}
+    tried["code"] = _code()
     if given.json is not None and given.json.exists():
-        tried = json.loads(given.json.read_text())
+        before = json.loads(given.json.read_text())
+        if (before["code"], before["first"]) != (tried["code"], given.first):
+            sys.exit(f"{given.json} is of other code or other problems; move it away")
+        tried = before
     end = given.first + given.problems
-    for number in range(tried["first"] + tried["problems"], end):
-        _try(number, tried)
-        if given.json is not None and (tried["problems"] % _KEPT_EVERY == 0 or number + 1 == end):
-            given.json.write_text(json.dumps(tried, indent=1))
+    numbers = range(tried["first"] + tried["problems"], end)
+    with concurrent.futures.ProcessPoolExecutor(given.jobs) as pool:
+        for number, (fault, cpu_s) in zip(numbers, pool.map(_timed, numbers, chunksize=10), strict=True):
+            _enter(tried, number, fault, cpu_s)
+            if given.json is not None and (tried["problems"] % _KEPT_EVERY == 0 or number + 1 == end):
+                given.json.write_text(json.dumps(tried, indent=1))
     words = f"{len(tried['faults'])} faults, {len(tried['missed'])} not found in time"
     print(f"{tried['problems']} problems, {words}, {tried['cpu_s']:.0f} CPU s")
     sys.exit(bool(tried["faults"]))
@@ -195,11 +205,27 @@ _KEPT_EVERY = 100
 """Problems after which what was found so far is written."""
 
 
-def _try(number: int, tried: dict[str, Any]) -> None:
-    """Try a problem and enter what came of it."""
+def _code() -> str:
+    """What tells the solver and the drawing of problems from other states of them: one count is of one."""
+    here = pathlib.Path(__file__).parent
+    files = [here / "drawn.py", here / "fuzz.py"]
+    files += sorted(pathlib.Path(autopipe.solve.__path__[0]).rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def _timed(number: int) -> tuple[str | None, float]:
+    """What is wrong with the answer to a problem, and the CPU seconds it took."""
     started = time.process_time()
-    fault = fault_of(number)
-    tried["cpu_s"] += time.process_time() - started
+    try:
+        fault = fault_of(number)
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+    return fault, time.process_time() - started
+
+
+def _enter(tried: dict[str, Any], number: int, fault: str | None, cpu_s: float) -> None:
+    """Enter what came of a problem."""
+    tried["cpu_s"] += cpu_s
     tried["problems"] += 1
     if fault is None:
         return

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 import subprocess
 import sys
 import time
@@ -25,12 +26,20 @@ ROWS = (
     ("deepseek-v3", 64, "140GB"),
     ("deepseek-v3", 128, "140GB"),
     ("transformer, 22,000 ops", 16, ""),
+    ("transformer, 22,000 ops", 16, "0.8 of its share"),
 )
 LLAMA = {
     "llama-70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80},
     "llama-405b": {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126},
 }
 N_ROWS, N_TOKENS = 32, 4096
+NAMES = {
+    "llama-70b": "Llama, 70B",
+    "llama-405b": "Llama, 405B",
+    "deepseek-v3": "DeepSeek-V3, 671B",
+    "transformer, 22,000 ops": "transformer, the solver alone",
+}
+RESULTS = pathlib.Path(__file__).with_name("scale.json")
 
 
 def planned(name: str, n_stages: int, limit: str) -> dict[str, Any]:
@@ -70,8 +79,12 @@ def planned(name: str, n_stages: int, limit: str) -> dict[str, Any]:
     return {"ops": sum(len(s.ops) for s in plan.stages), "gap": plan.bounds.gap, "proved": plan.bounds.proved}
 
 
-def solved(n_stages: int) -> dict[str, Any]:
-    """The same of a transformer opened into 22,000 ops, transfers hidden as by default; the solver alone."""
+def solved(n_stages: int, limit: str) -> dict[str, Any]:
+    """The same of a transformer opened into 22,000 ops, transfers hidden as by default; the solver alone.
+
+    With a ``limit``, a stage of the first ranks has room for four fifths of its share: 1F1B keeps one
+    microbatch more in flight on each rank than on the next.
+    """
     from autopipe.solve import chain
 
     from .families import Sketch, transformer
@@ -79,6 +92,18 @@ def solved(n_stages: int) -> dict[str, Any]:
     sketch = Sketch(0)
     transformer(sketch, 1571)
     problem = dataclasses.replace(sketch.problem(n_stages), overlap=True)
+    if limit:
+        items = tuple(
+            dataclasses.replace(i, static_bytes=weight, saved_bytes=1 + i.forward_ns // 10_000)
+            for i, weight in zip(problem.items, sketch.weights, strict=True)
+        )
+        static, saved = (sum(getattr(i, name) for i in items) for name in ("static_bytes", "saved_bytes"))
+        room = (static + n_stages * saved) * 4 // (5 * n_stages)
+        stages = tuple(
+            dataclasses.replace(s, limit_bytes=room, in_flight=n_stages - x)
+            for x, s in enumerate(problem.stages)
+        )
+        problem = dataclasses.replace(problem, items=items, stages=stages)
     answer = chain(problem, time_limit_s=20.0)
     gap = answer.bottleneck_ns / answer.lower_ns - 1
     return {"ops": len(problem.items), "gap": gap, "proved": answer.proved}
@@ -87,12 +112,24 @@ def solved(n_stages: int) -> dict[str, Any]:
 def main() -> None:
     if len(sys.argv) > 1:
         name, n_stages, limit = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-        row = solved(n_stages) if "ops" in name else planned(name, n_stages, limit)
-        print(json.dumps({"model": name, "stages": n_stages, **row, "cpu_s": time.process_time()}))
+        row = solved(n_stages, limit) if "ops" in name else planned(name, n_stages, limit)
+        row |= {"model": name, "stages": n_stages, "limit": limit, "cpu_s": time.process_time()}
+        print(json.dumps(row))
         return
+    rows = []
     for row_ in ROWS:
         command = [sys.executable, "-m", "benchmarks.solver.scale", *map(str, row_)]
-        subprocess.run(command, check=True, timeout=600)
+        done = subprocess.run(command, check=True, timeout=600, stdout=subprocess.PIPE, text=True)
+        rows.append(json.loads(done.stdout))
+        print(_line(rows[-1]), flush=True)
+    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A row as the README has it."""
+    gap = "proved" if row["proved"] else f"{row['gap']:.2%}"
+    named = NAMES.get(row["model"], row["model"])
+    return f"| {named} | {row['stages']} | {row['limit']} | {row['ops']:,} | {gap} | {row['cpu_s']:.1f} |"
 
 
 if __name__ == "__main__":

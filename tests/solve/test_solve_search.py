@@ -269,7 +269,13 @@ def test_pins_are_met_under_every_schedule(schedule):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("forward_s", float("nan")), ("backward_s", -1.0), ("forward_s", float("inf"))]
+    ("field", "value"),
+    [
+        ("forward_s", float("nan")),
+        ("backward_s", -1.0),
+        ("forward_s", float("inf")),
+        ("host_backward_s", float("nan")),
+    ],
 )
 def test_costs_that_are_none_are_refused_by_name(field, value):
     table = costs()

@@ -115,7 +115,7 @@ def _cover(
     """
     rest = list(itertools.accumulate((f * n for _, f, n in reversed(kinds)), initial=0))[::-1]
     best, found = known, None
-    stack: list[tuple[int, int, int, tuple[int, ...]]] = [(0, need, 0, ())]
+    stack: list[tuple[int, int, int, tuple[int, ...]]] = [(_parts_ns(kinds, 0, need), need, 0, ())]
     # without the first way down nothing is known
     for _ in range(_STEPS + len(kinds)):
         if not stack:

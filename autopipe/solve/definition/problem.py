@@ -114,6 +114,23 @@ class Problem:
         """Whether hosts may be slower than their devices, so that either may say what a stage takes."""
         return any(part.host_ns != (0, 0) for part in self.parts)
 
+    @functools.cached_property
+    def has_memory(self) -> bool:
+        """Whether bytes decide anything: limits, or what is computed again."""
+        return self.recompute != "never" or any(s.limit_bytes < HUGE for s in self.stages)
+
+    @functools.cached_property
+    def has_blocks(self) -> bool:
+        """Whether parts of stages may be computed again."""
+        return self.recompute == "auto" and any(i.blocks for i in self.items)
+
+    @functools.cached_property
+    def dearest_ns(self) -> int:
+        """What the dearest item takes on the fastest device."""
+        speed = max(s.speed for s in self.stages)
+        works = (scaled(i.forward_ns, speed) + scaled(i.backward_ns, speed) for i in self.items)
+        return max(works, default=0)
+
     @property
     def parts(self) -> tuple[Item | Share, ...]:
         """All that takes time: items, and what several stages hold."""

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TypeVar
 
-from .problem import Item, Net, Problem, Share, scaled
+from .problem import HUGE, Item, Net, Problem, Share, scaled
 
-__all__ = ["at_one_pace", "cheapest"]
+__all__ = ["apart", "at_one_pace", "cheapest"]
 
 Part = TypeVar("Part", Item, Share)
 
@@ -47,6 +47,15 @@ def at_one_pace(problem: Problem) -> Problem:
         forward_ns = part.forward_ns - part.host_ns[0]
         ahead += [forward_ns, forward_ns + part.backward_ns - part.host_ns[1]]  # also where it runs again
     return _paced(problem) if problem.has_hosts and (min(ahead) >= 0 or max(ahead) <= 0) else problem
+
+
+def apart(problem: Problem, *, limited: bool) -> Problem:
+    """The problem with every stage on a rank of its own, which has its limit or none."""
+    stages = (
+        dataclasses.replace(s, rank=x, nic=-1, limit_bytes=s.limit_bytes if limited else HUGE)
+        for x, s in enumerate(problem.stages)
+    )
+    return dataclasses.replace(problem, stages=tuple(stages), moments=())
 
 
 def _paced(problem: Problem) -> Problem:

@@ -167,7 +167,8 @@ class _Search:
 def _dearest(problem: Problem) -> int:
     """More than any stage costs."""
     slowest = min(s.speed for s in problem.stages)
-    work = 2 * problem.total_ns + sum(2 * s.forward_ns + s.backward_ns for s in problem.shares)
+    work = 2 * problem.total_ns + sum(b.forward_ns for i in problem.items for b in i.blocks)
+    work += sum(2 * s.forward_ns + s.backward_ns for s in problem.shares)
     sides = (
         side for n in problem.nets for side in zip(*(n.link_ns or [(n.send_ns, n.receive_ns)]), strict=True)
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +32,7 @@ from ..definition.problem import (
 
 __all__ = ["Rows", "best_chain", "lightest_chain", "near_chain"]
 
-_OVER = (1.1, 1.5, 3.0)
+_OVER = (1.01, 1.1, 1.5, 3.0)
 """Over a bound by so much, chains are looked for before any are taken."""
 
 _LOOKS = 256
@@ -39,11 +41,35 @@ _LOOKS = 256
 _KINDS = 32
 """The most kinds of blocks that are looked at: those that most blocks are of."""
 
-_HOST = "host_forward", "host_backward"
+_PACES = ("forward", "backward"), ("host_forward", "host_backward")
+"""What devices take, and their hosts."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    """Stages that follow one another, by kind: a row for each kind, and the row that each stage has."""
+
+    kind_of: list[int]
+    link_of: list[int]
+    speed: Array
+    limit: Array
+    alive: Array
+    is_even: bool
+
+    @classmethod
+    def of(cls, stages: Sequence[Stage], links: Sequence[tuple[int, int]]) -> _Run:
+        kinds = list(dict.fromkeys(stages))
+        speed, limit, alive = (
+            np.array([getattr(kind, name) for kind in kinds])[:, None]
+            for name in ("speed", "limit_bytes", "in_flight")
+        )
+        row = {kind: x for x, kind in enumerate(kinds)}
+        link_of = [links.index(kind.links) for kind in kinds]
+        return cls([row[s] for s in stages], link_of, speed, limit, alive, bool((speed == 1.0).all()))
 
 
 class Rows:
-    """Loads of every interval that starts at ``i``, for ``i`` from the last item down to the first.
+    """Loads of the intervals that start at ``i``, for ``i`` from the last item down to the first.
 
     Each quantity that depends on which nets and shares an interval touches is a difference array over the
     interval's end, changed at the touched positions as ``i`` moves: O(net sizes) in all, plus one cumulative
@@ -52,16 +78,11 @@ class Rows:
 
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
         self.problem, self.order, self.n = problem, order, len(order)
-        self.kinds = list(dict.fromkeys(map(_kind, problem.stages)))
-        self.kind_of = [self.kinds.index(_kind(s)) for s in problem.stages]
-        self.speed, self.limit, self.alive = (
-            np.array([getattr(kind, name) for kind in self.kinds])[:, None]
-            for name in ("speed", "limit_bytes", "in_flight")
-        )
-        self.fastest, self.even = float(self.speed.max()), bool((self.speed == 1.0).all())
+        self.kinds = [dataclasses.replace(s, rank=0, host=0, nic=-1) for s in problem.stages]
+        self.runs: dict[tuple[int, int], _Run] = {}
         self.links = list(dict.fromkeys(kind.links for kind in self.kinds))
-        self.link_of = [self.links.index(kind.links) for kind in self.kinds]
-        self.has_memory = problem.recompute != "never" or any(s.limit_bytes < HUGE for s in problem.stages)
+        self.fastest = max(s.speed for s in problem.stages)
+        self.roomiest = max(s.limit_bytes for s in problem.stages)
         items = [problem.items[v] for v in order]
         self.forward = _prefix([i.forward_ns for i in items])
         self.backward = _prefix([i.backward_ns for i in items])
@@ -70,7 +91,6 @@ class Rows:
         self.static = _prefix([i.static_bytes for i in items])
         self.saved = _prefix([i.saved_bytes for i in items])
         blocks = [(x, b) for x, i in enumerate(items) for b in i.blocks]
-        self.has_blocks = problem.recompute == "auto" and bool(blocks)
         self.redone = np.array([redone_bytes(i.blocks) for i in items], dtype=np.int64)
         kinds = collections.Counter((b.forward_ns, b.freed_bytes) for _, b in blocks)
         self.sorts = sorted((k for k, _ in kinds.most_common(_KINDS)), key=lambda kind: kind[0] / kind[1])
@@ -89,39 +109,63 @@ class Rows:
             for r, places in enumerate(rows):
                 for k, x in enumerate(places):
                     self.at[x].append((is_net, r, k))
-        names = ("forward", "backward", "sync", "received", "sent", "static", "saved")
-        self.d = {name: np.zeros(self.n + 1, dtype=np.int64) for name in (*names, *_HOST)}
-        self.moving = np.zeros((len(self.links), self.n + 1), dtype=np.int64)
         self.share_work = any(s.forward_ns or s.backward_ns or any(s.host_ns) for s in problem.shares)
         self.plain = self.forward + self.backward
-        most = 0 if self.has_blocks else HUGE if problem.recompute == "never" else 1
-        kept = min(int(self.alive.min()), most)
+        most = 0 if problem.has_blocks else HUGE if problem.recompute == "never" else 1
+        kept = min(*(s.in_flight for s in problem.stages), most)
         self.held = self.static + kept * self.saved
 
-    def descend(self, limit: int) -> Iterator[tuple[int, int, Array]]:
-        """(i, end, loads) for each start, last first; ``loads[s, j - i - 1]`` is stage s holding [i, j).
+    def descend(self, limit: int) -> Iterator[tuple[int, slice, slice, Array]]:
+        """(i, stages, ends, loads) for each start, last first: a row for each stage that may start there.
 
-        Only ends are given whose work alone is at most ``limit`` and whose bytes some stage has room for;
-        impossible stages cost :data:`HUGE`. Where blocks are computed again, a load is at least the true one.
+        Only those stages and ends are given whose own work is at most ``limit`` and whose bytes some stage
+        has room for, and that leave as much room for all that comes before and after; what is impossible
+        costs :data:`HUGE`. Where blocks are computed again, a load is at least the true one.
         """
+        names = (*itertools.chain(*_PACES), "sync", "received", "sent", "static", "saved")
+        self.d = {name: np.zeros(self.n + 1, dtype=np.int64) for name in names}
+        self.moving = np.zeros((len(self.links), self.n + 1), dtype=np.int64)
+        first, last, least = (row.tolist() for row in self._bands(limit))
         for i in range(self.n - 1, -1, -1):
             for is_net, r, k in self.at[i]:
                 (self._enter_net if is_net else self._enter_share)(r, k)
+            if first[i] > last[i]:
+                continue
             reach = int(self.plain[i]) + most_work(limit, self.fastest)
             end = self.n
             if reach < self.plain[-1]:
                 end = int(np.searchsorted(self.plain, reach, side="right")) - 1
-            room = int(self.held[i]) + int(self.limit.max())
+            room = int(self.held[i]) + self.roomiest
             if room < self.held[end]:
                 end = int(np.searchsorted(self.held, room, side="right")) - 1
-            yield i, max(end, i + 1), self._loads(i, max(end, i + 1))
+            stages = slice(first[i], last[i] + 1)
+            ends = slice(max(i + 1, least[first[i]]), max(end, i + 1) + 1)
+            if ends.start < ends.stop:
+                yield i, stages, ends, self._loads(i, stages, ends)
+
+    def _bands(self, limit: int) -> tuple[Array, Array, Array]:
+        """The first and the last stage that may start at each item, and the least end of each stage."""
+        k = self.problem.n_stages
+        first, last, least = (np.zeros(n, dtype=np.int64) for n in (self.n, self.n, k))
+        last += k - 1
+        works = [most_work(limit, kind.speed) for kind in self.kinds]
+        for held, rooms in ((self.plain, works), (self.held, [kind.limit_bytes for kind in self.kinds])):
+            before, after = (
+                np.array([min(room, HUGE) for room in itertools.accumulate(row, initial=0)])
+                for row in (rooms, rooms[::-1])
+            )
+            rest = held[-1] - held
+            first = np.maximum(first, np.searchsorted(before, held[:-1]))
+            last = np.minimum(last, k - np.searchsorted(after, rest[:-1]))
+            least = np.maximum(least, np.searchsorted(held, held[-1] - after[:k][::-1]))
+        return first, last, least
 
     def _enter_net(self, r: int, k: int) -> None:
         """Intervals now start at a value's k-th place: its maker sends unless all are in, takers receive."""
         net = self.problem.nets[r]
         for moving, links in zip(self.moving, self.links, strict=True):
             self._enter(moving, r, k, *net.prices_ns(links))
-        if self.has_memory:
+        if self.problem.has_memory:
             self._enter(self.d["received"], r, k, 0, net.n_bytes)
             self._enter(self.d["sent"], r, k, net.sent_bytes, 0)
 
@@ -148,83 +192,87 @@ class Rows:
         self.d["saved"][x] += sign * share.saved_bytes
         self.d["forward"][x] += sign * share.forward_ns
         self.d["backward"][x] += sign * share.backward_ns
-        for name, ns in zip(_HOST, share.host_ns, strict=True):
+        for name, ns in zip(_PACES[1], share.host_ns, strict=True):
             self.d[name][x] += sign * ns
 
-    def _loads(self, i: int, end: int) -> Array:
-        p = self.problem
-        sync = np.cumsum(self.d["sync"][i:end])
-        moving = np.cumsum(self.moving[:, i:end], axis=1)[self.link_of]
-        forward, backward = self._work("forward", i, end), self._work("backward", i, end)
-        if p.has_hosts:
-            host = [self._work(name, i, end) for name in _HOST]
-            again = p.recompute == "always"
-            is_slower = (1 + again) * host[0] + host[1] > (1 + again) * forward + backward
-            forward, backward = (
-                np.where(is_slower, a, b) for a, b in zip(host, (forward, backward), strict=True)
-            )
-        work, fits = forward + backward, np.ones(1, dtype=bool)
-        if self.has_memory:
-            memory = self._memory(i, end)
-            kept, again = memory_bytes(self.alive, *memory)
-            fits, fits_again = kept <= self.limit, again <= self.limit
+    def _run(self, stages: slice) -> _Run:
+        key = stages.start, stages.stop
+        if key not in self.runs:
+            self.runs[key] = _Run.of(self.kinds[stages], self.links)
+        return self.runs[key]
+
+    def _loads(self, i: int, stages: slice, ends: slice) -> Array:
+        p, run = self.problem, self._run(stages)
+        sync = _along(np.add, self.d["sync"], i, ends)
+        moving = _along(np.add, self.moving, i, ends)[run.link_of]
+        times = [[self._time(name, i, ends, run) for name in pace] for pace in _PACES[: 1 + p.has_hosts]]
+        work, twice = (functools.reduce(np.maximum, (n * f + b for f, b in times)) for n in (1, 2))
+        fits = np.ones(1, dtype=bool)
+        if self.problem.has_memory:
+            kept, again = memory_bytes(run.alive, *self._memory(i, ends))
+            fits, fits_again = kept <= run.limit, again <= run.limit
             if p.recompute == "always":
-                work, fits = work + forward, fits_again
-            elif self.has_blocks:
-                redone, by_block = self._again(i, end, np.maximum(kept - self.limit, 0))
-                work = work + np.where(by_block, self._scaled(redone), forward)
-                fits = by_block | fits_again
+                work, fits = twice, fits_again
+            elif p.has_blocks:
+                redone, by_block = self._again(i, ends, np.maximum(kept - run.limit, 0), run)
+                work, fits = np.where(by_block, work + _scaled(redone, run), twice), by_block | fits_again
             elif p.recompute == "auto":
-                work, fits = np.where(fits, work, work + forward), fits | fits_again
+                work, fits = np.where(fits, work, twice), fits | fits_again
         each = np.where(fits, stage_ns(work, moving, sync, p.overlap), HUGE)
-        out = each[self.kind_of]
+        out = each[run.kind_of]
         if not p.allow_empty:
-            out[:, self.real[i + 1 : end + 1] == self.real[i]] = HUGE
+            out[:, self.real[ends] == self.real[i]] = HUGE
         if self.pinned:
-            first = np.maximum.accumulate(self.first[i:end])
-            last = np.minimum.accumulate(self.last[i:end])
-            stages = np.arange(p.n_stages)[:, None]
-            out[(stages < first) | (stages > last)] = HUGE
+            first, last = (
+                _along(bound, row, i, ends)
+                for bound, row in ((np.maximum, self.first), (np.minimum, self.last))
+            )
+            among = np.arange(stages.start, stages.stop)[:, None]
+            out[(among < first) | (among > last)] = HUGE
         return out
 
-    def _scaled(self, ns: Array) -> Array:
-        """Work on each kind of stage."""
-        return np.atleast_2d(ns) if self.even else np.rint(ns / self.speed).astype(np.int64)
-
-    def _again(self, i: int, end: int, over: Array) -> tuple[Array, Any]:
+    def _again(self, i: int, ends: slice, over: Array, run: _Run) -> tuple[Array, Any]:
         """Blocks that bring stages down by what they are ``over``: their forward, and whether they do.
 
         Kinds of blocks by rising time per byte, as many as it takes: near the cheapest, and never less.
         """
-        largest = np.maximum.accumulate(self.redone[i:end])
-        need = np.where(over > 0, -(-(over + largest) // self.alive), 0)
+        largest = _along(np.maximum, self.redone, i, ends)
+        need = np.where(over > 0, -(-(over + largest) // run.alive), 0)
         forward = np.zeros_like(need)
         for (ns, freed), count in zip(self.sorts, self.counts, strict=True):
-            taken = np.minimum(count[i + 1 : end + 1] - count[i], np.maximum(0, -(-need // freed)))
+            taken = np.minimum(count[ends] - count[i], np.maximum(0, -(-need // freed)))
             need, forward = need - taken * freed, forward + taken * ns
         return forward, need <= 0
 
-    def _work(self, what: str, i: int, end: int) -> Array:
+    def _time(self, what: str, i: int, ends: slice, run: _Run) -> Array:
         prefix: Array = getattr(self, what)
-        own: Array = prefix[i + 1 : end + 1] - prefix[i]
-        return self._scaled(own + np.cumsum(self.d[what][i:end]) if self.share_work else own)
+        own: Array = prefix[ends] - prefix[i]
+        return _scaled(own + _along(np.add, self.d[what], i, ends) if self.share_work else own, run)
 
-    def _memory(self, i: int, end: int) -> tuple[Array, Array, Array, Array, Array]:
-        static = self.static[i + 1 : end + 1] - self.static[i] + np.cumsum(self.d["static"][i:end])
-        saved = self.saved[i + 1 : end + 1] - self.saved[i] + np.cumsum(self.d["saved"][i:end])
-        received = np.cumsum(self.d["received"][i:end])
+    def _memory(self, i: int, ends: slice) -> tuple[Array, Array, Array, Array, Array]:
+        received = _along(np.add, self.d["received"], i, ends)
+        static, saved = (
+            prefix[ends] - prefix[i] + _along(np.add, self.d[name], i, ends)
+            for name, prefix in (("static", self.static), ("saved", self.saved))
+        )
         return (
             static,
             saved + received * self.problem.holds_received,
-            np.maximum.accumulate(self.workspace[i:end]),
+            _along(np.maximum, self.workspace, i, ends),
             received,
-            np.cumsum(self.d["sent"][i:end]),
+            _along(np.add, self.d["sent"], i, ends),
         )
 
 
-def _kind(stage: Stage) -> Stage:
-    """What stages of equal loads have in common."""
-    return dataclasses.replace(stage, rank=0, host=0, nic=-1)
+def _along(ufunc: np.ufunc, row: Array, i: int, ends: slice) -> Array:
+    """What intervals from ``i`` to the ends come to, of one row or several."""
+    out: Array = ufunc.accumulate(row[..., i : ends.stop - 1], axis=-1)[..., ends.start - i - 1 :]
+    return out
+
+
+def _scaled(ns: Array, run: _Run) -> Array:
+    """Work on each kind of stage."""
+    return np.atleast_2d(ns) if run.is_even else np.rint(ns / run.speed).astype(np.int64)
 
 
 def best_chain(
@@ -237,7 +285,7 @@ def best_chain(
     Only chains whose every load is at most ``limit`` are looked at. O(n · w · stages) for w the longest
     interval whose work is within the limit. Raises :class:`OutOfTime` past ``deadline``.
     """
-    return _chain(problem, order, limit, deadline, additive=False)
+    return _chain(Rows(problem, order), limit, deadline)
 
 
 def near_chain(
@@ -247,42 +295,42 @@ def near_chain(
 
     Raises :class:`OutOfTime` past ``deadline``.
     """
+    rows = Rows(problem, order)
     for part in _OVER:
-        found = best_chain(problem, order, round(lower_ns * part), deadline)
+        found = _chain(rows, round(lower_ns * part), deadline)
         if found is not None:
             return found
-    return best_chain(problem, order, HUGE - 1, deadline)
+    return _chain(rows, HUGE - 1, deadline)
 
 
 def lightest_chain(
     problem: Problem, order: Sequence[int], limit: int, deadline: float = math.inf
 ) -> tuple[int, ...] | None:
     """Among chains with every load at most ``limit``, the one with the least sum of loads."""
-    found = _chain(problem, order, limit, deadline, additive=True)
+    found = _chain(Rows(problem, order), limit, deadline, additive=True)
     return found[1] if found else None
 
 
 def _chain(
-    problem: Problem, order: Sequence[int], limit: int, deadline: float, *, additive: bool
+    rows: Rows, limit: int, deadline: float, *, additive: bool = False
 ) -> tuple[int, tuple[int, ...]] | None:
-    n, k = len(order), problem.n_stages
+    problem, order, n, k = rows.problem, rows.order, rows.n, rows.problem.n_stages
     rest = np.full((k + 1, n + 1), HUGE, dtype=np.int64)
     rest[k, n] = 0
     if problem.allow_empty:
         rest[:, n] = 0
     choice = np.zeros((k, n + 1), dtype=np.int64)
-    span = np.arange(k)
-    for i, end, loads in Rows(problem, order).descend(limit):
-        if i % _LOOKS == 0 and time.perf_counter() > deadline:
+    for x, (i, stages, ends, loads) in enumerate(rows.descend(limit)):
+        if x % _LOOKS == 0 and time.perf_counter() > deadline:
             raise OutOfTime
-        after = rest[1:, i + 1 : end + 1]
+        after = rest[stages.start + 1 : stages.stop + 1, ends]
         if additive:
             totals = np.where(loads <= limit, np.minimum(loads + after, HUGE), HUGE)
         else:
             totals = np.maximum(loads, after)
         best = np.argmin(totals, axis=1)
-        rest[:k, i] = totals[span, best]
-        choice[:, i] = i + 1 + best
+        rest[stages, i] = totals[np.arange(len(best)), best]
+        choice[stages, i] = ends.start + best
         if problem.allow_empty:
             _skip(rest, choice, i)
     if rest[0, 0] >= HUGE or (not additive and rest[0, 0] > limit):

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ..definition.answer import OutOfTime
 from ..definition.problem import HUGE, Problem
+from ..definition.relaxed import apart
 from ..proof.bounds import lower_bound
 from .intervals import near_chain
 
@@ -61,8 +62,9 @@ def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple
 
 def fitting(problem: Problem, order: Sequence[int], deadline: float) -> tuple[int, ...] | None:
     """An assignment that fits, by moves from the chains of an order whose bytes and loads are even."""
+    free = dataclasses.replace(apart(problem, limited=False), recompute="never", pair_ns=None)
     with contextlib.suppress(OutOfTime):
-        for even in (_by_bytes(problem), _apart(problem)):
+        for even in (_by_bytes(free), free):
             found = near_chain(even, order, lower_bound(even), deadline)
             moved = found and improve(problem, found[1], deadline)
             if moved and problem.bottleneck(problem.loads(moved)) < HUGE:
@@ -80,12 +82,6 @@ def _score(problem: Problem, stage_of: Sequence[int]) -> tuple[int, ...]:
     return (over, *sorted(problem.loads_of(loads), reverse=True))
 
 
-def _apart(problem: Problem) -> Problem:
-    """The problem with every stage on a rank of its own, and no limits."""
-    own = (dataclasses.replace(s, rank=x, limit_bytes=HUGE, nic=-1) for x, s in enumerate(problem.stages))
-    return dataclasses.replace(problem, stages=tuple(own), moments=(), recompute="never", pair_ns=None)
-
-
 def _by_bytes(problem: Problem) -> Problem:
     """The problem whose loads are bytes, with as many microbatches in flight as the middle stage has."""
     alive = sorted(s.in_flight for s in problem.stages)[problem.n_stages // 2]
@@ -96,6 +92,5 @@ def _by_bytes(problem: Problem) -> Problem:
         for i in problem.items
     )
     nets = (dataclasses.replace(n, send_ns=0, receive_ns=0) for n in problem.nets)
-    apart = _apart(problem)
-    stages = tuple(dataclasses.replace(s, speed=1.0) for s in apart.stages)
-    return dataclasses.replace(apart, items=tuple(items), nets=tuple(nets), shares=(), stages=stages)
+    stages = tuple(dataclasses.replace(s, speed=1.0) for s in problem.stages)
+    return dataclasses.replace(problem, items=tuple(items), nets=tuple(nets), shares=(), stages=stages)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..definition.blocks import UNDER, cheapest_blocks, freed_bytes, least_ns_per_byte
-from ..definition.problem import HUGE, Array, Problem, Stage, memory_bytes, peak_bytes, scaled, stage_ns
+from ..definition.problem import Array, Problem, Stage, memory_bytes, peak_bytes, scaled, stage_ns
 from .reach import Bits
 from .windows import Downsets
 
@@ -60,19 +60,16 @@ class Loads:
             for n, net in enumerate(p.nets)
             if p.directions[n] == 0 or (p.directions[n] < 0 and (net.n_bytes or net.sent_bytes))
         }
-        self.has_memory = p.recompute != "never" or any(s.limit_bytes < HUGE for s in p.stages)
-        self.plain = not self.has_memory and all(s.speed == 1.0 for s in p.stages)
-        self.plain = self.plain and not any(n.link_ns for n in p.nets)
-        self.plain = self.plain and all(s.links == (0, 0) for s in p.stages)
-        names = ["forward_ns", "backward_ns"] + ["static_bytes", "saved_bytes"] * self.has_memory
+        alike = all(s.speed == 1.0 and s.links == (0, 0) for s in p.stages)
+        self.plain = alike and not p.has_memory and not any(n.link_ns for n in p.nets)
+        names = ["forward_ns", "backward_ns"] + ["static_bytes", "saved_bytes"] * p.has_memory
         blocks = [block for i in p.items for block in i.blocks]
-        self.has_blocks = p.recompute == "auto" and bool(blocks)
         self.least = least_ns_per_byte(blocks)
         self.each = {name: _row([getattr(i, name) for i in p.items]) for name in names}
         self.each["freed"] = _row([freed_bytes(i.blocks) for i in p.items])
         self.each["real"] = _row([bool(i.ops) for i in p.items])
         self.peaks = _row([peak_bytes(p, v) for v in range(len(p.items))])
-        self.levels = sorted(set(self.peaks.tolist()) - {0}) if self.has_memory else []
+        self.levels = sorted(set(self.peaks.tolist()) - {0}) if p.has_memory else []
         for level in self.levels:
             self.each[f"peak {level}"] = (self.peaks == level).astype(np.int64)
 
@@ -108,7 +105,7 @@ class Loads:
             for side, kind in enumerate(links):
                 each = {n: nets[n].prices_ns(links)[side if ways[n] > 0 else 1 - side] for n in taken}
                 sums[f"{side} {kind}"] = self._open(out, each)
-        for name in ("sent_bytes", "n_bytes") if self.has_memory else ():
+        for name in ("sent_bytes", "n_bytes") if p.has_memory else ():
             sums[name] = self._open(out, {n: getattr(nets[n], name) for n in taken})
         return out
 
@@ -128,7 +125,7 @@ class Loads:
         forward, backward = common.shared("forward_ns", a, b), common.shared("backward_ns", a, b)
         forward, backward = _scaled(forward, stage.speed), _scaled(backward, stage.speed)
         again: _Again | None = None
-        if self.has_memory:
+        if p.has_memory:
             static, saved = common.shared("static_bytes", a, b), common.shared("saved_bytes", a, b)
             peak = np.zeros(moving.shape)
             for level in self.levels:
@@ -139,7 +136,7 @@ class Loads:
             recompute = (kept > stage.limit_bytes) if p.recompute == "auto" else p.recompute == "always"
             least = np.where(recompute, forward, 0.0)
             short = np.where(recompute, whole, kept) > stage.limit_bytes
-            if self.has_blocks:
+            if p.has_blocks:
                 over, work = np.maximum(kept - stage.limit_bytes, 0), forward + backward
                 sets, unknown = (a.downsets, b.downsets), over > 0
                 again = _Again(self, stage, sets, forward, work, moving, sync, over, short, unknown)
@@ -148,7 +145,7 @@ class Loads:
                 short = short & (over > stage.in_flight * _between(a, b, "freed"))
             backward = backward + least
         loads = stage_ns(forward + backward, moving, sync, p.overlap)
-        if self.has_memory:
+        if p.has_memory:
             loads[short] = np.inf
         if not p.allow_empty and b.sums["real"].min() <= a.sums["real"].max():
             loads[_between(a, b, "real") <= 0] = np.inf

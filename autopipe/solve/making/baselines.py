@@ -6,6 +6,7 @@ They order nothing and prove nothing; ``search`` simulates them beside its own a
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -61,10 +62,12 @@ def _fresh_parameters(graph: OpGraph, op: str, seen: set[str]) -> float:
     return float(total)
 
 
-def by_weight(problem: Problem, weights: Sequence[float]) -> tuple[int, ...] | None:
+def by_weight(
+    problem: Problem, weights: Sequence[float], deadline: float = math.inf
+) -> tuple[int, ...] | None:
     """The assignment of items, in order, whose largest stage weight is least; None where pins forbid all.
 
-    O(stages · items · log items) without pins.
+    O(stages · items · log items) without pins; with them, raises :class:`OutOfTime` past ``deadline``.
     """
     total = sum(weights) or 1.0
     fine = [round(w / total * _FINE) for w in weights]
@@ -76,10 +79,8 @@ def by_weight(problem: Problem, weights: Sequence[float]) -> tuple[int, ...] | N
         dataclasses.replace(i, forward_ns=w, backward_ns=0, blocks=(), host_ns=(0, 0))
         for i, w in zip(problem.items, fine, strict=True)
     )
-    stages = tuple(Stage(s) for s in range(k))
-    found = near_chain(
-        Problem(tuple(items), (), (), (), stages), range(len(fine)), max(max(fine), sum(fine) // k)
-    )
+    apart = Problem(tuple(items), (), (), (), tuple(Stage(s) for s in range(k)))
+    found = near_chain(apart, range(len(fine)), max(max(fine), sum(fine) // k), deadline)
     return found and found[1]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from ...errors import InfeasibleError, InputError
 from ...hardware import Cluster
-from ...schedule import BREADTH_FIRST, COST_AWARE, NAMES, SPLIT, build, placement
+from ...schedule import BREADTH_FIRST, COST_AWARE, MOST_ACTIONS, NAMES, SPLIT, build, placement
 from ..definition.problem import Problem
 from ..proof.step import least_step_s
 from .baselines import Weigh
@@ -23,6 +23,9 @@ __all__ = ["SEVERAL_PER_RANK", "Case", "cases", "rank_orders"]
 
 SEVERAL_PER_RANK = ("interleaved", "looped-bfs", "zbv", "dualpipev")
 """Schedules whose ranks hold two stages each unless told otherwise."""
+
+_LISTED_S = 1e-3
+"""Seconds for each forward of a schedule that is made for its costs, and made again once they are known."""
 
 _FEW_RANKS = 8
 """Up to so many, every number of ranks is tried; beyond, those that double, and all of them."""
@@ -61,10 +64,17 @@ class Case:
         """Whether the schedule can be built for its counts."""
         n_ranks = self.source.cluster.n_ranks
         try:
+            if self.schedule == COST_AWARE:
+                return len(self.placement) * self.n_microbatches <= MOST_ACTIONS // 16
             build(self.schedule, n_ranks, self.n_stages, self.n_microbatches)
         except InputError:
             return False
         return True
+
+    @property
+    def making_s(self) -> float:
+        """What making its schedule, and again for a plan, takes at least: one is listed by the clock."""
+        return _LISTED_S * self.n_stages * self.n_microbatches * (self.schedule == COST_AWARE)
 
     @property
     def least_step_s(self) -> float:

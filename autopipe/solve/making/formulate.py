@@ -18,6 +18,7 @@ from ..definition.blocks import Block
 from ..definition.contract import merge
 from ..definition.problem import HUGE, Item, Net, Problem, Share, Stage
 from ..definition.relaxed import at_one_pace
+from .clones import inputs_of
 from .source import Source, cheapest_link, slowest_link
 
 __all__ = ["formulate"]
@@ -220,9 +221,7 @@ class _Maker:
         for op in graph.ops:
             for value in self.costs[op.name].saved_values:
                 owner.setdefault(value, op.name)
-        takes: dict[str, list[str]] = {op.name: [] for op in graph.ops}
-        for producer, consumer in graph.edges:
-            takes[consumer].append(producer)
+        takes = inputs_of(graph)
         kinds = {op.name: op.kind for op in graph.ops}
         barred = {op.name for op in graph.ops if op.mutated_buffers}
         barred |= {name for g in graph.groups if any(kinds[n] == "input" for n in g) for name in g}

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from ...costs import TIMES, CostTable
+from ...costs import TIMES, CostTable, OpCost
 from ...errors import CostError, InputError, PlanError
 from ...graph import Op, OpGraph
 from ...hardware import Cluster, Link
@@ -62,7 +62,7 @@ class Source:
         """
         sizes = {op.name: op.bytes_at(costs.dims) or _INT_BYTES for op in graph.ops}
         _check_costs(graph, costs)
-        _check_sums(sizes, costs, cluster)
+        _check_sums(graph, sizes, costs, cluster)
         return cls(graph, costs, cluster, settings, sizes)
 
     def on(self, ranks: Sequence[int]) -> Source:
@@ -157,23 +157,28 @@ def slowest_link(cluster: Cluster) -> Link:
 
 
 def _check_costs(graph: OpGraph, costs: CostTable) -> None:
-    n_bytes = ("saved_bytes", "workspace_bytes", "backward_workspace_bytes")
-    for op in graph.ops:
-        cost = costs[op.name]
-        for names, most in ((TIMES, _MOST_S), (n_bytes, _MOST_BYTES)):
-            for name in names:
-                value = getattr(cost, name)
-                if not 0 <= value <= most:
-                    raise CostError(
-                        f"{name} of op {op.name!r} is {value}; costs are from 0 to {most:g}: measure again, "
-                        "or give a cost table without it"
-                    )
+    n_bytes = dict.fromkeys(("saved_bytes", "workspace_bytes", "backward_workspace_bytes"), _MOST_BYTES)
+    of_op: dict[str, float] = {**dict.fromkeys(TIMES, _MOST_S), **n_bytes}
+    of_all: dict[str, float] = {"optimizer_workspace_bytes": _MOST_BYTES, "alone": _MOST_S}
+    of_all |= dict.fromkeys(("optimizer_s_per_byte", "optimizer_s_per_tensor"), _MOST_S)
+    rows: list[tuple[str, OpCost | CostTable, dict[str, float]]] = [("", costs, of_all)]
+    rows += [(f" of op {op.name!r}", costs[op.name], of_op) for op in graph.ops]
+    for where, cost, most_of in rows:
+        for name, most in most_of.items():
+            value = getattr(cost, name)
+            if not 0 <= value <= most:
+                raise CostError(
+                    f"{name}{where} is {value}; costs are from 0 to {most:g}: measure again, "
+                    "or give a cost table without it"
+                )
 
 
-def _check_sums(sizes: Mapping[str, int], costs: CostTable, cluster: Cluster) -> None:
+def _check_sums(graph: OpGraph, sizes: Mapping[str, int], costs: CostTable, cluster: Cluster) -> None:
     """Raises :class:`InputError` where sums of nanoseconds would not fit the solver's integers."""
-    work = sum(cost.seconds for cost in costs.costs.values()) / min(d.speed for d in cluster.devices)
-    moved = 4 * len(sizes) * slowest_link(cluster).seconds(max(sizes.values(), default=0))
+    work = sum(c.seconds + c.host_s for c in costs.costs.values()) / min(d.speed for d in cluster.devices)
+    slow, largest = slowest_link(cluster), max((p.bytes for p in graph.parameters), default=0)
+    moved = 4 * len(sizes) * slow.seconds(max(sizes.values(), default=0))
+    moved += len(graph.parameters) * slow.all_reduce_s(largest, cluster.n_ranks)
     if max(work, moved) > _MOST_SUM_S:
         raise InputError(
             f"a microbatch takes {work:.3g} s of work on the slowest device and up to {moved:.3g} s of "

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from ..definition.contract import Contraction, contract, merge
-from ..definition.problem import Array, Net, Problem, most_work, scaled
+from ..definition.problem import Array, Net, Problem, most_work
 
 __all__ = ["Room", "at_bound", "lower_bound"]
 
@@ -115,13 +115,10 @@ def lower_bound(problem: Problem) -> int:
     """The larger of a fair share of everything that must be paid, and the dearest single item. O(items)."""
     room = Room.of(problem)
     k = problem.n_stages
-    fastest = max(s.speed for s in problem.stages)
-    works = (scaled(i.forward_ns, fastest) + scaled(i.backward_ns, fastest) for i in problem.items)
-    largest = max(works, default=0)
     if not room.is_even:
-        return max(largest, math.floor(room.total_ns / sum(s.speed for s in problem.stages)) - 2)
+        return max(problem.dearest_ns, math.floor(room.total_ns / sum(s.speed for s in problem.stages)) - 2)
     used = range(1, k + 1) if problem.allow_empty else (k,)
-    return max(largest, min(-(-(room.total_ns + sum(room.first(j))) // j) for j in used))
+    return max(problem.dearest_ns, min(-(-(room.total_ns + sum(room.first(j))) // j) for j in used))
 
 
 def at_bound(problem: Problem, bound: int) -> Contraction:

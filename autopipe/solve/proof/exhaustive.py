@@ -5,8 +5,6 @@ Only for a handful of items; the solver itself is ``chains``.
 
 from __future__ import annotations
 
-import itertools
-
 from ..definition.problem import HUGE, Problem
 
 __all__ = ["exhaustive"]
@@ -15,10 +13,22 @@ __all__ = ["exhaustive"]
 def exhaustive(problem: Problem) -> tuple[int, tuple[int, ...]] | None:
     """The least bottleneck and its first assignment; None where nothing fits. O(stages ** items)."""
     best: tuple[int, tuple[int, ...]] | None = None
-    stages = [range(i.first, problem.last_of(v) + 1) for v, i in enumerate(problem.items)]
-    for stage_of in itertools.product(*stages):
-        if problem.is_valid(stage_of):
-            value = problem.bottleneck(problem.loads(stage_of))
-            if value < HUGE and (best is None or value < best[0]):
-                best = value, stage_of
+    for stage_of in filter(problem.is_valid, _ordered(problem)):
+        value = problem.bottleneck(problem.loads(stage_of))
+        if value < HUGE and (best is None or value < best[0]):
+            best = value, stage_of
     return best
+
+
+def _ordered(problem: Problem) -> list[tuple[int, ...]]:
+    """Every assignment within the items' windows that decreases along no edge, one item after another."""
+    rows: list[tuple[int, ...]] = [()]
+    for v, item in enumerate(problem.items):
+        before, after = ([u for u in beside[v] if u < v] for beside in (problem.before, problem.after))
+        rows = [
+            (*row, s)
+            for row in rows
+            for s in range(item.first, problem.last_of(v) + 1)
+            if all(row[u] <= s for u in before) and all(s <= row[u] for u in after)
+        ]
+    return rows

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..definition.problem import HUGE, Array, Problem
+from ..definition.relaxed import apart
 from ..lines.intervals import Rows
 
 __all__ = ["recut"]
@@ -60,14 +61,11 @@ def _runs(problem: Problem) -> Iterator[range]:
 def _table(problem: Problem, order: Sequence[int]) -> Array:
     """[stage, start, end] → load of the items from start to end in the order, on a rank of its own."""
     n = len(order)
-    own = tuple(
-        dataclasses.replace(s, rank=x, limit_bytes=HUGE, nic=-1) for x, s in enumerate(problem.stages)
-    )
     free = "never" if problem.recompute == "auto" else problem.recompute
-    apart = dataclasses.replace(problem, stages=own, moments=(), recompute=free)
+    own = dataclasses.replace(apart(problem, limited=False), recompute=free)
     out = np.full((problem.n_stages, n + 1, n + 1), HUGE, dtype=np.int64)
-    for i, end, loads in Rows(apart, order).descend(HUGE):
-        out[:, i, i + 1 : end + 1] = loads
+    for i, stages, ends, loads in Rows(own, order).descend(HUGE):
+        out[stages, i, ends] = loads
     return out
 
 

@@ -66,7 +66,6 @@ class Spans:
         bits = np.unpackbits(rows.reshape(self.n, n_bytes), axis=1, bitorder="little")
         self.holds: Bits = bits[:, : len(problem.items)].astype(bool)
         self.work = self._sums([i.work_ns for i in problem.items])
-        self.has_memory = problem.recompute != "never" or any(s.limit_bytes < HUGE for s in problem.stages)
         self.nets = [n for n in problem.nets if n.send_ns or n.receive_ns or n.n_bytes or n.sent_bytes]
         self.makes = self.holds[:, [n.producer for n in self.nets]]
         self.takes = self._counts([n.consumers for n in self.nets])
@@ -78,10 +77,9 @@ class Spans:
             setattr(self, name, self._part(name))
         self.saved = self.saved + self.received * problem.holds_received
         freed = [freed_bytes(i.blocks) for i in problem.items]
-        self.has_blocks = problem.recompute == "auto" and any(freed)
         sums = self._sums(freed)
         self.freed = np.asarray(sums[None, :] - sums[:, None])
-        self.workspace = self._workspace() if self.has_memory else np.zeros_like(self.sync)
+        self.workspace = self._workspace() if problem.has_memory else np.zeros_like(self.sync)
 
     forward: Array
     backward: Array
@@ -116,9 +114,11 @@ class Spans:
     def _touched(self, counts: Array, sizes: Sequence[int], weights: Sequence[int], since: Bits) -> Array:
         """Σ weight over the groups of which a pair's items hold some, where ``since`` holds at its start."""
         out = np.zeros((self.n, self.n))
+        each, prices = np.array(sizes, dtype=np.int64), np.array(weights, dtype=np.float64)
         for level in range(max(sizes, default=0)):
-            below = (counts == level) & since
-            out += (below * np.array(weights, dtype=np.float64)) @ (counts > level).T.astype(np.float64)
+            of = np.flatnonzero((each > level) & (prices != 0))
+            below = (counts[:, of] == level) & since[:, of]
+            out += (below * prices[of]) @ (counts[:, of] > level).T.astype(np.float64)
         return np.asarray(np.rint(out), dtype=np.int64)
 
     def _received(self, weights: Sequence[int]) -> Array:
@@ -152,7 +152,7 @@ class Spans:
 
     def _part(self, name: str) -> Array:
         if name in ("received", "sent"):
-            if not self.has_memory:
+            if not self.problem.has_memory:
                 return np.zeros((self.n, self.n), dtype=np.int64)
             if name == "received":
                 return self._received([n.n_bytes for n in self.nets])
@@ -224,15 +224,15 @@ class Spans:
         )
         sync = self.sync[a][:, None] - sync_a, self.sync[b][None, :] - sync_b
         best = np.full(saved_a.shape, HUGE, dtype=np.int64)
-        bound_only: Bits = np.full(saved_a.shape, self.has_blocks)
-        for again in _recomputing(p.recompute, len(stages), self.has_blocks):
+        bound_only: Bits = np.full(saved_a.shape, p.has_blocks)
+        for again in _recomputing(p.recompute, len(stages), p.has_blocks):
             total = np.zeros_like(best)
             for (forward, both), row, moved, synced, more in zip(
                 work, _SIDES, moving, sync, again, strict=True
             ):
                 own = (both + forward * (more is True))[row]
                 total = total + stage_ns(own, moved, synced, p.overlap)
-            if self.has_memory:
+            if p.has_memory:
                 fits = self._fits(stages, a, b, bytes_once, again)
                 bound_only &= ~fits | any(again) | (None in again)
                 total = np.where(fits, total, HUGE)
@@ -280,7 +280,7 @@ def _whole(
     """Σ price of the values or shares that both spans touch and no other stage does."""
     sizes, prices = np.array(of_each), np.array(price_ns, dtype=np.float64)
     out = np.zeros((len(held_a), len(held_b)))
-    for held in range(int(sizes.max())):
+    for held in np.unique(held_a[counts]):
         of = np.flatnonzero((sizes > held) & (prices > 0))
         a = (held_a[:, of] == held) & counts[:, of]
         some = a.any(axis=0)

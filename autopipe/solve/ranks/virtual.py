@@ -17,12 +17,13 @@ import numpy as np
 
 from ..definition.answer import Answer, OutOfTime
 from ..definition.problem import HUGE, Array, Problem, scaled
-from ..definition.relaxed import cheapest
+from ..definition.relaxed import apart, cheapest
 from ..lines.intervals import near_chain
 from ..lines.moves import fitting, improve
 from ..lines.orders import orders
 from ..proof.bounds import lower_bound
 from ..proof.packing import packed
+from ..stopping import GRACE_S
 from .paths import Paths
 from .recut import recut
 from .spans import Bits, Spans, downsets, prefixes
@@ -31,9 +32,6 @@ __all__ = ["least_load", "several"]
 
 _MOST_DOWNSETS = 700
 """Tables have the square of this many entries."""
-
-_GRACE_S = 0.1
-"""A first answer is worth so much more than the time given."""
 
 _FITTING = 0.3
 """Share of the time spent on moving items until a first answer fits."""
@@ -58,7 +56,7 @@ def several(problem: Problem, deadline: float) -> Answer:
     known = Answer(None, HUGE, least_load(cheap if problem.has_hosts else problem))
     try:
         for order in orders(problem):
-            known = _better(problem, known, _start(cheap, order, max(deadline, started + _GRACE_S)))
+            known = _better(problem, known, _start(cheap, order, max(deadline, started + GRACE_S)))
             if time.perf_counter() > deadline and known.stage_of is not None:
                 return known
         until = time.perf_counter() + (deadline - time.perf_counter()) * _FITTING
@@ -83,14 +81,13 @@ def _straight(problem: Problem) -> Problem:
 def least_load(problem: Problem) -> int:
     """A bound on the fullest rank's load: a fair share of all that must be paid, whole items, the dearest."""
     speeds = {s.rank: s.speed for s in problem.stages}
-    fastest = max(speeds.values())
-    works = (scaled(i.forward_ns, fastest) + scaled(i.backward_ns, fastest) for i in problem.items)
     if set(speeds.values()) == {1.0}:
         again = problem.recompute == "always"
         whole = packed([i.work_ns + again * i.forward_ns for i in problem.items], len(speeds))
         total_ns = problem.total_ns + again * sum(i.forward_ns for i in problem.items)
-        return max(*works, whole, -(-(total_ns + _least_transfers(cheapest(problem))) // len(speeds)))
-    return max(*works, math.floor(problem.total_ns / sum(speeds.values())) - problem.n_stages, 0)
+        total_ns += _least_transfers(cheapest(problem))
+        return max(problem.dearest_ns, whole, -(-total_ns // len(speeds)))
+    return max(problem.dearest_ns, math.floor(problem.total_ns / sum(speeds.values())) - problem.n_stages)
 
 
 def _least_transfers(problem: Problem) -> int:
@@ -114,9 +111,8 @@ def _least_transfers(problem: Problem) -> int:
 
 def _start(problem: Problem, order: Sequence[int], deadline: float) -> tuple[int, ...] | None:
     """The best chain of an order with every stage on a rank of its own."""
-    own = tuple(dataclasses.replace(s, rank=i, nic=-1) for i, s in enumerate(problem.stages))
-    apart = dataclasses.replace(problem, stages=own, moments=())
-    found = near_chain(apart, order, lower_bound(apart), deadline)
+    own = apart(problem, limited=True)
+    found = near_chain(own, order, lower_bound(own), deadline)
     return found[1] if found else None
 
 

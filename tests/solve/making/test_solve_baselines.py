@@ -1,10 +1,12 @@
 """Splits by weight: the quick way for items in a row is the general search, its choices included."""
 
 import random
+import time
 
 import pytest
 
 from autopipe.solve import Item, Problem, Stage
+from autopipe.solve.definition.answer import OutOfTime
 from autopipe.solve.lines.intervals import best_chain
 from autopipe.solve.making.baselines import _even, by_weight
 
@@ -37,3 +39,12 @@ def test_pins_are_met_with_the_least_largest_weight(seed):
         assert stage_of[v] == s
         assert list(stage_of) == sorted(stage_of)
         assert len({*stage_of}) == k
+
+
+def test_a_search_among_many_pinned_items_keeps_the_time():
+    """Nearly all the weight is in one item, so that any run of the others may be a stage."""
+    items = [Item((f"o{v}",), first=0, last=0 if v == 0 else -1) for v in range(3_000)]
+    problem = Problem(tuple(items), (), (), (), tuple(Stage(s) for s in range(8)))
+    weights = [1e6 if v == 3 else 1.0 for v in range(3_000)]
+    with pytest.raises(OutOfTime):
+        by_weight(problem, weights, time.perf_counter() + 0.05)

@@ -1,0 +1,320 @@
+"""What a runtime is put together from: device, peers, stages and workers, and what hangs on who has which.
+
+Running batches through it is left to ``engine``.
+"""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from .. import accelerator
+from ..errors import InputError, StaleError, StepError
+from ..plans import Plan
+from ..schedule import Message
+from ..stages import Stage
+from .data.feed import Feed
+from .data.intake import Intake
+from .data.microbatch import Splitter
+from .data.outputs import Outputs
+from .data.rows import MixedRows
+from .data.weights import Weigher
+from .execute.accord import Accord
+from .execute.executor import Call, Clock, Executor
+from .execute.program import pick_schedule, step_program
+from .execute.results import Results
+from .held import Held
+from .keep.alike import check_weights, fingerprints
+from .keep.away import Away, absent, guard, mark, readable
+from .keep.whole import gather_weights
+from .options import Options
+from .reduce.parallel import ReplicaDims, Replicas
+from .reduce.partial import watch
+from .reduce.precision import autocast_context, placeholder
+from .reduce.ties import TieSum, find_ties
+from .stage.crew import gathered, make_workers, wrap_all
+from .stage.initialise import initialise
+from .stage.loss import Loss
+from .stage.setup import card, check_same, pick_device, place, sections_of
+from .stage.worker import Worker
+from .turn import Turn
+from .wire.boundary import edges_between
+from .wire.channel import Channel
+from .wire.peers import Peers, pipeline_ranks
+from .wire.position import Patience, Position
+
+if TYPE_CHECKING:
+    from ..tracing import Capture
+    from .record import Publisher
+
+__all__ = ["Assembly"]
+
+REMEMBERED_STEPS = 32
+
+
+class Assembly:
+    """The stages of this process and all that they need, alone or with peers.
+
+    Attributes
+    ----------
+    rank: within the pipeline. stages, workers: those of this process. peers: None when it holds all stages.
+    records: (start, duration, clock) of recent training steps.
+    frees: whether weights that only others train are given back.
+    turn: held by the thread that uses the runtime.
+    syncs: whether a step ends with gradients summed over ranks. factor: what gradients are multiplied by.
+    publisher: writes recent steps where they are watched. held: the most memory the stages held.
+    share: what they are multiplied by beside replicas' own, where that is not each step's to say.
+    """
+
+    def __init__(self, capture: Capture, plan: Plan, stages: tuple[Stage, ...], options: Options) -> None:
+        self.capture, self.plan, self.all_stages, self.options = capture, plan, stages, options
+        self.n_steps = self.n_forwards = 0
+        self.syncs = True
+        self.factor = 1.0
+        self.share: Tensor | None = None
+        self._has_added = False
+        self._was_wrapped = False
+        self.publisher: Publisher | None = None
+        self._guards: list[Any] = []
+        self._gathered: tuple[tuple[int, ...], int | None] = (), None
+        self.records: collections.deque[tuple[float, float, Clock]] = collections.deque(
+            maxlen=REMEMBERED_STEPS
+        )
+        self._programs: dict[tuple[int, bool], tuple[Call, ...]] = {}
+        self.patience = Patience(options.stall_limit_s, plan.step_s)
+        self._waited_s = 0.0
+        self._agreed: StepError | None = None
+        self._sections = sections_of(stages, options)
+        self._is_whole = len(self._sections) > len(stages)
+        pick_schedule(plan, options.schedule, options.n_microbatches, waits=self._is_whole)
+        check_same(capture, stages)
+        ranks = pipeline_ranks(options.mesh, plan.n_ranks)
+        self.device = pick_device(options.device, stages, bool(ranks))
+        accelerator.keep_freed(self.device)
+        self.peers: Peers | None = None
+        if ranks:
+            mine = card(capture, plan, stages, str(options.schedule), self.device)
+            mine["own weights"] = fingerprints(capture, stages)
+            self.peers = Peers(ranks, self.device, mine, self.patience)
+            weakref.finalize(self, self.peers.close)
+            mesh = options.mesh
+            names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
+            self.peers.break_too(mesh.get_group(name) for name in names if mesh is not None and name != "pp")
+            check_weights(self.peers.cards)
+        self.rank = self.peers.rank if self.peers else 0
+        self.seed: int = self.peers.cards[0]["own seed"] if self.peers else torch.initial_seed()
+        self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
+        releases = options.release and self.peers is not None
+        self.frees = self.peers is not None and (
+            options.release or any(p.is_meta for p in capture.model.parameters())
+        )
+        self._unfilled = place(capture, self.stages, stages, self.device, releases)
+        is_read = isinstance(options.weights, (str, pathlib.Path))
+        initialise(
+            capture.model,
+            self._unfilled,
+            self.seed,
+            self.device,
+            init=None if is_read else options.weights,  # type: ignore[arg-type]
+            tables_only=is_read,
+        )
+        self.placeholder = placeholder(self.device)
+        self._replicas = ReplicaDims(options.mesh)
+        self._is_random = any(op.is_random for op in capture.ops.compute)
+        self.turn = Turn(waits=self.peers is None, draws=self._is_random, fail=self._fail)
+        self._is_running = False
+        self._mixed = MixedRows(capture, options.mixed_rows, self._is_whole)
+        self._splitter = Splitter(capture, options.batch_dims)
+        self._weigher = Weigher(
+            capture,
+            options.loss_reduction,
+            options.loss_weight,
+            options.loss_fn,
+            is_whole=self._is_whole,
+        )
+        self._outputs = Outputs(capture)
+        self._loss = Loss(capture, options, self._outputs, self._weigher.is_sum, self.device)
+        self._n_layouts = 0
+        self._lay_out()
+        if self.peers is not None:
+            watch(self)
+        if releases:
+            self.part_with_weights()
+        else:
+            self._guards = guard(self._absent) if self.peers is not None else []
+        self.held = Held(self.device, self.stages)
+
+    def _lay_out(self) -> None:
+        """Make all that depends on which stages there are and where."""
+        capture, plan, options, stages = self.capture, self.plan, self.options, self.all_stages
+        self._absent = absent(capture, self.stages, stages)
+        ties = find_ties(stages) if self.peers else ()
+        purpose = f"ties {self._n_layouts}" if self._n_layouts else "ties"
+        self._n_layouts += 1
+        self.ties = TieSum(ties, self.rank, self.peers.new_group, purpose) if self.peers else None
+        self._tied = {id(t.parameter) for t in ties}
+        self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
+        self._programs.clear()
+        self.records.clear()
+        self._edges = edges_between(self._sections)
+        self.workers = make_workers(
+            capture, plan, self.stages, self._sections, self._edges, self._loss, options.autocast, self.device
+        )
+        self._channel = None if self.peers is None else Channel(self.peers, self.device)
+        feed = self._make_feed(self._splitter.read)
+        self._intake = Intake(
+            capture,
+            options,
+            self._splitter,
+            self._weigher,
+            feed,
+            self.peers,
+            self.stages,
+            self.device,
+            self._bind,
+        )
+        self._results = Results(capture, self._outputs, self.peers, stages[-1].rank, self.device)
+        position = Position() if self.peers is None else self.peers.position
+        self._executor = Executor(self.workers, self._edges, plan, self._channel, position)
+        self._accord: Accord | None = None
+        if self.peers is not None and self._channel is not None:
+            self._accord = Accord(capture, self.peers, self._channel, is_fed=feed is not None)
+            self._connect(self.peers)
+
+    def recut(self, plan: Plan, stages: tuple[Stage, ...]) -> None:
+        """Go on with other stages of the same model, whose weights are where they belong."""
+        self.plan, self.all_stages = plan, stages
+        self._sections = sections_of(stages, self.options)
+        self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
+        for stage in self.stages:
+            stage.to(self.device)
+        self.patience.step_s = plan.step_s
+        is_summed = self.ties is not None and self.ties.is_whole
+        self._lay_out()
+        if self.ties is not None:
+            self.ties.is_summed = is_summed  # holders, old and new, have the whole gradient
+        if self.peers is not None:
+            self.part_with_weights()
+
+    def _make_feed(self, everywhere: Collection[str]) -> Feed | None:
+        source, n_ranks = self.options.feed, self.plan.n_ranks
+        if self.peers is None or source is None:
+            return None
+        if not 0 <= source < n_ranks:
+            raise InputError(f"feed is {source}; the pipeline's ranks are 0 to {n_ranks - 1}")
+        return Feed(source, self.all_stages, self.peers, self.device, everywhere)
+
+    def _connect(self, peers: Peers) -> None:
+        """Link this rank with those that it exchanges messages with."""
+        placed, source = self.plan.placement, self.options.feed
+        crossing = (e for e in self._edges if e.destination < len(placed))
+        ends = [(placed[e.source], placed[e.destination]) for e in crossing]
+        if source is not None:
+            ends += [(source, rank) for rank in range(self.plan.n_ranks)]
+        peers.connect([(min(pair), max(pair)) for pair in ends if pair[0] != pair[1]])
+
+    def wrap(self, wrapper: Callable[[Stage], nn.Module | None]) -> None:
+        """Put every stage's worker behind what ``wrapper`` makes of it; ties follow replaced parameters."""
+        is_as_captured = not self.capture.standing.changed()
+        replaced = wrap_all(self.workers, wrapper, self.rank)
+        self._was_wrapped = True
+        Replicas.join([worker.replicas for worker in self.workers.values()])
+        self._programs.clear()
+        schedule = pick_schedule(
+            self.plan, self.options.schedule, self.options.n_microbatches, waits=self._is_whole
+        )
+        rank = None if self.peers is None else self.rank
+        self._gathered = gathered(self.workers, self.plan, schedule, rank)
+        self.counted_elsewhere = {id(replaced[i]) for i in self.counted_elsewhere if i in replaced}
+        if self.ties is not None:
+            self.ties.replace(replaced)
+        if is_as_captured:
+            self.capture.standing.accept()  # shards and wrapped layers are the runtime's own doing
+
+    def part_with_weights(self) -> None:
+        """From now on the weights of other ranks' stages are theirs alone: reading them here raises."""
+        self._end_guard()
+        mark(self._absent)
+
+    def _end_guard(self) -> None:
+        while self._guards:
+            self._guards.pop().remove()
+
+    def gather_weights(self) -> None:
+        """Bring every weight to every rank."""
+        if self.peers is not None:
+            self._end_guard()
+            gather_weights(self.capture, self.all_stages, self.peers, self.device)
+            self._absent = absent(self.capture, self.stages, self.all_stages)
+
+    def partial(self) -> Iterator[nn.Parameter]:
+        """This rank's parameters while others of the model are elsewhere."""
+        if any(isinstance(home.tensor, Away) for home in self._absent):
+            yield from (p for stage in self.stages for p in stage.parameters())
+
+    @property
+    def replica(self) -> int:
+        """Which of several replicas of the pipeline this process belongs to: 0 for the first."""
+        return self._replicas.index
+
+    @property
+    def _end_worker(self) -> Worker | None:
+        """The one that computes the loss, where this process has it."""
+        return self.workers.get(len(self._sections) - 1)
+
+    def _weighs_replicas(self) -> bool:
+        """Whether this rank says what a batch weighs beside those of other replicas: it makes the loss.
+
+        A last stage without parameters has nothing to wrap.
+        """
+        last = self.workers.get(len(self.all_stages) - 1)
+        if last is None:
+            return False
+        trains = any(p.requires_grad for p in last.stage.parameters())
+        return last.is_replicated or (self._was_wrapped and not trains)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        """Inputs by name. A changed model (a layer thawed) is recorded again, whatever its values.
+
+        In the surroundings that stages run in, since the model's own code may ask for the autocast there.
+        """
+        with autocast_context(self.options.autocast, self.device)():
+            try:
+                return self.capture.bind(args, kwargs)
+            except StaleError:
+                with readable(self._absent):
+                    return self.capture.bind(args, kwargs)
+
+    def message_bytes(self, clock: Clock) -> dict[Message, int]:
+        """How large the messages were that this rank sent in a training step."""
+        return self._executor.message_bytes(clock)
+
+    def _program(self, n_microbatches: int, grad: bool) -> tuple[Call, ...]:
+        key = (n_microbatches, grad)
+        if key not in self._programs:
+            rank = None if self.peers is None else self.rank
+            program = step_program(
+                self.plan,
+                self.options.schedule,
+                n_microbatches,
+                self._edges,
+                rank,
+                has_backward=grad,
+                waits=self._is_whole,
+                sharded=self._gathered[0],
+                most_whole=self._gathered[1],
+            )
+            self._programs[key] = self._executor.compile(program)
+        return self._programs[key]
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Raise ``error``, or with peers the one cause that all of them report."""
+        if self.peers is None or error is self._agreed:
+            raise error
+        self.peers.fail(error)
