@@ -369,7 +369,11 @@ def _captured(
             f"{type(model).__name__} has layers that take their sizes from the first data "
             f"({', '.join(lazy[:3])}); run it once on an example before it is captured"
         )
-    with torch.inference_mode(False), switched_off(model), preserved(model) as snapshot:
+
+    def is_open(path: str) -> bool:
+        return not policy.is_inside_leaf(path)
+
+    with torch.inference_mode(False), switched_off(model), preserved(model, is_open) as snapshot:
         session = Session(model, args, kwargs, policy, snapshot)
         args, kwargs = session.args, session.kwargs
         inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
@@ -399,7 +403,7 @@ def _captured(
         device=session.device,
         policy=session.policy,
         variation=made.variation,
-        standing=standing_of(model, made.forms, made.constants, made.dtypes, made.flags),
+        standing=standing_of(model, made.forms, made.constants, made.dtypes, made.flags, snapshot.reached),
         dynamic=dynamic,
         forms=graphs,
         questions=made.questions,

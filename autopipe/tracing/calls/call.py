@@ -168,7 +168,7 @@ class Recording:
     the code ``asked`` for them: ``"grad"``, the grad mode, ``"inputs"``, which inputs take gradients, each
     with the line that does; ``dtypes`` tells whether the code asked for what autocast has a say in, and
     ``flags`` are questions to torch and the process, each with how to ask again and the answer; ``keeps``
-    whether a leaf has set, beside buffers, what its own code reads.
+    whether a leaf has set, beside buffers, what its own code reads. ``program`` is how it was last run again.
     """
 
     training: bool
@@ -182,6 +182,7 @@ class Recording:
     dtypes: bool = False
     flags: Mapping[str, tuple[Callable[[], Any], Any]] = dataclasses.field(default_factory=dict)
     keeps: bool = False
+    program: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def takes_grad_mode(self) -> bool:
@@ -211,15 +212,17 @@ def calls_in(value: Any) -> Iterator[Call]:
 
 def map_calls(value: Any, function: Callable[[Call], Any]) -> Any:
     """An argument with every call in it replaced."""
-    if type(value) in _PLAIN:
+    cls = type(value)
+    if cls in _PLAIN:
         return value
-    if isinstance(value, Call):
+    if cls is Call:
         return function(value)
     if isinstance(value, (tuple, list)):
-        return type(value)([map_calls(v, function) for v in value])
+        new = [v if type(v) in _PLAIN else map_calls(v, function) for v in value]
+        return new if cls is list else cls(new)
     if isinstance(value, dict):
         return {k: map_calls(v, function) for k, v in value.items()}
-    if isinstance(value, slice):
+    if cls is slice:
         return slice(*(map_calls(v, function) for v in (value.start, value.stop, value.step)))
     return value
 

@@ -64,11 +64,14 @@ class Region:
 Ambient = tuple[bool, tuple[tuple[str, bool, torch.dtype, bool], ...]]
 
 
-def ambient() -> Ambient:
-    """The grad mode and autocast state in force now."""
+_is_cast, _cast_to, _derives = torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_grad_enabled
+"""Torch's own, which others stand for while a model is recorded: they note who asks."""
+
+
+def ambient(devices: Collection[str] = ()) -> Ambient:
+    """The grad mode and autocast state in force now, of all kinds of ``devices`` where none are named."""
     cache = torch.is_autocast_cache_enabled()
-    casts = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), cache) for d in kinds())
-    return torch.is_grad_enabled(), casts
+    return _derives(), tuple([(d, _is_cast(d), _cast_to(d), cache) for d in devices or kinds()])
 
 
 def difference(

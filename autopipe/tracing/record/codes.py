@@ -22,6 +22,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 _ASKS_FOR_ALL = frozenset({"globals", "eval", "exec", "vars", "locals"})
 
 
+@lru_cache(maxsize=1 << 12)
 def is_foreign(module: str | None) -> bool:
     """Whether a module, by name, is none of a model's: torch's, numpy's, or Python's own."""
     root = (module or "builtins").partition(".")[0]
@@ -54,6 +55,7 @@ class _Walk:
     def __init__(self, files: frozenset[str]) -> None:
         self.files = files
         self.names: dict[str, set[str]] = {}
+        self.followed: dict[Any, bool] = {}
         self.seen: dict[int, Any] = {}
         self.waiting: list[Any] = []
 
@@ -66,7 +68,11 @@ class _Walk:
                 self.waiting += self.inside(thing)
 
     def is_followed(self, module: Any) -> bool:
-        return isinstance(module, str) and (module in self.files or is_users(module))
+        if not isinstance(module, str):
+            return False
+        if module not in self.followed:
+            self.followed[module] = module in self.files or is_users(module)
+        return self.followed[module]
 
     def inside(self, thing: Any) -> Iterable[Any]:
         """What a callable is made of; the names that its code asks for are noted."""
@@ -106,8 +112,18 @@ class _Walk:
         self.waiting += [known[n] for n in new]
 
 
-@lru_cache(maxsize=1 << 14)
+_asked: dict[int, tuple[types.CodeType, frozenset[str]]] = {}
+"""By id of the code, which is kept with it: to compare code takes longer than to read its names."""
+_MOST_ASKED = 1 << 14
+
+
 def names_in(code: types.CodeType) -> frozenset[str]:
     """The names that code asks for, functions within it included."""
-    inner = (names_in(c) for c in code.co_consts if isinstance(c, types.CodeType))
-    return frozenset(n for n in code.co_names if not n.startswith("__")).union(*inner)
+    if (known := _asked.get(id(code))) is not None:
+        return known[1]
+    if len(_asked) > _MOST_ASKED:
+        _asked.clear()
+    inner = [names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    names = frozenset([n for n in code.co_names if not n.startswith("__")]).union(*inner)
+    _asked[id(code)] = code, names
+    return names

@@ -26,6 +26,7 @@ class Contexts:
 
     def __init__(self) -> None:
         self.base = regions.ambient()
+        self.devices = [device for device, *_ in self.base[1]]
         self.entered: list[Any] = []
 
     def enter(self, context: Any) -> None:
@@ -45,7 +46,7 @@ class Contexts:
 
     def region(self) -> Region | None:
         """What is in force here beside what the model is called in."""
-        now = regions.ambient()
+        now = regions.ambient(self.devices)
         if now == self.base and not self.entered:
             return None
         casts = {c.device for c in self.entered if isinstance(c, torch.autocast)}

@@ -57,6 +57,11 @@ class Policy:
             return False
         return path not in self._default  # type: ignore[attr-defined]
 
+    def is_inside_leaf(self, path: str) -> bool:
+        """Whether the module at ``path`` is a leaf or lies in one."""
+        names = path.split(".")
+        return any(self.is_leaf(".".join(names[: i + 1])) for i in range(len(names)))
+
     def is_openable(self, path: str) -> bool:
         """Whether opening the module at ``path`` shows anything inside."""
         module = self.model.get_submodule(path)

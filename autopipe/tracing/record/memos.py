@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..inputs.structure import flatten
+from .glance import are_same
 from .position import Position
 from .tracked import TrackedFloat, TrackedInt
 
@@ -24,15 +25,12 @@ _KIND = type(functools.lru_cache(lambda: None))
 _FOREIGN = sys.stdlib_module_names - {"__main__"} | {
     "torch", "numpy", "sympy", "scipy", "networkx", "autopipe", "pytest", "_pytest"
 }  # fmt: skip
-_scanned: dict[str, tuple[int, tuple[str, ...]]] = {}
-"""By module: how many names it had, and those of cached functions."""
 
 
 @contextlib.contextmanager
 def bypassed(at: Position) -> Iterator[None]:
     """Cached functions run anew meanwhile where they are given tracked sizes; not torch's own."""
-    places = [(vars(sys.modules[m]), name) for m, names in _cached() for name in names]
-    originals = [(namespace, name, namespace[name]) for namespace, name in places]
+    originals = [(space, name, space[name]) for space, names in _SCAN.cached() for name in names]
     try:
         for namespace, name, original in originals:
             namespace[name] = _Memo(original, at)
@@ -72,15 +70,37 @@ def _is_tracked(value: Any) -> bool:
     return False
 
 
-def _cached() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every module that has cached functions, with their names; looked for again where names were added."""
-    for name, module in list(sys.modules.items()):
-        root = name.partition(".")[0]
-        if module is None or root in _FOREIGN:
-            continue
-        held = getattr(module, "__dict__", None) or {}
-        if _scanned.get(name, (-1, ()))[0] != len(held):
-            _scanned[name] = len(held), tuple(k for k, v in list(held.items()) if type(v) is _KIND)
-        found = tuple(k for k in _scanned[name][1] if type(held.get(k)) is _KIND)
-        if found:
-            yield name, found
+class _Scan:
+    """The namespaces of modules, as long as they were when they were looked through, with what was found."""
+
+    def __init__(self) -> None:
+        self.modules: list[Any] = []
+        self.spaces: list[dict[str, Any]] = []
+        self.lengths: list[int] = []
+        self.names: list[tuple[str, ...]] = []
+
+    def cached(self) -> list[tuple[dict[str, Any], list[str]]]:
+        """Every namespace that has cached functions, with their names; one that has grown is read again."""
+        if not are_same(modules := [*sys.modules.values()], self.modules):
+            self._follow(modules)
+        lengths = [*map(dict.__len__, self.spaces)]
+        if lengths != self.lengths:
+            pairs = zip(lengths, self.lengths, strict=True)
+            for i in [i for i, (now, before) in enumerate(pairs) if now != before]:
+                self.names[i] = tuple([k for k, v in [*self.spaces[i].items()] if type(v) is _KIND])
+            self.lengths = lengths
+        found = [(space, names) for space, names in zip(self.spaces, self.names, strict=True) if names]
+        return [(space, [k for k in names if type(space.get(k)) is _KIND]) for space, names in found]
+
+    def _follow(self, modules: list[Any]) -> None:
+        """Modules were loaded, or others put in their place."""
+        pairs = zip(self.lengths, self.names, strict=True)
+        known = dict(zip(map(id, self.spaces), pairs, strict=True))
+        held = [(n, getattr(m, "__dict__", None)) for n, m in [*sys.modules.items()]]
+        own = [h for n, h in held if isinstance(h, dict) and n.partition(".")[0] not in _FOREIGN]
+        of_each = [known.get(id(space), (-1, ())) for space in own]
+        self.modules, self.spaces = modules, own
+        self.lengths, self.names = [n for n, _ in of_each], [names for _, names in of_each]
+
+
+_SCAN = _Scan()

@@ -6,6 +6,7 @@ What the values there are is left to ``ledger``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import sys
@@ -56,7 +57,8 @@ class Position:
     """
 
     def __init__(self, modules: Mapping[int, str], is_leaf: Callable[[str], bool]) -> None:
-        self.modules, self.is_leaf = modules, is_leaf
+        self.modules, self.is_leaf = modules, functools.cache(is_leaf)
+        self.is_in_leaf = functools.cache(self._is_in_leaf)
         self.stack: list[str] = []
         self.hushed = Depth()
         self.thread = threading.get_ident()
@@ -139,7 +141,7 @@ class Position:
         """Whether a module is one of the model's."""
         return id(module) in self.modules
 
-    def is_in_leaf(self, path: str) -> bool:
+    def _is_in_leaf(self, path: str) -> bool:
         """Whether a module is a leaf, or lies in one."""
         names = path.split(".")
         return any(self.is_leaf(".".join(names[: i + 1])) for i in range(len(names)))

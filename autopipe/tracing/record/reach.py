@@ -22,6 +22,7 @@ from torch import nn
 
 from .cells import ArrayCell, Cell, SlotCell, VariableCell, content, slots
 from .codes import is_foreign, is_users, named, names_in
+from .glance import are_same
 
 __all__ = ["HOOKS", "Reached", "reached"]
 
@@ -41,7 +42,8 @@ class Reached:
     ``holders`` are mutable containers, ``files`` the globals of source files with those of them that the
     model's code names, ``classes`` classes, ``cells`` closures, slots and what else holds one value,
     ``tensors`` those found outside of parameters and buffers, ``generators`` random ones of the model's own,
-    ``exhaustible`` what can be read only once.
+    ``exhaustible`` what can be read only once; ``sources`` the paths of the modules that anything but their
+    parameters, buffers and modules was reached from, ``first`` those of them that came first.
     """
 
     def __init__(self) -> None:
@@ -52,7 +54,23 @@ class Reached:
         self.tensors: list[tuple[str, str, torch.Tensor]] = []
         self.generators: list[tuple[str, str, Any]] = []
         self.exhaustible: list[tuple[str, str, Any]] = []
+        self.sources: set[str] = set()
+        self.first: set[str] = set()
         self.seen: dict[int, Any] = {}
+        self.places: tuple[list[int], list[Any]] = [], []
+
+    def is_still(self, is_first: Callable[[str], bool]) -> bool:
+        """Whether the same would be reached in such an order, now that containers hold what they held."""
+        if self.first != set(filter(is_first, self.sources)):
+            return False
+        lengths, held = self._places()
+        return lengths == self.places[0] and are_same(held, self.places[1])
+
+    def _places(self) -> tuple[list[int], list[Any]]:
+        """How many names there are in files, and what classes and cells hold; arrays hold numbers alone."""
+        held = [v for _, _, cls in self.classes for v in vars(cls).values()]
+        held += [content(c) for _, _, c in self.cells if not isinstance(c, ArrayCell)]
+        return [len(known) for _, _, known, _ in self.files], held
 
     def visit(self, path: str, name: str, value: Any, depth: int = 0) -> None:
         """Note ``value`` and what it holds."""
@@ -62,6 +80,8 @@ class Reached:
         if cls in _PLAIN or id(value) in self.seen or depth > _DEEPEST or len(self.seen) > _MOST:
             return
         self.seen[id(value)] = value
+        if cls is types.FunctionType and _is_bare(value):
+            return
         if isinstance(value, torch.Tensor):
             self.tensors.append((path, name, value))
         elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)):
@@ -148,6 +168,14 @@ class Reached:
             yield f"{name}.{slot}", content(cell)
 
 
+def _is_bare(function: types.FunctionType) -> bool:
+    """Whether a function holds nothing beside its code: most do, and there are many."""
+    if function.__closure__ or function.__kwdefaults__ or function.__dict__:
+        return False
+    is_plain = not function.__defaults__ or _PLAIN.issuperset(map(type, function.__defaults__))
+    return is_plain and function.__name__ not in names_in(function.__code__)
+
+
 def _is_namespace(value: Any) -> bool:
     """Whether a dict holds the names of a module, Python's own among them: not to be emptied, ever."""
     name = value.get("__name__") if isinstance(value, dict) else None
@@ -164,12 +192,17 @@ def reached(model: nn.Module, is_first: Callable[[str], bool] = lambda path: Tru
     classes: dict[type, str] = {}
     for path, module in sorted(model.named_modules(), key=lambda held: not is_first(held[0])):
         for name, value in vars(module).items():
-            if type(value) not in _PLAIN and name not in _REGISTRIES:
+            if name not in _REGISTRIES and type(value) not in _PLAIN:
+                out.sources.add(path)
                 out.visit(path, f"{path}.{name}".lstrip("."), value)
-        for hook in (h for kind in HOOKS for h in vars(module).get(kind, {}).values()):
+        for hook in [h for kind in HOOKS for h in vars(module).get(kind, {}).values()]:
+            out.sources.add(path)
             out.visit(path, f"a hook of {path or type(module).__name__}", hook)
         for cls in type(module).__mro__:
-            if cls not in classes and not is_foreign(cls.__module__):
+            if is_foreign(cls.__module__):
+                continue
+            out.sources.add(path)
+            if cls not in classes:
                 classes[cls] = path
                 files.setdefault(cls.__module__, path)
     for cls, path in classes.items():
@@ -183,6 +216,8 @@ def reached(model: nn.Module, is_first: Callable[[str], bool] = lambda path: Tru
         out.files.append((path, file, known, names))
         for name in sorted(names):
             out.visit(path, f"{name} of {file}", known[name])
+    out.first = set(filter(is_first, out.sources))
+    out.places = out._places()
     return out
 
 

@@ -26,7 +26,7 @@ from .origin import Unseen, alive
 from .recorder import Recorder
 from .restart import CloseModule, Function, Method, Restart, Statement, TellMethod, WatchLeaves, WatchMethods
 from .route import Route
-from .state import Snapshot, seed, switch
+from .state import Snapshot, seed
 
 __all__ = ["AS_GIVEN", "Attempt", "Refused", "Runs"]
 
@@ -192,9 +192,7 @@ class Runs:
         return inputs.rebuild(self.model, setting.apply(tensors))
 
     def start(self, training: bool) -> None:
-        self.snapshot.restore()
-        if self.model.training != training:
-            switch(self.model, training)
+        self.snapshot.start(training)
 
     def run(self, training: bool, change: Callable[[Any], Any] | None = None, *, is_one: bool = False) -> Any:
         """The model's own result, not recorded, from the state it is in; on changed data where asked."""
@@ -238,10 +236,12 @@ class Runs:
 
     def check_state(self, policy: Policy, training: bool) -> None:
         """Python state that an open module changes must not matter to the next call."""
+        if self.snapshot.is_unchanged:
+            return
         self.check_made(policy)
 
         def is_met(path: str, name: str) -> bool:
-            is_own = path == "" or not _is_inside_leaf(policy, path)
+            is_own = path == "" or not policy.is_inside_leaf(path)
             return is_own or (path, name) in self.of_leaves
 
         changed = [(p, a) for p, a in self.snapshot.changes() if is_met(p, a)]
@@ -254,24 +254,34 @@ class Runs:
         if attribute == "_buffers":
             raise CloseModule(path, f"a forward replaces a buffer of {path or 'the model itself'}")
         self.start(training)
-        before = self.snapshot.numbers()
         first = flatten(self.run(training))[0]
-        between = self.snapshot.numbers()
+        between = self.snapshot.glance.seen()
         second = flatten(self.run(training))[0]
-        after = self.snapshot.numbers()
+        is_settled = self.snapshot.is_as(between) and not self.snapshot.glance.arrays
         if not are_close(first, second) or not self.forgets(training):
             raise CloseModule(path, f"a forward changes {shown}, and the next call's result depends on it")
-        for (at, counted), value in after.items():
+        if not is_settled:
+            self.check_counts(training, is_met)
+
+    def check_counts(self, training: bool, is_met: Callable[[str, str], bool]) -> None:
+        """No number or text may be another in each call."""
+        self.start(training)
+        before = self.snapshot.numbers()
+        self.run(training)
+        between = self.snapshot.numbers()
+        self.run(training)
+        for (at, counted), value in self.snapshot.numbers().items():
             seen = before.get((at, counted)), between.get((at, counted)), value
             if seen[0] != seen[1] != seen[2] and is_met(at, counted):
                 shown = "other" if isinstance(value, bytes) else f"{seen[0]!r}, {seen[1]!r}, {seen[2]!r}"
                 said = f"{shown} in calls one after another"
+                name = type(self.model).__name__
                 raise CloseModule(at, f"{counted} of {at or name} is {said}; a later call may act on it")
 
     def check_made(self, policy: Policy) -> None:
         """No forward may make the weights that it runs with."""
         for path, name, is_new in self.snapshot.made():
-            if is_new or path == "" or not _is_inside_leaf(policy, path):
+            if is_new or path == "" or not policy.is_inside_leaf(path):
                 shown = f"{path}.{name}".lstrip(".")
                 raise CaptureError(
                     f"{type(self.model).__name__} cannot be captured: its forward makes the weights {shown}; "
@@ -289,11 +299,6 @@ class Runs:
             return are_close(after, flatten(self.run(training, other_data))[0])
         except Exception:  # whatever it is: then the model does not take these data
             return True
-
-
-def _is_inside_leaf(policy: Policy, path: str) -> bool:
-    names = path.split(".")
-    return any(policy.is_leaf(".".join(names[: i + 1])) for i in range(len(names)))
 
 
 def _passes() -> Iterator[Unseen | None]:

@@ -81,7 +81,7 @@ class Standing:
     the objects, closures and globals that their code reaches; of every parameter its dtype and whether it
     takes a gradient; and each one's mode beside the model's. Where the code asked for ``dtypes``, the
     autocast that the model is called under; what else it asked of torch, of the process and of leaves, the
-    ``flags``.
+    ``flags``. ``found`` is what was reached before the model was recorded.
     """
 
     def __init__(
@@ -91,12 +91,15 @@ class Standing:
         taken: Collection[str],
         dtypes: bool,
         flags: Mapping[str, Flag],
+        found: Reached | None = None,
     ) -> None:
         self.model, self.dtypes, self.flags = model, dtypes, dict(flags)
         self.taken = taken
         self.casts = {_casts()}
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
-        beside = _of_open(reached(model, is_open), is_open)
+        if found is None or not found.is_still(is_open):
+            found = reached(model, is_open)
+        beside = _of_open(found, is_open)
         self.readers = [*_readers(model, self.opened, taken), *beside]
         modes = tuple(m.training for _, m in self.opened)
         training = model.training
@@ -285,12 +288,16 @@ def standing_of(
     constants: Mapping[str, Any],
     dtypes: bool,
     flags: Mapping[str, Flag],
+    found: Reached,
 ) -> Standing:
-    """What the recordings of a model may have read of it; ``constants`` are theirs by name."""
+    """What the recordings of a model may have read of it; ``constants`` are theirs by name.
+
+    ``found`` is what was reached from the model before it was recorded.
+    """
     calls = [c for fs in forms.values() for f in fs for c in f.calls]
     taken = {c.target for c in calls if c.op == "get_attr" and isinstance(c.value, (torch.Tensor, nn.Module))}
     is_open = functools.partial(_is_open, _leaves(calls))
-    return Standing(model, is_open, sorted(taken - {*constants, ""}), dtypes, flags)
+    return Standing(model, is_open, sorted(taken - {*constants, ""}), dtypes, flags, found)
 
 
 def _leaves(calls: Sequence[Call]) -> frozenset[str]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import operator
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,10 @@ import torch
 from torch import nn
 
 from ... import accelerator
-from ...errors import CaptureError
 from .cells import content
+from .glance import Glance, Seen, are_same
 from .reach import Reached, reached, saved, state_of
+from .spent import Spent
 
 __all__ = ["Snapshot", "generators", "preserved", "seed", "switch"]
 
@@ -33,11 +33,15 @@ _SMALL = 1 << 16
 
 
 class Snapshot:
-    """A model's attributes and buffers at one moment, and what its code reaches from them."""
+    """A model's attributes and buffers at one moment, and what its code reaches from them.
 
-    def __init__(self, model: nn.Module) -> None:
-        self.reached = reached(model)
-        self.spent = _Spent(model, self.reached)
+    What several modules reach is said to be of one whose path ``is_first``, if there is such.
+    """
+
+    def __init__(self, model: nn.Module, is_first: Callable[[str], bool] = lambda path: True) -> None:
+        self.model, self.training = model, model.training
+        self.reached = reached(model, is_first)
+        self.spent = Spent(model, self.reached)
         self.modules = [(path, m, _Held(vars(m))) for path, m in model.named_modules()]
         # a scripted module keeps its mode where its attributes do not show it
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
@@ -48,6 +52,36 @@ class Snapshot:
         }
         self.generators = [saved(g) for _, _, g in self.reached.generators]
         self.devices = [d for d in {t.device for t in model.parameters()} if accelerator.is_async(d)]
+        containers = (c for _, m, held in self.modules for c in (vars(m), *(v for _, v, _ in held.contents)))
+        self.glance = self.beside.glance([*containers], [*self.tensors.values()])
+        self.begun: dict[bool, Seen] = {} if self.scripted else {self.training: self.glance.seen()}
+
+    def start(self, training: bool) -> None:
+        """Put everything back, and the model in a mode: quickly where little has changed."""
+        is_known = training in self.begun and self.model.training == training
+        then = self.begun.get(training if is_known else self.training)
+        if then is None or not (self.glance.is_kept() and self.glance.put(self.glance.seen(), then)):
+            self.restore()
+        self._put_back_generators()
+        if self.model.training != training:
+            switch(self.model, training)
+        if not self.scripted and training not in self.begun:
+            self.begun[training] = self.glance.seen()
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether nothing is other than where a run in either mode starts."""
+        is_same = any(map(self.is_as, self.begun.values()))
+        return is_same and self.glance.is_kept() and not self.generators
+
+    def is_as(self, seen: Seen) -> bool:
+        """Whether all that code can count in, but arrays, holds what it held at another moment."""
+        lengths, held = self.glance.seen()
+        return lengths == seen[0] and are_same(held, seen[1])
+
+    def _put_back_generators(self) -> None:
+        for put_back in self.generators:
+            put_back()
 
     def restore(self) -> None:
         """Put everything back, the same objects with the same content."""
@@ -56,8 +90,7 @@ class Snapshot:
         for module, training in self.scripted:
             module.training = training
         self.beside.restore()
-        for put_back in self.generators:
-            put_back()
+        self._put_back_generators()
         with torch.no_grad():
             for tensor, value in self.tensors.values():
                 if tensor.shape != value.shape:
@@ -125,60 +158,6 @@ def _is_absent(tensor: torch.Tensor) -> bool:
     return torch.nn.parameter.is_lazy(tensor) or tensor.is_meta or tensor.layout is not torch.strided
 
 
-class _Spent:
-    """Iterators that a model holds, put aside since they cannot be wound back; who wants an item is told."""
-
-    def __init__(self, model: nn.Module, found: Reached) -> None:
-        self.names = {id(i): name for _, name, i in found.exhaustible}
-        self.put: list[Callable[[], None]] = []
-        if not self.names:
-            return
-        for holder in (*(vars(m) for m in model.modules()), *(h for _, _, h in found.holders)):
-            self._aside(holder)
-        for _, _, known, _ in found.files:
-            self._aside(known)
-        for _, _, cls in found.classes:
-            for key, value in [(k, v) for k, v in vars(cls).items() if id(v) in self.names]:
-                setattr(cls, key, self._refusing(value))
-                self.put.append(functools.partial(setattr, cls, key, value))
-        for _, _, cell in found.cells:
-            if id(value := content(cell)) in self.names:
-                cell.cell_contents = self._refusing(value)
-                self.put.append(functools.partial(setattr, cell, "cell_contents", value))
-
-    def _aside(self, holder: Any) -> None:
-        """Put aside what a mutable container holds."""
-        if not isinstance(holder, (dict, list, collections.deque)):
-            return
-        for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
-            if id(value) in self.names:
-                holder[key] = self._refusing(value)
-                self.put.append(functools.partial(holder.__setitem__, key, value))
-
-    def _refusing(self, value: Any) -> _Refusing:
-        return _Refusing(self.names[id(value)], type(value).__name__)
-
-    def put_back(self) -> None:
-        for put in self.put:
-            put()
-
-
-class _Refusing:
-    """Stands in the place of an iterator."""
-
-    def __init__(self, name: str, kind: str) -> None:
-        self.name, self.kind = name, kind
-
-    def __iter__(self) -> _Refusing:
-        return self
-
-    def __next__(self) -> Any:
-        raise CaptureError(
-            f"{self.name} is a {self.kind} that a forward takes items from, so that what a call does depends "
-            "on how many came before; hold a list, and the place in it in a buffer"
-        )
-
-
 class _Held:
     """An object's attributes at one moment, and what the containers among them held."""
 
@@ -226,6 +205,15 @@ class _Beside:
             (p, n, c, {k: v for k, v in vars(c).items() if _is_data(v)}) for p, n, c in found.classes
         ]
         self.cells = [(p, n, c, v) for p, n, c in found.cells if _is_data(v := content(c, _EMPTY))]
+
+    def glance(
+        self, containers: Sequence[Any], copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> Glance:
+        """One at all of this, and more containers and tensors."""
+        named: list[tuple[Mapping[str, Any], Iterable[str]]] = [(k, names) for _, _, k, names in self.files]
+        named += [(vars(cls), names) for _, _, cls, names in self.classes]
+        holders, cells = [h for _, _, h, _ in self.holders], [c for _, _, c, _ in self.cells]
+        return Glance([*containers, *holders], named, cells, copies)
 
     def restore(self) -> None:
         for _, _, holder, before in self.holders:
@@ -318,9 +306,9 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @contextlib.contextmanager
-def preserved(model: nn.Module) -> Iterator[Snapshot]:
+def preserved(model: nn.Module, is_first: Callable[[str], bool] = lambda path: True) -> Iterator[Snapshot]:
     """Whatever happens inside, leave ``model`` and the random generators as they were."""
-    snapshot = Snapshot(model)
+    snapshot = Snapshot(model, is_first)
     python, numpy = random.getstate(), np.random.get_state()
     gradients = [(p, p.grad) for p in model.parameters()]
     kind = snapshot.devices[0].type if snapshot.devices else "cpu"

@@ -56,6 +56,33 @@ def with_guards(recording: Recording) -> list[Call]:
     return [c for i, call in enumerate(recording.calls) for c in (call, *extra.get(i, ()))]
 
 
+class _Program:
+    """The order in which calls run again, and whose values are last used by which of them."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.made_of = recording.calls, [*recording.calls], recording.guards, [*recording.guards]
+        self.calls = with_guards(recording)
+        self.inputs = [c.inputs for c in self.calls]
+        last = {id(c): i for i, given in enumerate(self.inputs) for c in given}
+        self.dropped: list[list[int]] = [[] for _ in self.calls]
+        for used, i in last.items():
+            self.dropped[i].append(used)
+
+    def is_of(self, recording: Recording) -> bool:
+        """Whether the recording is as it was: calls are taken out, and take other arguments."""
+        calls, all_calls, guards, all_guards = self.made_of
+        is_same = recording.calls is calls and recording.guards is guards
+        is_same = is_same and calls == all_calls and len(guards) == len(all_guards)
+        return is_same and all(c.inputs is given for c, given in zip(self.calls, self.inputs, strict=True))
+
+
+def _program(recording: Recording) -> _Program:
+    if recording.program is None or not recording.program.is_of(recording):
+        recording.program = _Program(recording)
+    found: _Program = recording.program
+    return found
+
+
 def replay(
     model: nn.Module,
     recording: Recording,
@@ -68,35 +95,42 @@ def replay(
 
     ``look`` is shown each call with its value.
     """
-    calls = with_guards(recording)
-    last = {id(c): i for i, call in enumerate(calls) for c in call.inputs}
+    program = _program(recording)
+    calls = program.calls
     values: dict[int, Any] = {}
     shapes: dict[int, Seen] = {}
     numbers: dict[int, Any] = {}
+    constants, is_meta = recording.constants, device.type == "meta"
+
+    def value_of(call: Call) -> Any:
+        return values[id(call)]
+
     for i, call in enumerate(calls):
-        args = map_calls(call.args, lambda c: values[id(c)])
-        kwargs = map_calls(call.kwargs, lambda c: values[id(c)])
+        args = map_calls(call.args, value_of)
+        kwargs = map_calls(call.kwargs, value_of) if call.kwargs else {}
         if call.op == "output":
             return Observation(shapes, numbers, args[0])
-        run = functools.partial(run_call, model, recording.constants, call, args, kwargs, given, device)
-        if device.type == "meta" and _reads(call):
-            run = functools.partial(_computed, model, recording.constants, calls[:i], call, given)
-        if sharing and call.op == "call_module":
+        if is_meta and _reads(call):
+            value = _computed(model, constants, calls[:i], call, given)
+        elif sharing and call.op == "call_module":
+            run = functools.partial(run_call, model, constants, call, args, kwargs, given, device)
             value = sharing.value(call.target, call.region, args, kwargs, outline(call.value), run)
         else:
-            value = run()
+            value = run_call(model, constants, call, args, kwargs, given, device)
         if _is_unset(call):
             with torch.no_grad():
                 value.zero_()  # what memory held before differs from run to run, and means nothing
-        shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
-        if isinstance(value, (int, float)):
-            numbers[id(call)] = value
+        if isinstance(value, torch.Tensor):
+            shapes[id(call)] = (tuple(value.shape),)
+        else:
+            shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
+            if isinstance(value, (int, float)):
+                numbers[id(call)] = value
         values[id(call)] = value
         if look is not None:
             look(call, value)
-        for used in call.inputs:
-            if last[id(used)] == i:
-                del values[id(used)]
+        for used in program.dropped[i]:
+            del values[used]
     raise AssertionError("a recording ends in its output")
 
 
