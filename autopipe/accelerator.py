@@ -16,6 +16,8 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 
+from .errors import InputError
+
 __all__ = [
     "CASTING",
     "Drawing",
@@ -161,8 +163,11 @@ def of_rank(*, carried: bool = True) -> torch.device | None:
     here = current()
     if here.type == "cpu" or (carried and not is_carried(here)):
         return None
-    if "LOCAL_RANK" in os.environ:
-        here = torch.device(here.type, int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
+    local = os.environ.get("LOCAL_RANK")
+    if local is not None:
+        if not local.isdecimal():
+            raise InputError(f"LOCAL_RANK is {local!r}; it is the rank's number on its host: 0, 1 and so on")
+        here = torch.device(here.type, int(local) % torch.accelerator.device_count())
         torch.accelerator.set_device_index(here)
     return here
 

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import keyword
+import logging
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ import torch.fx.graph
 import torch.utils.checkpoint
 from torch import Tensor, overrides
 from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd.graph import log as _backward_log
+from torch.autograd.variable import Variable
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -44,7 +47,6 @@ __all__ = [
     "backward",
     "default_store",
     "export_flags",
-    "foreach_mul",
     "foreach_norm",
     "function_modes",
     "fx_graph",
@@ -76,8 +78,8 @@ ATTRIBUTES = {
 
 # ---------------------------------------------------------------- functions and modes
 
-foreach_mul: Any = torch._foreach_mul
 foreach_norm: Any = torch._foreach_norm
+_ENGINE: Any = Variable._execution_engine
 unsafe_view = torch.ops.aten._unsafe_view.default
 """A view that is not declared as one."""
 
@@ -136,7 +138,10 @@ def backward(
     It looks at each pair first, for as long as a small stage's backward takes; and given tensors it hands the
     call to the innermost function mode, which is turned off meanwhile. What it ends in does neither.
     """
-    _engine_run_backward(
+    # on the host what it ends in has nothing to hand to other threads, and is asked to log as a rule nothing
+    is_direct = grads[0].is_cpu and not _backward_log.isEnabledFor(logging.DEBUG)
+    run = _ENGINE.run_backward if is_direct else _engine_run_backward
+    run(
         tuple(roots),
         tuple(grads),
         keeps_graph,

@@ -25,6 +25,8 @@ __all__ = ["Rank", "children", "finish", "free_port", "run_ranks", "start"]
 ROOT = pathlib.Path(__file__).parents[1]
 PATHS = (ROOT, ROOT / "tests", ROOT / "tests" / "runtime", ROOT / "tests" / "accelerator")
 
+# whoever asks for a GPU before the fork must not open it: what is forked after that cannot
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [

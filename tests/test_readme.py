@@ -30,7 +30,7 @@ def test_first_script(tmp_path):
 
 def test_every_method_of_a_runtime_is_named():
     text = README.read_text()
-    public = [n for n in vars(Runtime) if not n.startswith("_") and callable(getattr(Runtime, n))]
+    public = [n for n in dir(Runtime) if not n.startswith("_") and callable(getattr(Runtime, n))]
     assert [n for n in public if f"`{n}`" not in text] == []
     verbs = [n for n in autopipe.__all__ if n.islower()]
     assert [n for n in verbs if f"autopipe.{n}(" not in text] == []

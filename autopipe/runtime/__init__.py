@@ -3,8 +3,8 @@
 Deciding the cut is left to ``solve``, generating schedules and wire orders to ``schedule``.
 
 The rooms, in the order of a step: ``data`` cuts the batch, ``stage`` runs an action, ``execute`` all actions
-of a rank, ``wire`` brings what crosses, ``reduce`` adds up over ranks, ``keep`` saves; ``assembly``
-puts them together, ``engine`` to work, ``runtime`` is what users meet.
+of a rank, ``wire`` brings what crosses, ``reduce`` adds up over ranks, ``keep`` saves; ``engine``
+puts them together, ``runner`` to work, ``runtime`` and ``upkeep`` are what users meet.
 """
 
 from .data.rows import mixing

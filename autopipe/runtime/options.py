@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -51,6 +51,23 @@ class Request:
     loss: bool = True
     like_step: bool = False
 
+    def check(self) -> None:
+        """Raise :class:`InputError` for what no call can be."""
+        if self.grad and not torch.is_grad_enabled():
+            raise InputError(
+                "step() makes gradients, but they are off here (torch.no_grad or inference_mode); call it "
+                "outside, or evaluate() for the loss alone"
+            )
+        if self.n_microbatches is not None:
+            whole("n_microbatches", self.n_microbatches, most=MOST_MICROBATCHES, also="None")
+        if not isinstance(self.outputs, bool):
+            one_of("return_outputs" if self.loss else "outputs_on", self.outputs, get_args(Where))
+
+    @property
+    def outputs_on(self) -> Literal["", "last", "all"]:
+        """The ranks that are to have the outputs; none as a rule."""
+        return self.outputs if isinstance(self.outputs, str) else "all" if self.outputs else ""
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -74,7 +91,8 @@ class Options:
     weights: str | pathlib.Path | Init | None = None
 
     def __post_init__(self) -> None:
-        whole("n_microbatches", self.n_microbatches, most=MOST_MICROBATCHES)
+        n = whole("n_microbatches", self.n_microbatches, most=MOST_MICROBATCHES)
+        object.__setattr__(self, "n_microbatches", n)  # numpy's numbers multiply tuples in their own way
         flag("release", self.release)
         flag("check_finite", self.check_finite)
         one_of("mixed_rows", self.mixed_rows, ("tail", "refuse", "allow"))

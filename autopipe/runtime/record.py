@@ -17,12 +17,13 @@ import msgspec
 from torch import Tensor
 
 from ..accelerator import Later
-from ..simulator import Ran, Recorded, Watchable, plan_file, rank_file
+from ..errors import InputError
+from ..simulator import Ran, Recorded, Report, Watchable, make_report, plan_file, rank_file
 
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["Publisher", "prepare", "record"]
+__all__ = ["Publisher", "prepare", "publish", "record", "report"]
 
 _logger = logging.getLogger(__name__)
 
@@ -124,3 +125,29 @@ class Publisher:
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         aside.write_bytes(data)
         aside.replace(path)
+
+
+def report(engine: Engine) -> Report:
+    """What the plan predicted beside what all ranks measured; every rank calls it."""
+    with engine.together("gathering a report", waits=False):
+        offset_s = engine.peers.clock_offset_s() if engine.peers else 0.0
+    mine = record(engine, offset_s)
+    with engine.together("gathering a report", waits=False):
+        everyone = engine.peers.gather(mine) if engine.peers else [mine]
+    return make_report(engine.plan, everyone)
+
+
+def publish(engine: Engine, folder: pathlib.Path, every_s: float) -> None:
+    """From now on write what the last steps took to a folder; every rank calls it.
+
+    Raises :class:`InputError` on every rank where one cannot write there.
+    """
+    if engine.replica:
+        return
+    with engine.together("publishing steps", waits=False):
+        offset_s = engine.peers.clock_offset_s() if engine.peers else 0.0
+        ready = prepare(folder, engine.rank)
+        faults = [f for f in (engine.peers.gather(ready) if engine.peers else [ready]) if f]
+    if faults:
+        raise InputError(f"steps cannot be published to {folder}: {faults[0]}; give another folder")
+    engine.publisher = Publisher(engine, folder, every_s, offset_s)

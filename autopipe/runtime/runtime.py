@@ -1,6 +1,6 @@
-"""The runtime as users see it: steps, evaluation, parameters, clipping, checkpoints, reports.
+"""The runtime as users see it: steps, evaluation, accumulation, parameters, clipping.
 
-Running a batch is left to ``engine``.
+Running a batch is left to ``runner``, what users do between steps to ``upkeep``.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..arguments import flag, number, place
+from ..arguments import number
 from ..costs import CostTable
 from ..errors import InputError
 from ..plans import Plan
 from ..schedule import Schedule
-from ..simulator import Report, make_report
 from ..stages import Stage
-from ..units import parse_bytes
 from .data.weights import LossWeight
 from .engine import Engine
-from .given import ELSEWHERE, StepLoss, StepResult
-from .keep.keeper import Keeper, Saving
+from .given import ELSEWHERE, StepResult
+from .keep.keeper import Keeper
 from .options import Options, Request, Where
 from .rebalance import Cutter
-from .record import Publisher, prepare, record
 from .reduce.precision import Autocast, clip_grad_norm
+from .runner import Runner
 from .stage.initialise import Init
+from .upkeep import Upkeep
 
 if TYPE_CHECKING:
     from ..tracing import Capture
 
 __all__ = ["Runtime", "StepResult"]
 
+MOST_TIMES = 1e30
 
-class Runtime:
+
+class Runtime(Upkeep):
     """Runs a pipeline: this rank's stages when a process group is up, else all stages in this process.
 
     Every rank makes it, and calls its methods, alike. ``None`` means what the plan says. In one process
@@ -125,8 +126,9 @@ class Runtime:
             weights,
         )
         self._engine = Engine(capture, plan, tuple(stages), options)
+        self._runner = Runner(self._engine)
         self._cutter = Cutter(self._engine, costs, adopt)
-        self._keeper = Keeper(self._engine, self.named_parameters)
+        self._keeper = Keeper(self._engine, self._engine.named_parameters)
         if isinstance(weights, (str, pathlib.Path)):
             self._keeper.load(pathlib.Path(weights), {}, strict=True)
 
@@ -199,12 +201,7 @@ class Runtime:
         rank. After a batch that every rank refuses, or whose loss is found not finite, the runtime goes on;
         a loss that is not finite has left its gradients, which are to be zeroed.
         """
-        if not torch.is_grad_enabled():
-            raise InputError(
-                "step() makes gradients, but they are off here (torch.no_grad or inference_mode); call it "
-                "outside, or evaluate() for the loss alone"
-            )
-        return self._engine.run(
+        return self._runner.run(
             Request(
                 args=args,
                 kwargs=kwargs,
@@ -225,7 +222,7 @@ class Runtime:
         **kwargs: Any,
     ) -> StepResult:
         """The loss of one batch without gradients, in the model's present mode."""
-        return self._engine.run(
+        return self._runner.run(
             Request(
                 args=args,
                 kwargs=kwargs,
@@ -249,7 +246,7 @@ class Runtime:
         ``like_step`` draws the random numbers that the next step will, dropout's included: the outputs are
         those which that step has on the same batch, for a loss made of them elsewhere.
         """
-        return self._engine.run(
+        return self._runner.run(
             Request(
                 args=args,
                 kwargs=kwargs,
@@ -260,25 +257,13 @@ class Runtime:
             )
         ).outputs
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Within it steps do not sum gradients over ranks (ties, data parallel); the next step does."""
-        with self._engine.turn:
-            outer, self._engine.syncs = self._engine.syncs, False
-            try:
-                yield
-            finally:
-                self._engine.syncs = outer
+        return self._runner.changed(syncs=False)
 
-    @contextlib.contextmanager
-    def scaled(self, factor: float) -> Iterator[None]:
+    def scaled(self, factor: float) -> contextlib.AbstractContextManager[None]:
         """Within it the gradients that steps make are multiplied by ``factor``; losses stay as they are."""
-        with self._engine.turn:
-            outer, self._engine.factor = self._engine.factor, self._engine.factor * factor
-            try:
-                yield
-            finally:
-                self._engine.factor = outer
+        return self._runner.changed(times=number("factor", factor, -MOST_TIMES, MOST_TIMES))
 
     def accumulate(
         self, batches: Iterable[Mapping[str, Any] | tuple[Any, ...]], *, n_microbatches: int | None = None
@@ -291,42 +276,13 @@ class Runtime:
         the last.
         Returns the loss of all batches together. Under ``feed`` the other ranks pass as many empty ones.
         """
-        with self._engine.turn:
-            try:
-                return self._accumulate(batches, n_microbatches)
-            finally:
-                self._engine.share = None
-
-    def _accumulate(
-        self, batches: Iterable[Mapping[str, Any] | tuple[Any, ...]], n_microbatches: int | None
-    ) -> StepResult:
-        calls = [_call_of(i, batch) for i, batch in enumerate(batches)]
-        if not calls:
-            raise InputError("accumulate() got no batches; give it at least one")
-        shares, self._engine.share = self._engine.shares(calls)
-        # a batch without labels that count has no loss
-        counted = [(call, share) for call, share in zip(calls, shares, strict=True) if share]
-        total = torch.zeros((), dtype=torch.float64, device="cpu")
-        for i, ((args, kwargs), share) in enumerate(counted):
-            syncs = contextlib.nullcontext() if i + 1 == len(counted) else self.no_sync()
-            with syncs, self.scaled(share):
-                loss = self.step(*args, n_microbatches=n_microbatches, **kwargs).loss
-            total = total.to(loss.device) + share * loss.double()
-        return StepResult(
-            StepLoss.of(total.to(loss.dtype), is_scaled=self._engine.options.scaler is not None)
-        )
+        return self._runner.accumulate(batches, n_microbatches)
 
     # -- parameters ---------------------------------------------------------------------------------
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters once each, under the model's first name for them."""
-        first = self._engine.capture.ops.parameter
-        seen: set[int] = set()
-        for stage in self.stages:
-            for name, parameter in stage.named_parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield (first[name].name if name in first else name), parameter
+        return self._engine.named_parameters()
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This rank's parameters once each, for an optimizer.
@@ -347,10 +303,12 @@ class Runtime:
     ) -> Tensor:
         """Clip the norm of the whole model's gradients, over all ranks, tied parameters counted once.
 
-        Every rank calls it. Returns the norm before clipping.
+        Every rank calls it. ``norm_type`` is above 0, ``inf`` included. Returns the norm before clipping.
         """
+        max_norm = number("max_norm", max_norm)
+        norm_type = number("norm_type", norm_type, above=True)
         engine, parameters = self._engine, [p for _, p in self.named_parameters()]
-        with self._together("clipping gradients", waits=True):
+        with self._engine.together("clipping gradients", waits=True):
             norm = clip_grad_norm(
                 parameters,
                 [p for p in parameters if id(p) not in engine.counted_elsewhere],
@@ -375,193 +333,3 @@ class Runtime:
         """
         with self._engine.turn:
             self._engine.wrap(wrapper)
-
-    # -- checkpoints and reports --------------------------------------------------------------------
-
-    def save(
-        self,
-        path: str | pathlib.Path,
-        *,
-        optimizer: torch.optim.Optimizer | None = None,
-        max_shard_bytes: str | int = "5GB",
-        keep_last: int | None = None,
-        background: bool = False,
-        **states: Any,
-    ) -> Saving:
-        """Save the whole model under its own names, and what trains it; every rank calls it alike.
-
-        ``path`` becomes a directory of safetensors shards with an index, as Hugging Face lays them out (with
-        ``config.json`` for transformers models, so that ``from_pretrained`` reads it), each rank writing its
-        own. ``torch.distributed.checkpoint.load`` reads all of it, into any model over any mesh, through
-        :func:`autopipe.exports.dcp_reader`, and its weights through torch's ``HuggingFaceStorageReader``.
-        There is no ``.metadata`` in it: torch's own layout is pickles, in which every weight would lie a
-        second time (:func:`autopipe.exports.to_dcp` makes it for tools that read no other). It appears whole,
-        by one rename: whatever fails or dies before leaves an earlier save there as it was. A ``path`` that
-        ends as torch's files do (``model.pt``, ``.pth``, ``.bin``, ``.ckpt``) gets one file that
-        ``model.load_state_dict(torch.load(…))`` reads instead.
-
-        ``optimizer`` and ``states`` (``scheduler=``, ``scaler=``, ``loader=``, further optimizers: anything
-        with ``state_dict``) go into the directory: optimizers by parameter name, so that another cut or
-        number of ranks can go on from it; other objects per rank, but what they keep by weights' names, as
-        an average of ``rt.named_parameters()`` does, goes where the weights go. With them go the number of
-        steps, the seed and the user's random generators, and what modules keep beside their tensors
-        (``get_extra_state``). Of data-parallel replicas each one's objects and generators are saved where
-        they differ, and come back to as many replicas. Gradients are not kept: save after the optimizer.
-
-        ``keep_last=3`` makes ``path`` a row of saves, ``step-00000120`` and so on, of which the last three
-        are kept; :meth:`resume` goes on from the last. ``background`` copies everything, returns, and writes
-        while training goes on; ``wait()`` on what is returned says how it ended, as does the next save.
-
-        Raises :class:`StoreError` on every rank where one could not write (training may go on),
-        :class:`InputError` for a place or an object that cannot be saved.
-        """
-        with self._engine.turn:
-            return self._keeper.save(
-                place("path", path),
-                {"optimizer": optimizer, **states},
-                max_bytes=parse_bytes(max_shard_bytes),
-                keep_last=keep_last,
-                background=flag("background", background),
-            )
-
-    def load(
-        self,
-        path: str | pathlib.Path,
-        *,
-        optimizer: torch.optim.Optimizer | None = None,
-        strict: bool = True,
-        **states: Any,
-    ) -> None:
-        """Load what :meth:`save` wrote, or a plain model's checkpoint: Hugging Face's layout, or one file.
-
-        So is what ``torch.distributed.checkpoint`` saved of a plain or an FSDP2 model, under whichever key,
-        with an optimizer's ``get_optimizer_state_dict`` and other objects by their keys. Names may have what
-        DDP (``module.``) or ``torch.compile`` put before them, or lack what a head put before a base model.
-
-        Each rank reads the tensors it holds, whatever the cut, schedule or number of ranks were. What
-        :meth:`save` wrote also restores the number of steps, so that random streams go on, the user's random
-        generators, and the state of ``optimizer`` and ``states``. Everything is checked first, checksums
-        included, and nothing is changed unless all of it fits on every rank. ``strict=False`` passes over
-        weights that the model does not have.
-
-        Raises :class:`StoreError` saying what is damaged, missing or differs.
-        """
-        with self._engine.turn:
-            self._keeper.load(
-                place("path", path), {"optimizer": optimizer, **states}, strict=flag("strict", strict)
-            )
-
-    def resume(
-        self, path: str | pathlib.Path, *, optimizer: torch.optim.Optimizer | None = None, **states: Any
-    ) -> int:
-        """Load the last whole save of a row made with ``keep_last``; the number of steps it had made.
-
-        0 where there is none yet. A damaged one is passed over with a warning for the one before it; where
-        none can be loaded, the last one's :class:`StoreError` is raised. Raises :class:`InputError` where
-        ``path`` is a save itself.
-        """
-        with self._engine.turn:
-            return self._keeper.resume(place("path", path), {"optimizer": optimizer, **states})
-
-    @property
-    def plan(self) -> Plan:
-        """The plan it runs: the one it was made with, or the last that :meth:`rebalance` made."""
-        return self._engine.plan
-
-    def rebalance(
-        self,
-        *,
-        plan: Plan | None = None,
-        least_gain: float = 1.05,
-        speeds: Mapping[int, float] | None = None,
-        time_limit_s: float | None = None,
-        **optimizers: torch.optim.Optimizer,
-    ) -> bool:
-        """Cut anew from what the stages were measured to take, and move weights to where they now belong.
-
-        Between steps every rank calls it alike, and passes every optimizer there is (``optimizer=``, each
-        under a name of its own): it moves what they keep of a parameter too, and changes their groups in
-        place. Schedulers, the number of steps and random streams stay: the run goes on as if cut so from its
-        start. Returns whether it was cut anew: not where a step would not become ``least_gain`` times faster.
-
-        ``plan`` is cut to instead where one is given: for the same graph, ranks and microbatches. ``speeds``
-        (rank → factor) says which devices became slower or faster; drift is else laid on the ops.
-
-        Raises :class:`InputError` on every rank, with nothing moved, for stages that :meth:`wrap` changed,
-        for optimizers whose groups are not alike on every rank, and where there is nothing to plan from.
-        """
-        by = self.report() if plan is None else plan
-        with self._together("cutting anew", waits=False):
-            return self._cutter.cut(
-                by,
-                {key: optimizer for key, optimizer in optimizers.items() if optimizer is not None},
-                least_gain=least_gain,
-                speeds=speeds,
-                time_limit_s=time_limit_s,
-            )
-
-    def gather_weights(self) -> None:
-        """Make the model whole on every rank: each weight as the rank that trains it has it now.
-
-        Every rank calls it. Released weights, and those of a model made on the meta device, come to the CPU.
-        Stages that were sharded (``fully_shard``) lose their shards to the model and train no more.
-        """
-        with self._together("gathering weights", waits=False):
-            self._engine.gather_weights()
-
-    @contextlib.contextmanager
-    def _together(self, words: str, *, waits: bool) -> Iterator[None]:
-        peers = self._engine.peers
-        with (
-            self._engine.turn,
-            contextlib.nullcontext() if peers is None else peers.together(words, waits=waits),
-        ):
-            yield
-
-    def report(self) -> Report:
-        """Predicted beside measured, and every action of the last step; every rank calls it.
-
-        Its ``drift`` says when :meth:`rebalance` would pay.
-        On an accelerator with the most memory each rank held since the runtime was made.
-        """
-        engine = self._engine
-        with self._together("gathering a report", waits=False):
-            offset_s = engine.peers.clock_offset_s() if engine.peers else 0.0
-        mine = record(engine, offset_s)
-        with self._together("gathering a report", waits=False):
-            everyone = engine.peers.gather(mine) if engine.peers else [mine]
-        return make_report(engine.plan, everyone)
-
-    def publish(self, folder: str | pathlib.Path, every_s: float = 1.0) -> None:
-        """From now on write what the last steps took to ``folder``, about every ``every_s`` seconds.
-
-        ``autopipe watch folder`` shows it while the job runs, as does :func:`autopipe.watch` in a notebook:
-        the step, idle time by cause, stragglers, drift from the plan. Every rank calls it, with a folder that
-        whoever watches reaches too. What an earlier job wrote there is removed. Of several replicas the first
-        is shown. Writing takes well under a millisecond, and a step never waits for it.
-
-        Raises :class:`InputError` on every rank where one cannot write there.
-        """
-        number("every_s", every_s, above=True, most=1e6, unit="seconds")
-        engine = self._engine
-        if engine.replica:
-            return
-        with self._together("publishing steps", waits=False):
-            offset_s = engine.peers.clock_offset_s() if engine.peers else 0.0
-            ready = prepare(pathlib.Path(folder), engine.rank)
-            faults = [f for f in (engine.peers.gather(ready) if engine.peers else [ready]) if f]
-        if faults:
-            raise InputError(f"steps cannot be published to {folder}: {faults[0]}; give another folder")
-        engine.publisher = Publisher(engine, pathlib.Path(folder), every_s, offset_s)
-
-
-def _call_of(i: int, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of ``step`` that batch ``i`` of several stands for."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, (tuple, list)):
-        return tuple(batch), {}
-    raise InputError(
-        f"batch {i} of accumulate() is a {type(batch).__name__}; give a list of batches, each a mapping of "
-        "step()'s keyword arguments, such as {'x': x, 'target': y}, or a tuple of its positional ones"
-    )

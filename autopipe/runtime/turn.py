@@ -1,6 +1,6 @@
 """Whose turn at a runtime it is: threads take turns, or are told where turns could not be kept alike.
 
-What is done in a turn is left to ``engine`` and ``runtime``.
+What is done in a turn is left to ``runner`` and ``upkeep``.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ PLACES = {
     "making links": ("autopipe.runtime.wire.peers", "connect", 1),
     "in the middle of links": ("autopipe.runtime.wire.link", "_knock", 1),
     "making communicators": ("autopipe.runtime.wire.peers", "make_group", 1),
-    "after the links": ("autopipe.runtime.assembly", "find_ties", 1),
+    "after the links": ("autopipe.runtime.engine", "find_ties", 1),
     "loader": ("benchmarks.kept.work:Loader", "draw", 3),
     "first step, forward": ("autopipe.runtime.stage.worker:Worker", "forward", 1),
     "first step, backward": ("autopipe.runtime.stage.worker:Worker", "backward", 1),
@@ -54,7 +54,7 @@ PLACES = {
     "loading, reading": ("autopipe.runtime.keep.loading:Checkpoint", "read", 2),
     "evaluating": ("autopipe.runtime.runtime:Runtime", "evaluate", 1),
     "report": ("autopipe.runtime.runtime:Runtime", "report", 1),
-    "merging": ("autopipe.runtime.assembly", "gather_weights", 1),
+    "merging": ("autopipe.runtime.engine", "gather_weights", 1),
 }
 """Moment → (module or module:class, what is called there, at which call)."""
 

@@ -17,6 +17,7 @@ import simulated
 import torch
 import torch.distributed as dist
 from accelerated_checks import DEVICE, RANK, WORLD
+from around_checks import layouts, overflow_on_one_stage, side_by_side
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -432,6 +433,9 @@ CHECKS = {
         channels_last,
         labels_on_the_device,
         watched,
+        layouts,
+        side_by_side,
+        overflow_on_one_stage,
         nothing_is_left,
         demo_program,
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...stages import Stage
+from ...torch_private import pytree
 from ..options import Options, Request
 from ..wire.peers import Peers
 from .feed import Feed
@@ -79,9 +80,9 @@ class Intake:
             return self._fed(self._feed, request)
         try:
             return self._own(request)
-        except InputError as error:
+        except Exception as error:  # loss_weight is any Python
             if self._feed is not None:
-                self._feed.refuse(str(error))
+                self._feed.refuse(str(error) if isinstance(error, InputError) else repr(error))
             raise
 
     def _own(self, request: Request) -> Taken:
@@ -94,6 +95,7 @@ class Intake:
                 "the step was given no target, and loss_fn, one of torch's losses, compares outputs with it; "
                 "pass one, as in rt.step(x, target=y)"
             )
+        self._check(bound, target, request.grad)
         inputs = tracked(bound)
         if inputs and self._feed is not None:
             raise InputError(
@@ -101,7 +103,7 @@ class Intake:
                 "others cannot get; make the runtime without feed and pass every rank the batch, or detach "
                 "them"
             )
-        n = request.n_microbatches or self._options.n_microbatches
+        n = int(request.n_microbatches or self._options.n_microbatches)
         free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
         batch = with_forms(self._splitter.split(free, target, n), self._capture)
         weights: Sequence[float | Tensor] = [1.0] * batch.n_microbatches
@@ -115,6 +117,29 @@ class Intake:
             self._feed.give(batch, target, n, (weights, counted))
         batch = batch.on(self._device, self._used, self._takes_target)
         return Taken(batch, weights, counted, inputs if request.grad else {})
+
+    def _check(self, bound: Mapping[str, Any], target: Any, grad: bool) -> None:
+        """Raise :class:`InputError` for tensors that cannot be computed with, or not for a backward."""
+        aims = [target] if isinstance(target, Tensor) else pytree.tree_leaves(target)
+        for name, value in (*bound.items(), *(("the target", aim) for aim in aims)):
+            if not isinstance(value, Tensor):
+                continue
+            if value.is_meta:
+                raise InputError(f"{name} is on the meta device, and so without values; pass a real tensor")
+            if grad and value.is_inference():
+                raise InputError(
+                    f"{name} was made in inference_mode, and autograd keeps no such tensor for a backward; "
+                    "make it under no_grad, or pass its clone()"
+                )
+        if grad and any(self._loses_gradient(aim) for aim in aims):
+            raise InputError(
+                "the target requires a gradient, which the last stage alone would give it, and once for each "
+                "microbatch; detach() it, or make it an input of the model"
+            )
+
+    def _loses_gradient(self, aim: Any) -> bool:
+        is_tracked = isinstance(aim, Tensor) and aim.requires_grad
+        return is_tracked and (self._peers is not None or not aim.is_leaf)
 
     def _fed(self, feed: Feed, request: Request) -> Taken:
         if request.args or request.kwargs or request.target is not None:

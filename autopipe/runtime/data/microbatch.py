@@ -98,9 +98,9 @@ class Batch:
             if there is not whole[name]:
                 whole[name] = there
                 sizes = self.packed.get(name, self.rows)
-                is_cut = name in self.axes or name in self.packed
+                is_cut = len(sizes) > 1 and (name in self.axes or name in self.packed)
                 leaves[name] = (
-                    there.split(list(sizes), self.axes.get(name, 0)) if is_cut else (there,) * len(self.rows)
+                    _cut(name, there, sizes, self.axes.get(name, 0)) if is_cut else (there,) * len(sizes)
                 )
         targets = self.targets
         if takes_target and any(_is_elsewhere(leaf, device) for leaf in pytree.tree_leaves(self.target)):
@@ -167,8 +167,8 @@ class Splitter:
                 )
         packed = self._packed(leaves, sizes) if len(sizes) > 1 else {}
         columns = {
-            name: value.split(packed.get(name, sizes), axes.get(name, 0))
-            if name in axes or name in packed
+            name: _cut(name, value, packed.get(name, sizes), axes.get(name, 0))
+            if len(sizes) > 1 and (name in axes or name in packed)
             else (value,) * len(sizes)
             for name, value in leaves.items()
         }
@@ -239,6 +239,16 @@ class Splitter:
         if not isinstance(leaf, Tensor) or axis is None or leaf.ndim <= axis or leaf.shape[axis] != n_rows:
             return (leaf,) * len(sizes)
         return leaf.split(sizes, axis)
+
+
+def _cut(name: str, value: Tensor, sizes: Sequence[int], axis: int) -> Sequence[Tensor]:
+    if value.layout is not torch.strided:
+        kind = str(value.layout).removeprefix("torch.")
+        raise InputError(
+            f"{name} is {kind}, and such tensors are not cut into rows; pass batch_dims={{{name!r}: None}} "
+            "for one that every microbatch gets whole, n_microbatches=1, or a dense one"
+        )
+    return value.split(list(sizes), axis)
 
 
 def _sample(value: Tensor, most: int) -> Tensor:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
+from ...accelerator import upload
 from ...errors import InputError
-from ...torch_private import foreach_mul
 from ...units import symbol
 from ..wire.announcement import Announcement, Form
 from ..wire.boundary import flatten
@@ -121,9 +121,9 @@ def weighted(losses: Sequence[Tensor | None], weights: Sequence[float | Tensor])
         shares, found = torch.stack(there), torch.stack([loss for loss in losses if loss is not None])
         return torch.where(shares > 0, found.double() * shares, 0.0).sum()
     terms = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
-    summed = torch.stack([loss for loss, _ in terms]).double()
-    # the weights go along as plain numbers: as a tensor the host would wait for their copy
-    return torch.stack(foreach_mul(summed.unbind(), [w for _, w in terms])).sum()
+    found = torch.stack([loss for loss, _ in terms]).double()
+    shares = torch.tensor([w for _, w in terms], dtype=torch.float64, device="cpu")
+    return (found * upload(shares, found.device)).sum()
 
 
 def share(leaves: list[Any] | None, peers: Peers, source: int, device: torch.device) -> list[Any]:

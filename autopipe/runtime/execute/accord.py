@@ -40,7 +40,7 @@ class Accord:
             f"with {sum(batch.rows)} rows in {batch.n_microbatches} microbatches of "
             f"{_shapes(batch)}, training={training}, gradients={step.grad}, sync={step.syncs}, "
             f"inputs' gradients={sorted(step.tracked)}, times={factor:.12g}, "
-            f"loss={step.want_loss}, outputs={step.want_outputs}"
+            f"loss={step.want_loss}, outputs={step.outputs_on or None}"
             + (f", forms {list(batch.forms)} of the model" if any(batch.forms) else "")
         )
         flags = tuple(p.requires_grad for p in self._parameters)
@@ -48,7 +48,7 @@ class Accord:
         # what is on the device is looked at while that still warms up
         looks_at_batch = not self._is_fed and (batch.is_on_host or (looks and position.step <= 2))
         checksum = batch.checksum(LOOKED_AT if looks else AT_A_GLANCE) if looks_at_batch else 0
-        waited_s = self._peers.agree(position.step, words, f"{words} {flags}", checksum)
+        waited_s = self._peers.agree(position.step, words, f"{words} {flags} {step.seed}", checksum)
         self._sign(batch, (step.grad, training, flags, step.tracked))
         return waited_s, looks
 

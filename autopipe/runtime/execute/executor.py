@@ -34,7 +34,8 @@ class Clock:
     """Start and end of each action of one step; on an accelerator taken on the device's stream.
 
     ``origin_s`` is this process's ``time.perf_counter()`` at the step's start. ``now`` is a mark in
-    time; ``marks`` are (what, mark before, mark after): actions, sends, and waits for what is received.
+    time; ``taken`` has one before and one after each of ``calls`` that is timed: actions, sends, and waits
+    for what is received. Nothing else is kept of them: the garbage collector would go through it.
     ``signatures`` are those of the step's microbatches, which say how large messages are.
     """
 
@@ -43,10 +44,17 @@ class Clock:
         self.now: Callable[[], Any] = (
             functools.partial(accelerator.mark, device) if self.is_async else time.perf_counter
         )
-        self.marks: list[tuple[Timed, Any, Any]] = []
+        self.calls: Sequence[Call] = ()
+        self.taken: list[Any] = []
         self.signatures: Sequence[int] = ()
         self.origin_s = time.perf_counter()
         self._start = self._end = self.now()
+
+    @property
+    def marks(self) -> list[tuple[Timed, Any, Any]]:
+        """(what, mark before, mark after) of all that was timed."""
+        taken = iter(self.taken)
+        return list(zip(timed(self.calls), taken, taken, strict=False))
 
     def read(self) -> list[tuple[Timed, float, float]]:
         """(what, start, end) in seconds since the step began; on an accelerator waits for the device."""
@@ -78,6 +86,11 @@ class Clock:
 
 Call = tuple[object, int, Timed | None, Callable[[], object]]
 """(what it is in words, the rank it waits for or -1, what to time it as if at all, what to call)."""
+
+
+def timed(calls: Sequence[Call]) -> Iterator[Timed]:
+    """What is timed of a program, in order."""
+    return (what for _, _, what, _ in calls if what is not None)
 
 
 class Executor:
@@ -149,23 +162,25 @@ class Executor:
 
     def run(self, calls: Sequence[Call], clock: Clock) -> None:
         """Make the calls of a program. Raises :class:`StepError` naming stage, microbatch and action."""
-        position, now, marks = self._position, clock.now, clock.marks
-        position.follow(marks if clock.is_async else [])
-        timed, numbered = None, enumerate(calls, position.index + 1)
+        position, now, mark = self._position, clock.now, clock.taken.append
+        clock.calls = calls
+        what: Timed | None = None
+        position.follow(*((clock.taken, tuple(timed(calls))) if clock.is_async else ((), ())))
+        numbered = enumerate(calls, position.index + 1)
         try:
-            for position.index, (position.words, position.waits_for, timed, call) in numbered:
-                if timed is None:
+            for position.index, (position.words, position.waits_for, what, call) in numbered:
+                if what is None:
                     call()
                 else:
-                    before = now()
+                    mark(now())
                     call()
-                    marks.append((timed, before, now()))
+                    mark(now())
         except AutopipeError:
             raise
         except Exception as error:
-            if not isinstance(timed, Action):
+            if not isinstance(what, Action):
                 raise
-            raise StepError(self._words(timed, error)) from error
+            raise StepError(self._words(what, error)) from error
         if self._channel is not None:
             self._channel.flush()
             clock.signatures = self._channel.signatures

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..data.outputs import Outputs, share, weighted
 from ..given import StepResult
-from ..options import Where
 from ..stage.worker import StepInputs, Worker
 from ..wire.peers import Peers
 from ..wire.values import dtype_of, name_of
@@ -35,18 +34,16 @@ class Results:
         self._dtype: torch.dtype | None = None
         self._is_dtype_shared = False
 
-    def of(
-        self, step: StepInputs, last: Worker | None, outputs: bool | Where
-    ) -> tuple[StepResult, Tensor | None]:
+    def of(self, step: StepInputs, last: Worker | None) -> tuple[StepResult, Tensor | None]:
         """Of the step under way, with its loss in fp64; ``last`` is the worker at the end if it is here."""
         leaves = total = None
         if last is not None and step.want_loss:
             total = weighted(last.losses, last.step.weights)
             self._dtype = self._dtype or next(x.dtype for x in last.losses if x is not None)
-        if last is not None and step.want_outputs:
+        if last is not None and step.outputs_on:
             leaves = self._outputs.join([o or [] for o in last.outputs], last.step.batch, last.step.weights)
         if self._peers is not None:
-            leaves, total = self._share(self._peers, step, leaves, total, outputs)
+            leaves, total = self._share(self._peers, step, leaves, total)
         joined = None if leaves is None else self._capture.assemble(leaves)
         loss = torch.full((), math.nan, device="cpu") if total is None else total.to(self._dtype)
         return StepResult(loss, joined), total
@@ -57,7 +54,6 @@ class Results:
         step: StepInputs,
         leaves: list[Any] | None,
         total: Tensor | None,
-        outputs: bool | Where,
     ) -> tuple[list[Any] | None, Tensor | None]:
         """Outputs and loss on the ranks that are to have them."""
         peers.position.words = "sharing the loss"
@@ -68,6 +64,6 @@ class Results:
             if not self._is_dtype_shared:
                 mine = None if self._dtype is None else name_of(self._dtype)
                 self._dtype, self._is_dtype_shared = dtype_of(peers.share(mine or "", self._source)), True
-        if outputs in (True, "all"):
+        if step.outputs_on == "all":
             leaves = share(leaves, peers, self._source, self._device)
         return leaves, total

@@ -66,11 +66,10 @@ class Loss:
         """The loss of microbatch ``m``. Raises :class:`InputError` where there is none to train on."""
         output, loss_fn = self._capture.assemble(outputs), self._loss_fn
         loss = find_loss(output) if loss_fn is None else _made(loss_fn, output, target)
-        if not isinstance(loss, Tensor) or loss.ndim != 0:
-            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
-            source = "the model's output holds none" if loss_fn is None else f"loss_fn returned {what}"
+        if not isinstance(loss, Tensor) or loss.ndim != 0 or loss.is_complex():
+            source = f"loss_fn returned {_told(loss)}" if loss_fn else "the model's output holds none"
             raise InputError(
-                f"a step needs a scalar loss, but {source}; pass loss_fn=lambda output, target: … that "
+                f"a step needs a real scalar loss, but {source}; pass loss_fn=lambda output, target: … that "
                 "returns a 0-d tensor to runtime()"
             )
         if torch.is_grad_enabled() and not loss.requires_grad:
@@ -127,6 +126,12 @@ class Loss:
             "n_microbatches=1 for a loss that compares rows",
             why,
         )
+
+
+def _told(loss: Any) -> str:
+    if not isinstance(loss, Tensor):
+        return f"type {type(loss).__name__}"
+    return f"shape {tuple(loss.shape)}" if loss.ndim else str(loss.dtype)
 
 
 def _made(loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any) -> Tensor:

@@ -33,7 +33,7 @@ class StepInputs:
     ``seeds(weight, loss)`` is the gradient that the loss of a microbatch starts backward with: its weight,
     times the gradient scale. ``syncs`` says that gradients are reduced over ranks at the end. ``seed`` fixes
     the random numbers of the step; None leaves the generators alone. ``tracked`` are the inputs whose
-    gradients are wanted.
+    gradients are wanted. ``outputs_on`` says which ranks are to have outputs: none (``""``), the last, all.
     """
 
     batch: Batch
@@ -42,7 +42,7 @@ class StepInputs:
     seed: int | None
     grad: bool
     want_loss: bool
-    want_outputs: bool
+    outputs_on: str
     syncs: bool = True
     tracked: frozenset[str] = frozenset()
 
@@ -240,11 +240,14 @@ class Worker:
 
     def _keep_last(self, outputs: tuple[Any, ...], m: int) -> None:
         step = self._step
-        if step.want_outputs:
+        if step.outputs_on:
             self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
         if step.want_loss:
-            with NOTHING if self._is_bare else self._around_loss():
+            if self._is_bare:
                 loss = self._loss(outputs, step.batch.targets[m], m)
+            else:
+                with self._around_loss():
+                    loss = self._loss(outputs, step.batch.targets[m], m)
             self.losses[m] = loss.detach()
             self._roots[m] = loss if loss.requires_grad else None
 
@@ -280,8 +283,10 @@ class Worker:
     def backward(self, m: int) -> None:
         """The whole backward of microbatch ``m``: gradients of parameters and of what arrived."""
         roots, grads = self._collect(m)
-        if roots:
-            with NOTHING if self._is_bare else self._draws(m):
+        if roots and self._is_bare:
+            backward(roots, grads)
+        elif roots:
+            with self._draws(m):
                 backward(roots, grads)
         self._finish(m)
 

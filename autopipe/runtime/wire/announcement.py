@@ -65,7 +65,8 @@ class Form:
 
     def empty(self, device: torch.device) -> Tensor:
         """Contiguous memory for it, as it lies on the wire: in the host's where it is there."""
-        return torch.empty(self._wire_shape, dtype=self.dtype, device="cpu" if self.is_cpu else device)
+        shape = self._wire_shape if self.order else self.shape
+        return torch.empty(shape, dtype=self.dtype, device="cpu" if self.is_cpu else device)
 
     def to_wire(self, tensor: Tensor) -> Tensor:
         """Contiguous, and with conjugation or negation that torch only notes carried out."""
@@ -144,13 +145,18 @@ class Announcement:
         packed = packed if len(packed) > 1 else []
         room = [-(-sizes[i] // ALIGN_BYTES) * ALIGN_BYTES for i in packed]
         starts = list(itertools.accumulate(room, initial=0))
+        pack = Form((starts[-1],), torch.uint8, is_cpu=is_cpu)
         derived = {
             "n_bytes": sum(sizes),
             "flags": tuple(form.requires_grad for form in self.tensors),
             "alone": tuple(i for i, n in enumerate(sizes) if n and i not in packed),
             "is_bare": not packed and 0 not in sizes and not any(form.order for form in self.tensors),
+            "on_wire": (
+                *(form for i, form in enumerate(self.tensors) if sizes[i] and i not in packed),
+                *([pack] if packed else ()),
+            ),
             "packed": tuple((i, a, a + sizes[i]) for i, a in zip(packed, starts, strict=False)),
-            "pack": Form((starts[-1],), torch.uint8, is_cpu=is_cpu),
+            "pack": pack,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -161,6 +167,7 @@ class Announcement:
     alone: tuple[int, ...] = dataclasses.field(default=(), init=False, compare=False)
     packed: tuple[tuple[int, int, int], ...] = dataclasses.field(default=(), init=False, compare=False)
     pack: Form = dataclasses.field(default=NOTHING, init=False, compare=False)
+    on_wire: tuple[Form, ...] = dataclasses.field(default=(), init=False, compare=False)
 
     def told(self) -> Announced:
         """As a message."""
@@ -186,8 +193,7 @@ class Announcement:
 
     def buffers(self, device: torch.device) -> list[Tensor]:
         """Empty memory for what is on the wire: the large tensors, then the pack."""
-        buffers = [self.tensors[i].empty(device) for i in self.alone]
-        return [*buffers, self.pack.empty(device)] if self.packed else buffers
+        return [form.empty(device) for form in self.on_wire]
 
     def to_wire(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors as :meth:`buffers` lays them out; what has no numbers is not sent."""

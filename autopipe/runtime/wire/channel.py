@@ -93,6 +93,9 @@ class Channel:
 
     def _as_announced(self, edge: Edge, grads: Sequence[Tensor | None], known: Announcement) -> list[Tensor]:
         """The gradients that are sent: dense, and zero where there is none this time."""
+        dense = [grad for grad in grads if grad is not None and grad.layout is torch.strided]
+        if len(dense) == len(grads) == len(known.tensors):
+            return dense
         out = []
         forms = iter(known.tensors)
         for grad, is_sent in zip(grads, known.present, strict=True):
@@ -160,8 +163,11 @@ class Channel:
         return announced, announced.from_wire(buffers, self._device)
 
     def _send(self, tensors: Sequence[Tensor], peer: int) -> None:
-        works = [(self._carrier(tensor).send(tensor, peer), tensor) for tensor in tensors]
-        message = [(work, tensor) for work, tensor in works if work is not SENT]
+        message = []
+        for tensor in tensors:
+            work = self._carrier(tensor).send(tensor, peer)
+            if work is not SENT:
+                message.append((work, tensor))
         if message:
             leaving = self._leaving[peer]
             leaving.append(message)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import functools
 import hmac
 import pathlib
 import select
@@ -211,4 +212,10 @@ def _knock(path: str) -> socket.socket | None:
 
 def _memory(tensor: Tensor) -> Any:
     """The bytes of a contiguous tensor of any dtype, as a buffer; the tensor must outlive it."""
-    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return _bytes(tensor.nbytes).from_address(tensor.data_ptr())
+
+
+@functools.lru_cache(maxsize=256)
+def _bytes(n: int) -> Any:
+    """The type of so many bytes, which takes as long to make as a small message to send."""
+    return ctypes.c_char * n

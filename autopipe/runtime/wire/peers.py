@@ -84,7 +84,7 @@ class Peers(Talk):
         self, ranks: tuple[int, ...], device: torch.device, card: dict[str, Any], patience: Patience
     ) -> None:
         super().__init__(ranks.index(dist.get_rank()), len(ranks))
-        self._device = device
+        self._device, self._process = device, os.getpid()
         name = "-".join(map(str, ranks))
         _made[name] = _made.get(name, -1) + 1
         default: Any = default_store()
@@ -315,7 +315,9 @@ class Peers(Talk):
         raise StepError(cause) from error
 
     def close(self) -> None:
-        """Stop watching and drop the links; nothing may be sent after."""
+        """Stop watching and drop the links; nothing may be sent after. A forked child has none of its own."""
+        if os.getpid() != self._process:
+            return
         self.watch.close()
         for group in self._groups:
             group.abort() if self.watch.failure else group.close()

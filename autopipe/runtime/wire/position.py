@@ -59,7 +59,7 @@ class Position:
     words: object = "the user's own code before its first step"
     waits_for: int = -1
     is_idle: bool = False
-    _marks: Sequence[tuple[Any, Any, Any]] = ()
+    _followed: tuple[Sequence[Any], Sequence[object]] = (), ()
     _n_passed: int = 0
     _after: list[tuple[object, int, Any]] = dataclasses.field(default_factory=list)
 
@@ -68,9 +68,9 @@ class Position:
         """Whether it is within a step, or waits for ranks of other pipelines: not in the user's own code."""
         return self.waits_for < 0 and not self.is_idle and self.index not in BETWEEN
 
-    def follow(self, marks: Sequence[tuple[Any, Any, Any]]) -> None:
-        """Take a step's progress from the events of ``marks``, (what, before, after), as they come about."""
-        self._n_passed, self._marks, self._after = 0, marks, []
+    def follow(self, done: Sequence[Any], doings: Sequence[object]) -> None:
+        """Take a step's progress from the events in ``done``, as they come: two for each of ``doings``."""
+        self._n_passed, self._followed, self._after = 0, (done, doings), []
 
     def follow_to(self, words: object, waits_for: int, mark: Any) -> None:
         """And then from the event of what comes after them, in which ranks wait for one another."""
@@ -78,12 +78,13 @@ class Position:
 
     def seen(self) -> Position:
         """Where the device is, while it is behind the host; else where the host is."""
-        marks, after = self._marks, self._after
-        while self._n_passed < len(marks) and marks[self._n_passed][2].query():
+        (done, doings), after = self._followed, self._after
+        n_given = len(done) // 2
+        while self._n_passed < n_given and done[2 * self._n_passed + 1].query():
             self._n_passed += 1
         n_passed, words, waits_for = self._n_passed, None, -1
-        if n_passed < len(marks):
-            words = marks[n_passed][0]
+        if n_passed < n_given:
+            words = doings[n_passed]
             waits_for = getattr(words, "peer", -1)
         for i, (what, peer, mark) in enumerate(after if words is None else ()):
             if not mark.query():

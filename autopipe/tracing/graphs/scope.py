@@ -38,7 +38,8 @@ class Scope(nn.Module):
             self._twin[0].training = mode
 
     def __getitem__(self, index: int | str) -> Any:
-        return getattr(self, str(index))
+        name, held = str(index), self._modules
+        return held[name] if name in held else getattr(self, name)  # which takes long for a module
 
     def _get_name(self) -> str:
         return type(self._twin[0]).__name__

@@ -1,0 +1,360 @@
+"""One call of a pipeline, from a batch to its loss: split, weigh, agree, run, sum, share.
+
+Each of those has a module of its own, and what they work on is made in ``engine``; what users see of it is
+left to ``runtime``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from .. import accelerator
+from ..errors import InputError, StepError
+from ..stages import rng
+from ..stages.gradients import making
+from .data.inputs import backpropagate
+from .data.intake import Taken
+from .engine import Engine
+from .execute.executor import Call, Clock
+from .given import StepLoss, StepResult
+from .options import Request, is_due
+from .reduce.partial import refuse_line_search
+from .reduce.precision import spread_overflow
+from .stage.hooks import once_a_step
+from .stage.setup import Generators
+from .stage.worker import StepInputs
+
+__all__ = ["Runner"]
+
+LOOKED_AT = 2
+"""Steps in which replicas' batches are held against each other."""
+
+
+class Runner:
+    """Sets an engine to work: one call at a time, from its batch to its loss.
+
+    Attributes
+    ----------
+    syncs: whether a step ends with gradients summed over ranks. factor: what gradients are multiplied by.
+    share: what they are multiplied by beside replicas' own, where that is not each step's to say.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.syncs, self.factor = True, 1.0
+        self.share: Tensor | None = None
+        self._has_added = self._is_running = False
+        self._waited_s = 0.0
+        self._agreed: StepError | None = None
+
+    # -- calls --------------------------------------------------------------------------------------
+
+    def run(self, request: Request) -> StepResult:
+        """One batch through the pipeline: forward, and backward where gradients are asked for."""
+        with self.engine.turn, accelerator.using(self.engine.device):
+            if self._is_running:
+                raise InputError(
+                    "the runtime was called from within its own step, by loss_fn or the model; call it "
+                    "between steps, or make a second runtime for what a step needs"
+                )
+            self._is_running = True
+            try:
+                return self._run(request)
+            finally:
+                self._is_running = False
+
+    def accumulate(self, batches: Iterable[Any], n_microbatches: int | None) -> StepResult:
+        """See :meth:`Runtime.accumulate`."""
+        with self.engine.turn:
+            try:
+                return self._accumulate([_call_of(i, b) for i, b in enumerate(batches)], n_microbatches)
+            finally:
+                self.share = None
+
+    def _accumulate(
+        self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], n_microbatches: int | None
+    ) -> StepResult:
+        if not calls:
+            raise InputError("accumulate() got no batches; give it at least one")
+        shares, total = self.engine.intake.shares(calls)
+        if total is not None and self.engine.weighs_replicas():
+            self.share = self._share(total)
+        # a batch without labels that count has no loss
+        counted = [(call, share) for call, share in zip(calls, shares, strict=True) if share]
+        loss = torch.zeros((), dtype=torch.float64, device="cpu")
+        for i, ((args, kwargs), share) in enumerate(counted):
+            own = {name: value for name, value in kwargs.items() if name != "target"}
+            target = kwargs.get("target")
+            request = Request(args=args, kwargs=own, target=target, n_microbatches=n_microbatches, grad=True)
+            with self.changed(syncs=i + 1 == len(counted), times=share):
+                found = self.run(request).loss.as_subclass(Tensor)
+            loss = loss.to(found.device) + share * found.double()
+        is_scaled = self.engine.options.scaler is not None
+        return StepResult(StepLoss.of(loss.to(found.dtype), is_scaled=is_scaled))
+
+    @contextlib.contextmanager
+    def changed(self, *, syncs: bool = True, times: float = 1.0) -> Iterator[None]:
+        """Within it gradients are multiplied by so much more, and not summed over ranks unless ``syncs``."""
+        with self.engine.turn:
+            outer = self.syncs, self.factor
+            self.syncs, self.factor = self.syncs and syncs, self.factor * times
+            try:
+                yield
+            finally:
+                self.syncs, self.factor = outer
+
+    def _run(self, request: Request) -> StepResult:
+        engine, start_s = self.engine, time.perf_counter()
+        adds = request.grad and self._adds()
+        try:
+            step, inputs = self._take(request)
+            program = engine.program(step.batch.n_microbatches, request.grad)
+            generators = None if step.seed is None else Generators(engine.device)
+        except BaseException as error:
+            self._refuse(error)
+        try:
+            self._begin(step)
+            result, clock = self._work(step, inputs, program)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            if generators is not None:
+                generators.restore()
+            self._end()
+        engine.patience.is_warm = True
+        if not step.grad:
+            engine.n_forwards += 1
+            return result
+        is_scaled = engine.options.scaler is not None
+        result = StepResult(StepLoss.of(result.loss, adds=adds, is_scaled=is_scaled), result.outputs)
+        engine.n_steps += 1
+        step_s = time.perf_counter() - start_s - self._waited_s
+        engine.records.append((clock.origin_s, step_s, clock))
+        if engine.publisher is not None:
+            engine.publisher.after_step(result.loss)
+        return result
+
+    def _take(self, request: Request) -> tuple[StepInputs, Mapping[str, Tensor]]:
+        """What a call brings, in microbatches, and those of its tensors that require a gradient.
+
+        Raises :class:`InputError` for what no step can begin with.
+        """
+        engine = self.engine
+        request.check()
+        if request.grad and engine.peers is not None and is_due(engine.n_steps):
+            refuse_line_search()
+        engine.unfilled.check()
+        taken = engine.intake.take(request)
+        batch = taken.batch
+        if request.outputs and not engine.is_whole:
+            engine.outputs.check(batch)
+        if batch.n_microbatches > 1 and (engine.is_whole or not engine.options.batch_dims):
+            engine.mixed.check()
+        return self._inputs(taken, request), taken.inputs
+
+    def _work(
+        self, step: StepInputs, inputs: Mapping[str, Tensor], program: Sequence[Call]
+    ) -> tuple[StepResult, Clock]:
+        engine, clock = self.engine, Clock(self.engine.device)
+        with making():
+            with once_a_step(self._hookable() if step.grad else ()):
+                engine.executor.run(program, clock)
+            if step.grad and self.syncs:
+                self._synchronise()
+        if inputs:
+            group = None if engine.peers is None else engine.peers.group
+            leaves = [worker.leaves for worker in engine.workers.values()]
+            backpropagate(inputs, leaves, step.batch, engine.device, group.all_reduce if group else None)
+        result, loss = engine.results.of(step, engine.end_worker)
+        self._look(step, loss)
+        clock.stop()
+        engine.follow("the sums and the loss of all ranks")
+        return result, clock
+
+    def _adds(self) -> bool:
+        """Whether a step now would, unscaled, add to gradients; looked at now and then, true once."""
+        engine = self.engine
+        if self._has_added or self.factor != 1.0 or self.share is not None or not is_due(engine.n_steps):
+            return False
+        trained = [p for stage in engine.stages for p in stage.parameters() if p.requires_grad]
+        grad = trained[-1].grad if trained else None
+        # zeros that an optimizer left are not added to; on an accelerator looking would wait for it
+        self._has_added = grad is not None and (engine.device.type != "cpu" or bool(grad.any()))
+        return self._has_added
+
+    def _hookable(self) -> Iterator[nn.Parameter]:
+        """Parameters whose hooks are the user's, and whose gradients this rank has whole.
+
+        What wraps a stage may have some of its own, and of tied ones a rank has a part until ranks sum them.
+        """
+        if self.engine.was_wrapped:
+            return
+        own = {id(p): p for stage in self.engine.stages for p in stage.parameters()}
+        yield from (p for i, p in own.items() if i not in self.engine.tied)
+
+    def _share(self, counted: float) -> Tensor:
+        """What this replica's batch weighs beside the others'."""
+        with self.engine.outside("weighing its batch beside the other replicas'"):
+            return self.engine.replica_dims.share(counted, self.engine.device)
+
+    def _inputs(self, taken: Taken, request: Request) -> StepInputs:
+        engine, grad, counted = self.engine, request.grad, taken.counted
+        scaler = engine.options.scaler if grad else None
+        # every rank's scaler must know its scale before it can unscale
+        scale = None if scaler is None else scaler.scale(torch.ones((), device=engine.device))
+        if grad and counted is not None and engine.weighs_replicas():
+            share = self.share if self.share is not None else self._share(counted)
+            scale = share if scale is None else scale * share
+        factor = self.factor
+
+        def seeds(weight: float | Tensor, loss: Tensor) -> Tensor:
+            seed = weight * factor
+            seed = seed.to(loss.dtype) if isinstance(seed, Tensor) else torch.full_like(loss, seed)
+            return seed if scale is None else seed * scale.to(seed.dtype)
+
+        count = engine.n_steps if grad or request.like_step else -1 - engine.n_forwards
+        replica = engine.replica_dims.index
+        own_seed = rng.mix(engine.seed, replica) if replica else engine.seed
+        return StepInputs(
+            taken.batch,
+            taken.weights,
+            seeds,
+            rng.mix(own_seed, count) if engine.is_random else None,
+            grad,
+            want_loss=request.loss,
+            outputs_on=request.outputs_on,
+            syncs=self.syncs,
+            tracked=frozenset(taken.inputs),
+        )
+
+    def _begin(self, step: StepInputs) -> None:
+        engine = self.engine
+        for edge in engine.edges:
+            edge.begin(step.batch.n_microbatches)
+        for worker in engine.workers.values():
+            worker.begin(step)
+        engine.loss.begin(engine.end_worker.step if engine.end_worker else step)
+        if step.grad and engine.n_steps < LOOKED_AT and engine.options.feed is None:
+            self._compare_replicas(step)
+        if engine.accord is None:
+            return
+        if step.grad:
+            engine.part_with_weights()
+        self._waited_s, looks = engine.accord.begin(step, self.factor)
+        if step.grad and engine.ties is not None:
+            engine.ties.before_step()
+            if looks:
+                engine.ties.compare()
+
+    def _compare_replicas(self, step: StepInputs) -> None:
+        if any(worker.is_replicated for worker in self.engine.workers.values()):
+            with self.engine.outside("comparing its batch with the other replicas'"):
+                self.engine.replica_dims.notice_equal(step.batch.checksum(), self.engine.device)
+
+    def _synchronise(self) -> None:
+        engine = self.engine
+        for worker in engine.workers.values():
+            worker.reduce()
+        if engine.peers is None:
+            return
+        assert engine.ties is not None
+        engine.peers.position.words = "the sum of tied gradients"
+        engine.ties.after_step()
+        if engine.options.scaler is not None:
+            engine.placeholder.grad = torch.zeros_like(engine.placeholder)
+            parameters = [p for stage in engine.stages for p in stage.parameters()]
+            spread_overflow([*parameters, engine.placeholder], engine.peers.group, engine.device)
+
+    def _end(self) -> None:
+        engine = self.engine
+        for worker in engine.workers.values():
+            worker.end()
+        for edge in engine.edges:
+            edge.begin(0)
+        if engine.peers is not None:
+            position = engine.peers.position
+            position.index, position.waits_for, position.is_idle = -2, -1, True
+            position.words = f"the user's own code after step {position.step}"
+
+    # -- failures -----------------------------------------------------------------------------------
+
+    def _look(self, step: StepInputs, loss: Tensor | None) -> None:
+        """Raise :class:`StepError` where a loss is not finite, unless looking would wait or is not wanted."""
+        options = self.engine.options
+        looks = options.check_finite and options.scaler is None and self.engine.device.type == "cpu"
+        if looks and loss is not None and not math.isfinite(loss):
+            self._agreed = self._explain_nonfinite(step, loss.item())
+            raise self._agreed
+
+    def _explain_nonfinite(self, step: StepInputs, loss: float) -> StepError:
+        """Run the batch forward once more, looking at every value, and say where the first bad one is.
+
+        The same on every rank.
+        """
+        engine = self.engine
+        probe = dataclasses.replace(step, grad=False, outputs_on="")
+        found: list[tuple[int, int, str]] = []
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            for worker in engine.workers.values():
+                stack.enter_context(worker.probing(found))
+            self._begin(probe)
+            engine.executor.run(engine.program(step.batch.n_microbatches, False), Clock(engine.device))
+        everyone = [found] if engine.peers is None else engine.peers.gather(found, list[tuple[int, int, str]])
+        first = min((f for part in everyone for f in part), default=None)
+        where = "no stage gave a value that is not finite, so only the backward's sum of losses did"
+        if first is not None:
+            m, stage, what = first
+            stage = min(stage, len(engine.all_stages) - 1)
+            where = (
+                f"the first value that is not finite is {what}, in rank {engine.all_stages[stage].rank}, "
+                f"stage {stage}, microbatch {m}, action {stage}F{m}"
+            )
+        return StepError(f"the loss is {loss}: {where}; check_finite=False lets such steps pass")
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Raise ``error``, or with peers the one cause that all of them report."""
+        if error is self._agreed:
+            raise error
+        self.engine.fail(error)
+
+    def _refuse(self, error: BaseException) -> NoReturn:
+        """Raise ``error``, which keeps a step from beginning: what keeps every rank from it ends no rank.
+
+        Beside other replicas it does: they begin the step.
+        """
+        engine = self.engine
+        alone = engine.options.mesh is None or engine.options.mesh.ndim == 1
+        if (
+            engine.peers is None
+            or not alone
+            or not isinstance(error, Exception)
+            or isinstance(error, StepError)
+            or engine.peers.position.waits_for >= 0
+        ):
+            self._fail(error)
+        position = engine.peers.position
+        position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
+        try:
+            engine.peers.refuse(position.step, error)
+        finally:
+            self._end()
+
+
+def _call_of(i: int, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of ``step`` that batch ``i`` of several stands for."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, (tuple, list)):
+        return tuple(batch), {}
+    raise InputError(
+        f"batch {i} of accumulate() is a {type(batch).__name__}; give a list of batches, each a mapping of "
+        "step()'s keyword arguments, such as {'x': x, 'target': y}, or a tuple of its positional ones"
+    )

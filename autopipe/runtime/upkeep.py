@@ -1,0 +1,186 @@
+"""What users do with a runtime between its steps: save and load, cut it anew, ask how it goes.
+
+Training and what goes with each step is left to ``runtime``.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..arguments import flag, number, place
+from ..plans import Plan
+from ..simulator import Report
+from ..units import parse_bytes
+from . import record
+from .engine import Engine
+from .keep.keeper import Keeper, Saving
+from .rebalance import Cutter
+
+__all__ = ["Upkeep"]
+
+
+class Upkeep:
+    """Every rank calls each of these alike; threads that share one process's take turns."""
+
+    _engine: Engine
+    _keeper: Keeper
+    _cutter: Cutter
+
+    def save(
+        self,
+        path: str | pathlib.Path,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        max_shard_bytes: str | int = "5GB",
+        keep_last: int | None = None,
+        background: bool = False,
+        **states: Any,
+    ) -> Saving:
+        """Save the whole model under its own names, and what trains it; every rank calls it alike.
+
+        ``path`` becomes a directory of safetensors shards with an index, as Hugging Face lays them out (with
+        ``config.json`` for transformers models, so that ``from_pretrained`` reads it), each rank writing its
+        own. ``torch.distributed.checkpoint.load`` reads all of it, into any model over any mesh, through
+        :func:`autopipe.exports.dcp_reader`, and its weights through torch's ``HuggingFaceStorageReader``.
+        There is no ``.metadata`` in it: torch's own layout is pickles, in which every weight would lie a
+        second time (:func:`autopipe.exports.to_dcp` makes it for tools that read no other). It appears whole,
+        by one rename: whatever fails or dies before leaves an earlier save there as it was. A ``path`` that
+        ends as torch's files do (``model.pt``, ``.pth``, ``.bin``, ``.ckpt``) gets one file that
+        ``model.load_state_dict(torch.load(…))`` reads instead.
+
+        ``optimizer`` and ``states`` (``scheduler=``, ``scaler=``, ``loader=``, further optimizers: anything
+        with ``state_dict``) go into the directory: optimizers by parameter name, so that another cut or
+        number of ranks can go on from it; other objects per rank, but what they keep by weights' names, as
+        an average of ``rt.named_parameters()`` does, goes where the weights go. With them go the number of
+        steps, the seed and the user's random generators, and what modules keep beside their tensors
+        (``get_extra_state``). Of data-parallel replicas each one's objects and generators are saved where
+        they differ, and come back to as many replicas. Gradients are not kept: save after the optimizer.
+
+        ``keep_last=3`` makes ``path`` a row of saves, ``step-00000120`` and so on, of which the last three
+        are kept; :meth:`resume` goes on from the last. ``background`` copies everything, returns, and writes
+        while training goes on; ``wait()`` on what is returned says how it ended, as does the next save.
+
+        Raises :class:`StoreError` on every rank where one could not write (training may go on),
+        :class:`InputError` for a place or an object that cannot be saved.
+        """
+        with self._engine.turn:
+            return self._keeper.save(
+                place("path", path),
+                {"optimizer": optimizer, **states},
+                max_bytes=parse_bytes(max_shard_bytes),
+                keep_last=keep_last,
+                background=flag("background", background),
+            )
+
+    def load(
+        self,
+        path: str | pathlib.Path,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        strict: bool = True,
+        **states: Any,
+    ) -> None:
+        """Load what :meth:`save` wrote, or a plain model's checkpoint: Hugging Face's layout, or one file.
+
+        So is what ``torch.distributed.checkpoint`` saved of a plain or an FSDP2 model, under whichever key,
+        with an optimizer's ``get_optimizer_state_dict`` and other objects by their keys. Names may have what
+        DDP (``module.``) or ``torch.compile`` put before them, or lack what a head put before a base model.
+
+        Each rank reads the tensors it holds, whatever the cut, schedule or number of ranks were. What
+        :meth:`save` wrote also restores the number of steps, so that random streams go on, the user's random
+        generators, and the state of ``optimizer`` and ``states``. Everything is checked first, checksums
+        included, and nothing is changed unless all of it fits on every rank. ``strict=False`` passes over
+        weights that the model does not have.
+
+        Raises :class:`StoreError` saying what is damaged, missing or differs.
+        """
+        with self._engine.turn:
+            self._keeper.load(
+                place("path", path), {"optimizer": optimizer, **states}, strict=flag("strict", strict)
+            )
+
+    def resume(
+        self, path: str | pathlib.Path, *, optimizer: torch.optim.Optimizer | None = None, **states: Any
+    ) -> int:
+        """Load the last whole save of a row made with ``keep_last``; the number of steps it had made.
+
+        0 where there is none yet. A damaged one is passed over with a warning for the one before it; where
+        none can be loaded, the last one's :class:`StoreError` is raised. Raises :class:`InputError` where
+        ``path`` is a save itself.
+        """
+        with self._engine.turn:
+            return self._keeper.resume(place("path", path), {"optimizer": optimizer, **states})
+
+    @property
+    def plan(self) -> Plan:
+        """The plan it runs: the one it was made with, or the last that :meth:`rebalance` made."""
+        return self._engine.plan
+
+    def rebalance(
+        self,
+        *,
+        plan: Plan | None = None,
+        least_gain: float = 1.05,
+        speeds: Mapping[int, float] | None = None,
+        time_limit_s: float | None = None,
+        **optimizers: torch.optim.Optimizer,
+    ) -> bool:
+        """Cut anew from what the stages were measured to take, and move weights to where they now belong.
+
+        Between steps every rank calls it alike, and passes every optimizer there is (``optimizer=``, each
+        under a name of its own): it moves what they keep of a parameter too, and changes their groups in
+        place. Schedulers, the number of steps and random streams stay: the run goes on as if cut so from its
+        start. Returns whether it was cut anew: not where a step would not become ``least_gain`` times faster.
+
+        ``plan`` is cut to instead where one is given: for the same graph, ranks and microbatches. ``speeds``
+        (rank → factor) says which devices became slower or faster; drift is else laid on the ops.
+
+        Raises :class:`InputError` on every rank, with nothing moved, for stages that :meth:`wrap` changed,
+        for optimizers whose groups are not alike on every rank, and where there is nothing to plan from.
+        """
+        by = self.report() if plan is None else plan
+        with self._engine.together("cutting anew", waits=False):
+            return self._cutter.cut(
+                by,
+                {key: optimizer for key, optimizer in optimizers.items() if optimizer is not None},
+                least_gain=least_gain,
+                speeds=speeds,
+                time_limit_s=time_limit_s,
+            )
+
+    def gather_weights(self) -> None:
+        """Make the model whole on every rank: each weight as the rank that trains it has it now.
+
+        Every rank calls it. Released weights, and those of a model made on the meta device, come to the CPU.
+        Stages that were sharded (``fully_shard``) lose their shards to the model and train no more.
+        """
+        with self._engine.together("gathering weights", waits=False):
+            self._engine.gather_weights()
+
+    def report(self) -> Report:
+        """Predicted beside measured, and every action of the last step; every rank calls it.
+
+        Its ``drift`` says when :meth:`rebalance` would pay.
+        On an accelerator with the most memory each rank held since the runtime was made.
+        """
+        return record.report(self._engine)
+
+    def publish(self, folder: str | pathlib.Path, every_s: float = 1.0) -> None:
+        """From now on write what the last steps took to ``folder``, about every ``every_s`` seconds.
+
+        ``autopipe watch folder`` shows it while the job runs, as does :func:`autopipe.watch` in a notebook:
+        the step, idle time by cause, stragglers, drift from the plan. Every rank calls it, with a folder that
+        whoever watches reaches too. What an earlier job wrote there is removed. Of several replicas the first
+        is shown. Writing takes well under a millisecond, and a step never waits for it.
+
+        Raises :class:`InputError` on every rank where one cannot write there.
+        """
+        record.publish(
+            self._engine,
+            pathlib.Path(folder),
+            number("every_s", every_s, above=True, most=1e6, unit="seconds"),
+        )

@@ -1,0 +1,433 @@
+"""What users put around, into and between steps: right as in a plain loop, or refused and training goes on.
+
+``python around_ranks.py CHECK …`` is one rank of checks; without a process group the same ones run alone.
+"""
+
+import contextlib
+import copy
+import math
+import pickle
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import autopipe
+from autopipe.errors import AutopipeError, InputError, StepError
+
+
+def mean_square(output, target):
+    return (output - target).square().mean()
+
+
+def batch(rows=8, seed=1):
+    return torch.randn(2, rows, 8, generator=torch.Generator().manual_seed(seed))
+
+
+class Pair:
+    """A pipeline of two stages, and the plain model beside it."""
+
+    def __init__(self, loss_fn=mean_square, **options):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)])
+        self.plain, self.loss_fn = copy.deepcopy(self.model), loss_fn
+        example = (torch.randn(8, 8),)
+        self.pipe = autopipe.split(self.model, 2, example, n_microbatches=4, costs="estimated")
+        self.rt = self.pipe.runtime(loss_fn, **options)
+
+    def agrees(self, x, target, around=contextlib.nullcontext, tolerance=1e-5, **more):
+        """A step of both, each within ``around()``: the same loss and gradients."""
+        with around():
+            loss = self.rt.step(x, target=target, **more).loss
+        with around():
+            expected = self.loss_fn(self.plain(x), target)
+            expected.backward()
+        close = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
+        torch.testing.assert_close(loss, expected.detach(), **close)
+        self.same_gradients(tolerance)
+        for parameter in (*self.rt.parameters(), *self.plain.parameters()):
+            parameter.grad = None
+
+    def same_gradients(self, tolerance=1e-5):
+        for name, parameter in self.rt.named_parameters():
+            wanted = self.plain.get_parameter(name).grad
+            assert (parameter.grad is None) == (wanted is None), name
+            if wanted is not None:
+                torch.testing.assert_close(parameter.grad, wanted, rtol=tolerance, atol=tolerance)
+
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def is_whole():
+    return not dist.is_initialized()
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatches(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def wide():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def anomalies():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.detect_anomaly():
+            yield
+
+
+MODES = {
+    "autocast": (lambda: torch.autocast("cpu", torch.bfloat16), 2e-2),
+    "anomaly detection": (anomalies, 1e-5),
+    "saved tensors on the host": (torch.autograd.graph.save_on_cpu, 1e-5),
+    "deterministic": (deterministic, 1e-5),
+    "another default dtype": (wide, 1e-5),
+    "a function mode": (Functions, 1e-5),
+    "a dispatch mode": (Dispatches, 1e-5),
+    "gradients asked for": (torch.enable_grad, 1e-5),
+    "a range of a profiler": (lambda: torch.autograd.profiler.record_function("step"), 1e-5),
+}
+
+
+def modes():
+    """Steps within torch's own contexts; without gradients a step is refused, an evaluation right."""
+    pair = Pair()
+    x, y = batch()
+    for name, (around, tolerance) in MODES.items():
+        print(name, flush=True)
+        pair.agrees(x, y, around, tolerance)
+    for off in (torch.no_grad, torch.inference_mode):
+        with off():
+            with pytest.raises(InputError, match="evaluate"):
+                pair.rt.step(x, target=y)
+            loss = pair.rt.evaluate(x, target=y).loss
+            outputs = pair.rt.forward(x)
+        torch.testing.assert_close(loss, mean_square(pair.plain(x), y).detach())
+        torch.testing.assert_close(outputs.clone(), pair.plain(x).detach())
+        pair.agrees(x, y)
+
+
+def inference(x):
+    with torch.inference_mode():
+        return x.clone()
+
+
+BATCHES = {
+    "fewer rows than microbatches": lambda x: x[:3],
+    "one row": lambda x: x[:1],
+    "columns first in memory": lambda x: x.t().contiguous().t(),
+    "every second of wider rows": lambda x: torch.cat([x, x], 1)[:, ::2],
+    "one row many times": lambda x: x[:1].expand(8, 8),
+    "a part of more": lambda x: torch.cat([x, x])[3:9],
+    "a parameter's data": lambda x: nn.Parameter(x).data,
+}
+REFUSED = {
+    "no rows": (lambda x: x[:0], "empty"),
+    "another dtype": (lambda x: x.double(), "float64"),
+    "another number of dims": (lambda x: x[None], "dims"),
+    "no tensor": (lambda x: x.numpy(), "was a tensor"),
+    "a list": (lambda x: x.tolist(), "another structure|was a tensor"),
+    "without values": (lambda x: x.to("meta"), "meta"),
+    "made in inference mode": (inference, "inference_mode"),
+    "sparse": (lambda x: x.to_sparse(), "sparse"),
+}
+
+
+def batches():
+    """Batches of any layout in memory and number of rows; those that cannot be are refused alike."""
+    pair = Pair()
+    x, y = batch()
+    for name, make in BATCHES.items():
+        print(name, flush=True)
+        pair.agrees(make(x), y[: len(make(x))])
+    for name, (make, words) in REFUSED.items():
+        print(name, flush=True)
+        with pytest.raises(InputError, match=words):
+            pair.rt.step(make(x), target=y)
+    for given, words in (((x, x), "arguments"), ((), "arguments")):
+        with pytest.raises(InputError, match=words):
+            pair.rt.step(*given, target=y)
+    pair.agrees(x, y)
+
+
+def nested(output, target):
+    if target is None:
+        return output.square().mean()
+    if isinstance(target, tuple):
+        return mean_square(output, target[0]) + mean_square(output, target[1][0])
+    return mean_square(output, target["y"]) * target["times"] * (len(target["name"]) if target["more"] else 1)
+
+
+def targets():
+    """Targets of any structure; what is no row's goes to every microbatch, and what cannot be is refused."""
+    pair = Pair(nested)
+    x, y = batch()
+    named = {"y": y, "times": 2.0, "name": "text", "more": None}
+    odd = y.t().contiguous().t(), (y[:1].expand(8, 8),)
+    for target in (None, named, {**named, "more": {1, 2}}, (y, [y * 2]), odd):
+        pair.agrees(x, target)
+    made = pair.plain(x)
+    for target, words in (
+        ({**named, "y": y.to("meta")}, "meta"),
+        ({**named, "y": made}, "detach"),
+        ({**named, "name": ["a"] * 8}, "only tensors"),
+    ):
+        with pytest.raises(InputError, match=words):
+            pair.rt.step(x, target=target)
+    pair.agrees(x, named)
+
+
+LOSSES = {
+    "several": (lambda out: (out.mean(), out.sum()), "tuple"),
+    "one for each row": (lambda out: out.mean(1), r"shape \(2,\)"),
+    "a number": (lambda out: 1.0, "float"),
+    "nothing": (lambda out: None, "NoneType"),
+    "complex": (lambda out: torch.complex(out, out).mean(), "complex"),
+    "detached": (lambda out: out.detach().mean(), "require a gradient"),
+    "an error": (lambda out: out.no_such_thing, "no_such_thing"),
+}
+
+
+def losses():
+    """What is no loss is told on every rank; in one process the next step is right."""
+    x, y = batch()
+    wrong, pair = [], None
+
+    def loss_fn(output, target):
+        return wrong[0](output) if wrong else mean_square(output, target)
+
+    for name in LOSSES if is_whole() else ("one for each row", "an error"):
+        print(name, flush=True)
+        pair = pair if pair and is_whole() else Pair(loss_fn)
+        pair.agrees(x, y)
+        make, words = LOSSES[name]
+        wrong.append(make)
+        with pytest.raises(AutopipeError, match=words):
+            pair.rt.step(x, target=y)
+        wrong.clear()
+        for parameter in pair.rt.parameters():
+            parameter.grad = None
+        if is_whole():
+            pair.agrees(x, y)
+        else:
+            with pytest.raises(StepError, match=words):  # and every later call says why
+                pair.rt.step(x, target=y)
+
+
+def interrupted():
+    """Ctrl-C at one rank, in its loss or before its step: that rank has it, and the others are told."""
+    for where, who in (("loss", 1), ("weight", 0)):
+        at = []
+
+        def stop(here, at=at, who=who):
+            if here in at and rank() == (0 if is_whole() else who):
+                raise KeyboardInterrupt
+
+        def loss_fn(output, target, stop=stop):
+            stop("loss")
+            return mean_square(output, target)
+
+        def weigh(args, kwargs, target, stop=stop):
+            stop("weight")
+            return len(target)
+
+        pair = Pair(loss_fn, loss_weight=weigh)
+        x, y = batch()
+        pair.agrees(x, y)
+        at.append(where)
+        is_mine = is_whole() or rank() == who
+        kind = KeyboardInterrupt if is_mine else StepError
+        with pytest.raises(kind) as told:
+            pair.rt.step(x, target=y)
+        assert is_mine or f"rank {who} was stopped by KeyboardInterrupt" in str(told.value)
+        at.clear()
+        if is_whole():
+            for parameter in pair.rt.parameters():
+                parameter.grad = None
+            pair.agrees(x, y)
+
+
+CALLS = {
+    "no microbatches": lambda rt, x, y: rt.step(x, target=y, n_microbatches=0),
+    "fewer than none": lambda rt, x, y: rt.step(x, target=y, n_microbatches=-1),
+    "half a microbatch": lambda rt, x, y: rt.step(x, target=y, n_microbatches=2.5),
+    "microbatches in words": lambda rt, x, y: rt.step(x, target=y, n_microbatches="4"),
+    "other outputs": lambda rt, x, y: rt.step(x, target=y, return_outputs="first"),
+    "outputs elsewhere": lambda rt, x, y: rt.forward(x, outputs_on="none"),
+    "a factor in words": lambda rt, x, y: rt.scaled("2"),
+    "no factor": lambda rt, x, y: rt.scaled(math.nan),
+    "an endless factor": lambda rt, x, y: rt.scaled(math.inf),
+    "no norm": lambda rt, x, y: rt.clip_grad_norm_(math.nan),
+    "a norm below zero": lambda rt, x, y: rt.clip_grad_norm_(-1.0),
+    "a norm in words": lambda rt, x, y: rt.clip_grad_norm_("1"),
+    "norms of order zero": lambda rt, x, y: rt.clip_grad_norm_(1.0, norm_type=0),
+    "norms of negative order": lambda rt, x, y: rt.clip_grad_norm_(1.0, norm_type=-math.inf),
+    "no batches": lambda rt, x, y: rt.accumulate([]),
+    "a batch that is none": lambda rt, x, y: rt.accumulate([x]),
+    "a copy": lambda rt, x, y: copy.deepcopy(rt),
+    "a shallow copy": lambda rt, x, y: copy.copy(rt),
+    "a pickle": lambda rt, x, y: pickle.dumps(rt),
+}
+
+
+def calls():
+    """Odd arguments are refused, and the next step is right; norms of every order are the plain model's."""
+    pair = Pair()
+    x, y = batch()
+    for name, call in CALLS.items():
+        print(name, flush=True)
+        with pytest.raises(InputError):
+            call(pair.rt, x, y)
+    pair.agrees(x, y, n_microbatches=np.int64(3))
+    first, second = pair.rt.scaled(0.5), pair.rt.scaled(4)
+    with first, second, pair.rt.no_sync():
+        pair.rt.step(x, target=y)
+    pair.rt.step(x, target=y)
+    (3 * mean_square(pair.plain(x), y)).backward()
+    pair.same_gradients()
+    for order in (1.0, 2, 3.0, math.inf):
+        wanted = nn.utils.clip_grad_norm_(pair.plain.parameters(), 0.5, order)
+        torch.testing.assert_close(pair.rt.clip_grad_norm_(0.5, order), wanted)
+        pair.same_gradients()
+    pair.rt.clip_grad_norm_(math.inf)
+    pair.same_gradients()
+    if not is_whole():
+        with pytest.raises(StepError, match=r"outputs=(all|last)"):
+            pair.rt.step(x, target=y, return_outputs="all" if rank() else "last")
+
+
+def optimizers():
+    """Optimizers replaced and grown, other rates, layers frozen and thawed, gradients zeroed in place."""
+    pair = Pair()
+    sides = (dict(pair.rt.named_parameters()), dict(pair.plain.named_parameters()))
+    groups = [[p for n, p in side.items() if "weight" in n] for side in sides]
+    biases = [[p for n, p in side.items() if "bias" in n] for side in sides]
+    made = [torch.optim.SGD(group, 0.1, momentum=0.9) for group in groups]
+    rates = [torch.optim.lr_scheduler.ExponentialLR(o, 0.9) for o in made]
+    for step in range(6):
+        if step == 2:
+            for optimizer, more in zip(made, biases, strict=True):
+                optimizer.add_param_group({"params": more, "lr": 0.05})
+            rates = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in made]
+        if step in (3, 5):
+            for model in (pair.model, pair.plain):
+                model[1].requires_grad_(step == 5)
+                model[0][0].bias.requires_grad_(step == 5)
+        if step == 4:
+            made = [torch.optim.Adam(side.values(), 0.01) for side in sides]
+            rates = [torch.optim.lr_scheduler.ConstantLR(o, 0.5, 3) for o in made]
+        x, y = batch(seed=step)
+        pair.rt.step(x, target=y)
+        mean_square(pair.plain(x), y).backward()
+        for optimizer, rate in zip(made, rates, strict=True):
+            optimizer.step()
+            rate.step()
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for side in sides:
+            for parameter in side.values() if step < 2 else ():
+                parameter.grad = None
+    for name, parameter in sides[0].items():
+        torch.testing.assert_close(parameter, sides[1][name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def double(parameter):
+    parameter.grad.mul_(2)
+
+
+def hooks():
+    """Hooks on gradients see those of the whole batch once; one that fails ends the step on every rank."""
+    pair = Pair()
+    x, y = batch()
+    seen = []
+    for side in (pair.model, pair.plain):
+        for parameter in side.parameters():
+            parameter.register_hook(lambda grad: grad.clamp(-0.001, 0.001))
+            parameter.register_post_accumulate_grad_hook(double)
+    pair.agrees(x, y)
+    first = pair.model[0][0].weight
+    first.register_hook(lambda grad: seen.append(grad))
+    first.register_post_accumulate_grad_hook(lambda p: int("a bug of the user's"))
+    with pytest.raises(ValueError if is_whole() else StepError, match="a bug of the user's"):
+        # another rank may be through with its first by then
+        [pair.rt.step(x, target=y) for _ in range(2)]
+    assert len(seen) == (rank() == 0)
+
+
+def several():
+    """Pipelines side by side, and two runtimes of one, each as if it were alone."""
+    pairs = [Pair(), Pair(nested)]
+    x, y = batch()
+    for _ in range(2):
+        for pair in pairs:
+            pair.agrees(x, y if pair.loss_fn is mean_square else (y, [y]))
+    second = pairs[0].pipe.runtime(mean_square)
+    second.step(x, target=y)
+    pairs[0].rt.step(x, target=y)
+    (2 * mean_square(pairs[0].plain(x), y)).backward()
+    pairs[0].same_gradients()
+
+
+def groups():
+    """The user's own use of the process group between steps, and the end of it, change nothing."""
+    pair = Pair()
+    x, y = batch()
+    if is_whole():
+        return
+    for _ in range(2):
+        pair.agrees(x, y)
+        mine = torch.ones(3) * rank()
+        dist.all_reduce(mine)
+        assert mine.tolist() == [1.0] * 3
+        alone = [dist.new_group([r]) for r in range(dist.get_world_size())]
+        dist.all_reduce(mine, group=alone[rank()])
+        dist.barrier()
+    dist.destroy_process_group()
+    pair.agrees(x, y)
+    torch.testing.assert_close(pair.rt.clip_grad_norm_(1.0), torch.zeros(()))
+
+
+CHECKED = (modes, batches, targets, losses, interrupted, calls, optimizers, hooks, several, groups)
+CHECKS = {f.__name__: f for f in CHECKED}
+
+
+def main():
+    dist.init_process_group("gloo")
+    for name in sys.argv[1:]:
+        print(f"check {name}", flush=True)
+        CHECKS[name]()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
