@@ -38,6 +38,8 @@ _FORKS.set_forkserver_preload(
         "torch.distributed.fsdp",
         "torch.utils.cpp_extension",
         "transformers.models.gpt2.modeling_gpt2",
+        "transformers.models.llama.modeling_llama",
+        "transformers.trainer",
     ]
 )
 

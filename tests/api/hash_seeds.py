@@ -7,7 +7,7 @@ With dropout; the loss on two ranks is that of one stage in one process.
 import os
 import sys
 
-SEED = str(11 + 7 * int(os.environ["RANK"]) + int(sys.argv[1]))
+SEED = str(11 + 7 * int(os.environ["RANK"]))  # which order a set of KINDS in two ways
 if os.environ.get("PYTHONHASHSEED") != SEED:
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": SEED})
 
