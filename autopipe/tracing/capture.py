@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -27,7 +27,7 @@ from .inputs.caches import switched_off, without_cache
 from .inputs.examples import infer
 from .inputs.structure import Spec, unflatten
 from .making import Form
-from .record.given import device_of, fresh
+from .record.given import all_on, device_of, fresh
 from .record.leaves import Policy
 from .record.session import Session
 from .record.standing import Change, Kind, Standing, standing_of
@@ -164,7 +164,7 @@ class Capture:
         # a model is recorded outside of inference mode, whatever it is called in
         is_same = not any(c.kind in (Kind.WEIGHTS, Kind.INFERENCE) for c in changed)
         try:
-            with _all_on(self.device, self.model):  # its stages may have been put elsewhere
+            with all_on(self.device, self.model):  # its stages may have been put elsewhere
                 again = _capture(
                     self.model, *self.example, self.policy, self.dynamic, self.variation, self.at
                 )
@@ -220,20 +220,6 @@ class Capture:
         module = self._others[training, number] if number else self.modules[training]
         module.training = training
         return self.assemble(module(*values.values()), training)
-
-
-@contextlib.contextmanager
-def _all_on(device: torch.device, model: nn.Module) -> Iterator[None]:
-    """Within it every parameter and buffer that is on another device has its values on this one."""
-    away = [(t, t.data) for t in (*model.parameters(), *model.buffers()) if t.device != device]
-    away = [(t, data) for t, data in away if not t.is_meta and not hasattr(t, "to_local")]
-    try:
-        for tensor, data in away:
-            tensor.data = data.to(device)
-        yield
-    finally:
-        for tensor, data in away:
-            tensor.data = data
 
 
 def _is_same(a: Capture, b: Capture, training: bool) -> bool:

@@ -1,11 +1,12 @@
-"""Arguments that a model is run on: copies of them, copies with other data, and whether results are equal.
+"""What a model is run on: a device, copies of arguments, copies with other data; whether results are equal.
 
 Running the model is left to ``session``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from ..inputs.contents import are_told_alike
 from ..inputs.structure import flatten, unflatten
 
-__all__ = ["are_close", "close_to", "device_of", "fresh", "other_data"]
+__all__ = ["all_on", "are_close", "close_to", "device_of", "fresh", "other_data"]
 
 
 def device_of(model: nn.Module, *given: Any) -> torch.device:
@@ -24,6 +25,20 @@ def device_of(model: nn.Module, *given: Any) -> torch.device:
     tensors = (v for v in flatten(given)[0] if isinstance(v, torch.Tensor))
     held = next(tensors, None) if held is None else held
     return torch.device("cpu") if held is None else held.device
+
+
+@contextlib.contextmanager
+def all_on(device: torch.device, model: nn.Module) -> Iterator[None]:
+    """Within it every parameter and buffer that is on another device has its values on this one."""
+    away = [(t, t.data) for t in (*model.parameters(), *model.buffers()) if t.device != device]
+    away = [(t, data) for t, data in away if not t.is_meta and not hasattr(t, "to_local")]
+    try:
+        for tensor, data in away:
+            tensor.data = data.to(device)
+        yield
+    finally:
+        for tensor, data in away:
+            tensor.data = data
 
 
 def fresh(value: Any, device: torch.device, *, is_one: bool = False) -> Any:

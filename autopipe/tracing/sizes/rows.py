@@ -221,7 +221,10 @@ class _Results:
         return ""
 
     def _no_mean(self, i: int, allowed: float, level: Mapping[torch.dtype, float]) -> str:
-        """In words, where a number is no mean of the rows', evenly or weighted by what counts in each."""
+        """In words, where a number is no mean of the rows', evenly or weighted by what counts in each.
+
+        In both orders: what is clipped, as a loss of ranks is, may be one in one of them alone.
+        """
         ab, ba, aa, bb = figures = [float(self.of(rows)[i]) for rows in ("ab", "ba", "aa", "bb")]
         if not all(map(math.isfinite, figures)):
             return ""  # such as the mean loss of a row without labels
