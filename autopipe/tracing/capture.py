@@ -128,6 +128,20 @@ class Capture:
         Raises :class:`InputError` where they are of a kind or size that has not been recorded.
         """
         training = self.model.training if training is None else training
+        forms = self.forms[training]
+        try:
+            number = self._answered(self.questions[training], forms[0], values)
+            forms[number].variation.check(self.inputs, values)
+            return number
+        except InputError:
+            for other, form in enumerate(forms):
+                if form.for_sizes and form.variation.is_for(self.inputs, values):
+                    self._answered(form.question, form, values)
+                    return other
+            raise
+
+    def _answered(self, question: Question | int, form: Form, values: Mapping[str, Any]) -> int:
+        """What the answers of inputs to a question lead to; ``form`` is for their sizes."""
         held = next((v for v in values.values() if isinstance(v, torch.Tensor)), None)
         device = self.device if held is None else held.device
 
@@ -135,28 +149,14 @@ class Capture:
             return run_call(self.model, self.constants, call, args, kwargs, values, device)
 
         try:
-            number = choose(self.questions[training], run)
+            return choose(question, run)
         except InputError:
             raise
         except Exception as error:  # most likely inputs of sizes that the question is not for
-            self.forms[training][0].variation.check(self.inputs, values)
+            form.variation.check(self.inputs, values)
             raise InputError(
                 f"{self.inputs.model}: what the model asks of its inputs cannot be asked of these: {error}"
             ) from error
-        return self._of_size(training, number, values)
-
-    def _of_size(self, training: bool, number: int, values: Mapping[str, Any]) -> int:
-        """The form asked for, or another that is right where that one is not for the sizes."""
-        try:
-            self.forms[training][number].variation.check(self.inputs, values)
-            return number
-        except InputError:
-            for other, form in enumerate(self.forms[training]):
-                if form.for_sizes:
-                    with contextlib.suppress(InputError):
-                        form.variation.check(self.inputs, values)
-                        return other
-            raise
 
     def _hold_changed(self, changed: Sequence[Change]) -> None:
         """Record again as the model stands: a change that leaves the graph as it was is of no account."""

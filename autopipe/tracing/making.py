@@ -41,12 +41,14 @@ __all__ = ["Form", "Made"]
 class Form:
     """What the model does for some values of its inputs, as a graph, and the sizes it is right for.
 
-    One that is ``for_sizes`` runs where the sizes of inputs are not right for the first one.
+    One that is ``for_sizes`` runs where the sizes of inputs are not right for the first one; ``question`` is
+    then what those inputs have to answer as they did when it was recorded.
     """
 
     graph: fx.Graph
     variation: Variation
     for_sizes: bool = False
+    question: Question | int = 0
 
 
 class Made:
@@ -78,7 +80,8 @@ class Made:
         self.constants = modes.share_constants(everything)
         unsized = [(r, r.branches) for r in everything]
         for record in everything:
-            record.branches = tuple(with_sizes(b, self._like_an_input) for b in record.branches)
+            like_an_input = functools.partial(_like_an_input, tensors)
+            record.branches = tuple(with_sizes(b, like_an_input) for b in record.branches)
         self.variations: dict[int, Variation] = {}
         self.everything = everything
         self.for_sizes: dict[bool, list[Recording]] = {False: [], True: []}
@@ -155,7 +158,12 @@ class Made:
         """Every form as a graph; one object where one serves both modes."""
         sized = {id(form) for forms in self.for_sizes.values() for form in forms}
         made = {
-            id(form): Form(emit.graph(form), self.variations[id(form)], id(form) in sized)
+            id(form): Form(
+                emit.graph(form),
+                self.variations[id(form)],
+                id(form) in sized,
+                questions([form], [0]) if id(form) in sized else 0,
+            )
             for form in self._all
         }
         return {
@@ -168,7 +176,7 @@ class Made:
         merged = modes.merge(train, evaluation)
         distinct = list({id(f): f for f in merged.values()}.values())
         self.firsts = distinct
-        variation = self._vary(distinct, self.tensors, 0, known)
+        variation = self._vary(distinct, self.tensors, self._asking(distinct[-1].training, 0), known)
         if self.dynamic:
             session = self.session
             told = (merged, self.tensors, variation.dims, variation.shapes, session.device, session.start)
@@ -203,9 +211,8 @@ class Made:
             modes.name_like(self.calls, form)
             given = self._witness(flag, number)
             try:
-                variation = self._vary(
-                    [form], given or self.tensors, number if given else None, self.variation
-                )
+                asked = self._asking(flag, number) if given else _never
+                variation = self._vary([form], given or self.tensors, asked, self.variation)
             except AutopipeError:
                 continue
             read_from_inputs(self.session.model, form, variation.dims, variation.shapes)
@@ -216,12 +223,10 @@ class Made:
             kept.append(number)
         return kept
 
-    def at_sizes(
-        self, flag: bool, form: Recording, inputs: Inputs, tensors: Mapping[str, torch.Tensor]
-    ) -> Variation:
-        """Name the calls of a form recorded at other sizes as those there are, and find what it is right for.
+    def at_sizes(self, form: Recording, inputs: Inputs, tensors: Mapping[str, torch.Tensor]) -> Recording:
+        """The form that a recording at other sizes is: its calls named as those there are, its sizes found.
 
-        Raises :class:`CaptureError` where that cannot be told by sizes of inputs alone.
+        Raises :class:`CaptureError` where other inputs may vary than in the form of the example.
         """
         named = self.calls
         for other in (f for forms in self.for_sizes.values() for f in forms):
@@ -232,33 +237,33 @@ class Made:
             dataclasses.replace(d, example=shapes[d.where[0][0]][d.where[0][1]]) for d in self.variation.dims
         )
         known = dataclasses.replace(self.variation, dims=dims)
-        variation = self._vary([form], tensors, None, known, inputs)
-        if variation.unsure or {d.where for d in variation.dims} != {d.where for d in dims}:
-            raise CaptureError("what it is right for cannot be told by sizes of inputs")
-        return variation
+        branches = form.branches
+        form.branches = tuple(with_sizes(b, functools.partial(_like_an_input, tensors)) for b in branches)
+        asked = functools.partial(self.is_answered, form) if branches else None
+        variation = self._vary([form], tensors, asked, known, inputs)
+        if {d.where for d in variation.dims} != {d.where for d in dims}:
+            raise CaptureError("other sizes may vary there")
+        checked = with_checks(form, variation.unsure, {c.name for c in (*named, *form.calls)})
+        self.variations[id(checked)] = variation
+        checked.branches = tuple(with_sizes(b, self._by_formula) for b in branches)
+        return checked
 
-    def add(self, flag: bool, form: Recording, variation: Variation) -> None:
+    def add(self, flag: bool, form: Recording) -> None:
         """Take a form for sizes of inputs that no other is right for."""
+        variation = self.variations[id(form)]
         read_from_inputs(self.session.model, form, variation.dims, variation.shapes)
         self.for_sizes[flag].append(form)
-        self.variations[id(form)] = variation
 
     def shared(self, records: Sequence[Recording]) -> None:
         """Give the constants of further recordings, and of those there are, names in common."""
         self.everything += records
         self.constants = modes.share_constants(self.everything)
 
-    def _like_an_input(self, call: Call) -> Call:
-        """A size as that of an input as long; whether of that one, only other sizes can tell."""
-        places = ((n, a) for n, t in self.tensors.items() for a, s in enumerate(t.shape) if s == call.value)
-        place = next(places, None)
-        return _constant_number(call.value) if place is None else _size_of(*place)
-
     def _by_formula(self, call: Call) -> Call:
         """A size as its formula in the sizes of inputs says."""
         shapes = self.shapes.get(id(call.inputs[0])) or self._shapes_alike(call.inputs[0])
         if not shapes:
-            return self._like_an_input(call)
+            return _like_an_input(self.tensors, call)
         formula = shapes[0][plain(call.args[1])]
         if isinstance(formula, int):
             return _constant_number(call.value)
@@ -287,15 +292,29 @@ class Made:
         """Whether inputs ask for the form that the example takes in a mode."""
         return isinstance(self.questions[flag], int) or self._asks_for(flag, 0, given)
 
+    def is_answered(self, form: Recording, given: Mapping[str, torch.Tensor]) -> bool:
+        """Whether inputs answer what the model asks of them as they did in this recording."""
+        return self._is_chosen(questions([form], [0]), 0, form, given)
+
     def _asks_for(self, flag: bool, number: int, given: Mapping[str, torch.Tensor]) -> bool:
+        return self._is_chosen(self.questions[flag], number, self.distinct[flag][0][number], given)
+
+    def _asking(self, flag: bool, number: int) -> Callable[[Mapping[str, torch.Tensor]], bool] | None:
+        """Tells whether inputs ask for the form with this number; None where all do."""
+        is_asked = isinstance(self.questions[flag], Question)
+        return functools.partial(self._asks_for, flag, number) if is_asked else None
+
+    def _is_chosen(
+        self, question: Question | int, number: int, form: Recording, given: Mapping[str, torch.Tensor]
+    ) -> bool:
         def run(call: Call, args: Any, kwargs: Any) -> Any:
             return run_call(
                 self.session.model, self.constants, call, args, kwargs, given, self.session.device
             )
 
         try:
-            with torch.set_grad_enabled(self.distinct[flag][0][number].setting.grad):
-                return choose(self.questions[flag], run) == number
+            with torch.set_grad_enabled(form.setting.grad):
+                return choose(question, run) == number
         except Exception:  # most likely inputs of sizes that the question is not for, which a call refuses
             return False
 
@@ -303,22 +322,19 @@ class Made:
         self,
         forms: Sequence[Recording],
         tensors: Mapping[str, torch.Tensor],
-        number: int | None,
+        is_asked_for: Callable[[Mapping[str, torch.Tensor]], bool] | None,
         known: Variation | None,
         inputs: Inputs | None = None,
     ) -> Variation:
-        """For what sizes forms are right; ``tensors`` ask for the form of this number, or for others."""
+        """For what sizes forms are right; where others are asked for, nothing is compared with the model."""
         if not self.dynamic:
             return Variation()
-        session, flag = self.session, forms[-1].training
+        session = self.session
         inputs = inputs or self.inputs
 
         def call(given: Mapping[str, torch.Tensor]) -> Any:
             args, kwargs = inputs.rebuild(session.model, given)
             return session.model(*args, **kwargs)
-
-        def is_asked_for(given: Mapping[str, torch.Tensor]) -> bool:
-            return number is not None and self._asks_for(flag, number, given)
 
         explorer = Explorer(
             session.model,
@@ -329,7 +345,7 @@ class Made:
             session.device,
             session.start,
             self.kind,
-            is_asked_for if isinstance(self.questions[flag], Question) else None,
+            is_asked_for,
         )
         self.explorers.append(explorer)
         explorer.by_mode = len(forms) > 1 or all(f is not forms[0] for f in self.firsts)
@@ -337,6 +353,17 @@ class Made:
             return explore(explorer, known)
         finally:
             self.functions.update(explorer.functions)
+
+
+def _never(given: Mapping[str, torch.Tensor]) -> bool:
+    return False
+
+
+def _like_an_input(tensors: Mapping[str, torch.Tensor], call: Call) -> Call:
+    """A size as that of an input as long; whether of that one, only other sizes can tell."""
+    places = ((n, a) for n, t in tensors.items() for a, s in enumerate(t.shape) if s == call.value)
+    place = next(places, None)
+    return _constant_number(call.value) if place is None else _size_of(*place)
 
 
 def _size_of(name: str, axis: int) -> Call:

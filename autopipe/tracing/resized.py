@@ -30,10 +30,10 @@ _MOST_SIZES = 3
 def record_at_sizes(session: Session, made: Made) -> None:
     """Add forms for sizes that the model takes, at which what its code asks of them comes out otherwise.
 
-    Only of a model that asks nothing of its inputs' values; each form is held against it. What cannot be
-    recorded, or is not the model, is left out: a call of such sizes is refused.
+    Each form is held against the model, and is for inputs whose values answer what it asks of them as the
+    example's do. What cannot be recorded, or is not the model, is left out: a call of such sizes is refused.
     """
-    if not made.dynamic or made.tail or made.asks:
+    if not made.dynamic or made.tail or (made.asks and session.device.type == "meta"):
         return
     known = [made.variation]
     for _, sizes in zip(range(_MOST_SIZES), _other_ways(made, known), strict=False):
@@ -82,26 +82,29 @@ def _added(session: Session, made: Made, sizes: Mapping[Dim, int]) -> Variation:
         recorded = session.again()
         if recorded is None or session.policy != policy or {*session.attempt.functions} != kept:
             raise CaptureError("the model is taken apart otherwise at these sizes")
+        firsts = {id(records[0]): records[0] for records in recorded.values()}
+        made.shared(list(firsts.values()))
         forms = _forms(made, recorded)
-        made.shared(list({id(f): f for f in forms.values()}.values()))
-        found = {flag: made.at_sizes(flag, form, inputs, tensors) for flag, form in forms.items()}
+        checked = {id(form): made.at_sizes(form, inputs, tensors) for form in forms.values()}
+        forms = {flag: checked[id(form)] for flag, form in forms.items()}
         _check_alike(made, forms.values())
-        fault = _fault(session, forms, inputs, tensors, found)
+        variation = made.variations[id(forms[False])]
+        fault = _fault(session, made, forms, inputs, tensors, variation)
     if fault is not None:
         raise CaptureError(fault)
     for flag, form in forms.items():
-        made.add(flag, form, found[flag])
-    return found[False]
+        made.add(flag, form)
+    return variation
 
 
 def _forms(made: Made, recorded: Mapping[bool, list[Recording]]) -> dict[bool, Recording]:
-    """The one recording of each mode; raises where it asks of values, or gives another kind of output."""
+    """The recording of each mode on inputs as they are; raises where it gives another kind of output."""
     forms = {flag: prune(records[0]) for flag, records in recorded.items()}
     if recorded[True] is recorded[False]:
         forms[True] = forms[False]
     for flag, form in forms.items():
-        if len(recorded[flag]) > 1 or form.branches or form.output != made.forms[flag][0].output:
-            raise CaptureError("the model asks of its inputs' values at these sizes, or gives something else")
+        if form.output != made.forms[flag][0].output:
+            raise CaptureError("the model gives something else at these sizes")
     return forms
 
 
@@ -114,7 +117,7 @@ def _check_alike(made: Made, forms: Iterable[Recording]) -> None:
     for call in (c for form in forms for c in form.calls if c.op not in ("placeholder", "output")):
         other = known.get(call.name)
         if other is None:
-            is_placed = call.is_pure and not (call.op == "get_attr" and call.depends)
+            is_placed = (call.is_pure or call.is_check) and not (call.op == "get_attr" and call.depends)
         else:
             is_placed = (bool(call.writes), call.mutated) == (bool(other.writes), other.mutated)
         if not is_placed:
@@ -123,10 +126,11 @@ def _check_alike(made: Made, forms: Iterable[Recording]) -> None:
 
 def _fault(
     session: Session,
+    made: Made,
     forms: Mapping[bool, Recording],
     inputs: Inputs,
     tensors: dict[str, torch.Tensor],
-    found: Mapping[bool, Variation],
+    variation: Variation,
 ) -> str | None:
     """How the forms differ from the model on other data, in words."""
     if session.device.type == "meta":
@@ -136,10 +140,10 @@ def _fault(
         forms,
         inputs,
         tensors,
-        found[False],
+        variation,
         session.device,
         session.start,
-        lambda training, given: True,
+        lambda training, given: made.is_answered(forms[training], given),
     )
     fault = referee.fault()
     return None if fault is None else fault.why

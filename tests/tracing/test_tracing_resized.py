@@ -34,6 +34,20 @@ class Windowed(Net):
         return x[:, :n] if pad else x
 
 
+class Masked(Net):
+    """Fills up to a multiple of four, and leaves a mask of ones aside."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        n = x.shape[1]
+        if pad := -n % 4:
+            x, mask = F.pad(x, (0, 0, 0, pad)) + 1, F.pad(mask, (0, pad), value=1)
+        x = self.layers[1](self.layers[0](x))
+        if not bool(mask.all()):
+            x = 3 * x * mask.unsqueeze(2)
+        x = self.layers[3](self.layers[2](x.unflatten(1, (-1, 4)).cumsum(2).flatten(1, 2)))
+        return x[:, :n] if pad else x
+
+
 class Rounded(Net):
     """Fills up to a multiple of three, told by a quotient, and to one of four, told by numpy."""
 
@@ -97,6 +111,30 @@ def test_padded_or_not_and_long_or_short(windowed: Capture, length: int) -> None
         windowed.model.train(training)
         x = of_length(length, 3).double()
         torch.testing.assert_close(windowed(x), windowed.model(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_model_that_asks_of_values_has_forms_for_other_sizes_too(is_cut: bool) -> None:
+    torch.manual_seed(0)
+    model = Masked().double()
+    example = of_length(8).double(), torch.ones(2, 8, dtype=torch.int64)
+    if is_cut:
+        run = autopipe.split(model, 2, example, costs="estimated")
+        found = run.graph
+    else:
+        found = run = capture(model, example)
+    assert [form.for_sizes for form in found.forms[True]].count(True) == 1
+    for length in (3, 5, 8, 11, 12):
+        for training in (False, True):
+            model.train(training)
+            x, mask = of_length(length, 3).double(), torch.ones(3, length, dtype=torch.int64)
+            torch.testing.assert_close(run(x, mask), model(x, mask), rtol=1e-12, atol=1e-12)
+            mask[1, 2:] = 0
+            if length % 4 == 0:
+                torch.testing.assert_close(run(x, mask), model(x, mask), rtol=1e-12, atol=1e-12)
+            else:
+                with pytest.raises(InputError, match="what it does then has not been recorded"):
+                    run(x, mask)
 
 
 @pytest.mark.parametrize("kind", [Rounded, Fractional])

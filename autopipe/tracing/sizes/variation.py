@@ -92,6 +92,14 @@ class Variation:
     mixing: Mixing = dataclasses.field(default_factory=Mixing)
     tail: Tail = dataclasses.field(default_factory=Tail)
 
+    def is_for(self, inputs: Inputs, values: Mapping[str, Any]) -> bool:
+        """Whether :meth:`check` finds nothing."""
+        try:
+            self.check(inputs, values)
+        except InputError:
+            return False
+        return True
+
     def check(self, inputs: Inputs, values: Mapping[str, Any]) -> None:
         """Raise :class:`InputError` where a size that is fixed has changed, or alters what the model does."""
         shown = {n: said for n, said in zip(inputs.names, inputs.shown, strict=True) if n is not None}
