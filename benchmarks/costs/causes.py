@@ -16,7 +16,7 @@ import autopipe
 from autopipe.schedule import Action
 from autopipe.simulator import plan_schedule, stage_times
 
-__all__ = ["CAUSES", "Ran", "causes"]
+__all__ = ["CAUSES", "Ran", "causes", "ends_s"]
 
 CAUSES = ("compute", "unevenness", "handling", "start and end", "optimizer", "messages")
 """Stages at their medians; microbatches that take longer than others; what runs between actions; what comes
@@ -39,12 +39,13 @@ class Ran:
     stepped_s: float
 
     @classmethod
-    def of(cls, runtime: Any, optimizer: Any, args: Any, kwargs: Any) -> Ran:
-        """Of a step of the runtime and one of the optimizer, from now."""
+    def of(cls, runtime: Any, optimizer: Any | None, args: Any, kwargs: Any) -> Ran:
+        """Of a step of the runtime and one of the optimizer, if there is one, from now."""
         start = time.perf_counter()
         runtime.step(*args, **kwargs)
         end = time.perf_counter()
-        optimizer.step()
+        if optimizer is not None:
+            optimizer.step()
         stepped = time.perf_counter()
         marks = []
         for what, begun, ended in runtime._engine.records[-1][2].marks:
@@ -147,21 +148,33 @@ class _Parts:
 
     def length(self, schedule: Any, upto: int) -> float:
         """Seconds of the step with the causes up to one of them, and messages for free."""
-        actions = self.actions if upto > 0 else self.even
-        free = [s if upto > 2 else 0.0 for s in self.before]
-        ends: dict[tuple[int, str, int], float] = {}
-        last = schedule.n_stages - 1
-        for rank, code, m in schedule.order:
-            stage, kind = code >> 2, "FBIW"[code & 3]
-            needs = (
-                [(stage - 1, "F", m)] if kind == "F" else [(stage + 1, k, m) for k in "BI"] * (stage < last)
-            )
-            ready = max((ends.get(need, 0.0) for need in needs), default=0.0)
-            start = max(free[rank], ready if kind != "W" else 0.0)
-            handled = self.handling[rank] if upto > 1 else 0.0
-            free[rank] = ends[stage, kind, m] = start + actions[Action(stage, kind, m)] + handled
+        ends = ends_s(
+            schedule,
+            self.actions if upto > 0 else self.even,
+            self.handling if upto > 1 else [0.0] * len(self.handling),
+            [s if upto > 2 else 0.0 for s in self.before],
+        )
         tails = [
             (self.after[r] if upto > 2 else 0.0) + (self.optimizer[r] if upto > 3 else 0.0)
-            for r in range(len(free))
+            for r in range(len(ends))
         ]
-        return max(t + tail for t, tail in zip(free, tails, strict=True))
+        return max(t + tail for t, tail in zip(ends, tails, strict=True))
+
+
+def ends_s(
+    schedule: Any, actions: Seconds, handling: Sequence[float], before: Sequence[float]
+) -> list[float]:
+    """When each rank has run its actions, each as soon as what it needs is there: messages take no time.
+
+    ``handling`` is each rank's time after every action, ``before`` that ahead of its first.
+    """
+    free = [*before]
+    ends: dict[tuple[int, str, int], float] = {}
+    last = schedule.n_stages - 1
+    for rank, code, m in schedule.order:
+        stage, kind = code >> 2, "FBIW"[code & 3]
+        needs = [(stage - 1, "F", m)] if kind == "F" else [(stage + 1, k, m) for k in "BI"] * (stage < last)
+        ready = max((ends.get(need, 0.0) for need in needs), default=0.0)
+        start = max(free[rank], ready if kind != "W" else 0.0)
+        free[rank] = ends[stage, kind, m] = start + actions[Action(stage, kind, m)] + handling[rank]
+    return free
