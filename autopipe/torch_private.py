@@ -12,7 +12,7 @@ import json
 import keyword
 import logging
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ __all__ = [
     "CLIP",
     "CUSTOM_FUNCTION",
     "FUNCTION_HOMES",
+    "GLOBAL_HOOKS",
     "GRAD",
     "GRAD_AND_VALUE",
     "JVP",
@@ -166,6 +167,13 @@ def set_export_flags(exporting: bool, compiling: bool) -> None:
 
 CALL_HOOK = "_compiled_call_impl"
 """What ``nn.Module.__call__`` calls where a module has it: the code that ``Module.compile`` makes."""
+
+_MODULES: Any = importlib.import_module("torch.nn.modules.module")
+GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
+    _MODULES._global_forward_pre_hooks, _MODULES._global_forward_hooks,
+    _MODULES._global_backward_pre_hooks, _MODULES._global_backward_hooks,
+)  # fmt: skip
+"""The hooks that run for all modules: what ``register_module_forward_hook`` and its like fill."""
 
 APPLY_IS_C = isinstance(vars(torch.autograd.Function).get("apply"), types.ClassMethodDescriptorType)
 """Whether ``autograd.Function.apply`` is C's own, as from torch 2.14: where it was bound to another name

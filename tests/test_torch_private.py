@@ -224,6 +224,22 @@ def test_a_module_with_the_hook_is_called_through_it() -> None:
     assert layer(torch.ones(1)).item() == 7
 
 
+def test_hooks_on_all_modules_are_seen() -> None:
+    assert not any(private.GLOBAL_HOOKS)
+    register = nn.modules.module
+    handles = [
+        register.register_module_forward_pre_hook(lambda m, a: None),
+        register.register_module_forward_hook(lambda m, a, r: None),
+        register.register_module_full_backward_pre_hook(lambda m, g: None),
+        register.register_module_full_backward_hook(lambda m, g, h: None),
+    ]
+    try:
+        assert [len(hooks) for hooks in private.GLOBAL_HOOKS] == [1, 1, 1, 1]
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def test_function_modes_come_and_go() -> None:
     class Mode(TorchFunctionMode):
         pass

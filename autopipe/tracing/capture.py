@@ -39,6 +39,9 @@ from .sizes.variation import Variation
 
 __all__ = ["Capture", "capture"]
 
+_MOST_IN_A_ROW = 8
+"""After how many calls in a row that each found another state of the model one more is refused."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Capture:
@@ -160,6 +163,13 @@ class Capture:
 
     def _hold_changed(self, changed: Sequence[Change]) -> None:
         """Record again as the model stands: a change that leaves the graph as it was is of no account."""
+        if self.standing.n_in_a_row >= _MOST_IN_A_ROW:
+            shown = ", ".join(map(str, changed))
+            raise InputError(
+                f"{self.inputs.model}: {shown} changes before every call, and the model was recorded again "
+                f"{_MOST_IN_A_ROW} times in a row, to the same graph each time; keep what changes in a "
+                "buffer, or read it in a submodule that stays whole: closed=[path]"
+            )
         training = self.model.training
         # a model is recorded outside of inference mode, whatever it is called in
         is_same = not any(c.kind in (Kind.WEIGHTS, Kind.INFERENCE) for c in changed)
@@ -179,7 +189,7 @@ class Capture:
                 f"{self.inputs.model}: {shown} changed after the capture, and the model's own code acts on "
                 f"it; capture again {remedy}"
             )
-        self.standing.accept()
+        self.standing.tolerate()
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call's arguments as the captured model gets them: a transformers model without its cache."""
@@ -207,7 +217,7 @@ class Capture:
 
     def with_example(self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sequence[Dim]) -> Capture:
         """The same capture, said to be made on other arguments, which have ``sizes``."""
-        inputs, _ = Inputs.of(self.model, args, kwargs)
+        inputs = dataclasses.replace(Inputs.of(self.model, args, kwargs)[0], is_apart=self.inputs.is_apart)
         other = {d.where: d.example for d in sizes}
         named = tuple(dataclasses.replace(d, example=other.get(d.where, d.example)) for d in self.ops.dims)
         ops = dataclasses.replace(self.ops, dims=named)
@@ -364,6 +374,7 @@ def _captured(
         args, kwargs = session.args, session.kwargs
         inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
         made = held_against_the_model(session, inputs, tensors, dynamic, known)
+        inputs = dataclasses.replace(inputs, is_apart=session.runs.is_apart)
         if confirm_at is not None:
             session.start(training=False)
             confirm(model, made.forms[False][0], made.variation, confirm_at, session.device)

@@ -1,4 +1,4 @@
-"""``python -m traps [names]`` from ``tests/``: prints every verdict, those that are not as wanted first."""
+"""``python -m traps [names]`` from ``tests/``, of traps or rooms: prints verdicts, the wrong ones first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .verdict import verdict
 wanted = sys.argv[1:]
 found = []
 for name, trap in TRAPS.items():
-    if wanted and not any(w in name for w in wanted):
+    if wanted and not any(w in name or w == trap.room for w in wanted):
         continue
     start = time.perf_counter()
     try:

@@ -22,7 +22,7 @@ Inputs = Callable[[int, int, int], tuple[Any, ...] | dict[str, Any]]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 ROOMS = (
     "tensors", "derivatives", "hooks", "draws", "state", "numbers", "structures", "writes", "sizes", "values",
-    "layers", "surroundings", "remembered", "handed", "odd",
+    "layers", "surroundings", "remembered", "handed", "odd", "reads", "later", "patterns", "styles",
 )  # fmt: skip
 
 

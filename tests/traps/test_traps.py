@@ -9,10 +9,22 @@ import pytest
 from traps.registry import TRAPS
 from traps.verdict import verdict
 
-PENDING: frozenset[str] = frozenset()
+PENDING = frozenset({"member_of_two_sets"})
 """What is known not to come out as wanted; an entry that does fails until it is taken out."""
 
-_THINNED = ("sizes", "values", "layers", "surroundings", "remembered", "handed", "odd")
+_THINNED = (
+    "sizes",
+    "values",
+    "layers",
+    "surroundings",
+    "remembered",
+    "handed",
+    "odd",
+    "reads",
+    "later",
+    "patterns",
+    "styles",
+)
 CHOSEN = [
     name
     for place, (name, trap) in enumerate(TRAPS.items())

@@ -12,7 +12,7 @@ import inspect
 import itertools
 import keyword
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,7 @@ class Inputs:
     dtypes: leaf index → dtype of a tensor.
     shapes: leaf index → shape of a tensor at capture.
     contents: leaf index → what an object among the constants held, which its owner may change.
+    is_apart: whether the model tells one tensor in two places from two that are equal.
     """
 
     model: str
@@ -87,6 +88,7 @@ class Inputs:
     dtypes: dict[int, torch.dtype]
     shapes: dict[int, tuple[int, ...]]
     contents: dict[int, Any] = dataclasses.field(default_factory=dict)
+    is_apart: bool = False
 
     @classmethod
     def of(
@@ -133,9 +135,26 @@ class Inputs:
         if spec != self.spec:
             raise InputError(self._structure_message(given))
         faults = [f for i, leaf in enumerate(leaves) for f in self._faults(i, leaf)]
+        faults = faults or (self._given_twice(leaves) if self.is_apart else [])
         if faults:
             raise InputError(f"{self.model}: " + "; ".join(faults))
         return {n: v for n, v in zip(self.names, leaves, strict=True) if n is not None}
+
+    def _given_twice(self, leaves: Sequence[Any]) -> list[str]:
+        """Tensors that are one, or lie in the same place, as the parts of one do that was divided."""
+        seen: dict[Any, str] = {}
+        for i in self.shapes:
+            tensor = leaves[i]
+            is_plain = tensor.layout is torch.strided and not tensor.is_meta and tensor.numel()
+            kind = tensor.shape, tensor.dtype
+            place = (tensor.data_ptr(), tensor.stride(), *kind) if is_plain else id(tensor)
+            if place in seen:
+                return [
+                    f"arguments {seen[place]} and {self.shown[i]} are one tensor, which the model tells from "
+                    "two that are equal and stages cannot; give it a copy of its own for each: x.clone()"
+                ]
+            seen[place] = self.shown[i]
+        return []
 
     def _faults(self, i: int, leaf: Any) -> list[str]:
         shown = self.shown[i]

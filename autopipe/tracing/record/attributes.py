@@ -28,6 +28,7 @@ Note = Callable[[nn.Module, str, Callable[[], Any]], None]
 
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK}) - {"training"}
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
 _NOTHING = object()
 
 
@@ -47,12 +48,15 @@ def noted(model: nn.Module, is_inside_leaf: Callable[[str], bool], note: Note) -
         for cls, name in pairs
         if not hasattr(type(held := _inherited(cls, name)), "__get__")
     ]
+    sought = [(cls, "__getattr__", vars(cls).get("__getattr__", _NOTHING)) for cls in asked]
     try:
         for cls, name, _, attribute in places:
             setattr(cls, name, attribute)
+        for cls, name, _ in sought:
+            setattr(cls, name, _asking(getattr(cls, name), note))
         yield
     finally:
-        for cls, name, own, _ in places:
+        for cls, name, own in (*((c, n, held) for c, n, held, _ in places), *sought):
             if own is _NOTHING:
                 delattr(cls, name)
             else:
@@ -96,6 +100,28 @@ class _Attribute:
     def __delete__(self, owner: nn.Module) -> None:
         if vars(owner).pop(self.name, _NOTHING) is _NOTHING:
             raise AttributeError(self.name)
+
+
+def _asking(original: Callable[[Any, str], Any], note: Note) -> Callable[[Any, str], Any]:
+    """What Python calls for an attribute that an instance lacks: noted, since it may get one."""
+
+    def __getattr__(self: nn.Module, name: str) -> Any:
+        try:
+            return original(self, name)
+        except AttributeError:
+            if not name.startswith("__"):
+                note(self, name, functools.partial(_answer_of_any, self, name))
+            raise
+
+    return __getattr__
+
+
+def _answer_of_any(owner: nn.Module, name: str) -> Any:
+    """What a module has under a name, wherever, to be compared."""
+    held = (vars(owner)[kind] for kind in _REGISTRIES)
+    if (found := next((h[name] for h in held if name in h), _NOTHING)) is not _NOTHING:
+        return id(found)
+    return _answer(owner, name, None) if name in vars(owner) else id(_inherited(type(owner), name))
 
 
 def _answer(owner: nn.Module, name: str, root_mode: Callable[[], bool] | None) -> Any:

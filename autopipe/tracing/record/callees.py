@@ -15,7 +15,7 @@ from typing import Any
 
 from .restart import Function
 
-__all__ = ["callee", "nodes"]
+__all__ = ["callee", "nodes", "written_at"]
 
 
 def callee(caller: types.FrameType, called: types.FrameType) -> tuple[Function, Any] | None:
@@ -27,7 +27,8 @@ def callee(caller: types.FrameType, called: types.FrameType) -> tuple[Function, 
     name = called.f_code.co_name
     if _runs(caller.f_globals.get(name), called):
         return Function(caller.f_globals["__name__"], name), caller.f_globals[name]
-    node = _called_at(caller.f_code, caller.f_lasti)
+    written = written_at(caller.f_code, caller.f_lasti)
+    node = written.func if isinstance(written, ast.Call) else None
     if isinstance(node, ast.Name) and node.id not in caller.f_locals:
         holder: Any = sys.modules.get(caller.f_globals.get("__name__", ""))
         name = node.id
@@ -45,8 +46,8 @@ def _runs(value: Any, frame: types.FrameType) -> bool:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _called_at(code: types.CodeType, at: int) -> ast.expr | None:
-    """What the call that a frame of ``code`` is in the middle of calls, as it is written."""
+def written_at(code: types.CodeType, at: int) -> ast.expr | None:
+    """The expression that a frame of ``code`` is in the middle of, as it is written."""
     line, end_line, column, end_column = next(itertools.islice(code.co_positions(), at // 2, None))
     if line is None or end_line is None or column is None or end_column is None:
         return None
@@ -56,10 +57,9 @@ def _called_at(code: types.CodeType, at: int) -> ast.expr | None:
     lines[-1] = lines[-1][:end_column]
     lines[0] = lines[0][column:]
     try:
-        found = ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
+        return ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
     except SyntaxError:
         return None
-    return found.func if isinstance(found, ast.Call) else None
 
 
 def _value(node: ast.expr, frame: types.FrameType) -> Any:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from ...errors import InputError
 
-__all__ = ["expect", "hands_on", "is_check", "is_message", "is_tried"]
+__all__ = ["expect", "hands_on", "is_check", "is_in_writer", "is_message", "is_tried"]
 
 
 def expect(value: Any, outcome: bool, where: str) -> None:
@@ -53,11 +54,21 @@ def is_message(source: str) -> bool:
     return line.isdecimal() and int(line) in _spoken_lines(filename)
 
 
+def is_in_writer(source: str) -> bool:
+    """Whether the line ``file:line`` lies in a function that writes values into a text in C: ``"%d" % n``.
+
+    Not one that only words what people are told.
+    """
+    filename, _, line = source.rpartition(":")
+    return line.isdecimal() and int(line) in _writers_lines(filename)
+
+
 _SPEAKERS = (
     "print", "warn", "warning", "warning_once", "warning_advice", "log", "debug", "info", "error", "critical",
     "exception",
 )  # fmt: skip
 _CHECKERS = ("_check", "_check_value", "_check_index", "_check_tensor_all", "torch_compilable_check")
+_WRITING = re.compile(r"""["']\s*%|dumps?\(""")
 
 
 @functools.cache
@@ -78,6 +89,24 @@ def _spoken_lines(filename: str) -> frozenset[int]:
 @functools.cache
 def _tried_lines(filename: str) -> frozenset[int]:
     return _lines(s for n in _nodes(filename) if isinstance(n, ast.Try) and n.handlers for s in n.body)
+
+
+@functools.cache
+def _writers_lines(filename: str) -> frozenset[int]:
+    if not any(map(_WRITING.search, linecache.getlines(filename))):
+        return frozenset()
+    spoken = _spoken_lines(filename)
+    writing = {n.lineno for n in _nodes(filename) if _writes(n)} - spoken
+    functions = (n for n in _nodes(filename) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return _lines(f for f in functions if not writing.isdisjoint(_lines([f])))
+
+
+def _writes(node: ast.AST) -> TypeGuard[ast.expr]:
+    if isinstance(node, ast.Call):
+        return _called(node) in ("dump", "dumps")
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
+        return False
+    return isinstance(node.left, ast.Constant) and isinstance(node.left.value, (str, bytes))
 
 
 def _nodes(filename: str) -> Iterable[ast.AST]:

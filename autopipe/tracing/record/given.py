@@ -15,7 +15,7 @@ from torch import nn
 from ..inputs.contents import are_told_alike
 from ..inputs.structure import flatten, unflatten
 
-__all__ = ["all_on", "are_close", "close_to", "device_of", "fresh", "other_data"]
+__all__ = ["all_on", "are_close", "close_to", "device_of", "fresh", "other_data", "united"]
 
 
 def device_of(model: nn.Module, *given: Any) -> torch.device:
@@ -63,6 +63,15 @@ def other_data(given: Any) -> Any:
     """Arguments with other data: floats halved, whole numbers moved on by one place."""
     leaves, spec = flatten(given)
     return unflatten(spec, [_moved(v) if isinstance(v, torch.Tensor) else v for v in leaves])
+
+
+def united(given: Any) -> Any:
+    """Arguments in which tensors of one shape and dtype are one tensor."""
+    leaves, spec = flatten(given)
+    firsts: dict[Any, torch.Tensor] = {}
+    tensors = [v if isinstance(v, torch.Tensor) else None for v in leaves]
+    same = [None if t is None else firsts.setdefault((t.shape, t.dtype), t) for t in tensors]
+    return unflatten(spec, [v if t is None else t for v, t in zip(leaves, same, strict=True)])
 
 
 def _moved(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...errors import CaptureError
 from ..calls import functions, lifting, wording
 from ..calls.call import UNSAFE, Call, Depends, meta
 from ..calls.named import Rebuild
@@ -57,8 +59,11 @@ class Ledger:
         self.unseen: origin.Unseen | None = None
         self.extents = Extents()
         self.numbers = Numbers(self)
+        self.most = sys.maxsize
 
     def add(self, call: Call) -> Call:
+        if len(self.calls) > self.most:
+            raise CaptureError("a recording with other numbers is longer")
         self.calls.append(call)
         return call
 

@@ -6,6 +6,7 @@ The numbers themselves are left to ``tracked``, tensors and all other values to 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -15,14 +16,16 @@ from ..calls.call import Call, Depends, Guard
 from ..calls.named import nameable
 from . import casts, checks, opaque
 from .branches import Branches
+from .keys import sought_among
 from .position import Position
 from .refs import Piece, Ref
 from .restart import FollowCasts
-from .tracked import Expression, TrackedInt, n_digits, pinned
+from .tracked import Expression, TrackedInt, pinned
 
 __all__ = ["Numbers", "TensorMethod"]
 
 _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+_MOST_KEYS = 64
 
 
 class TensorMethod:
@@ -61,6 +64,7 @@ class Numbers:
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.sizes: dict[int, dict[int, Expression]] = {}
         self.has_data = False
+        self.watch: Callable[[Numbers, Expression], int] | None = None
 
     @property
     def recording(self) -> bool:
@@ -72,6 +76,10 @@ class Numbers:
         if axis not in known:
             known[axis] = Expression(TensorMethod("size"), (ref, axis), value)
         return TrackedInt.make(value, known[axis], self)
+
+    def made(self, expression: Expression) -> int:
+        """What a number that was made is more than it is, where C reads it."""
+        return 0 if self.watch is None else self.watch(self, expression)
 
     def number(self, expression: Any) -> Any:
         """A tracked number's expression as a call; a plain number as it is."""
@@ -97,7 +105,7 @@ class Numbers:
     def guard(self, expression: Expression, outcome: Any) -> None:
         """A size became a plain value; remember to check that it still does."""
         compares = expression.function in _COMPARISONS and expression.ref is None
-        is_pin = expression.function in (pinned, n_digits)
+        is_pin = expression.function is pinned
         function = expression.function if compares or is_pin else operator.pos
         parts = expression.operands if compares or is_pin else (expression,)
         with self.at.hushed:
@@ -150,18 +158,21 @@ class Numbers:
             raise FollowCasts(module)
 
     def say(self, expression: Expression, outcome: Any) -> None:
-        """A number becomes part of a text, which goes by its digits, unless the text only tells people.
-
-        That it stays what it is may be more than the model needs, that it is as long as long.
-        """
+        """A number becomes part of a text, which is not followed, unless it only tells people."""
         if not self.at.is_said():
-            self.guard(expression, outcome)
-            self.guard(Expression(n_digits, (expression,), None), n_digits(outcome))
+            self.guard(Expression(pinned, (expression,), outcome), outcome)
 
     def look_up(self, expression: Expression, outcome: Any) -> None:
-        """A number from the data is a key: which is found depends on it."""
+        """A number is a key: which is found depends on it, and that none is."""
         if self.has_data:
             with self.at.hushed:
                 number = self.number(expression)
             if isinstance(number, Call) and number.depends & Depends.DATA:
                 self.guard(expression, outcome)
+                return
+        keys = sought_among()
+        if keys is None or len(keys) > _MOST_KEYS:
+            self.guard(Expression(pinned, (expression,), outcome), outcome)
+        elif outcome not in keys:
+            for key in keys:
+                self.guard(Expression(operator.eq, (expression, key), False), False)

@@ -322,7 +322,7 @@ def _math(route: Route, original: Any) -> Any:
 
 
 def _numpy(route: Route, original: Any) -> Any:
-    """Numpy reads numbers where nobody sees it: those made from sizes stay as they are from here on."""
+    """Reads numbers where nobody sees it, as numpy does: those made from sizes stay as they are from then."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if route.active:
@@ -369,4 +369,5 @@ _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     (builtins, "range", _range),
     *((math, name, _math) for name in _MATH),
     *((np, name, _numpy) for name in _NUMPY),
+    *((builtins, name, _numpy) for name in ("bin", "chr", "hex", "oct")),
 )

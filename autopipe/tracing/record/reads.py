@@ -5,6 +5,7 @@ Which answers may be asked for again at run time is left to ``branches``.
 
 from __future__ import annotations
 
+import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ __all__ = ["Flag", "Reads"]
 
 Flag = tuple[Callable[[], Any], Any]
 _TAKEN_OVER = torch.utils.dlpack.from_dlpack.__code__
+_TORCH = str(pathlib.Path(torch.__file__).parent)
 
 
 class Reads:
@@ -72,7 +74,7 @@ class Reads:
         """A question about a tensor's shape, type or place."""
         result = func(*map(plain, args), **kwargs)
         tensor = args[0] if args else None
-        if name == "grad" and isinstance(result, torch.Tensor):
+        if name == "grad" and (isinstance(result, torch.Tensor) or self.is_backward_awaited(tensor)):
             self.at.keep_whole(f"{self.at.source()}: .grad of a tensor is read, which only a backward makes")
         if name in functions.CASTING and self.at.is_own_code():
             self.dtypes = True
@@ -116,6 +118,14 @@ class Reads:
             self.asks_for_grad_mode()
         if call.depends & Depends.INPUT:
             self.asked.setdefault("inputs", self.at.source())
+
+    def is_backward_awaited(self, tensor: Any) -> bool:
+        """Whether the model's own code holds a tensor that may have a gradient by the next call."""
+        if id(tensor) not in self.ledger.names:
+            known = self.ledger.refs.get(id(tensor), (None, None))[1]
+            if not (isinstance(known, Call) and known.op == "placeholder"):
+                return False
+        return not next(self.at.lines(), "").startswith(_TORCH)
 
     def tracked_answer(self, method: str, ref: Ref, rest: Any, result: int) -> Any:
         return track(result, Expression(TensorMethod(method), (ref, *rest), result), self.ledger.numbers)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -14,18 +15,21 @@ import torch
 from torch import nn
 
 from ...errors import AutopipeError, CaptureError, InputError, ModelError
+from ...torch_private import GLOBAL_HOOKS
 from ..calls.call import Recording, Setting
 from ..calls.kinds import kind_of
 from ..calls.sharing import Twins
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
 from . import attributes, casts, memos, opaque, telling
-from .given import are_close, device_of, fresh, other_data
+from .given import are_close, device_of, fresh, other_data, united
+from .identity import compares
 from .leaves import Policy
 from .origin import Unseen, alive
 from .recorder import Recorder
 from .restart import CloseModule, Function, Method, Restart, Statement, TellMethod, WatchLeaves, WatchMethods
 from .route import Route
+from .shifted import Settling, Shift
 from .state import Snapshot, seed
 
 __all__ = ["AS_GIVEN", "Attempt", "Refused", "Runs"]
@@ -46,7 +50,8 @@ class Attempt:
     ``functions`` stay whole, and those that read data at the lines ``kept``; ``met_number``: a whole number
     in the data was asked for. Forward hooks of the leaves ``hooked`` keep what others then use; the code
     around those ``moded`` sets their modes. The leaves ``divided`` were opened only for more to cut. Methods
-    ``told``, by (path, name), set what leaves go by; those of modules at the paths ``watched`` may.
+    ``told``, by (path, name), set what leaves go by; those of modules at the paths ``watched`` may. Numbers
+    that the lines ``settled`` make of sizes are read in C and stay as they are.
     """
 
     policy: Policy
@@ -61,6 +66,7 @@ class Attempt:
     watched: set[str] = dataclasses.field(default_factory=set)
     told: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     divided: list[str] = dataclasses.field(default_factory=list)
+    settled: set[str] = dataclasses.field(default_factory=set)
     obstacles: list[str] = dataclasses.field(default_factory=list)
     met_number: bool = False
 
@@ -69,7 +75,8 @@ class Runs:
     """The runs that one capture takes. The model is left to ``snapshot`` to put back.
 
     Calls are routed by ``route``, which patches put on; casts are followed in the files ``casting``; open
-    code reads the attributes ``of_leaves``, by path and name.
+    code reads the attributes ``of_leaves``, by path and name; arguments must be told apart where it
+    ``is_apart``.
     """
 
     def __init__(
@@ -84,6 +91,7 @@ class Runs:
         self.known = frozenset(map(id, snapshot.tensors_held()))
         self.kind = functools.cache(functools.partial(kind_of, model))
         self.route = Route()
+        self.is_apart = False
 
     def record(
         self,
@@ -124,8 +132,12 @@ class Runs:
         unseen: Unseen | None,
         shares: bool = True,
         restores: bool = True,
+        shift: Shift | None = None,
     ) -> Recording:
-        """One run; on the meta device leaves that are alike run once, where each ``shares`` what it gives."""
+        """One run; on the meta device leaves that are alike run once, where each ``shares`` what it gives.
+
+        Numbers made of sizes are others where C reads them, by ``shift``.
+        """
         if restores:
             self.start(training)
         given = self.inputs_of(setting)
@@ -149,6 +161,8 @@ class Runs:
             attempt.watched,
         )
         kept = recorder.kept
+        recorder.ledger.numbers.watch = shift or (Settling(attempt.settled) if attempt.settled else None)
+        recorder.ledger.most = sys.maxsize if shift is None else shift.most
         try:
             with (
                 self.route.to(recorder, attempt.exporting),
@@ -164,13 +178,23 @@ class Runs:
             raise
         except Exception as error:
             if recorder.twins is not None and recorder.twins.is_used:
-                return self.run_recorded(attempt, training, outcomes, setting, unseen, shares=False)
-            if outcomes or setting != AS_GIVEN or is_probe:
+                return self.run_recorded(
+                    attempt, training, outcomes, setting, unseen, shares=False, shift=shift
+                )
+            if outcomes or setting != AS_GIVEN or is_probe or shift is not None:
                 raise CaptureError(f"no data leads there: {_short(error)}") from error
             self.explain(error, recorder.failed, training)
         finally:
             attempt.met_number |= recorder.reads.met_number
             self.of_leaves |= recorder.reads.of_leaves
+
+    def shifted(self, attempt: Attempt, training: bool, shift: Shift) -> Recording | None:
+        """The recording with numbers shifted where C reads them; None where that cannot be."""
+        try:
+            with torch.set_grad_enabled(AS_GIVEN.grad):
+                return self.run_recorded(attempt, training, (), AS_GIVEN, None, shift=shift)
+        except (Restart, AutopipeError):
+            return None
 
     def look_again(self, attempt: Attempt, training: bool) -> None:
         """Record once more from where a run has left the leaves: does code outside set what they go by?
@@ -219,20 +243,43 @@ class Runs:
             f"into a submodule, which is then kept whole"
         ) from error
 
+    def check_hooks(self) -> None:
+        """Hooks that run for all modules would run for stages too, which are modules."""
+        if any(GLOBAL_HOOKS):
+            raise CaptureError(
+                f"{type(self.model).__name__} cannot be captured while hooks on all modules are there "
+                "(register_module_forward_hook and its like): they would run for stages too; remove them, or "
+                "register them on the modules that they are for"
+            )
+
     def check_given(self) -> None:
-        """A tensor that is given twice is two to a recording, which the model must not tell from one."""
+        """A tensor that is given twice is two to a recording, which the model must not tell from one.
+
+        Where it would, two that could be one at a later call are to be held apart.
+        """
         held = [v for v in flatten((self.args, self.kwargs))[0] if isinstance(v, torch.Tensor)]
-        if len({*map(id, held)}) == len(held) or self.device.type == "meta":
+        is_twice = len({*map(id, held)}) < len(held)
+        is_alike = len({(t.shape, t.dtype) for t in held}) < len(held)
+        if self.device.type == "meta" or not (is_twice or (is_alike and compares(self.model))):
             return
-        results = []
-        for is_one in (False, True):
-            self.start(training=False)
-            results.append(flatten(self.run(training=False, is_one=is_one))[0])
-        if not are_close(*results):
+        if not is_twice:
+            self.is_apart = not self.takes_one_for_two(united)
+        elif not self.takes_one_for_two():
             raise InputError(
                 f"{type(self.model).__name__} acts otherwise where two arguments are one tensor, which "
                 "stages cannot tell; give it a copy of its own for each: x.clone()"
             )
+
+    def takes_one_for_two(self, change: Callable[[Any], Any] | None = None) -> bool:
+        """Whether the model gives the same for one tensor in two places as for two that are equal."""
+        results = []
+        for is_one in (False, True):
+            self.start(training=False)
+            try:
+                results.append(flatten(self.run(False, change, is_one=is_one))[0])
+            except Exception:  # whatever it is: then the model does not take these data
+                return True
+        return are_close(*results)
 
     def check_state(self, policy: Policy, training: bool) -> None:
         """Python state that an open module changes must not matter to the next call."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 
 from ...errors import CaptureError, ModelError
 from ..calls.call import Recording, Setting
+from ..calls.likeness import is_same, prune
 from ..inputs.arguments import Inputs
 from . import patches
 from .leaves import Policy
@@ -34,6 +36,7 @@ from .restart import (
 )
 from .runs import AS_GIVEN, Attempt, Refused, Runs
 from .settings import settings, under
+from .shifted import misread
 from .state import Snapshot
 
 __all__ = ["Session"]
@@ -84,6 +87,7 @@ class Session:
 
         Raises :class:`CaptureError` where it cannot be recorded, :class:`ModelError` where it cannot be run.
         """
+        self.runs.check_hooks()
         self.runs.check_given()
         with patches.applied(self.model.modules()) as self.runs.route:
             try:
@@ -119,6 +123,7 @@ class Session:
             policy=before.policy.with_closed(closed),
             functions=dict.fromkeys((*before.functions, *functions)),
             tried=set(before.tried),
+            settled=set(before.settled),
         )
         try:
             with patches.applied(self.model.modules()) as self.runs.route:
@@ -163,7 +168,10 @@ class Session:
                 training = self.training_form(evaluation)
                 leaf = self.policy.to_open([c.target for c in training.calls if c.op == "call_module"])
                 if leaf is None or (leaf, False) in self.attempt.tried:
-                    return self.with_others(training, evaluation)
+                    if not (read := self.misread(training, evaluation)):
+                        return self.with_others(training, evaluation)
+                    self.attempt.settled |= read
+                    continue
             except (CloseModule, OpenLeaf) as restart:
                 self.adjust(restart)
                 continue
@@ -193,6 +201,13 @@ class Session:
             self.attempt.divided.append(leaf)
             self.policy = self.policy.with_opened([leaf])
         raise CaptureError(f"{type(self.model).__name__}: no set of leaves found in {_MOST_TRIES} recordings")
+
+    def misread(self, *forms: Recording) -> set[str]:
+        """The lines that make numbers of sizes which C reads out of sight."""
+        distinct = forms[:1] if is_same(*map(prune, forms)) else forms
+        runs = [functools.partial(self.runs.shifted, self.attempt, form.training) for form in distinct]
+        pairs = zip(runs, distinct, strict=True)
+        return {line for run, form in pairs for line in misread(run, form, self.attempt.settled)}
 
     def alike(self, path: str) -> list[str]:
         """The paths of the modules of one class with that at ``path``."""

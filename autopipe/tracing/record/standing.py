@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ...errors import InputError
-from ...torch_private import CALL_HOOK
+from ...torch_private import CALL_HOOK, GLOBAL_HOOKS
 from ..calls import regions
 from ..calls.call import Call, Recording
 from .cells import Cell, content
@@ -30,6 +30,8 @@ Read = Callable[[], tuple[Any, ...]]
 _SIMPLE = (int, float, str, bytes, bool, type(None), tuple)
 _HELD = ("_parameters", "_buffers", "_modules")
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
+_MOST_KNOWN = 4
+"""How many states are remembered beside the recorded one that made no difference."""
 
 
 class Kind(enum.Enum):
@@ -106,6 +108,8 @@ class Standing:
         # a form is recorded in the modes the model was given in, where the model was in that form's
         self.modes = {training: {modes}, not training: {(not training,) * len(modes)}}
         self.values = self._read()
+        self.others: list[dict[int, tuple[Any, ...]]] = []
+        self.n_in_a_row = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copied or pickled with its model: what the copy's code reaches is looked for anew."""
@@ -120,19 +124,19 @@ class Standing:
 
     def changed(self) -> list[Change]:
         """What is not as it was; empty as a rule."""
-        out = []
-        for reader, before in zip(self.readers, self.values, strict=True):
-            now = reader.read()
-            is_kept = len(now) == len(before) and all(map(operator.is_, now, before))
-            if not is_kept and not _equal(now, before):
-                out.append(reader.change(now, before))
+        found = self._differing()
+        out = [self.readers[i].change(now, self.values[i]) for i, now in found.items()]
+        if any(o.keys() == found.keys() and all(_equal(found[i], o[i]) for i in o) for o in self.others):
+            out = []
         modes = tuple(m.training for _, m in self.opened)
         if modes not in self.modes[self.model.training]:
             root = self.model.training
             path = next((p for p, m in self.opened if p and m.training != root), "")
             out.append(Change(f"the mode of {path or type(self.model).__name__}", Kind.STATE))
         flagged = (Change(n, _kind_of(ask)) for n, (ask, answer) in self.flags.items() if ask() != answer)
-        return [*out, *flagged, *self._cast_anew()]
+        out += [*flagged, *self._cast_anew()]
+        self.n_in_a_row = self.n_in_a_row if out else 0
+        return out
 
     def _cast_anew(self) -> list[Change]:
         """The autocast and default dtype in force, where they are new and matter."""
@@ -144,13 +148,45 @@ class Standing:
 
     def accept(self) -> None:
         """Take the present state for the one that was recorded."""
-        self.values = self._read()
+        self.values, self.others = self._read(), []
+        self._accept_surroundings()
+
+    def tolerate(self) -> None:
+        """The present state makes no difference: as good as the one that was recorded, to which it is held.
+
+        Plain numbers and texts are remembered beside those recorded, which a caller may switch between.
+        """
+        found = self._differing()
+        if all(_is_switched(now, self.values[i]) for i, now in found.items()):
+            self.others = [found, *self.others[: _MOST_KNOWN - 1]]
+        else:
+            self.values, self.others = self._read(), []
+        self.n_in_a_row += 1
+        self._accept_surroundings()
+
+    def _accept_surroundings(self) -> None:
         self.casts.add(_casts())
         self.flags = {name: (ask, ask()) for name, (ask, _) in self.flags.items()}
         self.modes[self.model.training].add(tuple(m.training for _, m in self.opened))
 
     def _read(self) -> list[tuple[Any, ...]]:
         return [reader.read() for reader in self.readers]
+
+    def _differing(self) -> dict[int, tuple[Any, ...]]:
+        """What the readers read that is not as it was, by their place."""
+        out = {}
+        for place, (reader, before) in enumerate(zip(self.readers, self.values, strict=True)):
+            now = reader.read()
+            is_kept = len(now) == len(before) and all(map(operator.is_, now, before))
+            if not is_kept and not _equal(now, before):
+                out[place] = now
+        return out
+
+
+def _is_switched(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    """Whether only plain values have taken the place of others."""
+    pairs = [p for p in zip(now, before, strict=False) if not _same(*p)]
+    return len(now) == len(before) and all(isinstance(v, (*_SIMPLE, torch.dtype)) for p in pairs for v in p)
 
 
 def _readers(
@@ -166,6 +202,11 @@ def _readers(
     layers = functools.partial(_at, _places(model, taken))
     yield Reader("what its own code takes of layers", layers, Kind.WEIGHTS)
     yield Reader("dtype or requires_grad of a parameter", functools.partial(_kinds, model))
+    yield Reader("the hooks on all modules", _hooks_on_all)
+
+
+def _hooks_on_all() -> tuple[Any, ...]:
+    return tuple([hook for hooks in GLOBAL_HOOKS for hook in hooks.values()])
 
 
 def _kind_of(ask: Callable[[], Any]) -> Kind:
@@ -235,11 +276,16 @@ def _beside(found: Reached) -> Iterator[tuple[str, str, Read]]:
             yield path, name, functools.partial(_content, cell)
     for path, name, cls in found.classes:
         asked = tuple(k for k, v in vars(cls).items() if not k.startswith("__") and _is_value(v))
-        yield path, f"an attribute of class {name}", functools.partial(_picked, vars(cls), asked)
+        yield path, f"an attribute of class {name}", functools.partial(_of_class, vars(cls), asked)
 
 
 def _picked(held: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:
     return tuple(map(held.get, names))
+
+
+def _of_class(held: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:
+    """What a class has under these names, and how many there are of all: code may look for one more."""
+    return *map(held.get, names), len(held)
 
 
 def _items(container: Any) -> tuple[Any, ...]:

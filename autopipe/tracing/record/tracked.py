@@ -20,7 +20,6 @@ __all__ = [
     "TrackedInt",
     "call",
     "counted",
-    "n_digits",
     "pin",
     "pinned",
     "plain",
@@ -61,6 +60,9 @@ class Sink(Protocol):
     def say(self, expression: Expression, outcome: Any) -> None:
         """A tracked number becomes part of a text."""
 
+    def made(self, expression: Expression) -> int:
+        """A tracked number was made; what is added to it where C reads it without asking."""
+
 
 def track(value: Any, expression: Expression, sink: Sink) -> Any:
     """``value`` as a tracked number; bools and what is no number stay plain and are guarded."""
@@ -77,9 +79,9 @@ def track(value: Any, expression: Expression, sink: Sink) -> Any:
 def plain(value: Any) -> Any:
     """A tracked number as an ordinary one; anything else as it is."""
     if isinstance(value, TrackedInt):
-        return int.__int__(value)
+        return value.expression.value
     if isinstance(value, TrackedFloat):
-        return float.__float__(value)
+        return value.expression.value
     return value
 
 
@@ -96,11 +98,6 @@ def call(function: Callable[..., Any], *operands: Any) -> Any:
 def pinned(value: Any) -> Any:
     """The value: in a guard, one that stays as captured though other values seem to do no harm."""
     return value
-
-
-def n_digits(value: Any) -> int:
-    """How long a number is as a text: in a guard."""
-    return len(str(value))
 
 
 def counted(start: Any, stop: Any, step: Any) -> range:
@@ -143,7 +140,6 @@ class _Tracked:
     __radd__ = _reflected(operator.add)
     __sub__ = _binary(operator.sub)
     __rsub__ = _reflected(operator.sub)
-    __mul__ = _binary(operator.mul)
     __floordiv__ = _binary(operator.floordiv)
     __rfloordiv__ = _reflected(operator.floordiv)
     __truediv__ = _binary(operator.truediv)
@@ -166,10 +162,15 @@ class _Tracked:
     __gt__ = _binary(operator.gt)
     __ge__ = _binary(operator.ge)
 
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, _REPEATED):
+            return operator.mul(pin(self), other)
+        return call(operator.mul, self, other) if isinstance(other, (int, float)) else NotImplemented
+
     def __rmul__(self, other: Any) -> Any:
         if isinstance(other, (int, float)):
             return call(operator.mul, other, self)
-        return operator.mul(other, self.settle())
+        return operator.mul(other, pin(self))
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
@@ -182,11 +183,11 @@ class _Tracked:
 
     def __int__(self) -> int:
         self.cast("int")
-        return int(self.settle())
+        return int(pin(self))
 
     def __float__(self) -> float:
         self.cast("float")
-        return float(self.settle())
+        return float(pin(self))
 
     def __format__(self, spec: str) -> str:
         return format(self.said(), spec)
@@ -232,13 +233,15 @@ class _Tracked:
         return plain(self)
 
 
+_REPEATED = (list, tuple, str, bytes, bytearray)
 _ROUNDING: dict[Any, Callable[..., Any]] = {np.ceil: math.ceil, np.floor: math.floor, np.trunc: math.trunc}
 
 
 class TrackedInt(_Tracked, int):  # type: ignore[misc]
     """An ``int`` made from sizes of tensors that depend on the inputs.
 
-    Notes: what reads an int's value in C without asking its type (sequence indexing) sees the plain number.
+    Notes: what reads an int's value in C without asking its type (sequence indexing, arithmetic of a float
+    with it) sees the plain number, or one that the sink has shifted; see ``shifted``.
     """
 
     def __and__(self, other: Any) -> Any:
@@ -288,7 +291,7 @@ class TrackedInt(_Tracked, int):  # type: ignore[misc]
 
     @classmethod
     def make(cls, value: int, expression: Expression, sink: Sink) -> TrackedInt:
-        new = int.__new__(cls, value)
+        new = int.__new__(cls, value + sink.made(expression))
         new.expression, new.sink = expression, sink
         return new
 
@@ -318,6 +321,6 @@ class TrackedFloat(_Tracked, float):  # type: ignore[misc]
 
     @classmethod
     def make(cls, value: float, expression: Expression, sink: Sink) -> TrackedFloat:
-        new = float.__new__(cls, value)
+        new = float.__new__(cls, value + sink.made(expression))
         new.expression, new.sink = expression, sink
         return new

@@ -15,20 +15,14 @@ from ...errors import InputError
 from ...units import Size
 from ..calls.call import Call, Depends, Guard, Recording
 from ..calls.named import Named
-from ..record.tracked import n_digits
 from .rerun import with_guards
 
-__all__ = ["SIGNS", "ExpectSize", "computed", "is_stepped", "told", "with_checks"]
+__all__ = ["SIGNS", "ExpectSize", "computed", "is_stepped", "with_checks"]
 
 SIGNS = {
     operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
     operator.ge: ">=",
 }  # fmt: skip
-
-
-def told(function: Any, operand: Any) -> str:
-    """What a guard of one operand looks at, for people."""
-    return f"len(str({operand}))" if function is n_digits else str(operand)
 
 
 def is_stepped(formula: Size) -> bool:

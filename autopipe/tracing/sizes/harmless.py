@@ -7,9 +7,11 @@ where a question comes out differently, two if there are; those runs are left to
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...graph import Dim
+from ..calls.call import Guard
 from .guards import is_stepped
 from .trials import Explorer
 from .variation import Check, Variation
@@ -24,6 +26,7 @@ _TIMES = 3
 def find_harmless(explorer: Explorer, dims: Sequence[Dim], found: Variation) -> set[int]:
     """Ids of guards whose other outcome leaves the result as the model's, wherever it was met."""
     times: dict[int, int] = {}
+    needed = {id(g): 1 if _is_of_one_size(g) else 2 for form in explorer.forms for g in form.guards}
     harmful: set[int] = set()
     for sizes in itertools.islice(_probes(dims, found), _MOST_RUNS):
         failed, is_right = explorer.judge(sizes)
@@ -31,7 +34,7 @@ def find_harmless(explorer: Explorer, dims: Sequence[Dim], found: Variation) -> 
             harmful |= failed
         for guard in failed:
             times[guard] = times.get(guard, 0) + 1
-    return {guard for guard, n in times.items() if n > 1} - harmful
+    return {guard for guard, n in times.items() if n >= needed[guard]} - harmful
 
 
 def uneven_sizes(found: Variation) -> list[tuple[Dim, int]]:
@@ -56,7 +59,7 @@ def _probes(dims: Sequence[Dim], found: Variation) -> Iterator[Mapping[Dim, int]
         chosen: list[int] = []
         for check in found.checks:
             failing = _failing(check, dim, base)
-            if len(failing) > 1:
+            if len(failing) > 1 or (failing and _is_of_one_size(check)):
                 chosen += [failing[0], failing[-1]]
         if found.unsure and dim.name != "batch":
             chosen += [dim.example + step for step in (1, 2, 3, 4)] + [2 * dim.example]
@@ -73,4 +76,11 @@ def _failing(check: Check, dim: Dim, base: Mapping[str, int]) -> list[int]:
         return []
     near = (n + step * sign for step in range(1, _NEAR + 1) for sign in (1, -1))
     far = (n * times + rest for times in range(2, _TIMES + 1) for rest in (0, 1))
-    return [s for s in (*near, *far) if s > 1 and not check.holds({**base, dim.name: s})]
+    asked = (o for o in check.operands if _is_of_one_size(check) and type(o) is int)
+    tried = dict.fromkeys((*near, *far, *asked))
+    return [s for s in tried if s > 1 and not check.holds({**base, dim.name: s})]
+
+
+def _is_of_one_size(asked: Check | Guard) -> bool:
+    """Whether it was asked if a size is a number that it is not: a key of a dict, say."""
+    return asked.function is operator.eq and not asked.outcome

@@ -26,7 +26,7 @@ from ..record.given import are_close, close_to
 from ..record.state import seed
 from ..record.tracked import pinned
 from . import dims as sizing
-from .guards import SIGNS, told
+from .guards import SIGNS
 from .rerun import Observation, replay
 
 __all__ = ["Explorer", "Trial", "first", "first_line"]
@@ -304,9 +304,7 @@ def _broken(guard: Guard, seen: Observation) -> str:
     if guard.function(*values) == guard.outcome:
         return ""
     sign = SIGNS.get(guard.function)
-    text = (
-        f"{values[0]} {sign} {values[1]}" if sign else f"{told(guard.function, values[0])} == {guard.outcome}"
-    )
+    text = f"{values[0]} {sign} {values[1]}" if sign else f"{values[0]} == {guard.outcome}"
     return f"{guard.source} decides by it ({text})"
 
 

@@ -17,7 +17,7 @@ from ...graph import Dim
 from ...units import Size
 from ..inputs.arguments import Inputs
 from ..inputs.packing import packed_fault
-from .guards import SIGNS, told
+from .guards import SIGNS
 from .rows import Mixing
 from .tail import Tail
 
@@ -69,7 +69,7 @@ class Check:
 
     def __str__(self) -> str:
         if self.function not in SIGNS:
-            return f"{told(self.function, self.operands[0])} == {self.outcome}"
+            return f"{self.operands[0]} == {self.outcome}"
         left, right = self.operands
         text = f"{left} {SIGNS[self.function]} {right}"
         return text if self.outcome else f"not {text}"

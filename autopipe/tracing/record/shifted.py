@@ -1,0 +1,90 @@
+"""Numbers made of sizes that C reads out of sight, found by runs in which it reads other numbers there.
+
+Where a size indexes a list, or a float is multiplied by one, no code of Python's is called that could leave a
+guard. A run whose numbers are shifted where only C looks is recorded alike, unless something went by them.
+The runs are left to ``runs``, what follows to ``session``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Set
+
+from ..calls.call import Recording
+from ..calls.likeness import is_same, prune
+from .checks import is_in_writer
+from .numbers import Numbers
+from .tracked import Expression, pinned
+
+__all__ = ["Settling", "Shift", "misread"]
+
+_BY = 1009
+"""More than the places of most lists; few enough for a loop."""
+_MOST = 8
+"""How many lines are told apart; with more, all numbers are held to be read."""
+
+
+class Shift:
+    """Adds to the numbers that lines make: to those of the lines ``only``, of all lines but the ``spared``.
+
+    A recording that is longer than ``most`` calls is given up: it may not end.
+    """
+
+    def __init__(self, spared: Collection[str], most: int, only: Collection[str] | None = None) -> None:
+        self.spared, self.most, self.only = spared, most, only
+        self.met: dict[str, None] = {}
+
+    def __call__(self, numbers: Numbers, expression: Expression) -> int:
+        line = numbers.at.source()
+        self.met[line] = None
+        is_meant = self.only is None or line in self.only
+        return _BY if is_meant and line not in self.spared else 0
+
+
+class Settling:
+    """Lets the numbers that some ``lines`` make stay as they are at other sizes, or the sizes be refused."""
+
+    def __init__(self, lines: Collection[str]) -> None:
+        self.lines = lines
+
+    def __call__(self, numbers: Numbers, expression: Expression) -> int:
+        if numbers.recording and numbers.at.source() in self.lines:
+            numbers.guard(Expression(pinned, (expression,), expression.value), expression.value)
+        return 0
+
+
+def misread(run: Callable[[Shift], Recording | None], known: Recording, settled: Set[str]) -> frozenset[str]:
+    """The lines that make numbers which C reads and the recording goes by, beside those ``settled``.
+
+    Also those in functions that write numbers into a text, since a text may be sought among others.
+    ``run`` records the same once more; None where it cannot. Nothing is said of a model that is recorded
+    otherwise each time.
+    """
+    expected, most = prune(known), 2 * len(known.calls)
+
+    def is_alike(shift: Shift) -> bool:
+        found = run(shift)
+        return found is not None and is_same(prune(found), expected)
+
+    everything = Shift(settled, most)
+    if is_alike(everything):
+        return frozenset(filter(is_in_writer, everything.met.keys() - settled))
+    natural = Shift(settled, most, ())
+    if not is_alike(natural):
+        return frozenset()
+    left = [line for line in natural.met if line not in settled]
+    found: set[str] = set()
+    while left and len(found) < _MOST:
+        found.add(_first_read(left, lambda lines: is_alike(Shift(settled, most, lines))))
+        left = [line for line in left if line not in found]
+        if is_alike(Shift(settled, most, left)):
+            return frozenset(found)
+    return frozenset((*found, *left))
+
+
+def _first_read(lines: list[str], is_alike: Callable[[list[str]], bool]) -> str:
+    """The line by which, added to those before it, the recording is another."""
+    low, high = 0, len(lines)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_alike(lines[:middle]) else (low, middle)
+    return lines[high - 1]

@@ -1,0 +1,109 @@
+"""State that changes after a capture: recorded again where it is new, and never without end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopipe.errors import CaptureError, InputError
+from autopipe.tracing import capture
+from autopipe.tracing.record.identity import compares
+
+
+class Layers(nn.Module):
+    """Reads a number that its user sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+        self.step, self.kind = 0, "a"
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x * 2 if self.step > 1000 or self.kind == "c" else x
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[int]]:
+    """A capture of the model, and a list that grows where it is recorded again."""
+    import sys
+
+    room = sys.modules["autopipe.tracing.capture"]
+
+    found, times = capture(Layers().eval(), (torch.randn(2, 3, 4),)), [0]
+    original = room._capture
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        times[0] += 1
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(room, "_capture", counted)
+    return found, times
+
+
+def test_a_state_that_was_met_is_not_recorded_again(captured: Any) -> None:
+    found, times = captured
+    x = torch.randn(2, 3, 4)
+    for kind in "abababab":
+        found.model.kind = kind
+        torch.testing.assert_close(found(x), found.model(x))
+    assert times == [1]
+    found.model.kind = "c"
+    with pytest.raises(InputError, match="kind changed after the capture"):
+        found(x)
+
+
+def test_a_state_that_is_new_at_each_call_is_refused_after_some(captured: Any) -> None:
+    found, times = captured
+    x = torch.randn(2, 3, 4)
+    for step in range(1, 9):
+        found.model.step = step
+        found(x)
+    found.model.step = 9
+    with pytest.raises(InputError, match="step changes before every call"):
+        found(x)
+    assert times == [8]
+
+
+def test_a_state_that_changes_now_and_then_is_not_refused(captured: Any) -> None:
+    found, times = captured
+    x = torch.randn(2, 3, 4)
+    for step in range(1, 11):
+        found.model.step = step
+        found(x)
+        found(x)
+    assert times == [10]
+
+
+def test_hooks_on_all_modules_are_refused() -> None:
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, result: None)
+    try:
+        with pytest.raises(CaptureError, match="hooks on all modules"):
+            capture(Layers(), (torch.randn(2, 3, 4),))
+    finally:
+        handle.remove()
+
+
+class Paired(Layers):
+    """Acts otherwise where it is given one tensor twice."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x * 3 if x is y else x + y)
+
+
+def test_one_tensor_in_two_places_is_refused_where_the_model_tells() -> None:
+    model = Paired().eval()
+    x, y = torch.randn(2, 2, 3, 4)
+    found = capture(model, (x, y))
+    torch.testing.assert_close(found(x, y), model(x, y))
+    with pytest.raises(InputError, match="arguments x and y are one tensor"):
+        found(x, x)
+
+
+def test_only_variables_are_compared_by_identity() -> None:
+    assert compares(Paired())
+    assert not compares(Layers())

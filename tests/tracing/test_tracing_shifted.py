@@ -1,0 +1,103 @@
+"""Sizes that C reads leave guards, and so do those that are sought among keys; others vary as before."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopipe.errors import InputError
+from autopipe.tracing import capture
+
+STEPS = [1.0] * 40 + [3.0] * 40
+KEPT: dict[Any, float] = {60: 3.0, "a": 1.0}
+
+
+class Layers(nn.Module):
+    """Four layers between which the forwards below do something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+        self.table: Any = dict(KEPT)
+
+    def run(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+class Listed(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x * STEPS[x.size(1)])
+
+
+class Compared(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x * 2 if 0.5 * x.size(1) > 20 else x)
+
+
+class Keyed(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x * self.table.get(x.size(1), 1.0))
+
+
+class Looped(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in itertools.repeat(None, x.size(1)):
+            x = x * 1.1
+        return self.run(x)
+
+
+class Unread(Layers):
+    """Reads sizes where Python asks for nothing that matters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.shape.numel()
+        assert count > 0
+        return self.run(x.view(x.shape[0], -1, 4) + torch.arange(x.size(1))[:, None])
+
+
+@pytest.mark.parametrize("cls", [Listed, Compared, Keyed, Looped])
+def test_a_size_at_which_it_matters_is_right_or_refused(cls: type[Layers]) -> None:
+    model = cls().eval()
+    found = capture(model, (torch.randn(3, 6, 4),))
+    for n in (6, 60):
+        x = torch.randn(3, n, 4)
+        with contextlib.suppress(InputError) if n == 60 else contextlib.nullcontext():
+            torch.testing.assert_close(found(x), model(x))
+
+
+def test_keys_leave_other_sizes_free() -> None:
+    found = capture(Keyed().eval(), (torch.randn(3, 6, 4),))
+    assert [(d.name, d.example) for d in found.variation.dims] == [("batch", 3), ("seq", 6)]
+    assert [str(c) for c in found.variation.checks] == ["not seq == 60"]
+
+
+def test_a_table_kept_by_size_leaves_all_sizes_free() -> None:
+    class Kept(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            n = x.size(1)
+            if n not in self.table:
+                self.table[n] = torch.arange(n)[:, None]
+            return self.run(x + self.table[n])
+
+    model = Kept().eval()
+    model.table = {}
+    model(torch.randn(2, 12, 4))
+    found = capture(model, (torch.randn(3, 6, 4),))
+    for n in (6, 12, 24):
+        x = torch.randn(3, n, 4)
+        torch.testing.assert_close(found(x), model.run(x + torch.arange(n)[:, None]))
+
+
+def test_what_goes_by_no_number_is_free() -> None:
+    model = Unread().eval()
+    found = capture(model, (torch.randn(3, 6, 4),))
+    assert {*found.variation.fixed} == {("x", 2)}
+    x = torch.randn(2, 600, 4)
+    torch.testing.assert_close(found(x), model(x))
