@@ -95,7 +95,7 @@ class Position:
         """``file:line`` of frames that are not ours, innermost first, up to a module's ``forward``."""
         frame: types.FrameType | None = sys._getframe(1)
         name = ""
-        while frame is not None and name != "forward":
+        while frame is not None and name not in ("forward", "_call_impl"):
             if not frame.f_code.co_filename.startswith(_SKIPPED[0]):
                 name = frame.f_code.co_name
                 yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
