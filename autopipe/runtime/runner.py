@@ -142,6 +142,17 @@ class Runner:
             engine.publisher.after_step(result.loss)
         return result
 
+    def _refuse_strangers(self) -> None:
+        """Raise :class:`InputError` for parameters that came after the split: no other rank has them."""
+        capture = self.engine.capture
+        new = [n for n, _ in capture.model.named_parameters() if n not in capture.ops.parameter]
+        if new and not self.engine.was_wrapped:
+            raise InputError(
+                f"{capture.ops.model} has {', '.join(new[:3])} only since it was captured, and no other rank "
+                "would get that; change the model first (parametrizations, pruning, adapters), then capture "
+                "again with autopipe.split"
+            )
+
     def _take(self, request: Request) -> tuple[StepInputs, Mapping[str, Tensor]]:
         """What a call brings, in microbatches, and those of its tensors that require a gradient.
 
@@ -151,6 +162,7 @@ class Runner:
         request.check()
         if request.grad and engine.peers is not None and is_due(engine.n_steps):
             refuse_line_search()
+            self._refuse_strangers()
         engine.unfilled.check()
         taken = engine.intake.take(request)
         batch = taken.batch

@@ -36,14 +36,14 @@ class Accord:
         position = self._peers.position
         position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
         position.is_idle = False
+        flags = tuple(p.requires_grad for p in self._parameters)
         words = (
             f"with {sum(batch.rows)} rows in {batch.n_microbatches} microbatches of "
             f"{_shapes(batch)}, training={training}, gradients={step.grad}, sync={step.syncs}, "
             f"inputs' gradients={sorted(step.tracked)}, times={factor:.12g}, "
-            f"loss={step.want_loss}, outputs={step.outputs_on or None}"
+            f"loss={step.want_loss}, outputs={step.outputs_on or None}, trained={sum(flags)} of {len(flags)}"
             + (f", forms {list(batch.forms)} of the model" if any(batch.forms) else "")
         )
-        flags = tuple(p.requires_grad for p in self._parameters)
         looks = is_due(position.step - 1)
         # what is on the device is looked at while that still warms up
         looks_at_batch = not self._is_fed and (batch.is_on_host or (looks and position.step <= 2))

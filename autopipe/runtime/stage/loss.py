@@ -74,8 +74,8 @@ class Loss:
             )
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise InputError(
-                "the loss does not require a gradient: every parameter it depends on is frozen; let one "
-                "train, or take the loss alone with evaluate()"
+                "the loss does not require a gradient: loss_fn does not use the output, or every parameter "
+                "it depends on is frozen; let one train, or take the loss alone with evaluate()"
             )
         if self._step is not None and m < 2:
             self._seen[m] = tuple(x.detach() if isinstance(x, Tensor) else x for x in outputs), loss.detach()

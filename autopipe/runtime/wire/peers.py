@@ -38,6 +38,8 @@ _logger = logging.getLogger(__name__)
 
 _made: dict[str, int] = {}
 T = TypeVar("T")
+MOST_AHEAD = 64
+"""Steps between two ranks' counts that may still be steps; what is told of another call has any number."""
 REFUSED = -1
 """In the place of a batch's checksum: the rank cannot begin this step."""
 
@@ -215,10 +217,14 @@ class Peers(Talk):
         if int(theirs[2]) == REFUSED and (cause := self.watch.cause()) is not None:
             raise StepError(cause)
         other = "other values" if torch.equal(mine[:2], theirs[:2]) else "something else"
+        # what is no step's sign is of a call that this rank does not make now
+        is_step = abs(int(theirs[0]) - step) <= MOST_AHEAD
+        does = f"begins step {int(theirs[0])} with {other}" if is_step else "is at another call"
         message = (
-            f"rank {self.rank} begins step {step} {words}; rank {before} begins step {int(theirs[0])} with "
-            f"{other}; give every rank the same batches, in the same order and mode (a data loader that "
-            "shuffles needs one seed for all), or make the runtime with feed=0 and read them on rank 0 only"
+            f"rank {self.rank} begins step {step} {words}; rank {before} {does}; step, evaluate, save, merge "
+            "and report on every rank alike (not under `if rank == 0`), with the same batches in the same "
+            "order and mode (a data loader that shuffles needs one seed for all), or make the runtime with "
+            "feed=0 and read them on rank 0 only"
         )
         raise StepError(self.watch.publish(message))
 

@@ -72,7 +72,11 @@ class Talk:
         text = self.board.seal.open(place, data.numpy().tobytes())
         if text is None:
             raise StepError(
-                self.watch.publish(f"rank {self.rank} was sent a message without the job's key {FOREIGN}")
+                self.watch.publish(
+                    f"rank {self.rank} was sent what is no message of this call: another rank is at another "
+                    "one (step, evaluate, save, merge and report on every rank alike, not under `if rank == "
+                    f"0`), or it is without the job's key {FOREIGN}"
+                )
             )
         return msgspec.json.decode(text, type=kind)
 

@@ -180,7 +180,7 @@ class Inputs:
         if leaf.dim() != len(self.shapes[i]):
             return [
                 f"argument {shown} has shape {list(leaf.shape)}, captured with {len(self.shapes[i])} dims "
-                f"({list(self.shapes[i])})"
+                f"({list(self.shapes[i])}); capture again with an example of as many"
             ]
         return []
 
