@@ -1,5 +1,7 @@
 """What every task's script begins with: a small GPT-2, batches, and where its result goes."""
 
+import os
+import pathlib
 import sys
 
 import torch
@@ -54,4 +56,7 @@ def prompts():
 
 
 def report(values):
-    torch.save(values, sys.argv[1])
+    """Every rank reports the same, each to a file of its own; the last one stays."""
+    own = f"{sys.argv[1]}.{os.getpid()}"
+    torch.save(values, own)
+    pathlib.Path(own).replace(sys.argv[1])
