@@ -5,18 +5,20 @@
 
 import contextlib
 import copy
+import functools
 import math
 import pickle
-import sys
 import warnings
 
 import numpy as np
 import pytest
+import rank_checks
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from traps.surroundings import default_dtype, deterministic
 
 import autopipe
 from autopipe.errors import AutopipeError, InputError, StepError
@@ -81,24 +83,6 @@ class Dispatches(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def wide():
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@contextlib.contextmanager
-def deterministic():
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@contextlib.contextmanager
 def anomalies():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -111,7 +95,7 @@ MODES = {
     "anomaly detection": (anomalies, 1e-5),
     "saved tensors on the host": (torch.autograd.graph.save_on_cpu, 1e-5),
     "deterministic": (deterministic, 1e-5),
-    "another default dtype": (wide, 1e-5),
+    "another default dtype": (functools.partial(default_dtype, torch.float64), 1e-5),
     "a function mode": (Functions, 1e-5),
     "a dispatch mode": (Dispatches, 1e-5),
     "gradients asked for": (torch.enable_grad, 1e-5),
@@ -420,14 +404,5 @@ CHECKED = (modes, batches, targets, losses, interrupted, calls, optimizers, hook
 CHECKS = {f.__name__: f for f in CHECKED}
 
 
-def main():
-    dist.init_process_group("gloo")
-    for name in sys.argv[1:]:
-        print(f"check {name}", flush=True)
-        CHECKS[name]()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    rank_checks.run(CHECKS)

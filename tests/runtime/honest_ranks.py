@@ -7,9 +7,9 @@ import contextlib
 import copy
 import logging
 import pathlib
-import sys
 
 import pytest
+import rank_checks
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -468,13 +468,5 @@ CHECKED = (
 CHECKS = {f.__name__: f for f in CHECKED}
 
 
-def main():
-    dist.init_process_group("gloo")
-    for name in sys.argv[1:]:
-        print(f"check {name}", flush=True)
-        CHECKS[name]()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    rank_checks.run(CHECKS)
