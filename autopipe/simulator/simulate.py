@@ -164,7 +164,7 @@ def simulate(
         stage_times(plan),
         plan_transfers(plan),
         plan.cluster,
-        start_s=float(plan.settings.get("start_s", 0.0)),
+        start_s=_start_s(plan),
         tie_s=tie_s if training else 0.0,
         optimizer_s=optimizer_s if training else 0.0,
         memory=_sharded(
@@ -214,8 +214,12 @@ def in_turn_s(plan: Plan) -> float:
     """Seconds of a step whose actions one process runs, one after another with the host to itself."""
     times = stage_times(plan)
     work_s = sum(times[a.stage].seconds(a.kind) for row in plan_schedule(plan).actions for a in row)
-    start_s = float(plan.settings.get("start_s", 0.0))
-    return start_s + work_s * (float(plan.settings.get("alone", 1.0)) if plan.cluster.cores else 1.0)
+    return _start_s(plan) + work_s * (float(plan.settings.get("alone", 1.0)) if plan.cluster.cores else 1.0)
+
+
+def _start_s(plan: Plan) -> float:
+    """Seconds before a rank's first action."""
+    return float(plan.settings.get("start_s", 0.0))
 
 
 def _alone(

@@ -145,16 +145,14 @@ class Announcement:
         packed = packed if len(packed) > 1 else []
         room = [-(-sizes[i] // ALIGN_BYTES) * ALIGN_BYTES for i in packed]
         starts = list(itertools.accumulate(room, initial=0))
+        alone = tuple(i for i, n in enumerate(sizes) if n and i not in packed)
         pack = Form((starts[-1],), torch.uint8, is_cpu=is_cpu)
         derived = {
             "n_bytes": sum(sizes),
             "flags": tuple(form.requires_grad for form in self.tensors),
-            "alone": tuple(i for i, n in enumerate(sizes) if n and i not in packed),
+            "alone": alone,
             "is_bare": not packed and 0 not in sizes and not any(form.order for form in self.tensors),
-            "on_wire": (
-                *(form for i, form in enumerate(self.tensors) if sizes[i] and i not in packed),
-                *([pack] if packed else ()),
-            ),
+            "on_wire": (*(self.tensors[i] for i in alone), *([pack] if packed else ())),
             "packed": tuple((i, a, a + sizes[i]) for i, a in zip(packed, starts, strict=False)),
             "pack": pack,
         }
