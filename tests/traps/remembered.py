@@ -234,6 +234,42 @@ def long_history(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if len(self.seen) > 5 else x)
 
 
+@trap("refused", seen=dict)
+def history_by_number(self: Any, x: Tensor) -> Tensor:
+    self.seen[len(self.seen)] = x.size(1)
+    return self.run(x * 2 if len(self.seen) > 5 else x)
+
+
+@trap("refused", seen=collections.deque)
+def history_in_a_deque(self: Any, x: Tensor) -> Tensor:
+    self.seen.append(x.size(1))
+    return self.run(x * 2 if len(self.seen) > 5 else x)
+
+
+@trap("refused", seen=set)
+def history_in_a_set(self: Any, x: Tensor) -> Tensor:
+    self.seen.add(len(self.seen))
+    return self.run(x * 2 if len(self.seen) > 5 else x)
+
+
+@trap("refused", seen=lambda: {0})
+def history_in_a_set_with_a_member(self: Any, x: Tensor) -> Tensor:
+    self.seen.add(len(self.seen))
+    return self.run(x * 2 if len(self.seen) > 6 else x)
+
+
+@trap("refused", seen=lambda: types.SimpleNamespace(shapes=[]))
+def history_in_an_object(self: Any, x: Tensor) -> Tensor:
+    self.seen.shapes.append(tuple(x.shape))
+    return self.run(x * 2 if len(self.seen.shapes) > 5 else x)
+
+
+@trap("safe", seen=set)
+def widths_met(self: Any, x: Tensor) -> Tensor:
+    self.seen.add(x.size(-1))
+    return self.run(x * len(self.seen))
+
+
 @trap("refused", seen=lambda: ([0], "n"))
 def counter_in_a_list_in_a_tuple(self: Any, x: Tensor) -> Tensor:
     self.seen[0][0] += 1

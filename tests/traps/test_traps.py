@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from traps.registry import TRAPS
@@ -12,26 +10,6 @@ from traps.verdict import verdict
 PENDING = frozenset({"member_of_two_sets"})
 """What is known not to come out as wanted; an entry that does fails until it is taken out."""
 
-_THINNED = (
-    "sizes",
-    "values",
-    "layers",
-    "surroundings",
-    "remembered",
-    "handed",
-    "odd",
-    "reads",
-    "later",
-    "patterns",
-    "styles",
-)
-CHOSEN = [
-    name
-    for place, (name, trap) in enumerate(TRAPS.items())
-    if "AUTOPIPE_ALL_TRAPS" in os.environ or trap.room not in _THINNED or place % 3 == 0
-]
-"""Every third of the rooms that hold most; all with AUTOPIPE_ALL_TRAPS set, or by ``python -m traps``."""
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -39,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
     "name",
     [
         pytest.param(n, marks=pytest.mark.xfail(reason="known", strict=True)) if n in PENDING else n
-        for n in CHOSEN
+        for n in TRAPS
     ],
 )
 def test_trap(name: str) -> None:
