@@ -372,3 +372,26 @@ def member_of_an_enum(self: Any, x: Tensor) -> Tensor:
         return self.run(x * len(Known(x.size(1)).name))
     except ValueError:
         return self.run(x)
+
+
+# ------------------------------------------------------------ how many are distinct
+
+
+def wide(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """As long as wide in some calls."""
+    return sequences(batch, 8 if length > 6 else length, seed)
+
+
+@trap(inputs=wide)
+def sizes_in_a_set(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * len(set(x.shape)))
+
+
+@trap(inputs=wide)
+def sizes_in_a_set_as_written(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * len({x.size(0), x.size(1), 8}))
+
+
+@trap(inputs=wide)
+def sizes_counted_as_keys(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * len(collections.Counter(x.shape)) + len(dict.fromkeys(x.shape)))

@@ -305,3 +305,9 @@ def power_of_two(self: Any, x: Tensor) -> Tensor:
 @trap()
 def isinstance_of_a_size(self: Any, x: Tensor) -> Tensor:
     return self.run(x * (x.size(1) if isinstance(x.size(1), int) and type(x.shape) is torch.Size else 1))
+
+
+@trap()
+def number_of_the_class_of_a_size(self: Any, x: Tensor) -> Tensor:
+    n = x.size(1)
+    return self.run(x * type(n)(3) + type(n / 2)(0.5))

@@ -7,7 +7,7 @@ import pytest
 from traps.registry import TRAPS
 from traps.verdict import verdict
 
-PENDING = frozenset({"member_of_two_sets"})
+PENDING: frozenset[str] = frozenset()
 """What is known not to come out as wanted; an entry that does fails until it is taken out."""
 
 pytestmark = pytest.mark.filterwarnings("ignore")

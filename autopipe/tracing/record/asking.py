@@ -5,7 +5,9 @@ Holding them against later answers is left to ``standing``, putting the patches 
 
 from __future__ import annotations
 
+import builtins
 import functools
+import io
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from .recorder import Recorder
 from .route import Route
 
 __all__ = ["ASKED"]
@@ -73,6 +76,55 @@ def _variable(route: Route, original: Any) -> Any:
     return __getitem__
 
 
+def _opened(route: Route, original: Any) -> Any:
+    """A file is being opened: what is read of it is watched, what is written each call must write."""
+
+    def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        recorder = route.active
+        if recorder is None or isinstance(file, int) or not recorder.at.is_own_code():
+            return original(file, mode, *args, **kwargs)
+        path = os.fspath(file)
+        _watch(recorder, path)
+        if set(mode) & _WRITING:
+            why = f"{recorder.at.source()}: a forward writes to the file {os.fsdecode(path)}"
+            recorder.at.keep_whole(why, recorder.at.running())
+        return original(file, mode, *args, **kwargs)
+
+    return open
+
+
+def _looked_at(route: Route, original: Any) -> Any:
+    """A file is asked for: whether it is there, how large, how old."""
+
+    def stat(path: Any, **kwargs: Any) -> Any:
+        recorder = route.active
+        if recorder is not None and not isinstance(path, int) and recorder.at.is_own_code():
+            _watch(recorder, os.fspath(path))
+        return original(path, **kwargs)
+
+    return stat
+
+
+def _watch(recorder: Recorder, path: str | bytes) -> None:
+    """Hold what is there now against what is there later."""
+    with recorder.at.hushed:
+        read = functools.partial(_stamp, path)
+        recorder.reads.flags[f"the file {os.fsdecode(path)}"] = read, read()
+
+
+_stat = os.stat
+
+
+def _stamp(path: str | bytes) -> tuple[int, int] | None:
+    """By what a file's content is told from another: its size and when it was written; None if it is not."""
+    try:
+        found = _stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+_WRITING = frozenset("wax+")
 _CASTS = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled")
 _FLAGS = (
     "get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled",
@@ -88,5 +140,8 @@ ASKED: tuple[tuple[Any, str, Maker], ...] = (
     *((torch.backends.cuda, name, _asked(f"torch.backends.cuda.{name}")) for name in _BACKENDS),
     *((torch.distributed, name, _asked(f"torch.distributed.{name}")) for name in _PROCESS_GROUPS),
     (type(os.environ), "__getitem__", _variable),
+    (builtins, "open", _opened),
+    (io, "open", _opened),
+    (os, "stat", _looked_at),
 )
 """(owner, name, what makes of a route and the original what stands there) of each question."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ArrayCell", "Cell", "SlotCell", "VariableCell", "content", "slots"]
+__all__ = ["MOST_BYTES", "ArrayCell", "BytesCell", "Cell", "SlotCell", "VariableCell", "content", "slots"]
 
-_MOST_BYTES = 1 << 14
+MOST_BYTES = 1 << 14
 """Larger arrays are tables, too long to be looked at in each call."""
 
 
@@ -62,13 +62,13 @@ class ArrayCell:
 
     __slots__ = ("array",)
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+    def __init__(self, array: Any) -> None:
         self.array = array
 
     @staticmethod
     def is_for(array: np.ndarray[Any, Any]) -> bool:
         """Whether an array is small and of plain numbers."""
-        return array.nbytes <= _MOST_BYTES and not array.dtype.hasobject and array.flags.writeable
+        return array.nbytes <= MOST_BYTES and not array.dtype.hasobject and array.flags.writeable
 
     @property
     def cell_contents(self) -> bytes:
@@ -77,6 +77,24 @@ class ArrayCell:
     @cell_contents.setter
     def cell_contents(self, value: bytes) -> None:
         self.array[...] = np.frombuffer(value, self.array.dtype).reshape(self.array.shape)
+
+
+class BytesCell(ArrayCell):
+    """What a bytearray or an array of Python's own holds, as bytes; it may grow."""
+
+    __slots__ = ()
+
+    @property
+    def cell_contents(self) -> bytes:
+        return bytes(memoryview(self.array))
+
+    @cell_contents.setter
+    def cell_contents(self, value: bytes) -> None:
+        del self.array[:]
+        if isinstance(self.array, bytearray):
+            self.array.extend(value)
+        else:
+            self.array.frombytes(value)
 
 
 Cell = Any

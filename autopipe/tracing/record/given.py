@@ -15,7 +15,7 @@ from torch import nn
 from ..inputs.contents import are_told_alike
 from ..inputs.structure import flatten, unflatten
 
-__all__ = ["all_on", "are_close", "close_to", "device_of", "fresh", "other_data", "united"]
+__all__ = ["all_on", "are_close", "close_to", "device_of", "doubled", "fresh", "other_data", "united"]
 
 
 def device_of(model: nn.Module, *given: Any) -> torch.device:
@@ -39,6 +39,22 @@ def all_on(device: torch.device, model: nn.Module) -> Iterator[None]:
     finally:
         for tensor, data in away:
             tensor.data = data
+
+
+@contextlib.contextmanager
+def doubled(model: nn.Module) -> Iterator[None]:
+    """Within it weights that train are twice what they are; halved they are what they were, to the bit."""
+    training = [p for p in model.parameters() if p.requires_grad and p.is_floating_point()]
+    with torch.no_grad():
+        weights = [p for p in training if p.is_meta or bool((p.abs() < torch.finfo(p.dtype).max / 2).all())]
+        for p in weights:
+            p.mul_(2)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for p in weights:
+                p.mul_(0.5)
 
 
 def fresh(value: Any, device: torch.device, *, is_one: bool = False) -> Any:

@@ -14,29 +14,51 @@ import sys
 import types
 from typing import Any
 
-from .callees import written_at
+from .callees import nodes, written_at
 
-__all__ = ["sought_among"]
+__all__ = ["gathered_at", "sought_among"]
 
 _OURS = str(pathlib.Path(__file__).parents[1])
+_GATHERING = ("set", "frozenset", "_count_elements", "fromkeys", "add", "update")
 _ASKING = ("get", "pop", "setdefault", "__contains__", "__getitem__")
 _NOT_ASKING = ("STORE", "DELETE")
+
+
+def _running() -> types.FrameType | None:
+    """The frame of the code that runs now and is not ours."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame
+
+
+def gathered_at() -> tuple[types.CodeType, int] | None:
+    """The place of the code that runs now, where it gathers keys: how many there are depends on all."""
+    frame = _running()
+    written = None if frame is None else written_at(frame.f_code, frame.f_lasti)
+    if frame is None:
+        return None
+    called = written.func if isinstance(written, ast.Call) else None
+    name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
+    is_written_out = isinstance(written, (ast.Set, ast.SetComp, ast.Dict, ast.DictComp))
+    return (frame.f_code, frame.f_lasti) if is_written_out or name in _GATHERING else None
 
 
 def sought_among() -> list[int] | None:
     """The whole numbers in the dict or set that the code which runs now looks into, where it can be told.
 
-    Those within tuples too, of which a number may be a part. None where it asks for a hash as such.
+    Those within tuples too, of which a number may be a part. None where it asks for a hash as such, or
+    makes a set that is one side of what is written there.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame = frame.f_back
+    frame = _running()
     if frame is None or dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(_NOT_ASKING):
         return []
     written = written_at(frame.f_code, frame.f_lasti)
     if isinstance(written, ast.Call) and isinstance(written.func, ast.Name) and written.func.id == "hash":
         return None
-    node = _container(written)
+    if isinstance(written, ast.Set) and _is_a_side(frame):
+        return None
+    node = written if isinstance(written, ast.Set) else _container(written)
     held: Any = ()
     if isinstance(node, (ast.Dict, ast.Set)):
         keys = node.keys if isinstance(node, ast.Dict) else node.elts
@@ -46,6 +68,21 @@ def sought_among() -> list[int] | None:
         held = found if isinstance(found, (dict, set, frozenset)) else ()
     parts = itertools.chain.from_iterable(k if isinstance(k, tuple) else (k,) for k in list(held))
     return [k for k in parts if type(k) is int]
+
+
+def _is_a_side(frame: types.FrameType) -> bool:
+    """Whether what is written where a frame is belongs to an operation, a comparison or a method's call."""
+    code = frame.f_code
+    line, _, column, _ = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
+    sides: list[ast.expr] = []
+    for node in nodes(code.co_filename):
+        if isinstance(node, ast.BinOp):
+            sides += [node.left, node.right]
+        elif isinstance(node, ast.Compare):
+            sides += [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            sides += [node.func.value, *node.args]
+    return any((side.lineno, side.col_offset) == (line, column) for side in sides)
 
 
 def _key(node: ast.expr | None, frame: types.FrameType) -> Any:

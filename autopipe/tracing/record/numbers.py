@@ -16,7 +16,7 @@ from ..calls.call import Call, Depends, Guard
 from ..calls.named import nameable
 from . import casts, checks, opaque
 from .branches import Branches
-from .keys import sought_among
+from .keys import gathered_at, sought_among
 from .position import Position
 from .refs import Piece, Ref
 from .restart import FollowCasts
@@ -63,6 +63,7 @@ class Numbers:
         self.branches: Branches | None = None
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.sizes: dict[int, dict[int, Expression]] = {}
+        self.gathered: dict[Any, list[Expression]] = {}
         self.has_data = False
         self.watch: Callable[[Numbers, Expression], int] | None = None
 
@@ -170,6 +171,13 @@ class Numbers:
             if isinstance(number, Call) and number.depends & Depends.DATA:
                 self.guard(expression, outcome)
                 return
+        if (place := gathered_at()) is not None:
+            others = self.gathered.setdefault(place, [])
+            for other in others[-_MOST_KEYS:]:
+                self.guard(
+                    Expression(operator.eq, (expression, other), is_one := outcome == other.value), is_one
+                )
+            others.append(expression)
         keys = sought_among()
         if keys is None or len(keys) > _MOST_KEYS:
             self.guard(Expression(pinned, (expression,), outcome), outcome)

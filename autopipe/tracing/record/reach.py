@@ -5,6 +5,7 @@ Which globals code names is left to ``codes``; putting all back and telling what
 
 from __future__ import annotations
 
+import array
 import collections
 import contextvars
 import copy
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .cells import ArrayCell, Cell, SlotCell, VariableCell, content, slots
+from .cells import MOST_BYTES, ArrayCell, BytesCell, Cell, SlotCell, VariableCell, content, slots
 from .codes import is_foreign, is_users, named, names_in
 from .glance import are_same
 
@@ -88,6 +89,8 @@ class Reached:
             self.generators.append((path, name, value))
         elif isinstance(value, np.ndarray):
             self.cells += [(path, name, ArrayCell(value))] if ArrayCell.is_for(value) else []
+        elif isinstance(value, (bytearray, array.array)):
+            self.cells += [(path, name, BytesCell(value))] if len(value) <= MOST_BYTES else []
         elif isinstance(value, type):
             if is_users(value.__module__):
                 self.look_into_class(path, value, depth)

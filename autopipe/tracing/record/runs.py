@@ -22,7 +22,7 @@ from ..calls.sharing import Twins
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
 from . import attributes, casts, memos, opaque, telling
-from .given import are_close, device_of, fresh, other_data, united
+from .given import are_close, device_of, doubled, fresh, other_data, united
 from .identity import compares
 from .leaves import Policy
 from .origin import Unseen, alive
@@ -30,7 +30,7 @@ from .recorder import Recorder
 from .restart import CloseModule, Function, Method, Restart, Statement, TellMethod, WatchLeaves, WatchMethods
 from .route import Route
 from .shifted import Settling, Shift
-from .state import Snapshot, seed
+from .state import Snapshot, seed, switch
 
 __all__ = ["AS_GIVEN", "Attempt", "Refused", "Runs"]
 
@@ -307,6 +307,11 @@ class Runs:
         is_settled = self.snapshot.is_as(between) and self.snapshot.glance.is_kept()
         if not are_close(first, second) or not self.forgets(training):
             raise CloseModule(path, f"a forward changes {shown}, and the next call's result depends on it")
+        if not self.forgets_weights(training):
+            why = f"a forward keeps in {shown} what it makes of weights, whatever becomes of them"
+            raise CloseModule(
+                path, f"{why}; where the first call alone does, call it once before the capture"
+            )
         if not is_settled:
             self.check_counts(training, is_met)
 
@@ -346,6 +351,22 @@ class Runs:
             return are_close(after, flatten(self.run(training, other_data))[0])
         except Exception:  # whatever it is: then the model does not take these data
             return True
+
+    def forgets_weights(self, training: bool) -> bool:
+        """Whether with other weights, and its mode set anew, the model does as if never called."""
+        results = []
+        try:
+            for is_called in (False, True):
+                self.start(training)
+                if is_called:
+                    self.run(training)
+                with doubled(self.model):
+                    switch(self.model, not training)
+                    switch(self.model, training)
+                    results.append(flatten(self.run(training))[0])
+        except Exception:  # whatever it is: then the model does not take these weights
+            return True
+        return are_close(*results)
 
 
 def _passes() -> Iterator[Unseen | None]:

@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ Read = Callable[[], tuple[Any, ...]]
 _SIMPLE = (int, float, str, bytes, bool, type(None), tuple)
 _HELD = ("_parameters", "_buffers", "_modules")
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
+_OF_CLASSES = ("__call__", "__getattr__", "__setattr__", "__iter__", "__len__", "__getitem__", "__contains__")
 _MOST_KNOWN = 4
 """How many states are remembered beside the recorded one that made no difference."""
 
@@ -80,7 +82,8 @@ class Standing:
     """The state of the modules whose own code was recorded: asked for at each call, so that it must be cheap.
 
     Attributes and hooks of those modules, what they hold directly, the weights ``taken``, by name, of others,
-    the objects, closures and globals that their code reaches; of every parameter its dtype and whether it
+    the objects, closures and globals that their code reaches, the ``functions`` of torch that it calls, by
+    module and name; of every parameter its dtype and whether it
     takes a gradient; and each one's mode beside the model's. Where the code asked for ``dtypes``, the
     autocast that the model is called under; what else it asked of torch, of the process and of leaves, the
     ``flags``. ``found`` is what was reached before the model was recorded.
@@ -93,16 +96,19 @@ class Standing:
         taken: Collection[str],
         dtypes: bool,
         flags: Mapping[str, Flag],
+        functions: Sequence[tuple[str, str]] = (),
         found: Reached | None = None,
     ) -> None:
         self.model, self.dtypes, self.flags = model, dtypes, dict(flags)
-        self.taken = taken
+        self.taken, self.functions = taken, functions
         self.casts = {_casts()}
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
         if found is None or not found.is_still(is_open):
             found = reached(model, is_open)
         beside = _of_open(found, is_open)
-        self.readers = [*_readers(model, self.opened, taken), *beside]
+        called = functools.partial(_at, [(vars(sys.modules[module]), name) for module, name in functions])
+        own = Reader("a function of torch", called)
+        self.readers = [*_readers(model, self.opened, taken), own, *beside]
         modes = tuple(m.training for _, m in self.opened)
         training = model.training
         # a form is recorded in the modes the model was given in, where the model was in that form's
@@ -120,7 +126,8 @@ class Standing:
                 "call it once, which holds that against the capture, or capture again"
             )
         opened = frozenset(path for path, _ in self.opened)
-        return _copied, (self.model, opened, self.taken, self.modes, self.dtypes, self.flags, self.casts)
+        how = self.taken, self.modes, self.dtypes, self.flags, self.casts, self.functions
+        return _copied, (self.model, opened, *how)
 
     def changed(self) -> list[Change]:
         """What is not as it was; empty as a rule."""
@@ -203,6 +210,11 @@ def _readers(
     yield Reader("what its own code takes of layers", layers, Kind.WEIGHTS)
     yield Reader("dtype or requires_grad of a parameter", functools.partial(_kinds, model))
     yield Reader("the hooks on all modules", _hooks_on_all)
+    yield Reader("the class of a module", functools.partial(_classes, tuple(m for _, m in opened)))
+
+
+def _classes(modules: tuple[nn.Module, ...]) -> tuple[Any, ...]:
+    return tuple(map(type, modules))
 
 
 def _hooks_on_all() -> tuple[Any, ...]:
@@ -254,8 +266,9 @@ def _copied(
     dtypes: bool,
     flags: dict[str, Flag],
     casts: set[Any],
+    functions: Sequence[tuple[str, str]],
 ) -> Standing:
-    made = Standing(model, opened.__contains__, taken, dtypes, flags)
+    made = Standing(model, opened.__contains__, taken, dtypes, flags, functions)
     made.modes, made.casts = modes, casts
     return made
 
@@ -267,15 +280,14 @@ def _of_open(found: Reached, is_open: Callable[[str], bool]) -> list[Reader]:
 
 def _beside(found: Reached) -> Iterator[tuple[str, str, Read]]:
     for path, name, known, names in found.files:
-        asked = tuple(k for k in sorted(names) if _is_value(known[k]))
-        yield path, f"a global of {name}", functools.partial(_picked, known, asked)
+        yield path, f"a global of {name}", functools.partial(_picked, known, tuple(sorted(names)))
     for path, name, holder in found.holders:
         yield path, name, functools.partial(_items, holder)
     for path, name, cell in found.cells:
         if _is_value(content(cell)):
             yield path, name, functools.partial(_content, cell)
     for path, name, cls in found.classes:
-        asked = tuple(k for k, v in vars(cls).items() if not k.startswith("__") and _is_value(v))
+        asked = tuple(k for k in vars(cls) if not k.startswith("__") or k in _OF_CLASSES)
         yield path, f"an attribute of class {name}", functools.partial(_of_class, vars(cls), asked)
 
 
@@ -343,7 +355,15 @@ def standing_of(
     calls = [c for fs in forms.values() for f in fs for c in f.calls]
     taken = {c.target for c in calls if c.op == "get_attr" and isinstance(c.value, (torch.Tensor, nn.Module))}
     is_open = functools.partial(_is_open, _leaves(calls))
-    return Standing(model, is_open, sorted(taken - {*constants, ""}), dtypes, flags, found)
+    named = sorted(taken - {*constants, ""})
+    return Standing(model, is_open, named, dtypes, flags, _functions_of_torch(calls), found)
+
+
+def _functions_of_torch(calls: Sequence[Call]) -> list[tuple[str, str]]:
+    """The modules and names under which code has the functions that it calls, and others may put theirs."""
+    targets = {id(c.target) for c in calls if c.op == "call_function"}
+    spaces = torch.__name__, torch.nn.functional.__name__
+    return [(s, name) for s in spaces for name, held in vars(sys.modules[s]).items() if id(held) in targets]
 
 
 def _leaves(calls: Sequence[Call]) -> frozenset[str]:

@@ -289,6 +289,10 @@ class TrackedInt(_Tracked, int):  # type: ignore[misc]
 
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """What ``type(n)(other)`` makes: a plain number, of which nothing is known."""
+        return int(*args, **kwargs)
+
     @classmethod
     def make(cls, value: int, expression: Expression, sink: Sink) -> TrackedInt:
         new = int.__new__(cls, value + sink.made(expression))
@@ -318,6 +322,10 @@ class TrackedFloat(_Tracked, float):  # type: ignore[misc]
     def __int__(self) -> int:
         self.cast("int")
         return int(pin(self))
+
+    def __new__(cls, *args: Any) -> Any:
+        """As of the int: a plain number."""
+        return float(*args)
 
     @classmethod
     def make(cls, value: float, expression: Expression, sink: Sink) -> TrackedFloat:
