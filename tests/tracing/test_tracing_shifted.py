@@ -62,6 +62,32 @@ class Unread(Layers):
         return self.run(x.view(x.shape[0], -1, 4) + torch.arange(x.size(1))[:, None])
 
 
+class ComparedInTraining(Layers):
+    """Goes by a number in training alone, where a larger one leads to what it does in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x * 2 if self.training and 0.5 * x.size(1) < 20 else x)
+
+
+class Closing(Layers):
+    """Hands a function on that holds a number, which C reads when it is called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.size(1)
+        return self.run(torch.func.vmap(lambda row: row * STEPS[n])(x))
+
+
+@pytest.mark.parametrize("dynamic", ["auto", False])
+@pytest.mark.parametrize("cls", [ComparedInTraining, Closing])
+def test_a_shift_is_not_left_in_what_is_captured(cls: type[Layers], dynamic: Any) -> None:
+    model = cls()
+    found = capture(model, (torch.randn(3, 6, 4),), dynamic=dynamic)
+    for training in (True, False):
+        model.train(training)
+        x = torch.randn(3, 6, 4)
+        torch.testing.assert_close(found(x), model(x))
+
+
 @pytest.mark.parametrize("cls", [Listed, Compared, Keyed, Looped])
 def test_a_size_at_which_it_matters_is_right_or_refused(cls: type[Layers]) -> None:
     model = cls().eval()

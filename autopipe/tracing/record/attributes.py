@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,10 +21,12 @@ from .codes import names_in
 from .keeping import read_by
 from .leaves import is_compiled
 
-__all__ = ["Note", "noted"]
+__all__ = ["Names", "Note", "names_of_open", "noted"]
 
 Note = Callable[[nn.Module, str, Callable[[], Any]], None]
 """(module, name of its attribute, how to ask for it again) → None."""
+
+Names = Callable[[frozenset[type]], frozenset[str]]
 
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK}) - {"training"}
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
@@ -33,14 +35,19 @@ _NOTHING = object()
 
 
 @contextlib.contextmanager
-def noted(model: nn.Module, is_inside_leaf: Callable[[str], bool], note: Note) -> Iterator[None]:
-    """``note`` is called meanwhile where an attribute of a module within a leaf is read."""
+def noted(
+    model: nn.Module, is_inside_leaf: Callable[[str], bool], note: Note, names_of: Names
+) -> Iterator[None]:
+    """``note`` is called meanwhile where an attribute of a module within a leaf is read.
+
+    ``names_of`` is :func:`names_of_open`, or what remembers its answers.
+    """
     modules = list(model.named_modules())
-    names = _names_of_open(type(m) for p, m in modules if not is_inside_leaf(p))
+    names = names_of(frozenset(type(m) for p, m in modules if not is_inside_leaf(p)))
     asked: dict[type, set[str]] = {}
     for path, module in modules:
         if is_inside_leaf(path) and not is_compiled(module):
-            asked.setdefault(type(module), set()).update(vars(module).keys() & names)
+            asked.setdefault(type(module), set()).update(names.intersection(vars(module)))
     mode = functools.partial(getattr, model, "training")
     pairs = [(cls, name) for cls, found in asked.items() for name in found]
     places = [
@@ -63,14 +70,13 @@ def noted(model: nn.Module, is_inside_leaf: Callable[[str], bool], note: Note) -
                 setattr(cls, name, own)
 
 
-def _names_of_open(classes: Iterable[type]) -> frozenset[str]:
+def names_of_open(classes: frozenset[type]) -> frozenset[str]:
     """The names that the code of classes, and of plain functions beside them, asks for."""
-    known = {*classes}
-    files = [vars(sys.modules.get(file, types)) for file in {c.__module__ for c in known}]
+    files = [vars(sys.modules.get(file, types)) for file in {c.__module__ for c in classes}]
     values = [(v, file) for file in files for v in list(file.values())]
     functions = (f for f, file in values if isinstance(f, types.FunctionType) and f.__globals__ is file)
     beside = (names_in(f.__code__) for f in functions)
-    return frozenset().union(*map(read_by, known), *beside) - _OF_ALL
+    return frozenset().union(*map(read_by, classes), *beside) - _OF_ALL
 
 
 def _inherited(cls: type, name: str) -> Any:

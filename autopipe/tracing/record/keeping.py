@@ -23,26 +23,23 @@ Kept = dict[tuple[int, str], tuple[Any, Any]]
 
 _OF_ALL = frozenset(vars(nn.Module()))
 _SIMPLE = (bool, int, float, str, type(None))
+_NONE: tuple[Any, Any] = None, ()
 
 
 def kept(inside: Sequence[nn.Module]) -> Kept:
-    """The plain attributes of some modules."""
+    """The plain attributes of some modules that the modules' own code reads."""
+    classes: list[Any] = [type(m) for m in inside]
     return {
         (id(m), name): (value, () if type(value) in _SIMPLE else _content(value))
-        for m in inside
+        for m, asked in zip(inside, map(_own_read_by, classes), strict=True)
         for name, value in vars(m).items()
-        if name not in _OF_ALL
+        if name in asked
     }
 
 
-def differing(before: Kept, now: Kept, inside: Sequence[nn.Module]) -> Iterator[tuple[int, str]]:
-    """The attributes that the modules' own code reads and that have another value by now."""
-    classes: dict[int, Any] = {id(m): type(m) for m in inside}
-    return (
-        key
-        for key, value in now.items()
-        if not _is_same(before.get(key, (None, ())), value) and key[1] in read_by(classes[key[0]])
-    )
+def differing(before: Kept, now: Kept) -> Iterator[tuple[int, str]]:
+    """The attributes that have another value by now."""
+    return (key for key, value in now.items() if not _is_same(before.get(key, _NONE), value))
 
 
 def _content(value: Any) -> Any:
@@ -72,6 +69,12 @@ def read_by(cls: Any) -> frozenset[str]:
         names.update(_loaded(code))
         names.update(c for c in code.co_consts if isinstance(c, str))
     return frozenset(names)
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _own_read_by(cls: Any) -> frozenset[str]:
+    """Of what a class asks for, what not every module has."""
+    return read_by(cls) - _OF_ALL
 
 
 _LOADS = frozenset(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)

@@ -234,7 +234,7 @@ class Recorder(TorchFunctionMode):
         before, is_first = self.kept_since(path, inside), path not in self.keeping
         result = self.perform(call, copied or run_leaf, actual)
         self.keeping[path] = keeping.kept(inside)
-        is_set = next(keeping.differing(before, self.keeping[path], inside), None) is not None
+        is_set = next(keeping.differing(before, self.keeping[path]), None) is not None
         call.keeps = is_set and not is_first
         self.is_kept |= is_set
         filling.refilled(self.ledger, call, given)
@@ -246,7 +246,7 @@ class Recorder(TorchFunctionMode):
     def kept_since(self, path: str, inside: list[nn.Module]) -> keeping.Kept:
         """What a leaf keeps as it is called; code outside may have set it since its last call."""
         now = keeping.kept(inside)
-        for module, _ in keeping.differing(self.keeping.get(path, self.beginning), now, inside):
+        for module, _ in keeping.differing(self.keeping.get(path, self.beginning), now):
             at = self.at.modules.get(module)
             if at is not None and at not in self.watched:
                 raise WatchMethods(at)

@@ -90,6 +90,7 @@ class Runs:
         self.device = device_of(model, args, kwargs)
         self.known = frozenset(map(id, snapshot.tensors_held()))
         self.kind = functools.cache(functools.partial(kind_of, model))
+        self.names_of_open = functools.cache(attributes.names_of_open)
         self.route = Route()
         self.is_apart = False
 
@@ -122,6 +123,13 @@ class Runs:
                 self.look_again(attempt, training)
             return recording
         raise AssertionError("a watched recording suspects nothing")
+
+    def take(self, shifted: Recording, attempt: Attempt) -> Recording:
+        """A recording just made with shifted numbers that is as it would be without, looked at as others."""
+        self.check_state(attempt.policy, shifted.training)
+        if shifted.keeps:
+            self.look_again(attempt, shifted.training)
+        return shifted
 
     def run_recorded(
         self,
@@ -171,7 +179,9 @@ class Runs:
                 opaque.drawing(kept.outside_draw, self.model),
                 memos.bypassed(recorder.at),
                 casts.followed(self.casting, recorder.at),
-                attributes.noted(self.model, recorder.at.is_in_leaf, recorder.reads.asks_a_leaf),
+                attributes.noted(
+                    self.model, recorder.at.is_in_leaf, recorder.reads.asks_a_leaf, self.names_of_open
+                ),
             ):
                 return recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
         except (CaptureError, ModelError):

@@ -36,7 +36,7 @@ from .restart import (
 )
 from .runs import AS_GIVEN, Attempt, Refused, Runs
 from .settings import settings, under
-from .shifted import misread
+from .shifted import Shift, Tried, is_alike, longest_of, misread
 from .state import Snapshot
 
 __all__ = ["Session"]
@@ -63,6 +63,12 @@ class Session:
         self.first_policy = policy
         self.attempt = Attempt(policy)
         self.notes: list[str] = []
+        self.trusts_shifted, self.has_shifted = True, False
+
+    def distrust_shifted(self) -> bool:
+        """Record without shifted numbers in every further attempt; whether one so far was made with them."""
+        had, self.trusts_shifted, self.has_shifted = self.has_shifted, False, False
+        return had
 
     @property
     def policy(self) -> Policy:
@@ -165,10 +171,12 @@ class Session:
         for _ in range(_MOST_TRIES):
             try:
                 evaluation = self.runs.record(self.attempt, training=False)
-                training = self.training_form(evaluation)
+                shift = Shift(self.attempt.settled, longest_of(evaluation))
+                shifted = self.runs.shifted(self.attempt, True, shift)
+                training = self.training_form(evaluation, shifted)
                 leaf = self.policy.to_open([c.target for c in training.calls if c.op == "call_module"])
                 if leaf is None or (leaf, False) in self.attempt.tried:
-                    if not (read := self.misread(training, evaluation)):
+                    if not (read := self.misread(training, evaluation, Tried(shift, shifted))):
                         return self.with_others(training, evaluation)
                     self.attempt.settled |= read
                     continue
@@ -202,20 +210,31 @@ class Session:
             self.policy = self.policy.with_opened([leaf])
         raise CaptureError(f"{type(self.model).__name__}: no set of leaves found in {_MOST_TRIES} recordings")
 
-    def misread(self, *forms: Recording) -> set[str]:
-        """The lines that make numbers of sizes which C reads out of sight."""
-        distinct = forms[:1] if is_same(*map(prune, forms)) else forms
-        runs = [functools.partial(self.runs.shifted, self.attempt, form.training) for form in distinct]
-        pairs = zip(runs, distinct, strict=True)
-        return {line for run, form in pairs for line in misread(run, form, self.attempt.settled)}
+    def misread(self, training: Recording, evaluation: Recording, tried: Tried) -> set[str]:
+        """The lines that make numbers of sizes which C reads out of sight; ``tried`` is a run in training."""
+        distinct = [training] if is_same(prune(training), prune(evaluation)) else [training, evaluation]
+        found: set[str] = set()
+        for form in distinct:
+            run = functools.partial(self.runs.shifted, self.attempt, form.training)
+            found |= misread(run, form, self.attempt.settled, tried if form.training else None)
+        return found
 
     def alike(self, path: str) -> list[str]:
         """The paths of the modules of one class with that at ``path``."""
         cls = type(self.model.get_submodule(path))
         return [p for p, m in self.model.named_modules() if type(m) is cls]
 
-    def training_form(self, evaluation: Recording) -> Recording:
-        """The recording in training mode; that of evaluation where the model refuses to train so."""
+    def training_form(self, evaluation: Recording, shifted: Recording | None) -> Recording:
+        """The recording in training mode; that of evaluation where the model refuses to train so.
+
+        That with ``shifted`` numbers is as good where it is the one in evaluation call by call, guards and
+        branches with it: then nothing in it went by what was shifted. Only code that goes by such a number in
+        training alone could have been led that way by the shift, which shows beside the model in training.
+        """
+        is_trusted = self.trusts_shifted and self.device.type != "meta" and not self.attempt.settled
+        if is_trusted and shifted is not None and is_alike(shifted, evaluation):
+            self.has_shifted = True
+            return self.runs.take(shifted, self.attempt)
         try:
             return self.runs.record(self.attempt, training=True)
         except Refused as error:

@@ -7,15 +7,21 @@ The runs are left to ``runs``, what follows to ``session``.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Set
+from typing import Any
 
-from ..calls.call import Recording
-from ..calls.likeness import is_same, prune
+import numpy as np
+import torch
+
+from ..calls.call import Call, Recording
+from ..calls.likeness import is_equal, is_same, prune
+from ..calls.named import Named
 from .checks import is_in_writer
 from .numbers import Numbers
 from .tracked import Expression, pinned
 
-__all__ = ["Settling", "Shift", "misread"]
+__all__ = ["Settling", "Shift", "Tried", "is_alike", "longest_of", "misread"]
 
 _BY = 1009
 """More than the places of most lists; few enough for a loop."""
@@ -52,21 +58,73 @@ class Settling:
         return 0
 
 
-def misread(run: Callable[[Shift], Recording | None], known: Recording, settled: Set[str]) -> frozenset[str]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tried:
+    """What a run with a shift gave; None where it failed."""
+
+    shift: Shift
+    found: Recording | None
+
+
+def longest_of(known: Recording) -> int:
+    """How many calls a run with shifted numbers may take."""
+    return 2 * len(known.calls)
+
+
+def is_alike(a: Recording, b: Recording) -> bool:
+    """Whether two recordings are one, with what Python asked of sizes and data on the way."""
+
+    def asked(of: Recording) -> list[Any]:
+        guards = [(g.function, g.outcome, g.path, g.source) for g in of.guards]
+        return [*guards, *((b.outcome, b.source) for b in of.branches), *of.asked, of.dtypes, *of.flags]
+
+    return asked(a) == asked(b) and is_same(prune(a), prune(b)) and _holds_no_more(a, b)
+
+
+def _holds_no_more(a: Recording, b: Recording) -> bool:
+    """Whether a recording holds no object that the other does not: one just made may hold numbers."""
+    targets, held = {id(_called(c)) for c in _all_calls(b)}, [*b.constants.values()]
+    is_known = all(isinstance(c.target, str) or id(_called(c)) in targets for c in _all_calls(a))
+    return is_known and all(any(_is_one(v, w) for w in held) for v in a.constants.values())
+
+
+def _all_calls(of: Recording) -> list[Call]:
+    return [*of.calls, *(c for b in of.branches for c in b.calls)]
+
+
+def _called(call: Call) -> Any:
+    return call.target.function if type(call.target) is Named else call.target
+
+
+def _is_one(a: Any, b: Any) -> bool:
+    return a is b or (isinstance(a, (torch.Tensor, np.ndarray)) and is_equal(a, b))
+
+
+def misread(
+    run: Callable[[Shift], Recording | None],
+    known: Recording,
+    settled: Set[str],
+    tried: Tried | None = None,
+) -> frozenset[str]:
     """The lines that make numbers which C reads and the recording goes by, beside those ``settled``.
 
     Also those in functions that write numbers into a text, since a text may be sought among others.
-    ``run`` records the same once more; None where it cannot. Nothing is said of a model that is recorded
-    otherwise each time.
+    ``run`` records the same once more; None where it cannot. Where it was ``tried`` with all numbers shifted,
+    it is not again. Nothing is said of a model that is recorded otherwise each time.
     """
-    expected, most = prune(known), 2 * len(known.calls)
+    expected, most = prune(known), longest_of(known)
+
+    def is_expected(found: Recording | None) -> bool:
+        return found is not None and (found is known or is_same(prune(found), expected))
 
     def is_alike(shift: Shift) -> bool:
-        found = run(shift)
-        return found is not None and is_same(prune(found), expected)
+        return is_expected(run(shift))
 
-    everything = Shift(settled, most)
-    if is_alike(everything):
+    if tried is None or tried.shift.most < most:
+        shift = Shift(settled, most)
+        tried = Tried(shift, run(shift))
+    everything = tried.shift
+    if is_expected(tried.found):
         return frozenset(filter(is_in_writer, everything.met.keys() - settled))
     natural = Shift(settled, most, ())
     if not is_alike(natural):

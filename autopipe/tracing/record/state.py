@@ -50,6 +50,7 @@ class Snapshot:
         self.tensors = {
             id(t): (t, t.detach().clone()) for t in (*model.buffers(), *small) if not _is_absent(t)
         }
+        self.switches_plainly = all(_switches_plainly(m) for _, m, _ in self.modules)
         self.generators = [saved(g) for _, _, g in self.reached.generators]
         self.devices = [d for d in {t.device for t in model.parameters()} if accelerator.is_async(d)]
         containers = (c for _, m, held in self.modules for c in (vars(m), *(v for _, v, _ in held.contents)))
@@ -58,7 +59,7 @@ class Snapshot:
 
     def start(self, training: bool) -> None:
         """Put everything back, and the model in a mode: quickly where little has changed."""
-        is_known = training in self.begun and self.model.training == training
+        is_known = training in self.begun and (self.switches_plainly or self.model.training == training)
         then = self.begun.get(training if is_known else self.training)
         if then is None or not (self.glance.is_kept() and self.glance.put(self.glance.seen(), then)):
             self.restore()
@@ -71,7 +72,8 @@ class Snapshot:
     @property
     def is_unchanged(self) -> bool:
         """Whether nothing is other than where a run in either mode starts."""
-        is_same = any(map(self.is_as, self.begun.values()))
+        lengths, held = self.glance.seen()
+        is_same = any(lengths == begun[0] and are_same(held, begun[1]) for begun in self.begun.values())
         return is_same and self.glance.is_kept() and not self.generators
 
     def is_as(self, seen: Seen) -> bool:
@@ -140,6 +142,12 @@ class Snapshot:
         """Every plain number and text that code can count in, by module path and name."""
         out = {(p, k): v for p, m, _ in self.modules for k, v in vars(m).items() if isinstance(v, _SIMPLE)}
         return out | self.beside.numbers()
+
+
+def _switches_plainly(module: nn.Module) -> bool:
+    """Whether a module's change of mode sets its ``training`` flag, and does nothing else."""
+    is_own = "train" in vars(module) or type(module).train is not nn.Module.train
+    return not is_own and type(module).__setattr__ is nn.Module.__setattr__
 
 
 def _is_drawn(generator: Any, put_back: Callable[[], None]) -> bool:

@@ -64,7 +64,7 @@ def _watched(module: nn.Module, path: str, name: str, at: Position) -> Callable[
             return method(*args, **kwargs)
         before = keeping.kept([module])
         result = method(*args, **kwargs)
-        if next(keeping.differing(before, keeping.kept([module]), [module]), None) is not None:
+        if next(keeping.differing(before, keeping.kept([module])), None) is not None:
             raise TellMethod(path, name)
         return result
 

@@ -79,6 +79,7 @@ class Referee:
         self.is_asked_for = is_asked_for
         self.model, self.forms, self.inputs, self.given = model, forms, inputs, given
         self.variation, self.device, self.start = variation, device, start
+        self.named = dict(model.named_parameters())
 
     def fault(self) -> Fault | None:
         """The first difference in either mode; None where there is none."""
@@ -228,7 +229,7 @@ class Referee:
     ) -> dict[str, Tensor | None]:
         """Of a fixed projection of every output; nothing where the model's backward cannot be asked for."""
         roots = [t for t in outputs if t.requires_grad]
-        named: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        named: dict[str, Tensor] = {n: p for n, p in self.named.items() if p.requires_grad}
         named |= {f"input {n}": t for n, t in tensors.items() if t.requires_grad}
         if not roots or not named:
             return {}
