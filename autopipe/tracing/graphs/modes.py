@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import difflib
+import itertools
 import keyword
 import re
 from collections.abc import Iterable, Sequence
@@ -87,36 +88,63 @@ def share_constants(forms: Iterable[Recording]) -> dict[str, Any]:
 
 
 def union(named: Sequence[Call], calls: Sequence[Call]) -> list[Call]:
-    """Calls and those of another form that they lack, by name, in an order that keeps that of both."""
+    """Calls and those of another form that they lack, by name, in an order that keeps that of both.
+
+    What both have stands in the same order in both; the output, which both have, last.
+    """
     known = {c.name for c in named}
     common = known & {c.name for c in calls}
     out: list[Call] = []
     rest = iter(calls)
     for call in named:
         if call.name in common:
-            for other in rest:
-                if other.name == call.name:
-                    break
-                out.append(other)
+            out += itertools.takewhile(lambda other: other.name != call.name, rest)  # noqa: B023
         out.append(call)
+    assert len(out) == len(known | {c.name for c in calls}), "forms name calls in another order"
     return out
 
 
 def name_like(named: Sequence[Call], form: Recording) -> None:
     """Name the calls of a further form: what is one of the ``named`` as that one."""
-    for known, call in _match(list(named), form.calls):
+    for known, call in _match(named, form.calls):
         call.name = known.name
     namer = _Namer()
     namer.taken.update((c.name, 0) for c in named)
     _name(form, namer)
 
 
-def _match(train: list[Call], evaluation: list[Call]) -> list[tuple[Call, Call]]:
+def _match(train: Sequence[Call], evaluation: Sequence[Call]) -> list[tuple[Call, Call]]:
+    """Calls of two recordings that are one op, in the order of both.
+
+    Inputs and what a plan cannot place freely first, then what lies between those: masks and sizes that one
+    makes early and the other late let nothing that holds weights go unmatched.
+    """
     keys = [key(c) for c in train], [key(c) for c in evaluation]
     if keys[0] == keys[1]:
         return list(zip(train, evaluation, strict=True))
-    blocks = difflib.SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks()
-    return [(train[b.a + i], evaluation[b.b + i]) for b in blocks for i in range(b.size)]
+    a, b = ([i for i, c in enumerate(calls) if _is_fixed(c)] for calls in (train, evaluation))
+    ends = [(-1, -1), *_aligned(a, b, keys), (len(train), len(evaluation))]
+    pairs: list[tuple[int, int]] = []
+    for (start, begin), (stop, end) in itertools.pairwise(ends):
+        pairs += [*_aligned(range(start + 1, stop), range(begin + 1, end), keys), (stop, end)]
+    return [(train[i], evaluation[j]) for i, j in pairs[:-1]]
+
+
+def _is_fixed(call: Call) -> bool:
+    """Whether a call is an input, holds weights, draws or writes."""
+    if call.op in ("placeholder", "output"):
+        return True
+    reads_state = call.op != "get_attr" and any(c.op == "get_attr" and c.depends for c in call.inputs)
+    return not call.is_check and (not call.is_pure or reads_state)
+
+
+def _aligned(
+    a: Sequence[int], b: Sequence[int], keys: tuple[Sequence[Any], Sequence[Any]]
+) -> list[tuple[int, int]]:
+    """Places of two sequences whose keys are equal, in the order of both."""
+    chosen = [keys[0][i] for i in a], [keys[1][i] for i in b]
+    blocks = difflib.SequenceMatcher(None, *chosen, autojunk=False).get_matching_blocks()
+    return [(a[block.a + n], b[block.b + n]) for block in blocks for n in range(block.size)]
 
 
 def _agrees(train: Call, evaluation: Call, twins: dict[int, Call]) -> bool:

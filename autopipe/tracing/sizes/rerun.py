@@ -37,14 +37,15 @@ class Observation:
 
 
 def with_guards(recording: Recording) -> list[Call]:
-    """The recording's calls, and those that only its guards use right behind what they come from."""
+    """The recording's calls, inputs first, and those that only its guards use behind what they come from."""
     have = {id(c) for c in recording.calls}
+    first = sum(c.op == "placeholder" for c in recording.calls) - 1
     extra: dict[int, list[Call]] = {}
     placed: dict[int, int] = {id(c): i for i, c in enumerate(recording.calls)}
 
     def place(call: Call) -> int:
         if id(call) not in placed:
-            after = max((place(c) for c in call.inputs), default=0)
+            after = max((first, *map(place, call.inputs)))
             placed[id(call)] = after
             extra.setdefault(after, []).append(call)
         return placed[id(call)]
