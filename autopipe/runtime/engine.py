@@ -38,7 +38,7 @@ from .options import Options
 from .reduce.parallel import ReplicaDims, Replicas
 from .reduce.partial import watch
 from .reduce.precision import autocast_context, placeholder
-from .reduce.ties import TieSum, find_ties
+from .reduce.ties import TieSum, find_ties, learned
 from .stage.crew import gathered, make_workers, wrap_all
 from .stage.initialise import initialise
 from .stage.loss import Loss
@@ -93,6 +93,8 @@ class Engine:
         self.peers: Peers | None = None
         if ranks:
             mine = card(capture, plan, stages, str(options.schedule), self.device)
+            trained = learned(options.loss_fn, capture.model, plan.n_ranks)
+            mine["what loss_fn trains"] = [f"{t.name} {list(t.parameter.shape)}" for t in trained]
             mine["own weights"] = fingerprints(capture, stages)
             self.peers = Peers(ranks, self.device, mine, self.patience)
             weakref.finalize(self, self.peers.close)
@@ -146,7 +148,10 @@ class Engine:
         """Make all that depends on which stages there are and where."""
         capture, plan, options, stages = self.capture, self.plan, self.options, self.all_stages
         self._absent = absent(capture, self.stages, stages)
-        ties = find_ties(stages) if self.peers else ()
+        is_one = self.peers is not None and self.replica_dims.n == 1
+        own = learned(options.loss_fn, capture.model, plan.n_ranks) if is_one else ()
+        self.loss.trains = {id(t.parameter) for t in own} if plan.n_ranks > 1 and self.peers else None
+        ties = (*find_ties(stages), *own) if self.peers else ()
         purpose = f"ties {self._n_layouts}" if self._n_layouts else "ties"
         self._n_layouts += 1
         self.ties = TieSum(ties, self.rank, self.peers.new_group, purpose) if self.peers else None

@@ -49,7 +49,8 @@ class Runtime(Upkeep):
     Parameters
     ----------
     capture, plan, stages: from ``tracing``, ``solve`` and ``stages.build``.
-    loss_fn: ``loss_fn(output, target)``, a scalar; without it the model's output holds its loss.
+    loss_fn: ``loss_fn(output, target)``, a scalar; without it the model's output holds its loss. Where it is
+        a module with parameters that train, every rank gets their gradients, for its own optimizer.
     n_microbatches, schedule: another count or schedule than the plan's; the placement must fit.
     device: by default the accelerator of ``LOCAL_RANK`` where the process group carries such tensors, which
         becomes the current one; else the model's. Only this rank's stages move there.

@@ -240,22 +240,34 @@ class Tempered(nn.Module):
         return F.mse_loss(output * self.scale, target)
 
 
-def loss_with_a_weight():
-    _, pipe, _ = split()
+def loss_with_a_weight(of=lambda loss: loss, is_trained=True):
+    """Every rank holds the loss's weight, and each trains it."""
     mine, own, model = Tempered(), Tempered(), network()
-    rt = pipe.runtime(mine)
+    for loss in (mine, own):
+        loss.requires_grad_(is_trained)
+    rt = split()[1].runtime(of(mine))
     optimizer, plain = (
         sgd([*rt.parameters(), *mine.parameters()]),
         sgd([*model.parameters(), *own.parameters()]),
     )
     for i in range(3):
         x, y = batch(i)
-        rt.step(x, target=y)
-        own(model(x), y).backward()
+        found = rt.step(x, target=y).loss
+        expected = own(model(x), y)
+        expected.backward()
+        assert abs(float(found) - float(expected.detach())) < 1e-6
         for one in (optimizer, plain):
             one.step()
             one.zero_grad()
-    return apart(pipe.merge(), model)
+    return float((mine.scale - own.scale).detach().abs())
+
+
+def loss_around_a_weight():
+    return loss_with_a_weight(lambda loss: lambda output, target: loss(output, target))
+
+
+def loss_around_a_frozen_weight():
+    return loss_with_a_weight(lambda loss: lambda output, target: loss(output, target), is_trained=False)
 
 
 # -- schedules and switches -------------------------------------------------------------------------
@@ -378,6 +390,29 @@ def sparse_gradients():
     return apart(pipe.merge(), own)
 
 
+class TwoLosses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x, y):
+        made = self.body(x)
+        return {"error": F.mse_loss(made, y), "size": made.square().mean()}
+
+
+def losses_of_the_model_added():
+    """They are means over a microbatch each: nothing is to be said of them."""
+    x, y = batch(0)
+    own, model = TwoLosses(), TwoLosses()
+    pipe = autopipe.split(model, 2, (x, y), n_microbatches=4, costs="estimated", balance="uniform")
+    said, stop = hear("autopipe")
+    found = pipe.runtime(lambda output, target: output["error"] + 0.1 * output["size"]).step(x, y).loss
+    stop()
+    assert not said, said
+    expected = own(x, y)
+    return abs(float(found) - float(expected["error"] + 0.1 * expected["size"]))
+
+
 # -- what one rank does alone -----------------------------------------------------------------------
 
 
@@ -434,6 +469,7 @@ REFUSED_ON_RANKS = {
     "evaluated_on_one_rank": "gradients=",
     "evaluation_mode_on_one_rank": "training=",
     "frozen_on_one_rank": "trained=",
+    "loss_around_a_weight": "requires_grad_",
 }
 HABITS = [
     runtime_called, result_unpacked, logits_of_the_result, module_of_the_runtime, keyword_for_a_position,
@@ -441,7 +477,8 @@ HABITS = [
     second_pipe_to_evaluate, ragged_last_batch, one_row, one_axis_more, as_numpy, as_a_list_of_rows,
     in_double, too_few_targets, target_that_broadcasts, not_a_number, not_a_number_passed_over,
     loss_as_a_dict, loss_as_a_tuple, loss_of_each_row, loss_as_a_number, loss_without_the_output,
-    loss_that_sums, loss_with_a_weight, plateau, one_cycle, fused_optimizer, anomalies_looked_for,
+    loss_that_sums, losses_of_the_model_added, loss_with_a_weight, loss_around_a_weight,
+    loss_around_a_frozen_weight, plateau, one_cycle, fused_optimizer, anomalies_looked_for,
     default_dtype_changed, evaluated_between, weight_norm, pruned, wrapped_layer, appended_layer,
     on_the_host_again, sparse_gradients, evaluated_on_one_rank, evaluation_mode_on_one_rank,
     frozen_on_one_rank,

@@ -106,17 +106,18 @@ class Replicas:
 class ReplicaDims:
     """The dims of a mesh whose ranks have batches of their own: all but ``pp`` and what is in ``ONE_BATCH``.
 
-    ``index`` tells this process's batch from theirs; 0 for the first.
+    ``index`` tells this process's batch from theirs, 0 for the first; ``n`` is how many there are.
     """
 
     def __init__(self, mesh: DeviceMesh | None) -> None:
         self._mesh = cast(Any, mesh)
         names: tuple[str, ...] = getattr(mesh, "mesh_dim_names", None) or ()
         self._names = [name for name in names if name != "pp" and name not in ONE_BATCH]
-        self.index = 0
+        self.index, self.n = 0, 1
         self._has_noticed = False
         for name in self._names:
             size = self._mesh.size(names.index(name))
+            self.n *= size
             self.index = self.index * size + self._mesh.get_local_rank(name)
 
     def notice_equal(self, checksum: int, device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """Parameters that several ranks hold: their gradients are summed once per step.
 
-Which parameters are tied is read off the stages; when the sum is due is left to ``runtime``.
+Which parameters are tied is read off the stages, and off a loss that has some of its own; when the sum is due
+is left to ``runtime``.
 
 After a sum every holder has the same gradient. Before the next step adds to it, all holders but the first
 drop theirs: so the next sum counts what was there once, with ``zero_grad`` between steps or without.
@@ -21,7 +22,7 @@ from ...stages import Stage
 from ..wire.group import Group
 from .sums import local, sum_gradients
 
-__all__ = ["Tie", "TieSum", "find_ties"]
+__all__ = ["Tie", "TieSum", "find_ties", "learned"]
 
 SAME = 1e-3
 """How far apart sums of copies may be, relative to their norm: other values are about 1 apart."""
@@ -43,6 +44,15 @@ def find_ties(stages: Sequence[Stage]) -> tuple[Tie, ...]:
         for name, parameter in stage.named_parameters():
             holders.setdefault(id(parameter), (name, parameter, set()))[2].add(stage.rank)
     return tuple(Tie(name, p, tuple(sorted(ranks))) for name, p, ranks in holders.values() if len(ranks) > 1)
+
+
+def learned(loss_fn: object, model: nn.Module, n_ranks: int) -> tuple[Tie, ...]:
+    """What a loss trains beside the model: every rank holds it, and the one with the loss has gradients."""
+    if n_ranks == 1 or not isinstance(loss_fn, nn.Module):
+        return ()
+    own = {id(p) for p in model.parameters()}
+    trained = [(n, p) for n, p in loss_fn.named_parameters() if p.requires_grad and id(p) not in own]
+    return tuple(Tie(f"loss_fn.{name}", p, tuple(range(n_ranks))) for name, p in trained)
 
 
 class TieSum:

@@ -9,11 +9,12 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
 
 from ...errors import AutopipeError, InputError
 from ...stages import find_loss
@@ -39,12 +40,19 @@ class Loss:
     A ``loss_fn`` is any Python, so what it averages over cannot be read. Unless ``loss_weight`` says it, it
     is asked at steps 0, 1, 2, 4, 8 and so on for the loss of the first two microbatches together; a warning
     says when that is not what their own losses weigh up to, for then neither is the full batch's.
+
+    Attributes
+    ----------
+    trains: the parameters, by id, that it may train beside the model's, since all ranks share their
+        gradients; None where it may train any. Others are refused at those steps: ranks that make the same
+        optimizer would have no gradient of them.
     """
 
     def __init__(
         self, capture: Capture, options: Options, outputs: Outputs, is_sum: bool, device: torch.device
     ) -> None:
         self._device = device
+        self.trains: set[int] | None = None
         self._capture, self._loss_fn, self._outputs = capture, options.loss_fn, outputs
         self._target_axis = (options.batch_dims or {}).get("target", 0) or 0
         self._is_sum = is_sum
@@ -52,6 +60,7 @@ class Loss:
         self._seen: dict[int, tuple[tuple[Any, ...], Tensor]] = {}
         self._step: StepInputs | None = None
         self._n_steps = 0
+        self._looks = False
 
     def begin(self, step: StepInputs) -> None:
         """Take up a step."""
@@ -59,12 +68,15 @@ class Loss:
         # each look waits for the device, so there it ends with the warm-up
         is_due_now = is_due(self._n_steps) and (self._n_steps < 2 or self._device.type == "cpu")
         self._step = step if can_ask and is_due_now else None
+        can_train = self._loss_fn is not None and step.grad and self.trains is not None
+        self._looks = can_train and is_due(self._n_steps)
         self._n_steps += step.grad
         self._seen = {}
 
     def __call__(self, outputs: tuple[Any, ...], target: Any, m: int) -> Tensor:
         """The loss of microbatch ``m``. Raises :class:`InputError` where there is none to train on."""
         output, loss_fn = self._capture.assemble(outputs), self._loss_fn
+        ends = _ends(outputs) if self._looks else set()
         loss = find_loss(output) if loss_fn is None else _made(loss_fn, output, target)
         if not isinstance(loss, Tensor) or loss.ndim != 0 or loss.is_complex():
             source = f"loss_fn returned {_told(loss)}" if loss_fn else "the model's output holds none"
@@ -77,11 +89,26 @@ class Loss:
                 "the loss does not require a gradient: loss_fn does not use the output, or every parameter "
                 "it depends on is frozen; let one train, or take the loss alone with evaluate()"
             )
+        if self._looks:
+            self._looks = False
+            self._refuse_others(loss, ends)
         if self._step is not None and m < 2:
             self._seen[m] = tuple(x.detach() if isinstance(x, Tensor) else x for x in outputs), loss.detach()
             if len(self._seen) == 2:
                 self._ask(self._step)
         return loss
+
+    def _refuse_others(self, loss: Tensor, ends: Iterable[Node]) -> None:
+        own = {id(p) for p in self._capture.model.parameters()} | (self.trains or set())
+        others = [list(leaf.shape) for leaf in _leaves(loss, ends) if id(leaf) not in own]
+        if others:
+            shapes = f"{', '.join(map(str, others[:3]))}{', …' if len(others) > 3 else ''}"
+            raise InputError(
+                f"loss_fn trains what is not {self._capture.ops.model}'s ({len(others)} tensors, of shapes "
+                f"{shapes}), and only this rank would: make it an nn.Module that has them as parameters when "
+                "the runtime is made, whose gradients all ranks of one pipeline share, or freeze them with "
+                "requires_grad_(False); beside replicas, let them be the model's"
+            )
 
     @torch.no_grad()
     def _ask(self, step: StepInputs) -> None:
@@ -97,7 +124,8 @@ class Loss:
         weighed = weighted((loss, other), weights).item() / (1.0 if self._is_sum else total)
         try:
             self._outputs.check(pair)
-            joined = self._capture.assemble(self._outputs.join((first, second), pair, weights))
+            shares = weights if self._is_sum else [w / total for w in weights]
+            joined = self._capture.assemble(self._outputs.join((first, second), pair, shares))
             found = self._loss_fn(joined, self._joined_target(targets)).item()
             again = self._loss_fn(self._capture.assemble(first), targets[0]).item()
         except InputError as error:
@@ -126,6 +154,30 @@ class Loss:
             "n_microbatches=1 for a loss that compares rows",
             why,
         )
+
+
+def _ends(outputs: Iterable[Any]) -> set[Node]:
+    """Where a graph that begins with these outputs goes on into the model."""
+    tensors = [x for x in outputs if isinstance(x, Tensor) and x.requires_grad]
+    # what is written into a view goes on from what it is a view of
+    tensors += [x._base for x in tensors if x._base is not None]
+    return {get_gradient_edge(x).node for x in tensors if x.requires_grad}
+
+
+def _leaves(loss: Tensor, ends: Iterable[Node]) -> list[Tensor]:
+    """The leaves that a loss has a gradient by, those beyond ``ends`` left out."""
+    seen = set(ends)
+    found: list[Tensor] = []
+    todo: list[Node | None] = [get_gradient_edge(loss).node]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        todo += [child for child, _ in node.next_functions]
+    return found
 
 
 def _told(loss: Any) -> str:
