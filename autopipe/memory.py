@@ -13,8 +13,9 @@ a stage come from is left to ``measure``, keeping to limits to ``solve``.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .errors import InputError
@@ -202,8 +203,9 @@ def plan_memory(plan: Plan, costs: CostTable | None = None) -> tuple[StageMemory
     last one's gradients leaving, and for values sent on, their gradients arriving. Where the optimizer's
     step needs more than that, it counts instead. Linear in the ops.
     """
+    buffered = _buffers(plan)
     if costs is None:
-        return tuple(_as_planned(plan, stage) for stage in plan.stages)
+        return tuple(_as_planned(plan, stage, buffered[stage.index]) for stage in plan.stages)
     training = _is_training(plan)
     out = []
     for stage in plan.stages:
@@ -216,7 +218,7 @@ def plan_memory(plan: Plan, costs: CostTable | None = None) -> tuple[StageMemory
         elif training:
             peak += kept - saved + stage.held_bytes
             kept += stage.held_bytes - sum(costs[op].saved_bytes for ops in stage.recomputed for op in ops)
-        buffers = _buffers(plan, stage.index)
+        buffers = buffered[stage.index]
         stepping = costs.optimizer_workspace_bytes - stage.in_flight * kept - buffers
         out.append(
             stage_memory(
@@ -232,13 +234,13 @@ def plan_memory(plan: Plan, costs: CostTable | None = None) -> tuple[StageMemory
     return tuple(out)
 
 
-def _as_planned(plan: Plan, stage: StagePlan) -> StageMemory:
+def _as_planned(plan: Plan, stage: StagePlan, buffers: int) -> StageMemory:
     return stage_memory(
         parameter_bytes=stage.parameter_bytes,
         gradient_bytes=stage.gradient_bytes,
         saved_bytes=stage.saved_bytes,
         workspace_bytes=stage.workspace_bytes,
-        boundary_bytes=_buffers(plan, stage.index),
+        boundary_bytes=buffers,
         in_flight=stage.in_flight,
         optimizer_bytes_per_parameter_byte=optimizer_ratio(plan),
     )
@@ -248,11 +250,14 @@ def _is_training(plan: Plan) -> bool:
     return any(stage.backward_s for stage in plan.stages)
 
 
-def _buffers(plan: Plan, stage: int) -> int:
-    """Twice what a stage receives, and the gradients that come back to it."""
-    received = sum(b.n_bytes for b in plan.boundaries if stage in b.destinations)
-    back = (b.n_bytes for b in plan.boundaries if stage == b.source and b.differentiable)
-    return 2 * received + (sum(back) if _is_training(plan) else 0)
+def _buffers(plan: Plan) -> Mapping[int, int]:
+    """Per stage, twice what it receives, and the gradients that come back to it."""
+    out: collections.Counter[int] = collections.Counter()
+    training = _is_training(plan)
+    for b in plan.boundaries:
+        out.update(dict.fromkeys(b.destinations, 2 * b.n_bytes))
+        out.update({b.source: b.n_bytes * (b.differentiable and training)})
+    return out
 
 
 def optimizer_ratio(plan: Plan) -> float:

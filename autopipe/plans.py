@@ -200,7 +200,7 @@ class Plan(Shown):
     def n_ranks(self) -> int:
         return self.cluster.n_ranks
 
-    @property
+    @functools.cached_property
     def placement(self) -> tuple[int, ...]:
         """The rank of each stage."""
         return tuple(s.rank for s in self.stages)

@@ -221,7 +221,7 @@ def _with(now: Sequence[int], v: int, there: int) -> tuple[int, ...]:
 
 
 def _step_s(plan: Plan, source: Source, problem: Problem, stage_of: Sequence[int]) -> float:
-    layout = lay_out(source, problem, stage_of)
+    layout = lay_out(source, problem, stage_of, problem.loads(stage_of))
     changed = dataclasses.replace(plan, stages=layout.stages, boundaries=layout.boundaries, ties=layout.ties)
     return float(simulate(changed).step_s)
 

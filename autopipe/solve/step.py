@@ -14,7 +14,7 @@ from typing import Any
 from ..plans import Bounds, Candidate, Plan
 from ..simulator import simulate
 from .definition.answer import Answer, OutOfTime
-from .definition.problem import HUGE, Problem
+from .definition.problem import HUGE, Problem, StageLoad
 from .lines.intervals import lightest_chain
 from .lines.moves import neighbours
 from .making.baselines import Weigh, by_weight, weights_of
@@ -34,6 +34,9 @@ _CLIMBED = 3
 _MOVES = 200
 """At most so many moves are simulated for each of them."""
 
+_SIMULATED = 1 << 17
+"""Microbatches through stages that the moves of one plan are simulated for: longer steps get fewer moves."""
+
 Split = tuple[str, tuple[int, ...]]
 
 
@@ -51,8 +54,9 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
         for label, stage_of in _in_time(_splits(case, problem, answer, deadline)):
             if rated and _is_late(started, len(rows), deadline):
                 break
-            plan = _plan(case, problem, answer, stage_of)
-            row = _row(f"{case.label}: {label}", plan, problem, stage_of)
+            loads = problem.loads(stage_of)
+            plan = _plan(case, problem, answer, stage_of, loads)
+            row = _row(f"{case.label}: {label}", plan, problem, loads)
             rows.append(row)
             if row.feasible:
                 rated.append((plan, stage_of))
@@ -72,7 +76,7 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
             better, moved = _climbed(case, problem, answer, plan, stage_of, deadline - pace_s)
             if moved not in listed:
                 listed.add(moved)
-                rows.append(_row(f"{case.label}: moved", better, problem, moved))
+                rows.append(_row(f"{case.label}: moved", better, problem, problem.loads(moved)))
                 best = min(best, better, key=_rank)
     return dataclasses.replace(best, candidates=tuple(rows))
 
@@ -94,8 +98,7 @@ def _is_late(started: float, n_done: int, deadline: float) -> bool:
     return now + (now - started) / max(1, n_done) > deadline
 
 
-def _row(label: str, plan: Plan, problem: Problem, stage_of: Sequence[int]) -> Candidate:
-    loads = problem.loads(stage_of)
+def _row(label: str, plan: Plan, problem: Problem, loads: Sequence[StageLoad]) -> Candidate:
     fullest = max(
         problem.rank_bytes(rank, [loads[s] for s in own]) for rank, own in problem.stages_of.items()
     )
@@ -134,26 +137,29 @@ def _climbed(
     case: Case, problem: Problem, answer: Answer, plan: Plan, stage_of: tuple[int, ...], deadline: float
 ) -> tuple[Plan, tuple[int, ...]]:
     """The plan after every move of one item over a cut that makes its step shorter."""
-    left, improved = _MOVES, True
+    left, improved = min(_MOVES, _SIMULATED // (problem.n_stages * case.n_microbatches)), True
     while improved:
         improved = False
         for moved in neighbours(problem, stage_of):
             if left == 0 or time.perf_counter() > deadline:
                 return plan, stage_of
             left -= 1
-            if problem.bottleneck(problem.loads(moved)) >= HUGE:
+            loads = problem.loads(moved)
+            if problem.bottleneck(loads) >= HUGE:
                 continue
-            after = _plan(case, problem, answer, moved)
+            after = _plan(case, problem, answer, moved, loads)
             if _rank(after) < _rank(plan):
                 plan, stage_of, improved = after, moved, True
                 break
     return plan, stage_of
 
 
-def _plan(case: Case, problem: Problem, answer: Answer, stage_of: Sequence[int]) -> Plan:
+def _plan(
+    case: Case, problem: Problem, answer: Answer, stage_of: Sequence[int], loads: Sequence[StageLoad]
+) -> Plan:
     s = case.source
-    layout = lay_out(s, problem, stage_of)
-    reached = problem.bottleneck(problem.loads(stage_of)) % HUGE
+    layout = lay_out(s, problem, stage_of, loads)
+    reached = problem.bottleneck(loads) % HUGE
     lower = min(answer.lower_ns, reached) if answer.lower_ns < HUGE else 0
     plan = Plan(
         s.graph.model,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ...costs import OpCost
 from ...graph import OpGraph, ParameterSpec
 from ...plans import Boundary, StagePlan, Tie
-from ..definition.problem import Problem
+from ..definition.problem import Problem, StageLoad
 from .source import Source, slowest_link
 
 __all__ = ["Layout", "lay_out"]
@@ -26,11 +26,10 @@ class Layout:
     ties: tuple[Tie, ...]
 
 
-def lay_out(source: Source, problem: Problem, stage_of: Sequence[int]) -> Layout:
-    """The plan's rows for an assignment of the problem's items. O(ops + edges)."""
+def lay_out(source: Source, problem: Problem, stage_of: Sequence[int], loads: Sequence[StageLoad]) -> Layout:
+    """The plan's rows for an assignment of the problem's items, and what it loads. O(ops + edges)."""
     graph = source.graph
     home = {op: s for item, s in zip(problem.items, stage_of, strict=True) for op in item.ops}
-    loads = problem.loads(stage_of)
     placed = _placed(source, home, [load.copies for load in loads])
     ops: list[list[str]] = [[] for _ in problem.stages]
     copied: list[list[str]] = [[] for _ in problem.stages]
