@@ -67,12 +67,10 @@ def no_room(case: Case, short: Shortage) -> InfeasibleError:
     per_rank, rest = divmod(case.n_stages, n)
     enough = -(-needed * n // max(room, 1))
     stages = f"n_stages={enough * per_rank} on as many ranks like these" if not rest else f"{enough} ranks"
-    if not room:
-        stages = "ranks with room for any"
     return InfeasibleError(
         f"no {case.n_stages}-stage plan fits: parameters, gradients and optimizer state take "
         f"{format_bytes(static)}, the {n} ranks hold {format_bytes(room)} together, {more}; at least "
-        f"{stages}, or {format_bytes(-(-needed // n))} on each rank, would be needed{again}",
+        f"{f'{stages}, or ' * (room > 0)}{format_bytes(-(-needed // n))} on each rank would be needed{again}",
         finer_may_help=static <= room and case.source.settings.recompute == "auto",
     )
 

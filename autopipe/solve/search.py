@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from ..arguments import number, whole
+from ..arguments import flag, number, whole
 from ..costs import CostTable
 from ..errors import InfeasibleError, InputError, PlanError, UndecidedError
 from ..graph import OpGraph
@@ -127,7 +127,7 @@ def solve(
             "optimizer_bytes_per_parameter_byte", optimizer_bytes_per_parameter_byte, most=1e6
         ),
         sender_pays=_one_of("sender_pays", sender_pays, ("once", "receiver")),
-        overlap=overlap,
+        overlap=flag("overlap", overlap),
         clone=_one_of("clone", clone, ("auto", "never", "always")),
         training=schedule != "forward-only",
     )

@@ -33,7 +33,7 @@ from autopipe.solve.proof.exhaustive import exhaustive
 
 from .drawn import Asked, asked, planted, problem
 
-__all__ = ["MISSED", "fault_of", "main"]
+__all__ = ["MISSED", "fault_of", "main", "plan_fault"]
 
 MISSED = "nothing found in the time"
 """A fraction of a second is little: this is told, and no fault, as long as the answer claims no proof."""
@@ -92,8 +92,11 @@ def _solved(draw: random.Random) -> str | None:
 
 
 def _planned(draw: random.Random) -> str | None:
-    """A plan, or that there is none, held to exhaustive search over its own case, or over all of them."""
-    given = asked(draw)
+    return plan_fault(asked(draw))
+
+
+def plan_fault(given: Asked) -> str | None:
+    """What is wrong with the plan, or with there being none: exhaustive search over its case, or over all."""
     options = dict(given.options)
     is_free = "auto" in (*(options[x] for x in _COUNTS), options.get("device_order"))
     options["time_limit_s"] = _SHORT_S if is_free else _LONG_S

@@ -12,8 +12,8 @@ LINK = Link(1e-5, 1e9)
 HIDDEN = (TensorSpec((8, 64), "float32", True),)
 
 
-def graph() -> OpGraph:
-    """An embedding, six layers that all take a mask, a head that shares the embedding's weight."""
+def graph(n_layers: int = N_LAYERS) -> OpGraph:
+    """An embedding, layers that all take a mask, a head that shares the embedding's weight."""
     ops = [Op("ids", "input", "ids", outputs=(TensorSpec((8,), "int64"),))]
     edges = []
 
@@ -25,15 +25,15 @@ def graph() -> OpGraph:
     mask = (TensorSpec((8, 8), "bool"),)
     ops.append(Op("mask", "function", "torch.tril", outputs=mask, is_movable=True))
     edges.append(("ids", "mask"))
-    for i in range(N_LAYERS):
+    for i in range(n_layers):
         add(f"layer{i}", (f"layer{i - 1}" if i else "embed", "mask"), f"layer{i}.weight")
-    add("head", (f"layer{N_LAYERS - 1}",), "embed.weight")
+    add("head", (f"layer{n_layers - 1}",), "embed.weight")
     ops.append(Op("output", "output", "output"))
     edges.append(("head", "output"))
     place = {op.name: i for i, op in enumerate(ops)}
     edges.sort(key=lambda e: (place[e[0]], place[e[1]]))
     layers = tuple(
-        ParameterSpec(f"layer{i}.weight", (f"layer{i}.weight",), (64, 64), "float32") for i in range(N_LAYERS)
+        ParameterSpec(f"layer{i}.weight", (f"layer{i}.weight",), (64, 64), "float32") for i in range(n_layers)
     )
     return OpGraph("LM", tuple(ops), tuple(edges), parameters=(WEIGHT, *layers))
 

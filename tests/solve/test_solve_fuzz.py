@@ -55,7 +55,7 @@ def test_no_assignment_has_a_step_under_the_bound(schedule, n_microbatches):
     steps = []
     for stage_of in itertools.product(range(n_stages), repeat=len(problem.items)):
         if sorted(stage_of) == list(stage_of) and problem.is_valid(stage_of):
-            steps.append(_plan(case, problem, answer, stage_of).step_s)
+            steps.append(_plan(case, problem, answer, stage_of, problem.loads(stage_of)).step_s)
     assert case.least_step_s <= min(steps)
     assert case.least_step_s >= 0.4 * min(steps)
 

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from .pieces import both
-from .problem import HUGE, Item, Net, Problem, Share, closures, in_order
+from .precedence import in_order
+from .problem import HUGE, Item, Net, Problem, Share
 
 __all__ = ["Contraction", "contract", "kept_rows", "merge"]
 
@@ -102,8 +103,7 @@ def _joins(problem: Problem) -> list[tuple[int, int]]:
     buffered = limited and any(net.n_bytes or net.sent_bytes for net in problem.nets)
     if problem.recompute != "never" or buffered or any(net.link_ns for net in problem.nets):
         return []
-    n = len(problem.items)
-    above, below = closures(problem.before, range(n)), closures(problem.after, range(n - 1, -1, -1))
+    above, below = problem.above, problem.below
     made: list[list[Net]] = [[] for _ in problem.items]
     taken: list[list[Net]] = [[] for _ in problem.items]
     for net in problem.nets:

@@ -218,7 +218,7 @@ def both(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
 
 def most_work(limit: int, speed: float) -> int:
     """The most that a stage's work can be where its time is at most ``limit``, rounding allowed for."""
-    return limit if speed == 1.0 else math.floor((limit + 1) * speed)
+    return limit if speed == 1.0 else math.floor(min((limit + 1) * speed, HUGE))
 
 
 def memory_bytes(

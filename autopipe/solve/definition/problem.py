@@ -28,13 +28,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import heapq
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .blocks import cheapest_blocks, freed_bytes, redone_bytes
 from .copies import Crossing, Moving, Taker, settle
 from .pieces import HUGE, Array, Item, Net, Share, Stage, StageLoad, memory_bytes, most_work, scaled, stage_ns
+from .precedence import closures
 from .tally import Again, Tally, by_worth, whole_choices
 
 __all__ = [
@@ -46,8 +45,6 @@ __all__ = [
     "Share",
     "Stage",
     "StageLoad",
-    "closures",
-    "in_order",
     "memory_bytes",
     "most_work",
     "peak_bytes",
@@ -176,12 +173,22 @@ class Problem:
         return tuple(map(tuple, out))
 
     @functools.cached_property
+    def above(self) -> Sequence[int]:
+        """Per item, as bits: itself and all that must not come later."""
+        return closures(self.before, range(len(self.items)))
+
+    @functools.cached_property
+    def below(self) -> Sequence[int]:
+        """Per item, as bits: itself and all that must not come earlier."""
+        return closures(self.after, range(len(self.items) - 1, -1, -1))
+
+    @functools.cached_property
     def directions(self) -> tuple[int, ...]:
         """Per net 1 where no taker may come before its maker, −1 where none may come after, 0 otherwise."""
         edges = set(self.edges)
         if all((n.producer, v) in edges for n in self.nets for v in n.consumers):
             return (1,) * len(self.nets)
-        below = closures(self.after, range(len(self.items) - 1, -1, -1))
+        below = self.below
         ahead = (all(below[n.producer] >> v & 1 for v in n.consumers) for n in self.nets)
         back = (all(below[v] >> n.producer & 1 for v in n.consumers) for n in self.nets)
         return tuple(a - b for a, b in zip(ahead, back, strict=True))
@@ -383,35 +390,3 @@ def peak_bytes(problem: Problem, v: int) -> int:
     """Workspace of a stage that holds an item, as far as the item decides it."""
     shares = (problem.shares[s].workspace_bytes for s in problem.shares_of[v])
     return max(problem.items[v].workspace_bytes, *shares, 0)
-
-
-def closures(beside: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
-    """Per item, as bits: itself and all that it reaches, in an order that comes to those first."""
-    out = [0] * len(beside)
-    for v in order:
-        mask = 1 << v
-        for u in beside[v]:
-            mask |= out[u]
-        out[v] = mask
-    return out
-
-
-def in_order(after: Sequence[Sequence[int]], key: Callable[[int, int], tuple[int, ...]]) -> tuple[int, ...]:
-    """A topological order of what comes before what: ready items by least key.
-
-    The key also sees how many came before when the item became ready.
-    """
-    waiting = [0] * len(after)
-    for v in itertools.chain.from_iterable(after):
-        waiting[v] += 1
-    heap = [(key(v, 0), v) for v, n in enumerate(waiting) if n == 0]
-    heapq.heapify(heap)
-    out: list[int] = []
-    while heap:
-        _, v = heapq.heappop(heap)
-        out.append(v)
-        for w in after[v]:
-            waiting[w] -= 1
-            if waiting[w] == 0:
-                heapq.heappush(heap, (key(w, len(out)), w))
-    return tuple(out)

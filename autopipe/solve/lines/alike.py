@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from ..definition.problem import Array, Problem, closures
+from ..definition.problem import Array, Problem
 
 __all__ = ["Alike", "likes"]
 
@@ -78,11 +78,8 @@ def likes(problem: Problem) -> tuple[Problem, Problem, tuple[Alike, ...]]:
         key = work, net.send_ns, net.receive_ns, tuple(taken[v]), tuple(sorted(problem.before[v]))
         groups.setdefault(key, []).append((net.consumers[0], v, made[v][0]))
     found, edges, apart = [], list(problem.edges), set[int]()
-    below: list[int] = []
-    if any(len(group) > 1 for group in groups.values()):
-        below = closures(problem.after, range(len(problem.items) - 1, -1, -1))
     for group in groups.values():
-        for row in _rows(sorted(group), below):
+        for row in _rows(sorted(group), problem):
             takers, items, nets = zip(*row, strict=True)
             net = problem.nets[nets[0]]
             found.append(Alike(items, takers, net.send_ns, net.receive_ns))
@@ -93,13 +90,13 @@ def likes(problem: Problem) -> tuple[Problem, Problem, tuple[Alike, ...]]:
     return ordered, dataclasses.replace(ordered, nets=kept), tuple(found)
 
 
-def _rows(group: Sequence[tuple[int, int, int]], below: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+def _rows(group: Sequence[tuple[int, int, int]], problem: Problem) -> list[list[tuple[int, int, int]]]:
     """Rows of at least two whose takers and items both come one after the other."""
     rows: list[list[tuple[int, int, int]]] = []
     for taker, v, net in group if len(group) > 1 else ():
         for row in rows:
             before, u, _ = row[-1]
-            if u < v and below[before] >> taker & 1:
+            if u < v and problem.below[before] >> taker & 1:
                 row.append((taker, v, net))
                 break
         else:

@@ -9,7 +9,8 @@ import dataclasses
 import heapq
 from collections.abc import Iterator
 
-from ..definition.problem import Problem, in_order
+from ..definition.precedence import in_order
+from ..definition.problem import Problem
 
 __all__ = ["orders"]
 

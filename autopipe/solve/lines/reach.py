@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..definition.problem import Array, Problem, closures, most_work
+from ..definition.problem import Array, Problem, most_work
 
 __all__ = ["Bits", "Reach"]
 
@@ -30,13 +30,11 @@ class Reach:
     def __init__(self, problem: Problem, tick: Callable[[], None]) -> None:
         self.problem, self.tick, n = problem, tick, len(problem.items)
         self.works = np.array([i.work_ns for i in problem.items], dtype=np.int64)
-        above = closures(problem.before, range(n))
-        self.needed = np.array([self._work(mask) for mask in above], dtype=np.int64)
-        below = closures(problem.after, range(n - 1, -1, -1))
-        self.barred = np.array([self._work(mask) for mask in below], dtype=np.int64)
+        self.needed = np.array([self._work(mask) for mask in problem.above], dtype=np.int64)
+        self.barred = np.array([self._work(mask) for mask in problem.below], dtype=np.int64)
         self.below: Bits | None = None
         if n <= _MANY_ITEMS:
-            self.below = np.array([_bits(mask, n) for mask in below]).reshape(n, n)
+            self.below = np.array([_bits(mask, n) for mask in problem.below]).reshape(n, n)
 
     def _work(self, mask: int) -> int:
         self.tick()

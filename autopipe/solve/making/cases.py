@@ -10,8 +10,9 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from ...arguments import whole
 from ...errors import InfeasibleError, InputError
-from ...hardware import Cluster
+from ...hardware import MOST_RANKS, Cluster
 from ...schedule import BREADTH_FIRST, COST_AWARE, MOST_ACTIONS, NAMES, SPLIT, build, placement
 from ..definition.problem import Problem
 from ..proof.step import least_step_s
@@ -126,8 +127,8 @@ def cases(
     none.
     """
     free = n_stages is None or n_stages == "auto"
-    if not free and (not isinstance(n_stages, int) or n_stages < 1):
-        raise InputError(f"n_stages is {n_stages!r}; use a number of at least 1 or 'auto'")
+    asked = 0 if free else whole("n_stages", n_stages, most=MOST_RANKS, also="'auto'")
+    whole("min_ranks", min_ranks, most=source.cluster.n_ranks)
     needed = max((s + 1 if s >= 0 else -s for s in source.settings.pin.values()), default=1)
     names = _schedules(source, schedule, n_microbatches)
     out = []
@@ -136,8 +137,7 @@ def cases(
         there = source.on(ranks)
         order = there.cluster.by_host if by_host else tuple(range(n_ranks))
         for name in names:
-            stages = n_ranks * (2 if name in SEVERAL_PER_RANK else 1) if free else n_stages
-            assert isinstance(stages, int)
+            stages = asked or n_ranks * (2 if name in SEVERAL_PER_RANK else 1)
             if free and stages < needed:
                 continue
             for n in _microbatch_counts(n_microbatches, stages):
@@ -177,9 +177,7 @@ def _chosen(cluster: Cluster, n_ranks: int, any_ranks: bool) -> tuple[int, ...]:
 def _microbatch_counts(asked: int | str, n_stages: int) -> list[int]:
     if asked == "auto":
         return [1 << i for i in range((4 * n_stages).bit_length())]
-    if isinstance(asked, int):
-        return [asked]
-    raise InputError(f"n_microbatches is {asked!r}; use a number of at least 1 or 'auto'")
+    return [whole("n_microbatches", asked, also="'auto'")]
 
 
 def rank_orders(cluster: Cluster, limits: Sequence[int] = ()) -> tuple[int, Iterator[tuple[int, ...]]]:

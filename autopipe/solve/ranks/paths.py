@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ..definition.answer import OutOfTime
 from ..definition.blocks import UNDER
-from ..definition.problem import HUGE, Array, Problem, closures, memory_bytes, scaled, stage_ns
+from ..definition.problem import HUGE, Array, Problem, memory_bytes, scaled, stage_ns
 from .spans import Spans
 
 __all__ = ["Found", "Paths"]
@@ -310,12 +310,11 @@ def _apart(problem: Problem) -> Problem:
     Of a value's takers those stay that cannot be on its maker's rank but in its stage: too few items may lie
     between the two to fill the stages from one of a rank's to its next.
     """
-    n, rows = len(problem.items), problem.stages_of.values()
+    rows = problem.stages_of.values()
     least = min((b - a for own in rows for a, b in itertools.pairwise(own)), default=problem.n_stages) - 1
     if problem.allow_empty:
         least = 0
-    above = closures(problem.before, range(n))
-    below = closures(problem.after, range(n - 1, -1, -1))
+    above, below = problem.above, problem.below
     real = sum(1 << v for v, i in enumerate(problem.items) if i.ops)
 
     def is_near(u: int, v: int) -> bool:
