@@ -23,7 +23,7 @@ from .efficiency import fit
 from .estimate import estimate
 from .load import busy, places
 from .passes import ALONE, CPU, Passes
-from .replay import Replay
+from .replay import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE, Replay
 from .samples import Samples
 from .standins import stand_ins
 from .stepping import binding_s, optimizer_cost
@@ -73,9 +73,10 @@ def profile(
     On an accelerator the seconds are the device's own, and beside them are those that the host takes to
     launch it: a stage costs the larger of their sums.
 
-    Ops of one signature are run at most a few times and share their figures, so a model of 96 equal blocks
-    costs what one of 4 does. The model, its gradients and the random state are left as they were, also where
-    a forward changes them: an initialisation from the first data, a counter, a cache.
+    Ops of one signature share their figures, and once more has run than caches hold no more than a few of
+    them are run: a model of 96 equal blocks costs little more than one of 4. The model, its gradients and
+    the random state are left as they were, also where a forward changes them: an initialisation from the
+    first data, a counter, a cache.
 
     Raises :class:`CostError` for a model without data; ops that fail are reported in the table's ``notes``
     and estimated.
@@ -94,6 +95,7 @@ def profile(
         "optimizer": optimizer.__qualname__,
         "torch": torch.__version__,
         "settings": device_settings(device),
+        "instances": [INSTANCES, MOST_INSTANCES, OUT_OF_CACHE],
         **({"seconds": "of device and host apart"} if accelerator.is_async(device) else {}),
     }
     samples = Samples(context, capture.ops.digest, _store(store))

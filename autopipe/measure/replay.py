@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["Piece", "Replay", "Tape"]
 
 INSTANCES = 4
-"""How many ops of one signature are run; later ones take the value of the last that ran."""
+"""How many ops of one signature are run at least; later ones take the value of the last that ran."""
+MOST_INSTANCES = 32
+OUT_OF_CACHE = 1 << 25
+"""Bytes from which caches that ranks share hold little of what a pass has run: until then all ops are run.
+
+Of fewer, weights would be found in a cache that a model's own, all of them, have long fallen out of.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,17 +108,26 @@ class Replay:
         """Ops that need not run → the earlier op whose value stands in for theirs."""
         seen: dict[tuple[Any, ...], list[str]] = {}
         out: dict[str, str] = {}
+        touched = OUT_OF_CACHE if self.device.type == "meta" else 0
         bound = {name for group in self.ops.groups for name in group if len(group) > 1}
         for node in self.graph.nodes:
             op = self.ops.by_name.get(node.name)
-            if op is None or not self._may_skip(node, op, bound):
+            if op is None:
                 continue
-            alike = seen.setdefault((op.signature, self._shapes(op)), [])
-            if len(alike) >= INSTANCES:
-                out[node.name] = alike[-1]
-            else:
+            if self._may_skip(node, op, bound):
+                alike = seen.setdefault((op.signature, self._shapes(op)), [])
+                if len(alike) >= (INSTANCES if touched >= OUT_OF_CACHE else MOST_INSTANCES):
+                    out[node.name] = alike[-1]
+                    continue
                 alike.append(node.name)
+            touched += self._touched_bytes(op)
         return out
+
+    def _touched_bytes(self, op: Op) -> int:
+        """Of an op's value and of its weights; twice where there is a gradient as well."""
+        specs = (self.ops.parameter[name] for name in (*op.parameters, *op.buffers))
+        weights = sum(p.bytes * (2 if p.requires_grad and not p.is_buffer else 1) for p in specs)
+        return weights + op.bytes_at(self.dims) * (2 if op.requires_grad else 1)
 
     def _may_skip(self, node: fx.Node, op: Op, bound: set[str]) -> bool:
         """Whether another value of the same shape may take this one's place: floats, which index nothing."""

@@ -50,12 +50,16 @@ class Samples:
         return statistics.median(found) if found else 0.0
 
     def mean(self, key: str, part: str) -> float:
-        """The mean of all but the highest tenth, which no steps repeat; 0 for what was not measured.
+        """The mean, with the highest tenth as long as what is next below; 0 for what was not measured.
 
-        What runs many times in a step adds up to its mean: now and then it takes longer, never much shorter.
+        What runs many times in a step adds up to its mean: now and then it takes longer, never much shorter,
+        and a step of many microbatches has some of the longest tenth. How long the longest are is chance.
         """
         found = sorted(self.of(key, part))
-        return statistics.fmean(found[: max(1, len(found) - math.ceil(_TAIL * len(found)))]) if found else 0.0
+        if not found:
+            return 0.0
+        longest = found[max(0, len(found) - 1 - math.ceil(_TAIL * len(found)))]
+        return statistics.fmean(min(s, longest) for s in found)
 
     def load(self, keys: Iterable[str]) -> None:
         """Takes up what earlier runs left in the store; what it refuses is noted and measured again."""

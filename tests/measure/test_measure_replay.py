@@ -12,9 +12,10 @@ from processes import children
 from torch import Tensor, nn
 
 import autopipe
+from autopipe.measure import replay as replays
 from autopipe.measure.load import busy
 from autopipe.measure.passes import Passes
-from autopipe.measure.replay import INSTANCES, Replay
+from autopipe.measure.replay import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE, Replay
 from autopipe.measure.samples import Samples
 from autopipe.measure.standins import stand_ins
 from autopipe.measure.survey import survey
@@ -34,7 +35,8 @@ class Twice(nn.Module):
         return x.sum()
 
 
-def test_the_whole_backward_reaches_every_parameter_that_is_run() -> None:
+def test_the_whole_backward_reaches_every_parameter_that_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays, "OUT_OF_CACHE", 0)
     capture = autopipe.capture(Twice(3 * INSTANCES), (torch.ones(4, 8),))
     replay = Replay(capture)
     with stand_ins(replay):
@@ -44,6 +46,18 @@ def test_the_whole_backward_reaches_every_parameter_that_is_run() -> None:
         assert 2 * INSTANCES <= len(replay.parameters) < 3 * 2 * INSTANCES
         passes._whole()
         assert all(parameter.grad is not None for parameter in replay.parameters)
+
+
+@pytest.mark.parametrize("width", [256, 512, 2048])
+def test_equal_ops_are_run_until_no_cache_holds_their_weights(width: int) -> None:
+    n = 40
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(n)))
+    capture = autopipe.capture(model, (torch.ones(2, width, device="meta"),))
+    fills = OUT_OF_CACHE // (2 * 4 * width**2)  # a weight and its gradient, beside small values
+    # the first takes an input without gradient and is of another kind
+    assert len(Replay(capture).nodes) == 1 + min(MOST_INSTANCES, max(INSTANCES, fills - 1))
+    assert len(Replay(capture, device="meta").nodes) == 1 + INSTANCES  # where nothing runs, nothing is held
 
 
 def test_an_op_without_its_input_is_estimated() -> None:

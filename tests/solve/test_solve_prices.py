@@ -149,3 +149,8 @@ def test_an_all_reduce_goes_twice_round_the_ring(n_ranks):
     link = Link(1e-3, 1e6)
     assert link.all_reduce_s(1e6, n_ranks) == pytest.approx(2 * (n_ranks - 1) * (1e-3 + 1 / n_ranks))
     assert link.all_reduce_s(1e6, 1) == 0
+    working = dataclasses.replace(link, host_s=1e-4, host_s_per_byte=1e-9)
+    pieces_s = 2 * (n_ranks - 1) * 2 * (1e-4 + 1e-9 * 1e6 / n_ranks)  # each is sent, and one received
+    more_s = pieces_s + 2 * 1e-3  # into a row and back
+    assert working.all_reduce_s(1e6, n_ranks) - link.all_reduce_s(1e6, n_ranks) == pytest.approx(more_s)
+    assert working.all_reduce_s(1e6, 1) == 0
