@@ -22,8 +22,8 @@ Inputs = Callable[[int, int, int], tuple[Any, ...] | dict[str, Any]]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 ROOMS = (
     "tensors", "derivatives", "hooks", "draws", "state", "numbers", "structures", "writes", "sizes", "values",
-    "layers", "surroundings", "remembered", "outside", "handed", "odd", "reads", "later", "patterns",
-    "styles",
+    "layers", "surroundings", "remembered", "outside", "layouts", "idioms", "kernels", "parts", "handed",
+    "odd", "reads", "later", "patterns", "styles",
 )  # fmt: skip
 
 

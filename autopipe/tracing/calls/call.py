@@ -127,7 +127,8 @@ class Branch:
 
     ``calls`` make it from the inputs, ``read`` is the last of them; it gave ``outcome``. ``in_function`` says
     that a function which can stay whole reads it; what is not ``is_forceable`` needs other data to come out
-    otherwise; what is ``of_setting`` asks for the grad mode or for gradients of inputs, not for their values.
+    otherwise; what is ``of_setting`` asks for the grad mode, or for gradients or layout of inputs, not for
+    their values.
     """
 
     read: Call
@@ -165,10 +166,11 @@ class Recording:
     """One run of the model: its calls in program order, inputs first; the output call last.
 
     It holds for inputs whose ``branches`` come out alike, and for surroundings like the ``setting`` as far as
-    the code ``asked`` for them: ``"grad"``, the grad mode, ``"inputs"``, which inputs take gradients, each
-    with the line that does; ``dtypes`` tells whether the code asked for what autocast has a say in, and
-    ``flags`` are questions to torch and the process, each with how to ask again and the answer; ``keeps``
-    whether a leaf has set, beside buffers, what its own code reads. ``program`` is how it was last run again.
+    the code ``asked`` for them: ``"grad"``, the grad mode, ``"inputs"``, which inputs take gradients,
+    ``"layout"``, how they lie in memory, each with the line that does; ``dtypes`` tells whether the code
+    asked for what autocast has a say in, and ``flags`` are questions to torch and the process, each with how
+    to ask again and the answer; ``keeps`` whether a leaf has set, beside buffers, what its own code reads.
+    ``program`` is how it was last run again.
     """
 
     training: bool

@@ -30,6 +30,7 @@ from .tracked import Expression, plain, track
 __all__ = ["Flag", "Reads"]
 
 Flag = tuple[Callable[[], Any], Any]
+_OF_LAYOUT = ("is_contiguous", "stride")
 _TAKEN_OVER = torch.utils.dlpack.from_dlpack.__code__
 _TORCH = str(pathlib.Path(torch.__file__).parent)
 
@@ -39,9 +40,10 @@ class Reads:
 
     ``run`` performs one call outside of the recording; ``sets_grad`` says whether the code itself has set
     the grad mode it is in. ``asked`` tells what of the surroundings the code asked for, and where:
-    ``"grad"``, the grad mode, and ``"inputs"``, which of the inputs take gradients; ``dtypes`` whether it
-    asked for what autocast has a say in; ``flags`` are questions to torch and the process, each with how to
-    ask again and the answer, attributes ``of_leaves`` among them, which are here by path and name.
+    ``"grad"``, the grad mode, ``"inputs"``, which of the inputs take gradients, and ``"layout"``, how they
+    lie; ``dtypes`` whether it asked for what autocast has a say in; ``flags`` are questions to torch and the
+    process, each with how to ask again and the answer, attributes ``of_leaves`` among them, which are here by
+    path and name.
     ``met_number`` says that a whole number in the data was asked for; with ``keeps_numbers`` such numbers
     stay in the graph as long as only torch takes them.
     """
@@ -73,6 +75,10 @@ class Reads:
     def metadata(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A question about a tensor's shape, type or place."""
         result = func(*map(plain, args), **kwargs)
+        if name in _OF_LAYOUT and self.at.is_own_code():
+            self.layout_asked(args[0])
+            if name == "is_contiguous":
+                self.contiguity(args[0], kwargs.get("memory_format"))
         tensor = args[0] if args else None
         if name == "grad" and (isinstance(result, torch.Tensor) or self.is_backward_awaited(tensor)):
             self.at.keep_whole(f"{self.at.source()}: .grad of a tensor is read, which only a backward makes")
@@ -118,6 +124,36 @@ class Reads:
             self.asks_for_grad_mode()
         if call.depends & Depends.INPUT:
             self.asked.setdefault("inputs", self.at.source())
+
+    def layout_asked(self, tensor: torch.Tensor) -> None:
+        """How a tensor lies in memory follows from sizes and from how the inputs that it is made of lie."""
+        if self.ledger.materialise(self.ledger.find(tensor)).depends & Depends.INPUT:
+            self.asked.setdefault("layout", self.at.source())
+
+    def contiguity(self, tensor: torch.Tensor, kind: Any = None) -> None:
+        """Whether a tensor lies densely in an order is asked of its sizes and steps, which leaves guards."""
+        ref, expected = self.ledger.find(tensor), 1
+        if not self.ledger.extent_depends(ref) & Depends.SHAPE:
+            return
+        is_last = kind in (torch.channels_last, torch.channels_last_3d)
+        dims = [*range(tensor.dim())]
+        for axis in reversed([0, *dims[2:], 1] if is_last else dims):
+            size = self.ledger.numbers.size(tensor, ref, axis, tensor.shape[axis])
+            if size == 1:
+                continue
+            if self.tracked_answer("stride", ref, (axis,), tensor.stride(axis)) != expected:
+                break
+            expected = expected * size
+
+    def tried(self, call: Call, name: str, args: Any) -> None:
+        """An operation within a ``try`` may fail by its data, which is unseen, or by how its tensor lies."""
+        may_fail = bool(functions.may_fail(name) and call.depends & UNSAFE)
+        if not (may_fail or name == "view") or not any(map(checks.is_tried, self.at.lines())):
+            return
+        if may_fail:
+            self.at.keep_whole(f"{call.source}: {name} may fail by its data, and what follows is unseen")
+        self.layout_asked(args[0])
+        self.contiguity(args[0])
 
     def is_backward_awaited(self, tensor: Any) -> bool:
         """Whether the model's own code holds a tensor that may have a gradient by the next call."""

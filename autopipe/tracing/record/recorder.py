@@ -26,7 +26,7 @@ from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
 from ..inputs.structure import flatten, hides_tensors
-from . import checks, filling, keeping, pieces
+from . import filling, keeping, pieces
 from .branches import Branches
 from .contexts import Contexts
 from .draws import Draws, Streams
@@ -316,8 +316,7 @@ class Recorder(TorchFunctionMode):
         pieces.hold(self.ledger, name, args, kwargs)
         if functions.takes_numpy(actual) and not self.ledger.knows_arrays(actual):
             return self.outside_numbers(func, actual)
-        if functions.may_fail(name) and call.depends & UNSAFE and any(map(checks.is_tried, self.at.lines())):
-            self.at.keep_whole(f"{call.source}: {name} may fail by its data, and what follows is unseen")
+        self.reads.tried(call, name, actual[0])
         if functions.writes_in_place(name, actual) or "out" in kwargs:
             self.check_parameters(actual, name, call.source)
         return self.perform(call, func, actual)

@@ -251,7 +251,6 @@ class Session:
         if not natural.asked:
             return self.outcomes(natural)
         asked, (_, tensors) = natural.asked, Inputs.of(self.model, self.args, self.kwargs)
-        names = sorted(n for n, t in tensors.items() if t.is_floating_point())
         out: list[Recording] = []
         for setting in settings(asked, tensors):
             try:
@@ -260,7 +259,7 @@ class Session:
                 raise
             except (CaptureError, ModelError, Restart):
                 continue  # called so, the model is refused
-            out += [under(r, asked, setting, names) for r in self.outcomes(found, setting)]
+            out += [under(r, asked, setting, tensors) for r in self.outcomes(found, setting)]
         return out
 
     def outcomes(self, natural: Recording, setting: Setting = AS_GIVEN) -> list[Recording]:

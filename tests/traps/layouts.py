@@ -1,0 +1,91 @@
+"""How tensors lie in memory, asked in code, where inputs come in one order and another, or with one row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .registry import WIDTH, images, trap
+
+
+def either(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    g = torch.Generator().manual_seed(seed)
+    if seed % 2 == 0:
+        return (torch.randn(batch, length, WIDTH, generator=g),)
+    return (torch.randn(length, batch, WIDTH, generator=g).transpose(0, 1),)
+
+
+def other(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    return either(batch, length, seed + 1)
+
+
+@trap("safe", inputs=either)
+def contiguity_of_the_input(self: Any, x: Tensor) -> Any:
+    return self.run(x * 2 if x.is_contiguous() else x)
+
+
+@trap("safe", inputs=other)
+def contiguity_of_the_input_turned(self: Any, x: Tensor) -> Any:
+    return self.run(x * 2 if x.is_contiguous() else x)
+
+
+@trap("safe", inputs=either)
+def viewed_or_reshaped(self: Any, x: Tensor) -> Any:
+    try:
+        y = x.view(-1, WIDTH) * 2
+    except RuntimeError:
+        y = x.reshape(-1, WIDTH)
+    return self.run(y)
+
+
+@trap("safe", inputs=either)
+def contiguity_of_a_result(self: Any, x: Tensor) -> Any:
+    return self.run(x * 2 if (x + 1).is_contiguous() else x)
+
+
+@trap("safe", inputs=either)
+def storage_order(self: Any, x: Tensor) -> Any:
+    return self.run(x.permute(sorted(range(3), key=x.stride, reverse=True)).reshape(-1, WIDTH))
+
+
+def im(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    x = images(batch, length, seed)[0]
+    return (x.to(memory_format=torch.channels_last),) if seed % 2 else (x,)
+
+
+@trap("safe", inputs=im)
+def channels_last_asked(self: Any, x: Tensor) -> Any:
+    return self.run((x * 2 if x.is_contiguous(memory_format=torch.channels_last) else x).movedim(1, -1))
+
+
+@trap("safe")
+def contiguity_of_a_transposed(self: Any, x: Tensor) -> Any:
+    return self.run(x * 2 if x.transpose(0, 1).is_contiguous() else x)
+
+
+@trap("safe")
+def viewed_where_a_slice_can_be(self: Any, x: Tensor) -> Any:
+    y = x[:, 1:]
+    try:
+        z = y.view(-1, WIDTH) * 2
+    except RuntimeError:
+        z = y.reshape(-1, WIDTH)
+    return self.run(z)
+
+
+@trap("safe")
+def strided_by_strides(self: Any, x: Tensor) -> Any:
+    return self.run(torch.as_strided(x, x.shape, x.stride()))
+
+
+@trap("safe", inputs=images)
+def channels_last_of_a_permuted(self: Any, x: Tensor) -> Any:
+    return self.run(
+        (
+            x * 2
+            if x.movedim(1, -1).contiguous().movedim(-1, 1).is_contiguous(memory_format=torch.channels_last)
+            else x
+        ).movedim(1, -1)
+    )
