@@ -28,13 +28,15 @@ _NONE: tuple[Any, Any] = None, ()
 
 def kept(inside: Sequence[nn.Module]) -> Kept:
     """The plain attributes of some modules that the modules' own code reads."""
-    classes: list[Any] = [type(m) for m in inside]
-    return {
-        (id(m), name): (value, () if type(value) in _SIMPLE else _content(value))
-        for m, asked in zip(inside, map(_own_read_by, classes), strict=True)
-        for name, value in vars(m).items()
-        if name in asked
-    }
+    out: Kept = {}
+    for module in inside:
+        cls: Any = type(module)
+        held, asked = vars(module), _own_read_by(cls)
+        for name in asked if len(asked) < len(held) else held:
+            if name in held and name in asked:
+                value = held[name]
+                out[id(module), name] = value, () if type(value) in _SIMPLE else _content(value)
+    return out
 
 
 def differing(before: Kept, now: Kept) -> Iterator[tuple[int, str]]:

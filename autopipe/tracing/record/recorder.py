@@ -37,6 +37,7 @@ from .origin import Unseen
 from .position import Depth, Position
 from .reads import Reads
 from .restart import CloseModule, KeepMode, WatchMethods
+from .tracked import plain
 
 __all__ = ["Recorder"]
 
@@ -88,6 +89,7 @@ class Recorder(TorchFunctionMode):
         self.keeping: dict[str, keeping.Kept] = {}
         self.checkpointed = Depth()
         self.failed: str | None = None
+        self.answer: list[Any] = []
         self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     # ---------------------------------------------------------------- running
@@ -101,8 +103,9 @@ class Recorder(TorchFunctionMode):
             call.value, call.storages = meta(tensor), functions.storages(tensor)
             self.ledger.bind(tensor, self.ledger.add(call))
         self.model = model
-        self.modes = {id(m): m.training for m in model.modules()}
-        self.beginning = keeping.kept([*model.modules()])
+        modules = [*model.modules()]
+        self.modes = {id(m): m.training for m in modules}
+        self.beginning = keeping.kept(modules)
         self.perform_one = lambda call, args, kwargs: run_call(
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")
         )
@@ -119,6 +122,8 @@ class Recorder(TorchFunctionMode):
         values, spec = flatten(result)
         for value in values:
             _check_output(value)
+        with self.at.hushed:
+            self.answer = [v.detach() if isinstance(v, torch.Tensor) else plain(v) for v in values]
         self.at.stack = [""]
         spec = self.ledger.settled(spec)
         encoded = tuple(self.ledger.encode(v)[0] for v in values)

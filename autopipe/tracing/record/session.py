@@ -94,7 +94,12 @@ class Session:
         Raises :class:`CaptureError` where it cannot be recorded, :class:`ModelError` where it cannot be run.
         """
         self.runs.check_hooks()
+        found = self.best()
         self.runs.check_given()
+        return found
+
+    def best(self) -> dict[bool, list[Recording]]:
+        """See :meth:`forms`; in the way that leaves most to cut."""
         with patches.applied(self.model.modules()) as self.runs.route:
             try:
                 found = self.found()
