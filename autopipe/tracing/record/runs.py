@@ -1,6 +1,7 @@
 """Runs a model for a capture: recorded in one way, or plainly; from the state it was given in each time.
 
-One recorded run is left to ``recorder``, what is to be done about what it meets to ``session``.
+One recorded run is left to ``recorder``, what it leaves behind to ``repeats``, what is to be done about what
+it meets to ``session``.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from ..calls.sharing import Twins
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
 from . import attributes, casts, memos, opaque, telling
-from .given import are_close, device_of, doubled, fresh, other_data, united
+from .given import are_close, device_of, fresh, other_data, united
 from .identity import compares
 from .leaves import Policy
 from .origin import Unseen, alive
 from .recorder import Recorder
+from .repeats import Repeats
 from .restart import CloseModule, Function, Method, Restart, Statement, TellMethod, WatchLeaves, WatchMethods
 from .route import Route
 from .shifted import Settling, Shift
-from .state import Snapshot, seed, switch
+from .state import Snapshot, seed
 
 __all__ = ["AS_GIVEN", "Attempt", "Refused", "Runs"]
 
@@ -76,7 +78,7 @@ class Runs:
 
     Calls are routed by ``route``, which patches put on; casts are followed in the files ``casting``; open
     code reads the attributes ``of_leaves``, by path and name; arguments must be told apart where it
-    ``is_apart``; ``answer`` is what the model gave for the example when it was last recorded in evaluation.
+    ``is_apart``; ``answers`` are what the model gave for the example when it was last recorded in each mode.
     """
 
     def __init__(
@@ -91,9 +93,10 @@ class Runs:
         self.known = frozenset(map(id, snapshot.tensors_held()))
         self.kind = functools.cache(functools.partial(kind_of, model))
         self.names_of_open = functools.cache(attributes.names_of_open)
+        self.repeats = Repeats(model, snapshot, self.run, self.of_leaves)
         self.route = Route()
         self.is_apart = False
-        self.answer: Sequence[Any] = ()
+        self.answers: dict[bool, Sequence[Any]] = {}
 
     def record(
         self,
@@ -119,15 +122,16 @@ class Runs:
                     raise
             if is_probe:
                 continue
-            self.check_state(attempt.policy, training)
-            if recording.keeps and not outcomes and setting == AS_GIVEN:
+            is_natural = not outcomes and setting == AS_GIVEN
+            self.repeats.check_state(attempt.policy, training, self.answers[training] if is_natural else None)
+            if recording.keeps and is_natural:
                 self.look_again(attempt, training)
             return recording
         raise AssertionError("a watched recording suspects nothing")
 
     def take(self, shifted: Recording, attempt: Attempt) -> Recording:
         """A recording just made with shifted numbers that is as it would be without, looked at as others."""
-        self.check_state(attempt.policy, shifted.training)
+        self.repeats.check_state(attempt.policy, shifted.training)
         if shifted.keeps:
             self.look_again(attempt, shifted.training)
         return shifted
@@ -185,8 +189,8 @@ class Runs:
                 ),
             ):
                 recording = recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
-            if not (training or is_probe or outcomes or shift) and setting == AS_GIVEN:
-                self.answer = recorder.answer
+            if not (is_probe or outcomes or shift) and setting == AS_GIVEN:
+                self.answers[training] = recorder.answer
             return recording
         except (CaptureError, ModelError):
             raise
@@ -293,98 +297,11 @@ class Runs:
 
         try:
             one = given(is_one=True)
-            if change is None and are_close(self.answer, one):  # a model that draws is asked again
-                return True
+            if change is None and are_close(self.answers.get(False, ()), one):
+                return True  # else it may draw: both are asked for with equal seeds
             return are_close(given(is_one=False), one)
         except Exception:  # whatever it is: then the model does not take these data
             return True
-
-    def check_state(self, policy: Policy, training: bool) -> None:
-        """Python state that an open module changes must not matter to the next call."""
-        if self.snapshot.is_unchanged:
-            return
-        self.check_made(policy)
-
-        def is_met(path: str, name: str) -> bool:
-            is_own = path == "" or not policy.is_inside_leaf(path)
-            return is_own or (path, name) in self.of_leaves
-
-        changed = [(p, a) for p, a in self.snapshot.changes() if is_met(p, a)]
-        beside = [(p, a) for p, a in self.snapshot.changed_beside() if is_met(p, a)]
-        if not changed and not beside:
-            return
-        path, attribute = next(((p, a) for p, a in changed if a == "_buffers"), (changed + beside)[0])
-        name = type(self.model).__name__
-        shown = f"{path or name}.{attribute}" if changed else attribute
-        if attribute == "_buffers":
-            raise CloseModule(path, f"a forward replaces a buffer of {path or 'the model itself'}")
-        self.start(training)
-        first = flatten(self.run(training))[0]
-        between = self.snapshot.glance.seen()
-        second = flatten(self.run(training))[0]
-        is_settled = self.snapshot.is_as(between) and self.snapshot.glance.is_kept()
-        if not are_close(first, second) or not self.forgets(training):
-            raise CloseModule(path, f"a forward changes {shown}, and the next call's result depends on it")
-        if not self.forgets_weights(training):
-            why = f"a forward keeps in {shown} what it makes of weights, whatever becomes of them"
-            raise CloseModule(
-                path, f"{why}; where the first call alone does, call it once before the capture"
-            )
-        if not is_settled:
-            self.check_counts(training, is_met)
-
-    def check_counts(self, training: bool, is_met: Callable[[str, str], bool]) -> None:
-        """No number or text may be another in each call."""
-        self.start(training)
-        before = self.snapshot.numbers()
-        self.run(training)
-        between = self.snapshot.numbers()
-        self.run(training)
-        for (at, counted), value in self.snapshot.numbers().items():
-            seen = before.get((at, counted)), between.get((at, counted)), value
-            if seen[0] != seen[1] != seen[2] and is_met(at, counted):
-                shown = "other" if isinstance(value, bytes) else f"{seen[0]!r}, {seen[1]!r}, {seen[2]!r}"
-                said = f"{shown} in calls one after another"
-                name = type(self.model).__name__
-                raise CloseModule(at, f"{counted} of {at or name} is {said}; a later call may act on it")
-
-    def check_made(self, policy: Policy) -> None:
-        """No forward may make the weights that it runs with."""
-        for path, name, is_new in self.snapshot.made():
-            if is_new or path == "" or not policy.is_inside_leaf(path):
-                shown = f"{path}.{name}".lstrip(".")
-                raise CaptureError(
-                    f"{type(self.model).__name__} cannot be captured: its forward makes the weights {shown}; "
-                    "where only the first call does, run it once on an example before it is captured, else "
-                    "make them in __init__"
-                )
-
-    def forgets(self, training: bool) -> bool:
-        """Whether what the model gives for other data is the same after a call as it is without one."""
-        self.start(training)
-        try:
-            self.run(training)
-            after = flatten(self.run(training, other_data))[0]
-            self.start(training)
-            return are_close(after, flatten(self.run(training, other_data))[0])
-        except Exception:  # whatever it is: then the model does not take these data
-            return True
-
-    def forgets_weights(self, training: bool) -> bool:
-        """Whether with other weights, and its mode set anew, the model does as if never called."""
-        results = []
-        try:
-            for is_called in (False, True):
-                self.start(training)
-                if is_called:
-                    self.run(training)
-                with doubled(self.model):
-                    switch(self.model, not training)
-                    switch(self.model, training)
-                    results.append(flatten(self.run(training))[0])
-        except Exception:  # whatever it is: then the model does not take these weights
-            return True
-        return are_close(*results)
 
 
 def _passes() -> Iterator[Unseen | None]:
