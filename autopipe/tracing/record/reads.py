@@ -61,8 +61,10 @@ class Reads:
 
     def asks_a_leaf(self, module: nn.Module, name: str, ask: Callable[[], Any]) -> None:
         """The model's own code reads an attribute of a module that stays whole."""
+        if not (self.at.is_recorded and self.at.stack):
+            return
         path = self.at.modules.get(id(module), "")
-        if self.at.stack and self.at.is_recorded and path and self.at.is_in_leaf(path):
+        if path and self.at.is_in_leaf(path):
             shown = f"the mode of {path}" if name == "training" else f"{path}.{name}"
             self.flags[shown] = ask, ask()
             self.of_leaves.add((path, name))

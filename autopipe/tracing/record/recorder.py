@@ -233,9 +233,11 @@ class Recorder(TorchFunctionMode):
         call.stream = self.streams.of_module(path, inside)
         given = filling.dicts(args, kwargs, actual, first=2 if path in self.moded else 0)
         twins = None if compiled else self.twins
-        surroundings = self.contexts.region(), torch.is_grad_enabled()
-        key = None if twins is None else twins.key(path, inside, surroundings, actual)
-        copied = None if twins is None else twins.copy(key)
+        key = copied = None
+        if twins is not None:
+            surroundings = self.contexts.region(), torch.is_grad_enabled()
+            key = twins.key(path, inside, surroundings, actual)
+            copied = twins.copy(key)
         before, is_first = self.kept_since(path, inside), path not in self.keeping
         result = self.perform(call, copied or run_leaf, actual)
         self.keeping[path] = keeping.kept(inside)
