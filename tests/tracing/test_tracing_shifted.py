@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import queue
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -127,3 +129,31 @@ def test_what_goes_by_no_number_is_free() -> None:
     assert {*found.variation.fixed} == {("x", 2)}
     x = torch.randn(2, 600, 4)
     torch.testing.assert_close(found(x), model(x))
+
+
+RUNS: Any = queue.SimpleQueue()
+
+
+class Counted(Layers):
+    """Counts its runs where no capture puts the count back."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        RUNS.put(self.training)
+        return self.run(x + y)
+
+
+def runs_in(capturing: Callable[[], Any]) -> list[bool]:
+    before = RUNS.qsize()
+    capturing()
+    modes = [RUNS.get() for _ in range(RUNS.qsize())]
+    return sorted(modes[before:])
+
+
+def test_a_model_is_recorded_once_and_compared_once_in_each_mode() -> None:
+    model, x, y = Counted(), torch.randn(3, 6, 4), torch.randn(3, 6, 4)
+    assert runs_in(lambda: capture(model, (x, y), dynamic=False)) == [False, False, True, True]
+
+
+def test_what_is_recorded_stands_for_a_run_on_equal_arguments() -> None:
+    model, x = Counted(), torch.randn(3, 6, 4)
+    assert runs_in(lambda: capture(model, (x, x), dynamic=False)) == [False, False, False, True, True]
