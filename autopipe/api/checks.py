@@ -23,6 +23,7 @@ from ..measure import Store
 from ..plans import Plan
 from ..presets import OFFLOADS, OPTIMIZERS, PRECISIONS
 from ..schedule import NAMES
+from ..torch_private import CALL_HOOK
 from ..tracing import Capture
 from ..units import parse_bytes
 
@@ -54,6 +55,16 @@ def _check_unwrapped(model: nn.Module) -> None:
         raise InputError(
             "model is compiled by torch.compile, which runs it as one; split the model itself, and compile "
             "its stages with rt.wrap(torch.compile)"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            f"model is a {type(model).__name__}, which runs outside Python as one; split the nn.Module that "
+            "it was made of, in which scripted parts may stay"
+        )
+    if getattr(model, CALL_HOOK, None) is not None:
+        raise InputError(
+            "model.compile() has it run as one; split it before, and compile its stages with "
+            "rt.wrap(torch.compile)"
         )
     for path, module in model.named_modules():
         wrapper = next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in WRAPPERS), "")

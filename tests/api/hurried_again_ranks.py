@@ -8,7 +8,9 @@ import copy
 import logging
 import os
 
+import pytest
 import torch
+import torch.distributed as dist
 from hurried_ranks import IS_ALONE, apart, batch, main, network, plainly, split, train
 from torch import nn
 from torch.nn import functional as F
@@ -413,6 +415,32 @@ def losses_of_the_model_added():
     return abs(float(found) - float(expected["error"] + 0.1 * expected["size"]))
 
 
+# -- an optimizer's state ---------------------------------------------------------------------------
+
+
+def state_of_one_rank_for_all():
+    """As when rank 0 alone saves it: the others are refused it, and go on with their own."""
+    _, pipe, rt = split()
+    model = network()
+    mine, plain = (torch.optim.Adam(one.parameters(), 0.01) for one in (rt, model))
+    for i in range(3):
+        rt.step(batch(i)[0], target=batch(i)[1])
+        F.mse_loss(model(batch(i)[0]), batch(i)[1]).backward()
+        for one in (mine, plain):
+            one.step()
+            one.zero_grad()
+        own = copy.deepcopy(mine.state_dict())
+        found = [own]
+        if not IS_ALONE:
+            dist.broadcast_object_list(found)
+        mine = torch.optim.Adam(rt.parameters(), 0.01)
+        if RANK:
+            with pytest.raises(autopipe.InputError, match=r"'0\.weight'.*'4\.weight'.*rt\.load"):
+                mine.load_state_dict(found[0])
+        mine.load_state_dict(own if RANK else found[0])
+    return apart(pipe.merge(), model)
+
+
 # -- what one rank does alone -----------------------------------------------------------------------
 
 
@@ -480,8 +508,8 @@ HABITS = [
     loss_that_sums, losses_of_the_model_added, loss_with_a_weight, loss_around_a_weight,
     loss_around_a_frozen_weight, plateau, one_cycle, fused_optimizer, anomalies_looked_for,
     default_dtype_changed, evaluated_between, weight_norm, pruned, wrapped_layer, appended_layer,
-    on_the_host_again, sparse_gradients, evaluated_on_one_rank, evaluation_mode_on_one_rank,
-    frozen_on_one_rank,
+    on_the_host_again, sparse_gradients, state_of_one_rank_for_all, evaluated_on_one_rank,
+    evaluation_mode_on_one_rank, frozen_on_one_rank,
 ]  # fmt: skip
 
 

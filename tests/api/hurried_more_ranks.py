@@ -194,6 +194,24 @@ def split_of_a_compiled_model():
     return apart(pipe.merge(), plainly())
 
 
+def split_of_a_model_compiled_in_place():
+    model = network()
+    model.compile(backend="eager")
+    split(model)
+
+
+def compiled_in_place_after_the_split():
+    return prepared(lambda m: m.compile(backend="eager"))
+
+
+def split_of_a_scripted_model():
+    split(torch.jit.script(network()))
+
+
+def split_of_a_traced_model():
+    split(torch.jit.trace(network(), (batch(0)[0],)))
+
+
 def split_of_a_data_parallel_model():
     _, pipe, rt = split(nn.DataParallel(network()))
     train(rt, sgd(rt.parameters()))
@@ -295,6 +313,9 @@ def step_of_the_pipe():
 
 REFUSED = {
     "split_of_a_compiled_model": r"rt\.wrap\(torch\.compile\)",
+    "split_of_a_model_compiled_in_place": r"rt\.wrap\(torch\.compile\)",
+    "split_of_a_scripted_model": "RecursiveScriptModule.*made of",
+    "split_of_a_traced_model": "TopLevelTracedModule.*made of",
     "step_of_the_pipe": r"rt\.step",
     "hook_on_the_model": "capture again",
     "all_frozen": "frozen",
@@ -320,9 +341,10 @@ HABITS = [
     layer_in_another_mode, second_group_of_parameters, zeroed_through_the_pipe, whole_model_saved,
     average_of_the_pipe, average_of_own_weights, verified_after_steps, weight_read, parameters_counted,
     data_parallel, compiled_pipe, compiled_model_after_steps, split_of_a_compiled_model,
-    split_of_a_data_parallel_model, autocast_around_the_step, inference_between, loss_that_needs_no_target,
-    step_of_the_pipe, accumulated_tensors, accumulated_mapping, accumulated_lists, step_without_a_target,
-    own_loss_without_a_target, all_frozen, order_that_parts_later,
+    split_of_a_model_compiled_in_place, compiled_in_place_after_the_split, split_of_a_scripted_model,
+    split_of_a_traced_model, split_of_a_data_parallel_model, autocast_around_the_step, inference_between,
+    loss_that_needs_no_target, step_of_the_pipe, accumulated_tensors, accumulated_mapping, accumulated_lists,
+    step_without_a_target, own_loss_without_a_target, all_frozen, order_that_parts_later,
 ]  # fmt: skip
 ON_RANKS = [model_of_another_job]
 

@@ -1,7 +1,8 @@
-"""Calculations of torch's that want every gradient of a model, refused where a rank has a part of them.
+"""What of torch's wants every parameter of a model, refused where a rank has a part of them.
 
 ``torch.nn.utils.clip_grad_norm_`` would clip each rank's part by that part's own norm, and ``LBFGS`` search
-along it. Clipping over all ranks is left to ``precision``.
+along it. An optimizer's ``state_dict`` goes by position: one rank's would fit another's, whose layers have
+the same shapes. Clipping over all ranks is left to ``precision``, keeping the state of all to ``keep``.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
+from ...arguments import brief
 from ...errors import InputError, StaleError
 from ...torch_private import CLIP
 
 __all__ = ["Partial", "refuse_line_search", "watch"]
 
 LINE_SEARCH = "torch.optim.lbfgs"
+OF = "of"
+"""Where an optimizer's ``state_dict`` says whose state it is: the names of the rank's parameters."""
 
 
 class Partial(Protocol):
@@ -28,17 +32,23 @@ class Partial(Protocol):
     def partial(self) -> Iterable[nn.Parameter]:
         """Parameters that are here while others of the same model are not."""
 
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those that this rank trains, by name."""
+
 
 _watched: weakref.WeakSet[Partial] = weakref.WeakSet()
 
 
 def watch(owner: Partial) -> None:
-    """From now on, while it lives, refuse clipping by the norm of its part."""
+    """From now on, while it lives, refuse clipping by the norm of its part, and other parts' states."""
     _watched.add(owner)
-    module, name = CLIP
-    present = getattr(module, name)
-    if not hasattr(present, "looks_for_parts"):
-        setattr(module, name, _looking(present))
+    places = ((*CLIP, _looking), (optim.Optimizer, "state_dict", _signed))
+    for place, name, changed in (*places, (optim.Optimizer, "load_state_dict", _comparing)):
+        present = getattr(place, name)
+        if not hasattr(present, "looks_for_parts"):
+            made = changed(present)
+            made.looks_for_parts = True
+            setattr(place, name, made)
 
 
 def _looking(clip: Any) -> Any:
@@ -53,8 +63,42 @@ def _looking(clip: Any) -> Any:
             )
         return clip(parameters, *args, **kwargs)
 
-    clipped.looks_for_parts = True  # type: ignore[attr-defined]
     return clipped
+
+
+def _names(optimizer: optim.Optimizer) -> list[str]:
+    """Those of this rank's parameters that it steps."""
+    name_of: dict[int, str] = {}
+    for owner in _watched:
+        for name, parameter in owner.named_parameters():
+            name_of[id(parameter)] = min(name, name_of.get(id(parameter), name))
+    held = (id(p) for group in optimizer.param_groups for p in group["params"])
+    return [name_of[i] for i in held if i in name_of]
+
+
+def _signed(state_dict: Any) -> Any:
+    @functools.wraps(state_dict)
+    def signed(self: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        found, names = state_dict(self, *args, **kwargs), _names(self)
+        return {**found, OF: names} if names else found
+
+    return signed
+
+
+def _comparing(load_state_dict: Any) -> Any:
+    @functools.wraps(load_state_dict)
+    def compared(self: optim.Optimizer, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        names, given = _names(self), state_dict.get(OF)
+        if names and given is not None and given != names:
+            raise InputError(
+                f"this is the optimizer state of {brief(given)}, and this rank's optimizer steps "
+                f"{brief(names)}: rt.save(folder, optimizer=optimizer) keeps the state of all ranks, and "
+                "rt.load(folder, optimizer=optimizer) gives each rank its own; a state_dict is for the rank "
+                "alone that made it"
+            )
+        return load_state_dict(self, state_dict, *args, **kwargs)
+
+    return compared
 
 
 def refuse_line_search() -> None:
