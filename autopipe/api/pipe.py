@@ -120,8 +120,9 @@ class Pipe(nn.Module, metaclass=_Short):
         raise InputError(
             "a pipe is not to be wrapped in DistributedDataParallel (which Fabric.setup, Accelerator.prepare "
             "and transformers' Trainer do): every rank would train all stages. Leave it out of setup and "
-            "prepare, and train rt = pipe.runtime() with rt.step(...); for replicas of a pipeline, give "
-            "pipe.runtime(mesh=...) and rt.wrap(DistributedDataParallel)"
+            "prepare, and train rt = pipe.runtime() with rt.step(...), or take autopipe.neighbours' "
+            "PipelineTrainer, PipelineAccelerator or FabricPipelineStrategy; for replicas of a pipeline, "
+            "give pipe.runtime(mesh=...) and rt.wrap(DistributedDataParallel)"
         )
 
     @property

@@ -2,8 +2,8 @@
 
 ::
 
-    package.module:factory   a class or function without arguments; returns a model, (model, args)
-                             or (model, args, kwargs)
+    package.module:factory   a model, (model, args) or (model, args, kwargs), or a class or function without
+                             arguments that returns one of these
     path/to/file.py:factory  the same, from a file
     hf:CONFIG                a transformers config.json or a directory that holds one; random weights
     timm:NAME                a timm model without pretrained weights
@@ -22,11 +22,13 @@ import inspect
 import pathlib
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..arguments import brief
 from ..errors import InputError, ModelError
 from ..tracing.inputs.examples import infer
 
@@ -118,8 +120,27 @@ def _tensor(text: str) -> torch.Tensor:
 def _factory(name: str, sizes: Sizes) -> Loaded:
     path, _, attribute = name.rpartition(":")
     module = _from_file(pathlib.Path(path)) if path.endswith(".py") else _from_package(path)
+    found = _attribute(module, path, attribute)
+    is_made = isinstance(found, nn.Module) or not callable(found)
+    made = found if is_made else _make(found, name)
+    model, *rest = made if isinstance(made, tuple) and made else (made,)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{name} {'is' if is_made else 'made'} a {type(model).__name__}, not an nn.Module; return the "
+            "model, or (model, args)"
+        )
+    args, kwargs = rest[0] if rest else (), rest[1] if len(rest) > 1 else {}
+    if len(rest) > 2 or not isinstance(kwargs, Mapping):
+        raise InputError(
+            f"{name} gives {brief([type(x).__name__ for x in made])}; return (model, args, kwargs), the last "
+            "a dict of arguments by name"
+        )
+    return Loaded(model, tuple(args) if isinstance(args, (tuple, list)) else (args,), dict(kwargs))
+
+
+def _attribute(module: Any, path: str, attribute: str) -> Any:
     try:
-        factory = getattr(module, attribute)
+        return getattr(module, attribute)
     except AttributeError:
         known = [
             k
@@ -128,14 +149,6 @@ def _factory(name: str, sizes: Sizes) -> Loaded:
         ]
         offer = f"; it has {', '.join(known[:8])}" if known else ""
         raise InputError(f"{path} has no {attribute!r}{offer}") from None
-    made = _make(factory, name) if not isinstance(factory, nn.Module) else factory
-    model, *rest = made if isinstance(made, tuple) else (made,)
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"{name} made a {type(model).__name__}, not an nn.Module; return the model, or (model, args)"
-        )
-    args = rest[0] if rest else ()
-    return Loaded(model, tuple(args) if isinstance(args, (tuple, list)) else (args,), *rest[1:2])
 
 
 def _make(factory: Any, name: str) -> Any:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import autopipe
 from autopipe.cli.app import app as command_line
+from autopipe.cli.models import load
 from autopipe.cli.output import EXIT_CODES, Told, emit
 from autopipe.schedule import build, to_csv
 
@@ -426,6 +427,21 @@ def test_options_of_a_model_need_one(plan_path):
 def test_debug_shows_the_traceback():
     done = invoke("plan", "no.such:thing", "-n", "2", "--debug")
     assert isinstance(done.exception, autopipe.AutopipeError)
+
+
+def test_a_name_may_be_of_the_model_itself(tmp_path):
+    odd = tmp_path / "odd_things.py"
+    odd.write_text(
+        "import torch\nfrom torch import nn\nmodel = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))\n"
+        "exampled = model, (torch.ones(2, 4),)\nby_name = model, (), {'input': torch.ones(2, 4)}\n"
+        "text = 'model'\ntwo_lists = model, (torch.ones(2, 4),), [1]\nempty = ()\n"
+    )
+    for name, n_args, n_kwargs in (("exampled", 1, 0), ("by_name", 0, 1)):
+        found = load(f"{odd}:{name}")
+        assert (len(found.args), len(found.kwargs)) == (n_args, n_kwargs)
+    for name, says in (("text", "is a str"), ("empty", "is a tuple"), ("two_lists", "a dict of arguments")):
+        with pytest.raises(autopipe.InputError, match=says):
+            load(f"{odd}:{name}")
 
 
 def test_a_model_that_fails_says_whose_error_it_is(tmp_path):
