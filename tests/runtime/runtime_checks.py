@@ -1,8 +1,10 @@
 """What the ranks of the multi-process tests do; each check runs on every rank."""
 
 import copy
+import functools
 import os
 import pathlib
+import re
 import sys
 import time
 
@@ -449,6 +451,39 @@ def sizes_may_take_another_way():
         assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT, source
 
 
+class Longest(nn.Module):
+    """Goes through as many positions as the longest row has, which only the data tell."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+
+    def forward(self, x, lengths):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return sum(x[:, i] for i in range(int(lengths.max())))
+
+
+def outcomes_that_were_not_met_are_told():
+    """What reads otherwise than at capture is refused on every rank, with the line and both values."""
+    world = dist.get_world_size()
+    for source in (None, world - 1):
+        example = (torch.randn(2, 6, 8), torch.tensor([4, 3]))
+        runtime = Runtime(*make(Longest(), example, {}, n_stages=world), loss_fn=F.mse_loss, feed=source)
+        is_given = source in (None, dist.get_rank())
+        for longest in (4, 5, 4):
+            x, target = torch.randn(2, 6, 8), torch.randn(2, 8)
+            step = functools.partial(runtime.step, n_microbatches=1)
+            if is_given:
+                step = functools.partial(step, x, torch.tensor([2, longest]), target=target)
+            if longest == 4:
+                assert step().loss.isfinite()
+                continue
+            with pytest.raises(AutopipeError) as told:
+                step()
+            assert re.search(r"runtime_checks.py:\d+: .*comes out 5 here and was 4 when", str(told.value))
+
+
 def ragged_patches():
     """Images of several sizes: microbatches of equally many samples, and of other shapes."""
     world = dist.get_world_size()
@@ -558,6 +593,7 @@ def everything():
     shapes_may_depend_on_data()
     sizes_may_take_another_way()
     one_rank_feeds()
+    outcomes_that_were_not_met_are_told()
     ragged_patches()
     adversary_on_every_schedule()
     noise_does_not_depend_on_ranks()
