@@ -15,7 +15,7 @@ import torch
 
 from .. import measure
 from ..costs import CostTable
-from ..errors import InputError
+from ..errors import CostError, InputError
 from ..hardware import Device
 from ..schema import load
 from ..tracing import Capture, device_of
@@ -65,10 +65,10 @@ def costs_of(
     """What each op costs at ``dims``: ``costs`` as a verb takes them.
 
     Raises :class:`InputError` for what cannot be measured here, or estimated without a device;
-    :class:`StoreError` for a file that is no cost table.
+    :class:`StoreError` for a file that is no cost table; :class:`CostError` for a table of another graph.
     """
     if isinstance(costs, CostTable):
-        return costs
+        return _whole(costs, captured)
     if costs == "estimated":
         if device is None and device_of(captured.model).type == "meta":
             raise InputError(
@@ -76,7 +76,7 @@ def costs_of(
             )
         return measure.estimate(captured, described(captured, device)[0], dims=dims, dtype=autocast)
     if costs != "measured":
-        return CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}")
+        return _whole(CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}"), captured)
     if any(p.is_meta for p in captured.model.parameters()):
         raise InputError(
             "the model is on the meta device, which cannot be measured; pass costs='estimated' and the "
@@ -95,3 +95,23 @@ def costs_of(
         n_peers=busy_peers(captured, device),
         store=store,
     )
+
+
+def _whole(table: CostTable, captured: Capture) -> CostTable:
+    """The table, if it has a cost for all that the graph computes, at known dims.
+
+    Sizes and parts of values are free.
+    """
+    computed = [op.name for op in captured.ops.compute if op.outputs and op.target != "_operator.getitem"]
+    if missing := [name for name in computed if name not in table.costs]:
+        raise CostError(
+            f"the cost table has no cost for {len(missing)} of the {len(computed)} ops that the graph of "
+            f"{captured.ops.model} computes ({', '.join(missing[:3])}), which would count as free; profile "
+            "the model as it is captured here, the same modules open, or give what is free an OpCost()"
+        )
+    if unsaid := {d.name: d.example for d in captured.ops.dims if d.name not in table.dims}:
+        raise CostError(
+            f"the cost table does not say at which {', '.join(unsaid)} its costs hold; give it the dims of a "
+            f"microbatch, such as dims={unsaid}"
+        )
+    return table

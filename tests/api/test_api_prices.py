@@ -1,0 +1,68 @@
+"""Costs that are given are of the graph that is planned, and of all of it."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import autopipe
+from autopipe import measure
+from autopipe.costs import CostTable, OpCost
+from autopipe.errors import CostError
+
+
+class Glued(nn.Module):
+    """Two leaves, a block of two, sizes, a tuple taken apart, and an op of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(8, 8)
+        self.block = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+
+    def forward(self, x):
+        a, b = self.block(self.first(x)).chunk(2, dim=-1)
+        return self.last((a + b).view(x.shape[0], -1))
+
+
+X = torch.randn(8, 8)
+
+
+def planned(costs, **options) -> autopipe.Plan:
+    return autopipe.plan(Glued(), 2, (X,), costs=costs, n_microbatches=2, **options)
+
+
+@pytest.fixture(scope="module")
+def table() -> CostTable:
+    return measure.estimate(autopipe.capture(Glued(), (X,), closed=["block"]), measure.device("H200"))
+
+
+def test_a_table_of_the_graph_is_taken_as_it_is_and_from_its_file(table, tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(table.to_dict()))
+    for given in (table, str(path)):
+        assert planned(given, closed=["block"]).settings["dims"] == table.dims
+    dims = {"batch": 4}
+    by_hand = {
+        op.name: OpCost(1e-3, 2e-3) for op in autopipe.capture(Glued(), (X,)).ops.compute if op.outputs
+    }
+    assert planned(CostTable(by_hand, dims)).n_stages == 2
+    with pytest.raises(CostError, match="at which batch its costs hold"):
+        planned(CostTable(by_hand))
+
+
+@pytest.mark.parametrize("left", [0, 1, -1])
+def test_ops_that_a_table_lacks_are_no_free_ones(table, left, tmp_path):
+    some = dict(list(table.costs.items())[:left])
+    path = tmp_path / "costs.json"
+    lacking = dataclasses.replace(table, costs=some)
+    path.write_text(json.dumps(lacking.to_dict()))
+    for given in (lacking, str(path)):
+        with pytest.raises(CostError, match=r"has no cost for \d of the \d ops .* would count as free"):
+            planned(given, closed=["block"])
+
+
+def test_a_table_of_other_open_modules_is_refused(table):
+    with pytest.raises(CostError, match=r"block_0|block_1"):
+        planned(table, open=["block"])
