@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..runtime import Runtime
+from ..torch_private import pytree
 
 __all__ = ["PipelineModule"]
 
@@ -30,7 +31,8 @@ class PipelineModule(nn.Module):
     """``loss = module(**batch); loss.backward()``, where the module is a split model.
 
     Called in training with gradients on, it runs a step of the pipeline and keeps its gradients aside; the
-    loss's backward adds them, times whatever the loss was multiplied by, to the parameters' own. Otherwise it
+    loss's backward adds them, times whatever the loss was multiplied by, to the parameters' own, and hands on
+    those of inputs that require a gradient. Otherwise it
     gives the loss alone. Its parameters are this rank's, under the model's names; its mode is the model's.
     Every rank calls it with the same batch, as :meth:`autopipe.runtime.Runtime.step` is called.
 
@@ -69,6 +71,7 @@ class PipelineModule(nn.Module):
         before = [p.grad for p in parameters]
         for parameter in parameters:
             parameter.grad = None
+        inputs, own, (args, kwargs) = _cut_off((args, kwargs))
         try:
             loss = self.runtime.step(*args, **kwargs).loss
             made = [p.grad for p in parameters]
@@ -77,7 +80,8 @@ class PipelineModule(nn.Module):
                 parameter.grad = grad
         # the graph wants something that requires a gradient, also where this rank has no parameters
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
-        made_loss: Tensor = _Loss.apply(anchor, loss, _Made(parameters, made))
+        given = _Made(parameters, made, [x.grad for x in own])
+        made_loss: Tensor = _Loss.apply(anchor, loss, given, *inputs)
         return made_loss
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
@@ -105,15 +109,28 @@ class PipelineModule(nn.Module):
         )
 
 
-class _Made:
-    """The gradients of one step, to be given to its parameters once."""
+def _cut_off(given: Any) -> tuple[list[Tensor], list[Tensor], Any]:
+    """The tensors that require a gradient, leaves in their places, and what was given with these instead."""
+    leaves, structure = pytree.tree_flatten(given)
+    tracked = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad]
+    before = [leaves[i] for i in tracked]
+    for i in tracked:
+        leaves[i] = leaves[i].detach().requires_grad_()
+    return before, [leaves[i] for i in tracked], pytree.tree_unflatten(leaves, structure)
 
-    def __init__(self, parameters: list[nn.Parameter], grads: list[Tensor | None]) -> None:
-        self._parameters, self._grads = parameters, grads
+
+class _Made:
+    """The gradients of one step, to be given to its parameters once; those of its inputs are returned."""
+
+    def __init__(
+        self, parameters: list[nn.Parameter], grads: list[Tensor | None], inputs: list[Tensor | None]
+    ) -> None:
+        self._parameters, self._grads, self._inputs = parameters, grads, inputs
+        self._is_given = False
 
     @torch.no_grad()
-    def give(self, factor: Tensor) -> None:
-        if not self._grads:
+    def give(self, factor: Tensor) -> list[Tensor | None]:
+        if self._is_given:
             raise InputError(
                 "backward of this loss has run before; call the module again for other gradients"
             )
@@ -122,18 +139,19 @@ class _Made:
                 continue
             grad.mul_(factor.to(grad.dtype))
             parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
-        self._grads = []
+        self._is_given, self._grads = True, []
+        inputs, self._inputs = self._inputs, []
+        return [None if grad is None else grad * factor.to(grad.dtype) for grad in inputs]
 
 
 class _Loss(torch.autograd.Function):
     """The loss, whose backward gives a step's gradients to the parameters."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, loss: Tensor, made: _Made) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, loss: Tensor, made: _Made, *inputs: Tensor) -> Tensor:
         ctx.made = made
         return loss.detach().clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[None, None, None]:
-        ctx.made.give(grads[0])
-        return None, None, None
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return (None, None, None, *ctx.made.give(grads[0]))

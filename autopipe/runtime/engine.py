@@ -39,7 +39,7 @@ from .reduce.parallel import ReplicaDims, Replicas
 from .reduce.partial import watch
 from .reduce.precision import autocast_context, placeholder
 from .reduce.ties import TieSum, find_ties, learned
-from .stage.crew import gathered, make_workers, wrap_all
+from .stage.crew import check_replicas, gathered, make_workers, wrap_all
 from .stage.initialise import initialise
 from .stage.loss import Loss
 from .stage.setup import card, check_same, pick_device, place, sections_of
@@ -220,6 +220,8 @@ class Engine:
         """Put every stage's worker behind what ``wrapper`` makes of it; ties follow replaced parameters."""
         is_as_captured = not self.capture.standing.changed()
         replaced = wrap_all(self.workers, wrapper, self.rank)
+        if self.peers is not None:
+            check_replicas(self.workers, pipeline_ranks(self.options.mesh, self.plan.n_ranks))
         self.was_wrapped = True
         Replicas.join([worker.replicas for worker in self.workers.values()])
         self._programs.clear()

@@ -305,6 +305,12 @@ def model_of_another_job():
     train(rt, sgd(rt.parameters()))
 
 
+def replicas_of_other_stages():
+    """DistributedDataParallel over all ranks, as it is without a group."""
+    _, _, rt = split()
+    rt.wrap(nn.parallel.DistributedDataParallel)
+
+
 def step_of_the_pipe():
     _, pipe, _ = split()
     assert not hasattr(pipe, "clip_grad_norm_")
@@ -324,6 +330,7 @@ REFUSED = {
     "accumulated_tensors": "batch 0 of accumulate",
     "accumulated_mapping": "batch 0 of accumulate",
     "model_of_another_job": r"rt\.wrap",
+    "replicas_of_other_stages": "'pp' dim",
 }
 REFUSED_ON_RANKS = {
     **REFUSED,
@@ -346,7 +353,7 @@ HABITS = [
     loss_that_needs_no_target, step_of_the_pipe, accumulated_tensors, accumulated_mapping, accumulated_lists,
     step_without_a_target, own_loss_without_a_target, all_frozen, order_that_parts_later,
 ]  # fmt: skip
-ON_RANKS = [model_of_another_job]
+ON_RANKS = [model_of_another_job, replicas_of_other_stages]
 
 
 if __name__ == "__main__":

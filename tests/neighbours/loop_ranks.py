@@ -62,6 +62,26 @@ def hold(folder, name, weights, atol=1e-5):
     torch.testing.assert_close(dict(weights), torch.load(file), atol=atol, rtol=atol)
 
 
+def upstream(folder):
+    """What the module's inputs are made of gets its gradients in the loss's backward, with its factor."""
+    from autopipe.neighbours.module import PipelineModule
+
+    def body():
+        torch.manual_seed(1)
+        return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+
+    torch.manual_seed(0)
+    ahead, x, error = torch.nn.Linear(8, 8), torch.randn(4, 8), torch.nn.functional.mse_loss
+    if IS_PLAIN:
+        (3 * error(body()(ahead(x)), x)).backward()
+    else:
+        pipe = autopipe.split(body(), 2, (x,), n_microbatches=2, costs="estimated", balance="uniform")
+        loss = 3 * PipelineModule(pipe.runtime(error))(ahead(x), target=x)
+        assert ahead.weight.grad is None
+        loss.backward()
+    hold(folder, "upstream", {name: p.grad for name, p in ahead.named_parameters()})
+
+
 def plainly(folder):
     """The user's own loop: accumulation by dividing the loss, and a scaled loss."""
     pipe, module = (None, model()) if IS_PLAIN else piped()
@@ -88,6 +108,7 @@ def plainly(folder):
         with pytest.raises(autopipe.InputError, match=r"runtime\.load"):
             module.load_state_dict({})
     hold(folder, "plainly", module.state_dict() if IS_PLAIN else pipe.merge().state_dict())
+    upstream(folder)
 
 
 def accelerated(folder, precision="no"):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ... import accelerator
@@ -97,6 +98,20 @@ def wrap_all(
                     "stage per rank"
                 )
     return replaced
+
+
+def check_replicas(workers: Mapping[int, Worker], ranks: Sequence[int]) -> None:
+    """Raise :class:`InputError` where a stage is averaged with other stages of its own pipeline."""
+    for worker in workers.values():
+        ddp = worker.replicas.ddp
+        group = [] if ddp is None else dist.get_process_group_ranks(ddp.process_group)
+        if len(set(group) & set(ranks)) > 1:
+            raise InputError(
+                f"stage {worker.stage.index} is wrapped in DistributedDataParallel over ranks {group}, but "
+                f"the pipeline's, {list(ranks)}, hold other stages and not replicas of it: make a mesh with "
+                "a 'pp' dim, pipe.runtime(mesh=mesh), and wrap with process_group=mesh.get_group('dp'); "
+                "without replicas leave it out"
+            )
 
 
 def gathered(
