@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial, partialmethod
 from typing import Any
 
 from .cells import content
 
-__all__ = ["is_foreign", "is_users", "named", "names_in"]
+__all__ = ["come_to", "is_foreign", "is_users", "named", "names_in"]
 
 _FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "abc", "logging", "threading")
 _STDLIB = sysconfig.get_path("stdlib")
@@ -110,6 +110,30 @@ class _Walk:
         new = (known.keys() & asked) - names
         names |= new
         self.waiting += [known[n] for n in new]
+
+
+def come_to(start: Iterable[str], classes: Sequence[type]) -> frozenset[str]:
+    """The names in classes that code may come to from methods of these names on, from each to the next."""
+    names = set(start)
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        for value in [vars(cls)[name] for cls in classes if name in vars(cls)]:
+            new = {n for code in _codes(value) for n in names_in(code)} - names
+            names |= new
+            waiting += new
+    return frozenset(names)
+
+
+def _codes(value: Any) -> Iterator[types.CodeType]:
+    """The code of a method or property, and of what it wraps."""
+    waiting = [value.fget, value.fset] if isinstance(value, property) else [getattr(value, "__func__", value)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(code := getattr(part, "__code__", None), types.CodeType):
+            yield code
+        if (inner := getattr(part, "__wrapped__", getattr(part, "func", None))) is not None:
+            waiting.append(inner)
 
 
 _asked: dict[int, tuple[types.CodeType, frozenset[str]]] = {}

@@ -22,6 +22,7 @@ from ...torch_private import CALL_HOOK, GLOBAL_HOOKS
 from ..calls import regions
 from ..calls.call import Call, Recording
 from .cells import Cell, content
+from .codes import come_to, names_in
 from .reach import HOOKS, Reached, reached
 from .reads import Flag
 
@@ -31,7 +32,10 @@ Read = Callable[[], tuple[Any, ...]]
 _SIMPLE = (int, float, str, bytes, bool, type(None), tuple)
 _HELD = ("_parameters", "_buffers", "_modules")
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
-_OF_CLASSES = ("__call__", "__getattr__", "__setattr__", "__iter__", "__len__", "__getitem__", "__contains__")
+_CALLED_BY_PYTHON = (
+    "forward", "__call__", "__getattr__", "__getattribute__", "__setattr__", "__iter__", "__len__",
+    "__getitem__", "__contains__", "__bool__", "__enter__", "__exit__",
+)  # fmt: skip
 _MOST_KNOWN = 4
 """How many states are remembered beside the recorded one that made no difference."""
 
@@ -286,8 +290,13 @@ def _beside(found: Reached) -> Iterator[tuple[str, str, Read]]:
     for path, name, cell in found.cells:
         if _is_value(content(cell)):
             yield path, name, functools.partial(_content, cell)
+    helpers = [known[k] for _, _, known, names in found.files for k in names]
+    called = (names_in(h.__code__) for h in helpers if isinstance(h, types.FunctionType))
+    start = frozenset(_CALLED_BY_PYTHON).union(*called)
+    run = come_to(start, [cls for _, _, cls in found.classes])
     for path, name, cls in found.classes:
-        asked = tuple(k for k in vars(cls) if not k.startswith("__") or k in _OF_CLASSES)
+        held = vars(cls).items()
+        asked = tuple(k for k, v in held if k in run or (not k.startswith("__") and _is_value(v)))
         yield path, f"an attribute of class {name}", functools.partial(_of_class, vars(cls), asked)
 
 
