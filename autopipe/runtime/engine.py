@@ -65,6 +65,7 @@ class Engine:
     Attributes
     ----------
     rank: within the pipeline. stages, workers: those of this process. peers: None when it holds all stages.
+    modules: all that its stages hold, which take long to find.
     records: (start, duration, clock) of recent training steps.
     frees: whether weights that only others train are given back.
     turn: held by the thread that uses the runtime.
@@ -148,6 +149,7 @@ class Engine:
         """Make all that depends on which stages there are and where."""
         capture, plan, options, stages = self.capture, self.plan, self.options, self.all_stages
         self._absent = absent(capture, self.stages, stages)
+        self.modules = tuple({m: None for stage in self.stages for m in stage.modules()})
         is_one = self.peers is not None and self.replica_dims.n == 1
         own = learned(options.loss_fn, capture.model, plan.n_ranks) if is_one else ()
         self.loss.trains = {id(t.parameter) for t in own} if plan.n_ranks > 1 and self.peers else None

@@ -209,7 +209,8 @@ class Runner:
         """
         if self.engine.was_wrapped:
             return
-        own = {id(p): p for stage in self.engine.stages for p in stage.parameters()}
+        held = (p for m in self.engine.modules for p in m._parameters.values() if p is not None)
+        own = {id(p): p for p in held}
         yield from (p for i, p in own.items() if i not in self.engine.tied)
 
     def _share(self, counted: float) -> Tensor:

@@ -209,17 +209,17 @@ class Peers(Talk):
         waited for the one before to begin.
         """
         began_s = time.perf_counter()
-        mine = torch.tensor([step, zlib.crc32(all_words.encode()), checksum], device="cpu")
+        mine = [step, zlib.crc32(all_words.encode()), checksum]
         theirs = self._of_before(mine)
         before = (self.rank - 1) % self.n_ranks
-        if torch.equal(mine, theirs):
+        if mine == theirs:
             return time.perf_counter() - began_s
-        if int(theirs[2]) == REFUSED and (cause := self.watch.cause()) is not None:
+        if theirs[2] == REFUSED and (cause := self.watch.cause()) is not None:
             raise StepError(cause)
-        other = "other values" if torch.equal(mine[:2], theirs[:2]) else "something else"
+        other = "other values" if mine[:2] == theirs[:2] else "something else"
         # what is no step's sign is of a call that this rank does not make now
-        is_step = abs(int(theirs[0]) - step) <= MOST_AHEAD
-        does = f"begins step {int(theirs[0])} with {other}" if is_step else "is at another call"
+        is_step = abs(theirs[0] - step) <= MOST_AHEAD
+        does = f"begins step {theirs[0]} with {other}" if is_step else "is at another call"
         message = (
             f"rank {self.rank} begins step {step} {words}; rank {before} {does}; step, evaluate, save, merge "
             "and report on every rank alike (not under `if rank == 0`), with the same batches in the same "
@@ -235,8 +235,8 @@ class Peers(Talk):
         """
         words = f"{type(error).__name__}: {error}"
         try:
-            mine = torch.tensor([step, zlib.crc32(words.encode()), REFUSED], device="cpu")
-            if torch.equal(mine, self._of_before(mine)):
+            mine = [step, zlib.crc32(words.encode()), REFUSED]
+            if mine == self._of_before(mine):
                 raise error
         except (RuntimeError, ConnectionError, StepError) as lost:
             if lost is not error:
@@ -244,17 +244,18 @@ class Peers(Talk):
             raise
         self.fail(error)
 
-    def _of_before(self, mine: Tensor) -> Tensor:
+    def _of_before(self, mine: Sequence[int]) -> list[int]:
         """What the rank before this one shows while this one shows ``mine`` to the one after."""
         self.watch.raise_if_failed()
         before, after = (self.rank - 1) % self.n_ranks, (self.rank + 1) % self.n_ranks
         self.position.waits_for = before
-        theirs = torch.empty_like(mine)
-        arriving, leaving = self.control.recv(theirs, before), self.control.send(mine, after)
+        shown = torch.tensor(mine, device="cpu")
+        theirs = torch.empty_like(shown)
+        arriving, leaving = self.control.recv(theirs, before), self.control.send(shown, after)
         arriving.wait(FOREVER)
         leaving.wait(FOREVER)
         self.position.waits_for = -1
-        return theirs
+        return theirs.tolist()  # type: ignore[no-any-return]
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """``tensor`` of pipeline rank ``source``, on every rank."""

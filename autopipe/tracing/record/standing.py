@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ...errors import InputError
-from ...torch_private import CALL_HOOK, GLOBAL_HOOKS
+from ...torch_private import CALL_HOOK, GLOBAL_HOOKS, UnseenByFunctions
 from ..calls import regions
 from ..calls.call import Call, Recording
 from .cells import Cell, content
@@ -151,8 +151,7 @@ class Standing:
 
     def _cast_anew(self) -> list[Change]:
         """The autocast and default dtype in force, where they are new and matter."""
-        now = _casts()
-        if not self.dtypes or now in self.casts:
+        if not self.dtypes or (now := _casts()) in self.casts:
             return []
         shown = ", ".join(f"{device} to {dtype}" for device, enabled, dtype, _ in now[0] if enabled) or "off"
         return [Change(f"autocast ({shown}; default dtype {now[1]})", Kind.CAST)]
@@ -243,14 +242,15 @@ def _kinds(model: nn.Module) -> tuple[Any, ...]:
     """Dtype and ``requires_grad`` of every parameter, without the names that ``parameters()`` makes."""
     out: list[Any] = []
     ahead, seen = [model], {model}
-    while ahead:
-        module = ahead.pop()
-        for p in module._parameters.values():
-            if p is not None:
-                out += p.dtype, p.requires_grad
-        inside = [m for m in module._modules.values() if m is not None and m not in seen]
-        seen.update(inside)
-        ahead += inside
+    with UnseenByFunctions():  # weights that another rank trains would each answer at length
+        while ahead:
+            module = ahead.pop()
+            for p in module._parameters.values():
+                if p is not None:
+                    out += p.dtype, p.requires_grad
+            inside = [m for m in module._modules.values() if m is not None and m not in seen]
+            seen.update(inside)
+            ahead += inside
     return tuple(out)
 
 
