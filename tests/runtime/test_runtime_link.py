@@ -12,8 +12,10 @@ from autopipe.errors import StepError
 from autopipe.runtime.wire import link as links_module
 from autopipe.runtime.wire.announcement import Announcement, Form
 from autopipe.runtime.wire.aside import aside
-from autopipe.runtime.wire.board import Board, StoreGone
+from autopipe.runtime.wire.board import Board, StoreGone, StoreSilent
+from autopipe.runtime.wire.failure import POLL_S, Watch
 from autopipe.runtime.wire.link import LINK_BYTES, Link, connect
+from autopipe.runtime.wire.position import Patience, Position
 
 
 def board_of(store):
@@ -198,18 +200,67 @@ def test_what_others_write_in_the_store_is_not_there():
     assert Board(store, "other", lambda: 10.0).look("error") is None
 
 
-def test_a_store_that_does_not_answer_stops_nobody():
+def test_a_store_that_does_not_answer_stops_nobody_and_may_answer_again():
     board = board_of(dist.HashStore())
     board._answer_s = lambda: 0.2
     answers, began = threading.Event(), time.monotonic()
     try:
-        with pytest.raises(StoreGone):
+        with pytest.raises(StoreSilent, match=r"has not answered for \d.*too much to do"):
             board._ask(lambda store: answers.wait(60))
-        with pytest.raises(StoreGone):
+        with pytest.raises(StoreSilent):
             board.look("error")
         assert time.monotonic() - began < 30
     finally:
         answers.set()
+    board._answer_s = lambda: 60.0
+    assert board._late.is_done.wait(60)
+    assert board.post_first("error", "ours") == "ours"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            dist.DistNetworkError("Broken pipe\nframe #0"),
+            r"^the process that hosts the store is gone \(rank 0",
+        ),
+        (ConnectionResetError("by peer"), r"^the process that hosts the store is gone \(rank 0"),
+        (
+            dist.DistStoreError("wait timeout\nframe"),
+            r"^the job's store failed: DistStoreError: wait timeout$",
+        ),
+        (ValueError("odd"), r"^the job's store failed: ValueError: odd$"),
+    ],
+)
+def test_a_store_that_is_lost_is_told_from_one_that_fails(error, told):
+    def fail(store):
+        raise error
+
+    with pytest.raises(StoreGone, match=told) as found:
+        board_of(dist.HashStore())._ask(fail)
+    assert not isinstance(found.value, StoreSilent)
+
+
+def test_a_silent_store_ends_no_rank_that_waits_for_nobody():
+    store, answers, aborted = dist.HashStore(), threading.Event(), threading.Event()
+    board, theirs = board_of(store), board_of(store)
+    board._answer_s = lambda: 0.2
+    position = Position()
+    watch = Watch(
+        board, 0, 2, position=lambda: position, abort=aborted.set, patience=Patience(0.2, 0.1)
+    )  # fmt: skip
+    try:
+        with pytest.raises(StoreSilent):
+            board._ask(lambda store: answers.wait(60))
+        assert not aborted.wait(4 * POLL_S)
+        assert watch.failure is None
+        position.waits_for = 1  # whether that rank is alive cannot be asked
+        assert aborted.wait(60)
+        assert "has not answered" in watch.failure
+    finally:
+        answers.set()
+        watch.close()
+    assert theirs.look("error") is None
 
 
 def test_a_store_that_cannot_be_connected_to_stops_nobody():

@@ -23,7 +23,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from ...errors import StoreError
 from ...torch_private import default_store
 from ..wire.board import Board, StoreGone
-from ..wire.failure import HOST_GONE
 from ..wire.values import Unfit, dumps, loads
 from .cargo import whole
 from .tensorfile import bytes_of, of_text, text_of
@@ -209,6 +208,6 @@ class Words:
                 time.sleep(POLL_S)
             self._board.count(f"{name}/heard", 1)
         except StoreGone as error:
-            raise StoreError(f"{path}: whether it is saved nobody tells, since {HOST_GONE}") from error
+            raise StoreError(f"{path}: whether it is saved nobody tells, since {error}") from error
         if fault:
             raise StoreError(fault)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,20 +17,30 @@ import torch.distributed as dist
 
 from .key import Seal, attempt, job_key
 
-__all__ = ["Board", "StoreGone"]
+__all__ = ["Board", "StoreGone", "StoreSilent"]
 
 T = TypeVar("T")
 
 
+HOST = "the process that hosts the store"
+WHICH = "(rank 0 of the job, or its launcher)"
+
+
 class StoreGone(RuntimeError):
-    """The store does not answer: its host is gone or stopped."""
+    """The store cannot be asked; says why, and where to look."""
+
+
+class StoreSilent(StoreGone):
+    """It has not answered in time, and yet may: its host is stopped, or has too much to do."""
 
 
 class Board:
     """A corner of the job's store for one pipeline: ``name`` and the attempt keep it from others'.
 
     A thread of its own asks the store, so that a host that is stopped stops nobody: past ``answer_s()``
-    seconds every call raises :class:`StoreGone`. Texts that were not sealed with the job's key are not there.
+    seconds a call raises :class:`StoreSilent`, and so does every other at once until that is answered. One
+    whose store is lost raises :class:`StoreGone`. Texts that were not sealed with the job's key are not
+    there.
     """
 
     def __init__(self, store: Any, name: str, answer_s: Callable[[], float]) -> None:
@@ -37,7 +48,7 @@ class Board:
         self.seal = Seal(job_key(), self.name)
         self._answer_s = answer_s
         self._asked: queue.SimpleQueue[_Ask | None] = queue.SimpleQueue()
-        self._is_gone = False
+        self._late: _Ask | None = None
         args = (store, self.name, self._asked)
         threading.Thread(target=_answer, args=args, name="autopipe board", daemon=True).start()
         weakref.finalize(self, self._asked.put, None)
@@ -71,15 +82,24 @@ class Board:
         return int(self._ask(lambda store: store.add(key, n)))
 
     def _ask(self, question: Callable[[Any], T]) -> T:
-        if self._is_gone:
-            raise StoreGone("the store does not answer")
-        ask = _Ask(question)
-        self._asked.put(ask)
-        if not ask.is_done.wait(self._answer_s()):
-            self._is_gone = True
-            raise StoreGone("the store does not answer")
+        late, limit_s = self._late, self._answer_s()
+        if late is None or late.is_done.is_set():
+            ask = _Ask(question)
+            self._asked.put(ask)
+            late = None if ask.is_done.wait(limit_s) else ask
+            self._late = late
+        if late is not None:
+            raise StoreSilent(
+                f"{HOST} has not answered for {time.monotonic() - late.asked_s:.1f} s {WHICH}, the limit is "
+                f"{limit_s:.1f} s (stall_limit_s): it is stopped, or its machine has too much to do"
+            )
+        if isinstance(ask.error, (ConnectionError, dist.DistNetworkError)):
+            raise StoreGone(f"{HOST} is gone {WHICH}; look at its log") from ask.error
         if ask.error is not None:
-            raise StoreGone(str(ask.error)) from ask.error
+            first_line = str(ask.error).partition("\n")[0]  # torch's have the stack below it
+            raise StoreGone(
+                f"the job's store failed: {type(ask.error).__name__}: {first_line}"
+            ) from ask.error
         return ask.answer
 
 
@@ -93,6 +113,7 @@ class _Ask:
 
     def __init__(self, question: Callable[[Any], Any]) -> None:
         self.question, self.is_done = question, threading.Event()
+        self.asked_s = time.monotonic()
         self.answer: Any = None
         self.error: Exception | None = None
 

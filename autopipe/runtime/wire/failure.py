@@ -20,11 +20,11 @@ from typing import TypeVar
 import msgspec
 
 from ...errors import StepError
-from .board import Board, StoreGone
+from .board import Board, StoreGone, StoreSilent
 from .key import KEY_VARIABLE
 from .position import Patience, Position
 
-__all__ = ["HOST_GONE", "Watch", "first_difference", "roll_call"]
+__all__ = ["Watch", "first_difference", "roll_call"]
 
 T = TypeVar("T")
 POLL_S = 0.5
@@ -35,7 +35,6 @@ SIGN_OF_LIFE_S = 10 * POLL_S
 """A rank that published nothing for this long, while others wait, counts as dead or frozen."""
 LEAVE_S = 3 * POLL_S
 """How long the store's host waits at most for the others to know that it leaves."""
-HOST_GONE = "the process that hosts the store is gone or stopped (rank 0 of the job, or its launcher)"
 LIFELESS = "shows no sign of life (killed or stopped, or its host is)"
 LIMIT = "(stall_limit_s)"
 IDLE_FACTOR = 10.0
@@ -235,8 +234,8 @@ class Watch:
             if position.waits_for >= 0 and quiet_s > self._patience.limit_s:
                 try:
                     self.failure = self._judge(position, quiet_s)
-                except StoreGone:
-                    self.failure = HOST_GONE
+                except StoreGone as error:
+                    self.failure = str(error)
             elif position.is_at_work and quiet_s > self._own_limit_s:
                 self.failure = self.publish(self._stuck(self._rank, position.words, quiet_s))
 
@@ -261,8 +260,8 @@ class Watch:
             if found is not None:
                 self._board.count("done with the store", 1)
                 self._host_left = f"rank {self._host} {found}"
-        except StoreGone:
-            self.failure = HOST_GONE
+        except StoreGone as error:
+            self._note_lost_store(error)
         return bool(self._host_left)
 
     def _look(self) -> str | None:
@@ -270,16 +269,22 @@ class Watch:
             return self._host_left
         try:
             return self._board.look("error")
-        except StoreGone:
-            return HOST_GONE
+        except StoreSilent:
+            return None  # no harm to who needs nobody; who waits for a rank then cannot judge it
+        except StoreGone as error:
+            return str(error)
+
+    def _note_lost_store(self, error: StoreGone) -> None:
+        if not isinstance(error, StoreSilent):
+            self.failure = str(error)
 
     def _tell(self, position: Position, quiet_s: float) -> None:
         self._n_told += 1
         report = Sign(self._n_told, str(position.words), position.waits_for, position.is_idle, quiet_s)
         try:
             self._board.post(f"position/{self._rank}", msgspec.json.encode(report).decode())
-        except StoreGone:
-            self.failure = HOST_GONE
+        except StoreGone as error:
+            self._note_lost_store(error)
 
     def _judge(self, position: Position, quiet_s: float) -> str | None:
         """Follow who waits for whom to the rank that holds everybody up, and publish it; None to wait on."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ...errors import StepError
 from ...torch_private import default_store
-from .board import Board, StoreGone
+from .board import Board, StoreGone, StoreSilent
 
 __all__ = ["SILENCE_S", "Parley"]
 
@@ -59,8 +59,9 @@ class Parley:
             n += 1
             try:
                 self._board.post(f"alive/{self.rank}", str(n))
-            except StoreGone:
-                return  # who asks the board next says so
+            except StoreGone as error:
+                if not isinstance(error, StoreSilent):
+                    return  # who asks the board next says so
             if self._stop.wait(SIGN_S):
                 return
 
@@ -99,10 +100,7 @@ class Parley:
         try:
             return question()
         except StoreGone as error:
-            raise StepError(
-                "the process that hosts the store is gone or stopped (rank 0 of the job, or its launcher); "
-                "look at its log"
-            ) from error
+            raise StepError(str(error)) from error
 
     def _check(self, source: int, words: str) -> None:
         sign = self._ask(lambda: self._board.look(f"alive/{source}"))

@@ -26,7 +26,7 @@ from ...errors import AutopipeError, InputError, PlanError, StepError
 from ...torch_private import default_store
 from .aside import aside
 from .board import Board, StoreGone
-from .failure import HOST_GONE, Watch, first_difference, roll_call
+from .failure import Watch, first_difference, roll_call
 from .group import FOREVER, Group, HostGroup, break_group, make_group
 from .link import Link, connect
 from .position import OUTSIDE, Patience, Position
@@ -98,7 +98,7 @@ class Peers(Talk):
             self.store: Any = self.board.connection()
             self.cards = self._compare(card, patience.limit_s)
         except StoreGone as error:
-            raise StepError(f"{HOST_GONE}; look at its log") from error
+            raise StepError(str(error)) from error
         self._connect_s = patience.limit_s
         self._links: dict[int, Link] = {}
         self._groups: list[Group] = []
@@ -255,7 +255,7 @@ class Peers(Talk):
         arriving.wait(FOREVER)
         leaving.wait(FOREVER)
         self.position.waits_for = -1
-        return theirs.tolist()  # type: ignore[no-any-return]
+        return theirs.tolist()
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """``tensor`` of pipeline rank ``source``, on every rank."""

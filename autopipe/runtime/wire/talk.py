@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...errors import StepError
 from .board import Board, StoreGone
-from .failure import HOST_GONE, Watch
+from .failure import Watch
 from .group import FOREVER, HostGroup
 from .position import Position
 
@@ -118,7 +118,7 @@ class Talk:
                 looks = [functools.partial(self.board.look, f"{turn}/{r}") for r in range(self.n_ranks)]
                 found = [self.watch.await_aside(r, look, words) for r, look in enumerate(looks)]
             except StoreGone as error:
-                raise StepError(f"{HOST_GONE}; look at its log") from error
+                raise StepError(str(error)) from error
             return [msgspec.json.decode(text, type=kind) for text in found]
 
         return exchange
