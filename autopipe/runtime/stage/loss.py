@@ -89,7 +89,7 @@ class Loss:
                 "the loss does not require a gradient: loss_fn does not use the output, or every parameter "
                 "it depends on is frozen; let one train, or take the loss alone with evaluate()"
             )
-        if self._looks:
+        if self._looks and torch.is_grad_enabled():  # not where a stage that recomputes only looks ahead
             self._looks = False
             self._refuse_others(loss, ends)
         if self._step is not None and m < 2:
