@@ -68,7 +68,7 @@ def costs_of(
     :class:`StoreError` for a file that is no cost table; :class:`CostError` for a table of another graph.
     """
     if isinstance(costs, CostTable):
-        return _whole(costs, captured)
+        return _whole(costs, captured, dims)
     if costs == "estimated":
         if device is None and device_of(captured.model).type == "meta":
             raise InputError(
@@ -76,7 +76,9 @@ def costs_of(
             )
         return measure.estimate(captured, described(captured, device)[0], dims=dims, dtype=autocast)
     if costs != "measured":
-        return _whole(CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}"), captured)
+        return _whole(
+            CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}"), captured, dims
+        )
     if any(p.is_meta for p in captured.model.parameters()):
         raise InputError(
             "the model is on the meta device, which cannot be measured; pass costs='estimated' and the "
@@ -97,10 +99,10 @@ def costs_of(
     )
 
 
-def _whole(table: CostTable, captured: Capture) -> CostTable:
+def _whole(table: CostTable, captured: Capture, dims: Mapping[str, int]) -> CostTable:
     """The table, if it has a cost for all that the graph computes, at known dims.
 
-    Sizes and parts of values are free.
+    Sizes and parts of values are free. Warns where a microbatch of the example has other ``dims``.
     """
     computed = [op.name for op in captured.ops.compute if op.outputs and op.target != "_operator.getitem"]
     if missing := [name for name in computed if name not in table.costs]:
@@ -114,4 +116,15 @@ def _whole(table: CostTable, captured: Capture) -> CostTable:
             f"the cost table does not say at which {', '.join(unsaid)} its costs hold; give it the dims of a "
             f"microbatch, such as dims={unsaid}"
         )
+    if others := {name: table.dims[name] for name, size in dims.items() if table.dims[name] != size}:
+        _logger.warning(
+            "the cost table holds for a microbatch of %s, and one of the example has %s: the plan's times "
+            "and bytes are those of the table's; profile the model with n_microbatches as the plan's",
+            _shown(others),
+            _shown({name: dims[name] for name in others}),
+        )
     return table
+
+
+def _shown(dims: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in dims.items())

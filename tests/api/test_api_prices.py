@@ -52,6 +52,14 @@ def test_a_table_of_the_graph_is_taken_as_it_is_and_from_its_file(table, tmp_pat
         planned(CostTable(by_hand))
 
 
+def test_costs_of_other_microbatches_are_told(table, caplog):
+    planned(table, closed=["block"])
+    assert "microbatch of batch 8, and one of the example has batch 4" in caplog.text
+    caplog.clear()
+    planned(dataclasses.replace(table, dims={"batch": 4}), closed=["block"])
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("left", [0, 1, -1])
 def test_ops_that_a_table_lacks_are_no_free_ones(table, left, tmp_path):
     some = dict(list(table.costs.items())[:left])
