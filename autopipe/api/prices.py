@@ -102,9 +102,15 @@ def costs_of(
 def _whole(table: CostTable, captured: Capture, dims: Mapping[str, int]) -> CostTable:
     """The table, if it has a cost for all that the graph computes, at known dims.
 
-    Sizes and parts of values are free. Warns where a microbatch of the example has other ``dims``.
+    Sizes and parts of values are free, as is what only one mode or another outcome runs, which a profile of
+    the other has not met. Warns where a microbatch of the example has other ``dims``.
     """
-    computed = [op.name for op in captured.ops.compute if op.outputs and op.target != "_operator.getitem"]
+    always = set.intersection(*({node.name for node in graph.nodes} for graph in captured.graphs.values()))
+    computed = [
+        op.name
+        for op in captured.ops.compute
+        if op.name in always and op.outputs and op.target != "_operator.getitem"
+    ]
     if missing := [name for name in computed if name not in table.costs]:
         raise CostError(
             f"the cost table has no cost for {len(missing)} of the {len(computed)} ops that the graph of "

@@ -30,7 +30,9 @@ def test_more_stages_than_the_model_can_be_cut_into():
 
 
 def test_no_memory_at_all_is_no_plan():
-    with pytest.raises(InfeasibleError, match=r"the 2 ranks hold 0 B together.*at least .* on each rank would be needed"):
+    with pytest.raises(
+        InfeasibleError, match=r"the 2 ranks hold 0 B together.*at least .* on each rank would be needed"
+    ):
         autopipe.split(mlp(), 2, (torch.randn(2, 4),), costs="estimated", memory_limit=0)
 
 

@@ -52,6 +52,27 @@ def test_a_table_of_the_graph_is_taken_as_it_is_and_from_its_file(table, tmp_pat
         planned(CostTable(by_hand))
 
 
+class Moded(nn.Module):
+    """A layer that training alone runs, and one of evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+
+    def forward(self, x):
+        first, learnt, shown, last = self.layers
+        return last(learnt(first(x)) if self.training else shown(first(x)))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_profile_of_one_mode_is_a_whole_table(training):
+    captured = autopipe.capture(Moded(), (X,))
+    costs = autopipe.profile(captured, n_microbatches=2, training=training)
+    plan = autopipe.plan(captured, 2, costs=costs, n_microbatches=2)
+    assert {op.name for op in captured.ops.compute} - costs.costs.keys()
+    assert plan.n_stages == 2
+
+
 def test_costs_of_other_microbatches_are_told(table, caplog):
     planned(table, closed=["block"])
     assert "microbatch of batch 8, and one of the example has batch 4" in caplog.text
