@@ -144,7 +144,7 @@ def _hash(entry: Entry) -> str:
 def _write(path: pathlib.Path, where: dict[str, str], done: dict[str, Any], seconds: float) -> None:
     out = {"environment": where, "seconds": round(seconds, 1), "models": dict(sorted(done.items()))}
     temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(out, indent=1))
+    temporary.write_text(json.dumps(out, indent=1).replace(f"{sys.prefix}/", ""))
     temporary.replace(path)
 
 
