@@ -276,8 +276,8 @@ class Pipe(nn.Module, metaclass=_Short):
         own: :meth:`merge`, on every rank, brings them together after training.
 
         Raises :class:`InputError` without a process group, for another number of ranks than the plan's, for
-        rows that make no equal microbatches, and for a parameter of several stages, whose gradients torch
-        does not sum (``pin`` puts it in one).
+        rows that make no equal microbatches or depend on one another, and for a parameter of several stages,
+        whose gradients torch does not sum (``pin`` puts it in one).
         """
         made = to_torch_stages(
             self.graph, self.plan, self.stages, n_microbatches=n_microbatches, device=device, group=group
@@ -288,10 +288,19 @@ class Pipe(nn.Module, metaclass=_Short):
     def to_layers(self) -> list[nn.Module]:
         """The stages as a chain of modules of tensors, each called with what the one before gave.
 
-        What a later stage needs is handed on by those in between. For tools that take a model as a list of
-        layers, such as DeepSpeed's ``PipelineModule(layers=pipe.to_layers(), num_stages=...,
-        partition_method="uniform")``. Raises :class:`InputError` for a parameter of several stages.
+        What a later stage needs is handed on by those in between; several tensors may be given as one tuple.
+        For tools that take a model as a list of layers, such as DeepSpeed's ``PipelineModule(
+        layers=pipe.to_layers(), num_stages=..., partition_method="uniform")``. Warns where rows depend on one
+        another: such tools run microbatches one by one. Raises :class:`InputError` for a parameter of several
+        stages.
         """
+        if mixing := self.graph.variation.mixing.always:
+            _logger.warning(
+                "rows of a batch of %s depend on one another (%s): layers run on microbatches do not give "
+                "what the batch gives; run them on whole batches, or train with pipe.runtime()",
+                self.graph.ops.model,
+                mixing,
+            )
         return list(relays(self.graph, self.stages, *self.graph.example).relays)
 
     def to_megatron_layout(self) -> str:

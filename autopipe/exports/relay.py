@@ -74,8 +74,8 @@ class Relay(nn.Module):
     """One stage as a module that takes the tensors of the one before and gives those that later ones need.
 
     The first takes what the model takes, and binds it as a call of the model does; the others take tensors
-    in order and leave keywords alone. The last gives the model's output where that is a tensor or a tuple of
-    tensors, else the tensors in it, as a tuple.
+    in order and leave keywords alone. Several may come as one tuple, as DeepSpeed hands them on. The last
+    gives the model's output where that is a tensor or a tuple of tensors, else the tensors in it, as a tuple.
 
     Attributes
     ----------
@@ -104,6 +104,8 @@ class Relay(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The tensors of ``gives``, a lone one bare; of the last stage the model's output."""
+        if len(args) == 1 and type(args[0]) is tuple and not self._takes_a_tuple:
+            args = args[0]
         values = self._bound(args, kwargs) if self.stage.index == 0 else self._unpacked(args)
         form = values.get(FORM, 0)
         made = self.stage(*(values[name] for name in self.stage.inputs), form=form)
@@ -115,6 +117,12 @@ class Relay(nn.Module):
         # a split backward of torch detaches in place what was given, which no view lets it do
         flat = [t.clone() if t.requires_grad and t._is_view() else t for t in flat]
         return flat[0] if len(flat) == 1 else tuple(flat)
+
+    @property
+    def _takes_a_tuple(self) -> bool:
+        """Whether a lone tuple is the model's own argument."""
+        given = self._capture.example[0]
+        return self.stage.index == 0 and bool(given) and isinstance(given[0], tuple)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         values, form = self._capture.bound(args, kwargs)

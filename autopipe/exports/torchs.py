@@ -51,6 +51,12 @@ def to_torch_stages(
     rank = dist.get_rank(group)
     here = torch.device(device) if device is not None else stages[0]._device
     n = plan.n_microbatches if n_microbatches is None else n_microbatches
+    if n > 1 and (mixing := capture.variation.mixing.always):
+        raise InputError(
+            f"rows of a batch of {capture.ops.model} depend on one another ({mixing}), and torch's schedules "
+            f"run each of {n} microbatches for itself; pass n_microbatches=1, or train with pipe.runtime(), "
+            "which runs what compares rows at a model's end on the whole batch"
+        )
     chain = relays(capture, stages, *_microbatch(capture, n))
     own = [s for s in stages if s.rank == rank]
     for stage in own:

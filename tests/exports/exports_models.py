@@ -57,6 +57,20 @@ class Padded(nn.Module):
         return {"logits": self.head(h) + ids.unsqueeze(-1) * 0.01, "n": h.shape[1]}
 
 
+class Contrastive(nn.Module):
+    """Its loss compares each row with all others."""
+
+    def __init__(self, n=4, width=8):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(n))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        x = F.normalize(x, dim=-1)
+        return F.cross_entropy(x @ x.t(), torch.arange(x.shape[0], device=x.device))
+
+
 def skips():
     model = Skips().double()
     x, scale = torch.randn(8, 5, 8).double(), torch.rand(8, 1, 1).double() + 0.5
@@ -86,4 +100,8 @@ def tied():
     return Tied().double(), (torch.randint(0, 11, (8, 6)),), {}, None, None
 
 
-MODELS = {"skips": skips, "padded": padded, "tied": tied}
+def contrastive():
+    return Contrastive().double(), (torch.randn(8, 8).double(),), {}, None, None
+
+
+MODELS = {"skips": skips, "padded": padded, "tied": tied, "contrastive": contrastive}

@@ -38,7 +38,8 @@ def test_without_a_process_group_there_are_no_torch_stages():
 
 @pytest.mark.parametrize("name", ["skips", "padded"])
 @pytest.mark.parametrize("n_stages", [1, 3, 5])
-def test_layers_in_a_row_are_the_model(name, n_stages):
+@pytest.mark.parametrize("is_spread", [True, False])
+def test_layers_in_a_row_are_the_model(name, n_stages, is_spread):
     model, args, kwargs, loss, target = MODELS[name]()
     expected = model(*args, **kwargs)
     loss(expected, target).backward()
@@ -50,9 +51,29 @@ def test_layers_in_a_row_are_the_model(name, n_stages):
     assert torch.equal(before, torch.get_rng_state())
     value = args
     for layer in layers:
-        value = layer(*value)
-        value = value if isinstance(value, tuple) and layer is not layers[-1] else (value,)
-    (output,) = value
+        value = layer(*value) if is_spread and isinstance(value, tuple) else layer(value)
+    output = value
     loss(output, target).backward()
     for n, p in model.named_parameters():
         torch.testing.assert_close(p.grad, gradients[n], rtol=1e-12, atol=1e-14)
+
+
+def test_layers_whose_rows_depend_on_one_another_are_told(caplog):
+    model, args, *_ = MODELS["contrastive"]()
+    layers = autopipe.split(model, 2, args, costs="estimated").to_layers()
+    assert "rows of a batch of Contrastive depend on one another" in caplog.text
+    value = args[0]
+    for layer in layers:
+        value = layer(value)
+    torch.testing.assert_close(value, model(*args))
+
+
+class OfAPair(torch.nn.Linear):
+    def forward(self, pair):
+        return super().forward(pair[0]) * pair[1]
+
+
+def test_a_model_of_one_tuple_gets_it_whole():
+    model, pair = OfAPair(4, 4), (torch.randn(3, 4), torch.randn(3, 4))
+    (layer,) = autopipe.split(model, 1, (pair,), costs="estimated").to_layers()
+    torch.testing.assert_close(layer(pair), model(pair))

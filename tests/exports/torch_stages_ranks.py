@@ -91,6 +91,11 @@ def refusals() -> None:
     pipe = autopipe.split(tied, 2, args, kwargs, n_microbatches=4, costs="estimated", ties="sync")
     with pytest.raises(InputError, match="is used by stages 0 and 1"):
         pipe.to_torch_stages()
+    contrastive, args, kwargs, *_ = MODELS["contrastive"]()
+    pipe = autopipe.split(contrastive, 2, args, kwargs, n_microbatches=4, costs="estimated")
+    with pytest.raises(InputError, match=r"depend on one another .* run each of 4 microbatches for itself"):
+        pipe.to_torch_stages()
+    assert len(pipe.to_torch_stages(n_microbatches=1)) == 1
 
 
 if __name__ == "__main__":
