@@ -125,7 +125,8 @@ class CostTable(Shown):
 
     Attributes
     ----------
-    costs: op name → cost; an op that is missing is free (inputs, sizes, tuple access).
+    costs: op name → cost; inputs, sizes and parts of tuples are free. What a solve or an explanation is
+        given must have all other ops: those it lacks are refused.
     dims: the input dims' values the costs hold at (one microbatch).
     device: what they were measured on or estimated for, such as ``"NVIDIA H200"``.
     source: ``measured``, ``estimated`` or ``given``.

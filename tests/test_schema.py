@@ -113,6 +113,8 @@ REFUSED = {
         ("events[0][1]", "0F9"),
         ("events[0][3]", -1.0),
         ("step_s", -1),
+        ("transfers[0][3]", 2),
+        ("transfers[2][2]", False),
     ],
 }
 
@@ -134,6 +136,16 @@ def test_a_fault_is_refused_where_it_is(kind, path, value, tmp_path):
     assert not mark.exists()
     if "timeline" not in kind:
         assert str(keys[0]) in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize("label", ["ties", "optimizer"])
+def test_a_step_whose_actions_wait_for_its_end_is_refused(label):
+    text, read, _ = KINDS["timeline"]
+    data = json.loads(text)
+    data["events"][1:1] = [[0, label, 1.0, 1.0]]
+    data["events"].append([1, label, 9.1, 9.2])
+    with pytest.raises(StoreError, match=r"events\[2\] .*had ended its step"):
+        read(json.dumps(data))
 
 
 @pytest.mark.parametrize(

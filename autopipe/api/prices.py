@@ -15,7 +15,7 @@ import torch
 
 from .. import measure
 from ..costs import CostTable
-from ..errors import CostError, InputError
+from ..errors import InputError
 from ..hardware import Device
 from ..schema import load
 from ..tracing import Capture, device_of
@@ -65,10 +65,10 @@ def costs_of(
     """What each op costs at ``dims``: ``costs`` as a verb takes them.
 
     Raises :class:`InputError` for what cannot be measured here, or estimated without a device;
-    :class:`StoreError` for a file that is no cost table; :class:`CostError` for a table of another graph.
+    :class:`StoreError` for a file that is no cost table.
     """
     if isinstance(costs, CostTable):
-        return _whole(costs, captured, dims)
+        return _told(costs, dims)
     if costs == "estimated":
         if device is None and device_of(captured.model).type == "meta":
             raise InputError(
@@ -76,9 +76,7 @@ def costs_of(
             )
         return measure.estimate(captured, described(captured, device)[0], dims=dims, dtype=autocast)
     if costs != "measured":
-        return _whole(
-            CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}"), captured, dims
-        )
+        return _told(CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}"), dims)
     if any(p.is_meta for p in captured.model.parameters()):
         raise InputError(
             "the model is on the meta device, which cannot be measured; pass costs='estimated' and the "
@@ -99,30 +97,10 @@ def costs_of(
     )
 
 
-def _whole(table: CostTable, captured: Capture, dims: Mapping[str, int]) -> CostTable:
-    """The table, if it has a cost for all that the graph computes, at known dims.
-
-    Sizes and parts of values are free, as is what only one mode or another outcome runs, which a profile of
-    the other has not met. Warns where a microbatch of the example has other ``dims``.
-    """
-    always = set.intersection(*({node.name for node in graph.nodes} for graph in captured.graphs.values()))
-    computed = [
-        op.name
-        for op in captured.ops.compute
-        if op.name in always and op.outputs and op.target != "_operator.getitem"
-    ]
-    if missing := [name for name in computed if name not in table.costs]:
-        raise CostError(
-            f"the cost table has no cost for {len(missing)} of the {len(computed)} ops that the graph of "
-            f"{captured.ops.model} computes ({', '.join(missing[:3])}), which would count as free; profile "
-            "the model as it is captured here, the same modules open, or give what is free an OpCost()"
-        )
-    if unsaid := {d.name: d.example for d in captured.ops.dims if d.name not in table.dims}:
-        raise CostError(
-            f"the cost table does not say at which {', '.join(unsaid)} its costs hold; give it the dims of a "
-            f"microbatch, such as dims={unsaid}"
-        )
-    if others := {name: table.dims[name] for name, size in dims.items() if table.dims[name] != size}:
+def _told(table: CostTable, dims: Mapping[str, int]) -> CostTable:
+    """The table; warns where a microbatch of the example has other ``dims`` than it holds for."""
+    others = {name: table.dims[name] for name, size in dims.items() if table.dims.get(name, size) != size}
+    if others:
         _logger.warning(
             "the cost table holds for a microbatch of %s, and one of the example has %s: the plan's times "
             "and bytes are those of the table's; profile the model with n_microbatches as the plan's",

@@ -126,8 +126,10 @@ def profile(
         if not op.is_size and replay.has(op.name) and replay.ran(op.name) not in replay.failures
     }
     guessed, notes = _estimated(capture, replay, costs, surveyed, device)
+    # what this form does not run is free, and says so
+    rows = dict.fromkeys((op.name for op in capture.ops.compute if not op.is_size), OpCost())
     return CostTable(
-        costs={**costs, **guessed},
+        costs={**rows, **costs, **guessed},
         dims=replay.dims,
         device=device_name(device),
         source="measured",

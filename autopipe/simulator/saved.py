@@ -55,29 +55,35 @@ def read_timeline(cls: type[T], data: Mapping[str, Any], what: str) -> T:
 
 
 def _rows(read: _TimelineFile, what: str) -> tuple[Schedule, list[tuple[int, Action | str, float, float]]]:
-    n_stages, n_ranks = len(read.placement), len(set(read.placement))
+    n_stages, n_ranks, n_microbatches = len(read.placement), len(set(read.placement)), read.n_microbatches
     if read.n_ranks != n_ranks or max(read.placement, default=-1) >= n_ranks:
         raise refuse(what, "n_ranks", f"is {read.n_ranks}, for stages placed on {read.placement}")
-    if n_stages * read.n_microbatches > len(read.events):
-        raise refuse(what, "n_microbatches", f"is {read.n_microbatches}, more than there are events for")
+    if n_stages * n_microbatches > len(read.events):
+        raise refuse(what, "n_microbatches", f"is {n_microbatches}, more than there are events for")
     rows: list[list[Action]] = [[] for _ in range(n_ranks)]
     events: list[tuple[int, Action | str, float, float]] = []
+    ended: set[tuple[int, str]] = set()
     for x, (rank, label, start, end) in enumerate(read.events):
         action = parse_action(label)
         if rank >= n_ranks or end < start or (action is None and label not in _TAIL):
             raise refuse(what, f"events[{x}]", f"is {label!r} on rank {rank} from {start} to {end}")
+        if (rank, _TAIL[-1]) in ended or (rank, label) in ended or (action and (rank, _TAIL[0]) in ended):
+            raise refuse(what, f"events[{x}]", f"is {label!r} on rank {rank}, which had ended its step")
+        ended |= {(rank, label)} if action is None else set()
         if action is not None:
             rows[rank].append(action)
         events.append((rank, action or label, start, end))
     for x, sent in enumerate(read.transfers):
-        if max(sent[0], sent[1]) >= n_stages or sent[0] == sent[1] or sent[5] < sent[4]:
+        source, destination, is_gradient, microbatch, start, end, _ = sent
+        goes = source < n_stages and destination < n_stages and source != destination
+        if not goes or is_gradient is (source < destination) or end < start or microbatch >= n_microbatches:
             raise refuse(what, f"transfers[{x}]", f"is {list(sent)}, of {n_stages} stages")
     for name, entries, n in (("memory", read.memory, n_stages), ("shared_bytes", read.shared_bytes, n_ranks)):
         if entries and len(entries) != n:
             raise refuse(what, name, f"has {len(entries)} entries for {n}")
     overlapped = frozenset(filter(None, map(parse_action, read.overlapped)))
     actions = tuple(map(tuple, rows))
-    return Schedule(read.schedule, read.placement, read.n_microbatches, actions, overlapped), events
+    return Schedule(read.schedule, read.placement, n_microbatches, actions, overlapped), events
 
 
 _TAIL = ("ties", "optimizer")

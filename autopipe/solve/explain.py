@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..costs import CostTable
@@ -200,9 +200,25 @@ def _settings(plan: Plan) -> Settings:
 
 
 def _assignment(plan: Plan, problem: Problem) -> tuple[int, ...]:
-    """The stage of each item: that of its ops, the model's output in the last."""
-    last = plan.n_stages - 1
-    return tuple(plan.stages_of[i.ops[0]][0] if i.ops else last for i in problem.items)
+    """The stage of each item: that of its ops, the model's output in the last.
+
+    Raises :class:`PlanError` where no stage has one, or one comes before what it takes.
+    """
+    found: list[int] = []
+    for x, item in enumerate(problem.items):
+        places = {plan.stages_of[op][0] if op in plan.stages_of else -1 for op in item.ops}
+        found.append(min(places, default=plan.n_stages - 1))
+        if len(places) > 1 or any(found[before] > found[x] for before in problem.before[x]) or found[x] < 0:
+            raise PlanError(
+                f"the plan puts {', '.join(item.ops[:3]) or 'the output'} in {_stages_named(places)}, which "
+                f"the graph of {plan.model} does not allow: it was changed since it was made; plan again"
+            )
+    return tuple(found)
+
+
+def _stages_named(places: Iterable[int]) -> str:
+    named = (f"stage {s}" if s >= 0 else "no stage" for s in sorted(places))
+    return " and ".join(named) or "the last stage"
 
 
 def _moved(problem: Problem, now: Sequence[int], here: int, there: int) -> Iterator[tuple[int, int]]:

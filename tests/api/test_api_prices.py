@@ -69,7 +69,8 @@ def test_a_profile_of_one_mode_is_a_whole_table(training):
     captured = autopipe.capture(Moded(), (X,))
     costs = autopipe.profile(captured, n_microbatches=2, training=training)
     plan = autopipe.plan(captured, 2, costs=costs, n_microbatches=2)
-    assert {op.name for op in captured.ops.compute} - costs.costs.keys()
+    assert {op.name for op in captured.ops.compute} == costs.costs.keys()
+    assert costs["layers_2" if training else "layers_1"] == OpCost()
     assert plan.n_stages == 2
 
 

@@ -65,3 +65,13 @@ def test_another_graph_is_refused():
     other = dataclasses.replace(graph(), model="other")
     with pytest.raises(PlanError, match="capture the model"):
         explain(made(), other, costs())
+
+
+@pytest.mark.parametrize(("op", "to"), [("layer1", None), ("layer1", 2)])
+def test_a_plan_changed_against_its_graph_is_refused(op, to):
+    plan = made()
+    stages = [dataclasses.replace(s, ops=tuple(x for x in s.ops if x != op)) for s in plan.stages]
+    if to is not None:
+        stages[to] = dataclasses.replace(stages[to], ops=(op, *stages[to].ops))
+    with pytest.raises(PlanError, match="which the graph of LM does not allow"):
+        explain(dataclasses.replace(plan, stages=tuple(stages)), graph(), costs())

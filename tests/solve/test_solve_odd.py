@@ -8,7 +8,8 @@ from language_model import LINK, cluster, costs, graph, made
 
 from autopipe.costs import CostTable, OpCost
 from autopipe.errors import CostError, InfeasibleError, InputError
-from autopipe.graph import Op, OpGraph, TensorSpec
+from autopipe.formula import parse_size
+from autopipe.graph import Dim, Op, OpGraph, TensorSpec
 from autopipe.hardware import Cluster, Device, Link
 from autopipe.solve import solve
 
@@ -32,6 +33,11 @@ def asked(name: str, n_stages, on: Cluster, *, table: CostTable | None = None, *
 
 def zeros(**fields) -> CostTable:
     return CostTable({name: OpCost(**fields) for name in costs().costs})
+
+
+def without(*names: str) -> CostTable:
+    table = costs()
+    return CostTable({name: cost for name, cost in table.costs.items() if name not in names}, table.dims)
 
 
 SEVERAL = ("interleaved", 4), ("zbv", 4), ("dualpipev", 4), ("looped-bfs", 4), ("zbv", 3)
@@ -117,6 +123,13 @@ def test_costs_of_nothing_and_of_the_most_on_one_rank_and_on_unlike_ones(given):
         ({"memory_limit": 0}, InfeasibleError, "at least 294.7 KiB on each rank would be needed"),
         ({"cluster": ranks(1, 1, 1e-24)}, InputError, "check the costs"),
         ({"costs": zeros(forward_s=1e7)}, CostError, "forward_s of op 'embed'"),
+        (
+            {"costs": without("layer1", "layer4")},
+            CostError,
+            r"for 2 of the 9 ops .* of LM .*\(layer1, layer4\)",
+        ),
+        ({"costs": CostTable({})}, CostError, "no cost for 9 of the 9 ops"),
+        ({"costs": CostTable({"Layer1": OpCost(1e-3)})}, CostError, "profile the model as it is captured"),
         ({"cluster": cluster(1000)}, InputError, "3 stages on 1000 ranks"),
         ({"cluster": cluster(1000), "n_stages": 1000}, InfeasibleError, "8 stages at most"),
     ],
@@ -127,6 +140,17 @@ def test_what_cannot_be_is_told_at_once(options, error, told):
     with pytest.raises(error, match=told):
         made(**options)
     assert time.process_time() - started < 2.0
+
+
+def test_a_table_of_no_size_of_the_inputs_is_refused():
+    rows = (TensorSpec((parse_size("8*batch"), 64), "float32", True),)
+    ops = [Op("x", "input", "x", outputs=rows), Op("one", "module", "one", "one", outputs=rows)]
+    ops += [Op("n", "method", "torch.Tensor.size", is_size=True), Op("output", "output", "output")]
+    sized = OpGraph("Sized", tuple(ops), (("x", "one"), ("one", "output")), dims=(Dim("batch", 4),))
+    with pytest.raises(CostError, match="at which batch its costs hold"):
+        solve(sized, CostTable({"one": OpCost(1e-3)}), cluster(1), n_stages=1, n_microbatches=2)
+    there = CostTable({"one": OpCost(1e-3)}, {"batch": 2})
+    assert solve(sized, there, cluster(1), n_stages=1, n_microbatches=2).stages[0].ops == ("one", "n")
 
 
 def test_a_thousand_ranks_are_as_many_as_the_model_has_use_for():

@@ -58,10 +58,12 @@ class Source:
     def of(cls, graph: OpGraph, costs: CostTable, cluster: Cluster, settings: Settings) -> Source:
         """The source with its sizes; a number counts as eight bytes.
 
-        Raises :class:`CostError` for costs that are none and :class:`InputError` for absurd sums.
+        Raises :class:`CostError` for costs that are none or of another graph, and :class:`InputError` for
+        absurd sums.
         """
-        sizes = {op.name: op.bytes_at(costs.dims) or _INT_BYTES for op in graph.ops}
+        _check_whole(graph, costs)
         _check_costs(graph, costs)
+        sizes = {op.name: op.bytes_at(costs.dims) or _INT_BYTES for op in graph.ops}
         _check_sums(graph, sizes, costs, cluster)
         return cls(graph, costs, cluster, settings, sizes)
 
@@ -154,6 +156,25 @@ def cheapest_link(cluster: Cluster) -> Link:
 def slowest_link(cluster: Cluster) -> Link:
     """The link over which a megabyte takes longest."""
     return max(cluster.kinds or (cluster.local,), key=lambda link: link.seconds(1 << 20))
+
+
+def _check_whole(graph: OpGraph, costs: CostTable) -> None:
+    """Raises :class:`CostError` where the table lacks an op that makes a tensor, or a size of the inputs.
+
+    Numbers and parts of values are free.
+    """
+    made = [op.name for op in graph.compute if op.outputs and op.target != "_operator.getitem"]
+    if missing := [name for name in made if name not in costs.costs]:
+        raise CostError(
+            f"the cost table has no cost for {len(missing)} of the {len(made)} ops that the graph of "
+            f"{graph.model} computes ({', '.join(missing[:3])}), which would count as free; profile the "
+            "model as it is captured here, the same modules open, or give what is free an OpCost()"
+        )
+    if unsaid := {d.name: d.example for d in graph.dims if d.name not in costs.dims}:
+        raise CostError(
+            f"the cost table does not say at which {', '.join(unsaid)} its costs hold; give it the dims of a "
+            f"microbatch, such as dims={unsaid}"
+        )
 
 
 def _check_costs(graph: OpGraph, costs: CostTable) -> None:

@@ -130,7 +130,7 @@ def test_blocks_are_not_offered_where_the_backward_is_split():
         settings_ = Settings(recompute="auto")
         table = dataclasses.replace(
             costs(),
-            costs={f"layer{i}": dataclasses.replace(costs()["layer0"], saved_bytes=MIB) for i in range(6)},
+            costs={op: dataclasses.replace(cost, saved_bytes=MIB) for op, cost in costs().costs.items()},
         )
         problem = formulate(Source.of(graph(), table, cluster(3, LINK), settings_), schedule)
         assert any(i.blocks for i in problem.items) == offered
