@@ -134,6 +134,8 @@ class CostTable(Shown):
     optimizer_s_per_byte, optimizer_s_per_tensor: seconds of the optimizer step, for each byte of the
         parameters and beside that for each parameter, however small.
     start_s: seconds of the host before a step's first action, in which its batch is bound.
+    jitter_s: how unlike the times are that the same work takes: their variance, in square seconds for each
+        second of it.
     versions: torch and library versions the figures depend on.
     notes: what went wrong or was made up on the way, a line each.
     optimizer_workspace_bytes: what an optimizer step needs above weights, gradients and state.
@@ -157,6 +159,7 @@ class CostTable(Shown):
     start_s: Seconds = 0.0
     alone: Positive = 1.0
     offloaded: bool = False
+    jitter_s: Seconds = 0.0
 
     def __getitem__(self, op: str) -> OpCost:
         return self.costs.get(op, _FREE)

@@ -320,6 +320,7 @@ class _Settings(TypedDict, total=False):
     optimizer_s_per_byte: Seconds
     optimizer_s_per_tensor: Seconds
     start_s: Seconds
+    jitter_s: Seconds
     alone: Positive
     costs: Line
     dims: dict[Name, Count]

@@ -139,6 +139,7 @@ def profile(
         optimizer_s_per_tensor=samples.median("", _OPTIMIZER[1]),
         optimizer_workspace_bytes=round(samples.median("", _OPTIMIZER[2])),
         start_s=samples.median("", _START),
+        jitter_s=samples.jitter_s("", "FB"),
         versions={"torch": torch.__version__},
         notes=(*samples.notes, *passes.notes, *surveyed.notes, *notes, *(_COMPILED if compiled else ())),
     )

@@ -5,9 +5,10 @@ Taking the measurements is left to ``passes``.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import StoreError
@@ -55,11 +56,30 @@ class Samples:
         What runs many times in a step adds up to its mean: now and then it takes longer, never much shorter,
         and a step of many microbatches has some of the longest tenth. How long the longest are is chance.
         """
-        found = sorted(self.of(key, part))
-        if not found:
-            return 0.0
-        longest = found[max(0, len(found) - 1 - math.ceil(_TAIL * len(found)))]
-        return statistics.fmean(min(s, longest) for s in found)
+        found = self.of(key, part)
+        most = self._longest(found)
+        return statistics.fmean(min(s, most) for s in found) if found else 0.0
+
+    def _longest(self, found: Sequence[float]) -> float:
+        """What the highest tenth counts for."""
+        n_counted = len(found) - math.ceil(_TAIL * len(found))
+        return sorted(found)[max(0, n_counted - 1)] if found else 0.0
+
+    def jitter_s(self, key: str, parts: Iterable[str]) -> float:
+        """The variance of what several parts take, in square seconds for each second of them.
+
+        Told by how far passes are from the one before: a machine that changes its pace over a profile makes
+        no pass unlike its neighbours. The highest tenth counts as in :meth:`mean`.
+        """
+        variance = total = 0.0
+        for part in parts:
+            found = self.of(key, part)
+            most = self._longest(found)
+            steps = [min(b, most) - min(a, most) for a, b in itertools.pairwise(found)]
+            if steps:
+                variance += statistics.fmean(s * s for s in steps) / 2
+                total += self.mean(key, part)
+        return variance / total if total else 0.0
 
     def load(self, keys: Iterable[str]) -> None:
         """Takes up what earlier runs left in the store; what it refuses is noted and measured again."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -98,10 +99,13 @@ def run(
     edges: Edges,
     cluster: Cluster | None = None,
     gathering: Gathering | None = None,
+    *,
+    beside_s: Sequence[float] = (),
 ) -> Clock:
     """Every action as early as its rank, its inputs and its weights allow. O(actions + messages).
 
-    Where ranks share an interface: times the logarithm of the ranks.
+    ``beside_s``: what each action of :attr:`Schedule.order` takes beside its stage's time; not where ranks
+    share an interface, whose complexity is the logarithm of the ranks times as much.
     """
     if cluster is not None and cluster.shared_nics:
         return _run_shared(schedule, times, edges, cluster, gathering)
@@ -112,7 +116,7 @@ def run(
     starts: list[list[float]] = [[] for _ in free]
     ends: list[list[float]] = [[] for _ in free]
     sent = []
-    for rank, code, m in schedule.order:
+    for (rank, code, m), beside in zip(schedule.order, beside_s or itertools.repeat(0.0), strict=False):
         t = free[rank]
         if gathering is not None:
             t = gathering.ready_s(rank, len(starts[rank]), code >> 2, t)
@@ -120,7 +124,7 @@ def run(
             if arrivals[m] > t:
                 t = arrivals[m]
         starts[rank].append(t)
-        t += seconds[code]
+        t += seconds[code] + beside
         ends[rank].append(t)
         free[rank] = t
         for arrivals, link, busy, latency, (a, b, back, n_bytes) in outs[code]:

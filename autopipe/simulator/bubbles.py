@@ -20,7 +20,7 @@ class Bubble:
 
     ``communication_s``: an input's transfer was under way, or tied gradients were. The rest is idle because
     what was needed was not computed yet: ``warmup_s`` before the first backward, ``drain_s`` after the last
-    forward, ``imbalance_s`` between the two, where equal stages would not wait.
+    forward, ``imbalance_s`` between the two, where equal stages with equal microbatches would not wait.
     """
 
     warmup_s: float = 0.0
@@ -65,13 +65,17 @@ def bubbles_of(timeline: TimelineData) -> tuple[Bubble, ...]:
         for event in timeline.tail:
             if event.rank == rank:
                 idle["drain_s"] += max(0.0, event.start_s - free)
-                idle["communication_s"] += event.end_s - event.start_s if event.action == "ties" else 0.0
+                cause = _IDLE.get(str(event.action))
+                if cause is not None:
+                    idle[cause] += event.end_s - event.start_s
                 free = event.end_s
         idle["drain_s"] += timeline.step_s - free
         out.append(Bubble(**idle))
     return tuple(out)
 
 
+_IDLE = {"ties": "communication_s", "uneven": "imbalance_s"}
+"""What of a step's tail is idle time, and its cause."""
 _Key = tuple[int, bool, int]
 """(stage, is gradient, microbatch)."""
 

@@ -41,8 +41,8 @@ def critical_path(timeline: TimelineData) -> tuple[Event | Sent, ...]:
 def critical_seconds(timeline: TimelineData, path: Sequence[Event | Sent]) -> dict[str, float]:
     """The step's length by what the critical path spends it on, most first; sums to ``step_s``.
 
-    Keys are ``"stage 2"`` and such, ``"communication"`` (waiting for a link included), ``"ties"``,
-    ``"optimizer"``, and in a measured step ``"overhead"`` for what lies between.
+    Keys are ``"stage 2"`` and such, ``"communication"`` (waiting for a link included), ``"uneven"``,
+    ``"ties"``, ``"optimizer"``, and in a measured step ``"overhead"`` for what lies between.
     """
     spent: dict[str, float] = collections.defaultdict(float)
     now = 0.0

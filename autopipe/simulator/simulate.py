@@ -1,6 +1,6 @@
 """Runs a schedule on paper: from times, transfers and a cluster to a timeline.
 
-What the timeline tells is left to ``timeline``.
+What the timeline tells is left to ``timeline``, what uneven microbatches cost to ``uneven``.
 
 Known error: ranks that have a processor each never slow one another down, nor the transfers beside them;
 those that share a host's cores are left to ``shared``.
@@ -22,6 +22,7 @@ from ..schedule.clock import Clock, Edges, Gathering, run
 from .planned import plan_schedule, plan_transfers, stage_times
 from .shared import is_shared, run_shared
 from .timeline import Event
+from .uneven import uneven_s
 from .views import Timeline
 
 __all__ = ["in_turn_s", "simulate", "simulate_schedule"]
@@ -34,6 +35,7 @@ def simulate_schedule(
     cluster: Cluster | None = None,
     *,
     start_s: float = 0.0,
+    jitter_s: float = 0.0,
     tie_s: float | Sequence[float] = 0.0,
     optimizer_s: float | Sequence[float] = 0.0,
     memory: Sequence[StageMemory] | None = None,
@@ -56,6 +58,8 @@ def simulate_schedule(
     transfers: what crosses between stages; for None, each stage waits for the one before, for free.
     cluster: the links; without one, transfers are free.
     start_s: seconds before any rank's first action, in which each binds the batch.
+    jitter_s: how unlike the times of microbatches are (``CostTable.jitter_s``); what that costs (``uneven``)
+        follows the last action.
     tie_s: seconds of the all-reduce of tied gradients, for all ranks or per rank. The ranks that have one
         start it together after their last action.
     optimizer_s: seconds of the optimizer step, for all ranks or per rank.
@@ -84,14 +88,17 @@ def simulate_schedule(
             "gathers are timed on ranks with a processor each and transfers beside their work; leave out "
             "shards for a cluster of shared cores and for overlap=False"
         )
+    transfers = None if transfers is None else tuple(transfers)
+    edges, stepped = Edges.of(schedule, transfers), tuple[Event, ...]()
     if overlap and cluster is not None and shares:
         own_s = () if any(ties_s) else steps_s
-        edges = Edges.of(schedule, transfers)
         clock, stepped = run_shared(schedule, times, edges, cluster, alone=alone, optimizer_s=own_s)
-        tail = stepped if own_s else _tail(clock, ties_s, steps_s)
+    elif overlap:
+        clock = run(schedule, times, edges, cluster, gathering)
     else:
-        clock = _alone(schedule, times, transfers, cluster, overlap, gathering)
-        tail = _tail(clock, ties_s, steps_s)
+        clock = _blocking(schedule, times, transfers, cluster)
+    late_s = uneven_s(schedule, times, edges, cluster, jitter_s)
+    tail = _tail(clock, late_s, ties_s, steps_s, stepped)
     if start_s:
         clock = _later(clock, start_s)
         tail = tuple(e._replace(start_s=e.start_s + start_s, end_s=e.end_s + start_s) for e in tail)
@@ -123,8 +130,9 @@ def simulate(
 
     A microbatch stays what it was when the plan's costs were taken, so more microbatches mean a larger
     batch. Optimizer state and time come from the plan's settings (``optimizer_bytes_per_parameter_byte``,
-    ``optimizer_s_per_byte``, ``optimizer_s_per_tensor``) where they are there, and so does ``start_s``. With
-    a given schedule its own placement counts. Op ``costs`` make its memory closer (``memory.plan_memory``).
+    ``optimizer_s_per_byte``, ``optimizer_s_per_tensor``) where they are there, and so do ``start_s`` and
+    ``jitter_s``. With a given schedule its own placement counts. Op ``costs`` make its memory closer
+    (``memory.plan_memory``).
 
     ``shards``: over how many replicas each stage's weights and optimizer state lie in shards (FSDP). They are
     gathered round a ring of the cluster's links between hosts (within its one), ``most_whole`` stages of a
@@ -165,6 +173,7 @@ def simulate(
         plan_transfers(plan),
         plan.cluster,
         start_s=_start_s(plan),
+        jitter_s=float(plan.settings.get("jitter_s", 0.0)),
         tie_s=tie_s if training else 0.0,
         optimizer_s=optimizer_s if training else 0.0,
         memory=_sharded(
@@ -222,20 +231,6 @@ def _start_s(plan: Plan) -> float:
     return float(plan.settings.get("start_s", 0.0))
 
 
-def _alone(
-    schedule: Schedule,
-    times: Sequence[StageTimes],
-    transfers: Iterable[Transfer] | None,
-    cluster: Cluster | None,
-    overlap: bool,
-    gathering: Gathering | None,
-) -> Clock:
-    """The clock of ranks that have a processor each."""
-    if overlap:
-        return run(schedule, times, Edges.of(schedule, transfers), cluster, gathering)
-    return _blocking(schedule, times, None if transfers is None else tuple(transfers), cluster)
-
-
 def _later(clock: Clock, seconds: float) -> Clock:
     """The same, begun so much later."""
     starts, ends = ([[t + seconds for t in row] for row in rows] for rows in (clock.starts_s, clock.ends_s))
@@ -248,15 +243,27 @@ def _per_rank(value: float | Sequence[float], schedule: Schedule) -> Sequence[fl
     return (value,) * schedule.n_ranks if isinstance(value, (int, float)) else value
 
 
-def _tail(clock: Clock, tie_s: Sequence[float], optimizer_s: Sequence[float]) -> tuple[Event, ...]:
-    """What follows the last action: the tied all-reduce, then the optimizer."""
-    free = [row[-1] if row else 0.0 for row in clock.ends_s]
+def _tail(
+    clock: Clock,
+    late_s: float,
+    tie_s: Sequence[float],
+    optimizer_s: Sequence[float],
+    stepped: Sequence[Event] = (),
+) -> tuple[Event, ...]:
+    """What follows the last action: waits for uneven microbatches, the tied all-reduce, the optimizer.
+
+    ``stepped``: the optimizers' steps where they are timed already, without what comes before them here.
+    """
+    last = [row[-1] if row else 0.0 for row in clock.ends_s]
+    free = [t + late_s for t in last]
+    events = [Event(r, "uneven", *span) for r, span in enumerate(zip(last, free, strict=True)) if late_s]
     together = max((t for t, s in zip(free, tie_s, strict=True) if s), default=0.0)
-    events = []
     for rank, seconds in enumerate(tie_s):
         if seconds:
             free[rank] = together + seconds
             events.append(Event(rank, "ties", together, free[rank]))
+    if stepped:
+        return (*events, *(e._replace(start_s=e.start_s + late_s, end_s=e.end_s + late_s) for e in stepped))
     for rank, seconds in enumerate(optimizer_s):
         if seconds:
             events.append(Event(rank, "optimizer", free[rank], free[rank] + seconds))

@@ -20,7 +20,10 @@ __all__ = ["Event", "Sent", "TimelineData"]
 
 
 class Event(NamedTuple):
-    """A rank busy with something: an action, or ``"ties"`` or ``"optimizer"`` after the last action."""
+    """A rank busy with an action, or after its last with ``"uneven"``, ``"ties"`` or ``"optimizer"``.
+
+    ``"uneven"`` is what a step waits for microbatches that take longer than others, counted at its end.
+    """
 
     rank: int
     action: Action | str
@@ -137,7 +140,7 @@ class TimelineData:
         """Per rank, seconds in actions and the optimizer."""
         busy = [sum(e) - sum(s) for s, e in zip(self.starts_s, self.ends_s, strict=True)]
         for event in self.tail:
-            if event.action != "ties":
+            if event.action == "optimizer":
                 busy[event.rank] += event.end_s - event.start_s
         return tuple(busy)
 

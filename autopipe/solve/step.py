@@ -201,6 +201,7 @@ def _written(case: Case) -> dict[str, Any]:
         "optimizer_s_per_byte": costs.optimizer_s_per_byte,
         "optimizer_s_per_tensor": costs.optimizer_s_per_tensor,
         "start_s": costs.start_s,
+        "jitter_s": costs.jitter_s,
         "alone": costs.alone,
         "costs": costs.source,
         "dims": dict(costs.dims),

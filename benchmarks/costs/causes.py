@@ -21,7 +21,7 @@ __all__ = ["CAUSES", "Ran", "causes", "ends_s"]
 CAUSES = ("compute", "unevenness", "handling", "start and end", "optimizer", "messages")
 """Stages at their medians; microbatches that take longer than others; what runs between actions; what comes
 before the first and after the last, the sum of tied gradients with it; the optimizer's step; and waiting for
-messages, which is the rest."""
+messages, and for peers whose microbatches take longer in one step or another, which is the rest."""
 
 Seconds = Mapping[Action, float]
 

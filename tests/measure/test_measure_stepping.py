@@ -95,3 +95,18 @@ def test_a_device_that_slows_down_is_told(last_s: float, told: bool) -> None:
         passes.samples.add("", "F", seconds)
         passes.samples.add("", "B", 2 * seconds)
     assert any("slowed down" in note for note in passes._drifted()) is told
+
+
+def test_jitter_is_told_from_neighbouring_passes() -> None:
+    samples = Samples({}, "model")
+    assert samples.jitter_s("", "FB") == 0.0
+    for i in range(20):
+        samples.add("", "F", 1.0 + 0.1 * (i % 2))
+        samples.add("", "B", 2.0)
+    mean_s = samples.mean("", "F") + samples.mean("", "B")
+    assert samples.jitter_s("", "FB") == pytest.approx(0.1**2 / 2 / mean_s)
+    slowing = Samples({}, "model")
+    for i in range(20):
+        slowing.add("", "F", 1.0 + 0.1 * i)
+    # a machine that changes its pace over the profile makes no microbatch unlike its neighbours
+    assert slowing.jitter_s("", "F") < 0.1**2 / slowing.mean("", "F")

@@ -1,7 +1,8 @@
 // Schedule and memory over one shared time axis: a row per rank, zoomed and panned together.
-const KINDS = ["F", "B", "I", "W", "run", "ties", "optimizer"];
+const KINDS = ["F", "B", "I", "W", "run", "uneven", "ties", "optimizer"];
 const KIND_NAMES = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient",
-  run: "actions too short to draw one by one", ties: "sum of tied gradients", optimizer: "optimizer step" };
+  run: "actions too short to draw one by one", uneven: "waits for microbatches that take longer than others",
+  ties: "sum of tied gradients", optimizer: "optimizer step" };
 const AXIS = 22;
 const GUTTER = 52;
 

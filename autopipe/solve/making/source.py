@@ -181,7 +181,8 @@ def _check_costs(graph: OpGraph, costs: CostTable) -> None:
     n_bytes = dict.fromkeys(("saved_bytes", "workspace_bytes", "backward_workspace_bytes"), _MOST_BYTES)
     of_op: dict[str, float] = {**dict.fromkeys(TIMES, _MOST_S), **n_bytes}
     of_all: dict[str, float] = {"optimizer_workspace_bytes": _MOST_BYTES, "alone": _MOST_S}
-    of_all |= dict.fromkeys(("optimizer_s_per_byte", "optimizer_s_per_tensor"), _MOST_S)
+    beside = ("optimizer_s_per_byte", "optimizer_s_per_tensor", "start_s", "jitter_s")
+    of_all |= dict.fromkeys(beside, _MOST_S)
     rows: list[tuple[str, OpCost | CostTable, dict[str, float]]] = [("", costs, of_all)]
     rows += [(f" of op {op.name!r}", costs[op.name], of_op) for op in graph.ops]
     for where, cost, most_of in rows:
