@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import pathlib
@@ -14,7 +13,6 @@ import re
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Set
 from typing import Any
 
@@ -23,7 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from . import workers
 from .summary import environment, line, section, summary
-from .zoo import Entry, entries
+from .zoo import Entry, by_hash, entries
 
 
 def main() -> int:
@@ -33,13 +31,13 @@ def main() -> int:
         _report(options.report)
         return 0
     # by hash, so that what is done so far is a fair sample of the whole at any time
-    chosen = sorted((e for e in entries() if re.search(options.only, e.name)), key=_hash)
+    chosen = sorted((e for e in entries() if re.search(options.only, e.name)), key=by_hash)
     where = environment()
     done: dict[str, dict[str, Any]] = {}
     if options.resume and options.json.exists():
         done = json.loads(options.json.read_text())["models"]
     waiting = [e for e in chosen if e.name not in done]
-    _prepare()
+    workers.prepare()
     start = time.monotonic()
     work = _trial({e.name for e in chosen[:: options.export_every]} if options.export_every else set())
     for entry, result in workers.run(work, waiting, n_jobs=options.jobs, limit_s=options.limit):
@@ -65,25 +63,6 @@ def _options() -> argparse.Namespace:
         "--export-every", type=int, default=1, metavar="N", help="torch.export on every Nth model; 0 for none"
     )
     return parser.parse_args()
-
-
-def _prepare() -> None:
-    """Imports once what every forked process needs, and quiets what would drown the table."""
-    import torch
-    import torch.distributed.pipelining
-    import torch.export
-    import transformers
-
-    import autopipe
-
-    torch.set_num_threads(1)
-    # what each loads on first use is no part of a model's time
-    small = torch.nn.Sequential(torch.nn.Conv1d(2, 2, 2), torch.nn.ReLU(), torch.nn.Conv1d(2, 2, 2))
-    autopipe.split(small, 2, (torch.zeros(2, 2, 8),), costs="estimated")
-    torch.export.export(small, (torch.zeros(2, 2, 8),))
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=0, hidden_size=32, vocab_size=8))
-    transformers.logging.set_verbosity_error()
-    warnings.simplefilter("ignore")
 
 
 def _trial(exported: Set[str]) -> Callable[[Entry, Callable[[dict[str, Any]], None]], None]:
@@ -135,10 +114,6 @@ def _report(source: pathlib.Path) -> None:
     before, rest = readme.read_text().split("## Result\n", 1)
     after = rest[rest.index("## Environment\n") :]
     readme.write_text(f"{before}## Result\n\n{section(data, len(entries()))}\n\n{after}")
-
-
-def _hash(entry: Entry) -> str:
-    return hashlib.sha256(entry.name.encode()).hexdigest()
 
 
 def _write(path: pathlib.Path, where: dict[str, str], done: dict[str, Any], seconds: float) -> None:

@@ -17,7 +17,7 @@ from .configs import walk
 from .inputs import EXAMPLE
 from .trial import N_STAGES, Report, Subject, compare, n_blocks
 
-__all__ = ["try_export"]
+__all__ = ["switch_caches_off", "try_export"]
 
 
 def try_export(subject: Subject, report: Report) -> None:
@@ -30,7 +30,7 @@ def try_export(subject: Subject, report: Report) -> None:
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     model = subject.model
-    _switch_caches_off(model)
+    switch_caches_off(model)
     args, kwargs = subject.inputs(EXAMPLE)
     export = torch.export.export
 
@@ -79,7 +79,8 @@ def _cuts(model: nn.Module) -> list[str]:
     return cuts
 
 
-def _switch_caches_off(model: nn.Module) -> None:
+def switch_caches_off(model: nn.Module) -> None:
+    """Let a transformers model and its parts give no generation caches, which torch.export does not take."""
     for _, part in walk(model.config) if hasattr(model, "config") else ():
         if getattr(part, "use_cache", False):
             part.use_cache = False

@@ -101,8 +101,6 @@ def section(data: Mapping[str, Any], n_entries: int) -> str:
             "|---|--:|--:|--:|",
             *rows,
             "",
-            _times(asked),
-            "",
             "Misses of autopipe (a size that the model itself does not take is not asked):",
             "",
             *_misses(eager),
@@ -117,19 +115,6 @@ _TITLES = (
     "another batch size",
     "another length",
 )
-
-
-def _times(asked: list[Mapping[str, Any]]) -> str:
-    both = [r for r in asked if all("seconds" in r.get(h, {}) for h in ("autopipe", "export"))]
-    if not both:
-        return "No model was captured by both."
-    ours, theirs = ([r[half]["seconds"] for r in both] for half in ("autopipe", "export"))
-    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-    return (
-        f"Median capture time {statistics.median(ours):.3f} s against {statistics.median(theirs):.3f} s of "
-        f"torch.export\non the {len(both)} models that both capture; median ratio {ratio:.3f}, where the aim "
-        f"is 0.1 ({'met' if ratio <= 0.1 else 'missed'})."
-    )
 
 
 def _misses(eager: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -12,11 +12,12 @@ import resource
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-__all__ = ["run"]
+__all__ = ["prepare", "run"]
 
 MEMORY_BYTES = 12 * 2**30
 """Address space of one process; a model that wants more fails alone."""
@@ -87,3 +88,22 @@ def _child(work: Callable[..., None], item: Any, send: Connection, limit_s: floa
         )
     finally:
         send.close()
+
+
+def prepare() -> None:
+    """Imports once what every forked process needs, and quiets what would drown the table."""
+    import torch
+    import torch.distributed.pipelining
+    import torch.export
+    import transformers
+
+    import autopipe
+
+    torch.set_num_threads(1)
+    # what each loads on first use is no part of a model's time
+    small = torch.nn.Sequential(torch.nn.Conv1d(2, 2, 2), torch.nn.ReLU(), torch.nn.Conv1d(2, 2, 2))
+    autopipe.split(small, 2, (torch.zeros(2, 2, 8),), costs="estimated")
+    torch.export.export(small, (torch.zeros(2, 2, 8),))
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=0, hidden_size=32, vocab_size=8))
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
