@@ -77,7 +77,7 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> str:
     words = tuple(known)
     if isinstance(value, str) and value in words:
         return value
-    near = difflib.get_close_matches(value, words, 1) if isinstance(value, str) else []
+    near = difflib.get_close_matches(value.lower(), words, 1) if isinstance(value, str) else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise InputError(f"{name} is {brief(value)}; use one of {', '.join(map(repr, words))}{hint}")
 

@@ -8,41 +8,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import AutopipeError
+from ..arguments import one_of
+from ..errors import AutopipeError, PlanError
 from ..look import Column, Table
 from ..look.table import count, nbytes, percent, seconds
 from ..plans import Plan
+from ..schedule import NAMES
 from ..simulator import simulate
 from .planning import Request
 
-__all__ = ["comparison", "plans_of"]
+__all__ = ["Compared", "comparison", "plans_of"]
+
+Compared = tuple[Plan | tuple[int, PlanError], int]
+"""A plan, or for how many stages there is none and why; and how many microbatches."""
 
 
 def plans_of(
     request: Request, stages: Sequence[int], counts: Sequence[int], memory: str | None
-) -> list[tuple[Plan, int]]:
-    """A plan of the model per stage count and microbatch count; it is loaded and costed once per latter."""
+) -> list[Compared]:
+    """A plan of the model per stage count and microbatch count; it is loaded and costed once per latter.
+
+    Raises :class:`PlanError` where there is none at all.
+    """
     import autopipe
 
-    out = []
+    out: list[Compared] = []
     for n in counts:
         captured, costs = request.profile(n)
         for n_stages in stages:
             options = {"device": request.hardware or request.making.device, "cluster": request.making.cluster}
             known: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
-            plan = autopipe.plan(
-                captured, n_stages, costs=costs, n_microbatches=n, memory_limit=memory, **known
-            )
-            out.append((plan, n))
+            try:
+                plan = autopipe.plan(
+                    captured, n_stages, costs=costs, n_microbatches=n, memory_limit=memory, **known
+                )
+                out.append((plan, n))
+            except PlanError as error:
+                out.append(((n_stages, error), n))
+    if all(isinstance(found, tuple) for found, _ in out):
+        raise next(found[1] for found, _ in out if isinstance(found, tuple))
     return out
 
 
-def comparison(plans: Sequence[tuple[Plan, int]], schedules: Sequence[str]) -> Table:
+def comparison(plans: Sequence[Compared], schedules: Sequence[str]) -> Table:
     """A row per plan with its microbatch count and schedule, the least time per microbatch first.
 
-    A schedule that does not fit a plan's placement has a row that says so. A plan's microbatch stays what it
-    was, so more of them are a larger batch.
+    A schedule that does not fit a plan's placement has a row that says so, as has a count of stages without
+    a plan. A plan's microbatch stays what it was, so more of them are a larger batch. Raises
+    :class:`InputError` for schedules that do not exist.
     """
+    known = [one_of("--schedules", schedule, NAMES) for schedule in schedules]
     columns = (
         Column("n_stages", "stages", count),
         Column("n_ranks", "ranks", count),
@@ -54,12 +69,14 @@ def comparison(plans: Sequence[tuple[Plan, int]], schedules: Sequence[str]) -> T
         Column("peak_bytes", "fullest rank", nbytes),
         Column("problem", "problem"),
     )
-    rows = [_row(plan, schedule, n) for plan, n in plans for schedule in schedules]
+    rows = [_row(plan, schedule, n) for plan, n in plans for schedule in known]
     rows.sort(key=lambda row: (row[4] is None, row[5]))
     return Table("Schedules", columns, tuple(rows), "Cuts are those of the plan.")
 
 
-def _row(plan: Plan, schedule: str, n: int) -> tuple[Any, ...]:
+def _row(plan: Plan | tuple[int, PlanError], schedule: str, n: int) -> tuple[Any, ...]:
+    if isinstance(plan, tuple):
+        return (plan[0], None, schedule, n, None, None, None, None, str(plan[1]).splitlines()[0])
     head = (plan.n_stages, plan.n_ranks, schedule, n)
     try:
         t = simulate(plan, schedule=schedule, n_microbatches=n)

@@ -13,11 +13,13 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from .options import SAY
-from .output import Told, emit, guard, step
+from .output import Told, emit, guard, step, writable
 
 __all__ = ["verb"]
 
 Verb = Callable[..., Told | None]
+WRITTEN = {"out", "html", "trace"}
+"""The options that name a file which a verb writes."""
 SPEAKING = {
     "as_json": Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=SAY)],
     "debug": Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.", rich_help_panel=SAY)],
@@ -41,6 +43,9 @@ def verb(doing: str, *, spin: bool = True) -> Callable[[Verb], Callable[..., Non
             for name, group in groups.items():
                 given[name] = group(**{f.name: given.pop(f.name) for f in dataclasses.fields(group)})
             with guard(debug):
+                for name in WRITTEN & given.keys():
+                    if given[name] is not None:
+                        writable(f"--{name}", given[name])
                 with step(doing, spin):
                     told = function(**given)
                 emit(told, as_json)

@@ -130,13 +130,13 @@ def compare(
     ] = None,
 ) -> Told:
     """Schedules × microbatch counts × stage counts as a table, the fastest first."""
-    from .comparing import comparison, plans_of
+    from .comparing import Compared, comparison, plans_of
     from .planning import Request, is_plan, planned
 
     counts = _numbers(microbatches, "--microbatches")
     if is_plan(target):
         plan = planned(target, making, o.Planning(memory=memory)).plan
-        pairs = [(plan, n) for n in counts or [plan.n_microbatches]]
+        pairs: list[Compared] = [(plan, n) for n in counts or [plan.n_microbatches]]
     else:
         pairs = plans_of(Request(target, making), _numbers(stages, "--stages"), counts or [8], memory)
     result = comparison(pairs, [s.strip() for s in schedules.split(",")])
@@ -319,7 +319,7 @@ def _numbers(text: str, option: str) -> list[int]:
     from ..errors import InputError
 
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    bad = [part for part in parts if not part.isdigit() or int(part) < 1]
+    bad = [part for part in parts if not part.isdecimal() or int(part) < 1]
     if bad:
         raise InputError(f"{option} has {bad[0]!r}; write whole numbers of at least 1, separated by commas")
     return list(map(int, parts))

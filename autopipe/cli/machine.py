@@ -22,7 +22,7 @@ import typer
 
 from . import options as o
 from .frame import verb
-from .output import Told, note, table
+from .output import Told, aside, note, table
 
 __all__: list[str] = []
 
@@ -110,7 +110,8 @@ def run(
         before_s = pace() if on_processor else 0.0
         pipe = request.split(how, cluster)
         costed_s = (before_s + pace()) / 2 if on_processor else None
-        result = train(pipe, steps, lr, publish, costed_s)
+        with aside():
+            result = train(pipe, steps, lr, publish, costed_s)
         if out is not None:
             out.write_text(json.dumps(result.timeline))
     return Told(result.to_dict(), str(result)) if os.environ.get("RANK", "0") == "0" else None

@@ -22,7 +22,7 @@ import inspect
 import pathlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ def load(name: str, *, meta: bool = False, device: str | None = None, sizes: Siz
             f"cannot read {name!r} as a model; write package.module:factory, file.py:factory, "
             "hf:CONFIG.json, timm:NAME or torchvision:NAME"
         )
-    where = torch.device("meta" if meta else device or "cpu")
+    where = _there("meta" if meta else device or "cpu")
     special = {"hf": _transformers, "timm": _timm, "torchvision": _torchvision}
     with _dtype(sizes.dtype), where:
         if kind in special:
@@ -79,6 +79,16 @@ def load(name: str, *, meta: bool = False, device: str | None = None, sizes: Siz
         elif not loaded.args and not loaded.kwargs:
             loaded = _inferred(loaded.model, name)
     return dataclasses.replace(loaded, model=loaded.model.train())
+
+
+def _there(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch without a device's code asserts that it has it
+        raise InputError(
+            f"device {name!r} is not to be had here: {str(error).splitlines()[0]}; take cpu, or estimate for "
+            "described hardware, such as H100"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -100,7 +110,7 @@ def _dtype(name: str | None) -> Any:
 
 def _tensor(text: str) -> torch.Tensor:
     """``8x3x224x224`` or ``8x128:int64`` as an example tensor."""
-    match = re.fullmatch(r"(\d+(?:[x,]\d+)*)(?::(\w+))?", text)
+    match = re.fullmatch(r"([1-9]\d*(?:[x,][1-9]\d*)*)(?::(\w+))?", text, re.ASCII)
     dtype = getattr(torch, match.group(2) or "float32", None) if match else None
     if match is None or not isinstance(dtype, torch.dtype):
         raise InputError(
@@ -152,9 +162,13 @@ def _attribute(module: Any, path: str, attribute: str) -> Any:
 
 
 def _make(factory: Any, name: str) -> Any:
+    try:
+        takes = list(inspect.signature(factory).parameters.values())
+    except ValueError:  # what is built in may have no signature
+        takes = []
     required = [
         p.name
-        for p in inspect.signature(factory).parameters.values()
+        for p in takes
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
     if required:
@@ -162,35 +176,54 @@ def _make(factory: Any, name: str) -> Any:
             f"{name} needs {', '.join(required)}; name a function without required arguments that returns "
             "the model, or (model, args)"
         )
-    try:
+    with _failing(f"{name} failed while making the model"):
         return factory()
-    except Exception as error:
-        raise ModelError(f"{name} failed while making the model") from error
+
+
+@contextlib.contextmanager
+def _failing(told: str) -> Iterator[None]:
+    """Runs code of the model's: what it raises, or that it ends the process, is its failure."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ModelError(told) from error
 
 
 def _from_package(path: str) -> Any:
+    if not all(map(str.isidentifier, path.split("."))):
+        raise InputError(f"{path!r} is no name of a package; give package.module:factory or file.py:factory")
     sys.path.insert(0, "")
     try:
-        return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"cannot import {path!r}: {error}; install it, or name a file as path/to/file.py:factory"
-        ) from None
+        with _failing(f"{path} failed while it was imported"):
+            return importlib.import_module(path)
+    except ModelError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            raise InputError(
+                f"cannot import {path!r}: {error.__cause__}; install it, or name a file as "
+                "path/to/file.py:factory"
+            ) from None
+        raise
     finally:
         sys.path.remove("")
 
 
 def _from_file(path: pathlib.Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
+    # a file may be called as a package is that all else goes on with
+    known = sys.modules.get(path.stem)
+    is_free = known is None or getattr(known, "__file__", None) == str(path)
+    name = path.stem if is_free else f"{path.stem} of {path.parent}"
+    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
     if spec is None or spec.loader is None:
         raise InputError(f"there is no file {path}; give path/to/file.py:factory")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ModelError(f"{path} failed while it was imported") from error
+        with _failing(f"{path} failed while it was imported"):
+            spec.loader.exec_module(module)
+    except ModelError:
+        del sys.modules[name]
+        raise
     finally:
         sys.path.remove(str(path.parent))
     return module

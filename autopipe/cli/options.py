@@ -24,7 +24,7 @@ SAY = "Output"
 def _schedules() -> list[str]:
     from ..schedule import NAMES
 
-    return [*NAMES, "cost-aware", "auto"]
+    return [*NAMES, "auto"]
 
 
 def _devices() -> list[str]:
@@ -35,7 +35,7 @@ def _devices() -> list[str]:
 
 def _count(text: Any) -> int | str:
     """A whole number of at least 1, or ``auto``."""
-    if text == "auto" or (str(text).isdigit() and int(text) > 0):
+    if text == "auto" or (str(text).isdecimal() and int(text) > 0):
         return text if text == "auto" else int(text)
     raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor auto")
 

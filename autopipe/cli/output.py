@@ -9,6 +9,8 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
+import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +26,7 @@ from ..errors import (
     StoreError,
 )
 
-__all__ = ["EXIT_CODES", "Told", "emit", "exit_code", "guard", "note", "step", "table"]
+__all__ = ["EXIT_CODES", "Told", "aside", "emit", "exit_code", "guard", "note", "step", "table", "writable"]
 
 OK, NO, USAGE, INFEASIBLE, MODEL, OTHER = range(6)
 EXIT_CODES = {
@@ -70,6 +72,23 @@ def _json(result: Any) -> str:
         return [known(v) for v in value] if isinstance(value, (list, tuple)) else value
 
     return json.dumps(known(result), indent=1, default=str, allow_nan=False)
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """What a model prints goes to stderr meanwhile: stdout has a verb's result alone."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def writable(option: str, path: pathlib.Path) -> None:
+    """Raises :class:`InputError` before any work where its result could not be written."""
+    if path.is_dir():
+        raise InputError(f"{option} {path} is a folder; give a file in it, such as {path / 'result.json'}")
+    if not path.parent.is_dir():
+        raise InputError(f"{option} {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"{option} {path} may not be written by this user; give another place")
 
 
 def note(message: str) -> None:
@@ -143,10 +162,14 @@ def guard(debug: bool) -> Iterator[None]:
         raise typer.Exit(exit_code(error)) from None
 
 
+_WORD = 10
+"""What is no longer may stand in a message for another reason than that it is the cause."""
+
+
 def _in_short(error: Exception) -> str:
     if isinstance(error, (AutopipeError, OSError)):
         cause = error.__cause__
-        if cause is None or _first(cause) in str(error):
+        if cause is None or (len(_first(cause)) > _WORD and _first(cause) in str(error)):
             return f"autopipe: {error}"
         return f"autopipe: {error}\n  because {type(cause).__name__}: {_first(cause)}"
     return (

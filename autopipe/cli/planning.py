@@ -16,7 +16,8 @@ from ..graph import OpGraph
 from ..hardware import Cluster
 from ..plans import Plan
 from ..schema import load
-from .options import Making, Planning
+from .options import MODEL_HELP, Making, Planning
+from .output import aside
 
 if TYPE_CHECKING:
     from ..api import Pipe
@@ -41,14 +42,17 @@ class Request:
 
         m = self.making
         sizes = Sizes(m.batch, m.seq, tuple(m.inputs or ()), m.dtype)
-        return load(self.model, meta=m.meta, device=m.device if self._is_torch_device else None, sizes=sizes)
+        device = m.device if self._is_torch_device else None
+        with aside():
+            return load(self.model, meta=m.meta, device=device, sizes=sizes)
 
     def capture(self) -> Capture:
         """The model, captured."""
         import autopipe
 
         loaded = self.load()
-        return autopipe.capture(loaded.model, loaded.args, loaded.kwargs)
+        with aside():
+            return autopipe.capture(loaded.model, loaded.args, loaded.kwargs)
 
     def profile(self, n_microbatches: int, recalibrate: bool = False) -> tuple[Capture, CostTable]:
         """The captured model and what each op costs for one microbatch.
@@ -80,11 +84,12 @@ class Request:
         from ..measure import described, device_name, estimate
 
         if source not in ("measured", "estimated"):
-            return CostTable.from_dict(load(source, "the cost table"), f"the cost table {source}")
+            return _read_costs(source)
         where = self.making.device
         if source == "measured":
             store = measure.Store.default()
-            return autopipe.profile(captured, n_microbatches=n_microbatches, device=where, store=store)
+            with aside():
+                return autopipe.profile(captured, n_microbatches=n_microbatches, device=where, store=store)
         dims = captured.ops.example_dims
         if "batch" in dims:
             dims["batch"] = math.ceil(dims["batch"] / n_microbatches)
@@ -122,7 +127,8 @@ class Request:
             "offload": how.offload,
         }
         known: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
-        return autopipe.split(loaded.model, how.stages, loaded.args, loaded.kwargs, **known)
+        with aside():
+            return autopipe.split(loaded.model, how.stages, loaded.args, loaded.kwargs, **known)
 
     @property
     def _is_torch_device(self) -> bool:
@@ -173,6 +179,10 @@ def planned(target: str, making: Making, how: Planning, model: str | None = None
     :class:`PlanError` where the plan is for another graph than the model's.
     """
     if not is_plan(target):
+        if ":" not in target:
+            raise InputError(
+                f"{target!r} is neither a plan, a file whose name ends in .json, nor a model: {MODEL_HELP}"
+            )
         if model is not None:
             raise InputError(
                 f"--model goes with a plan's JSON, and {target} is a model already; leave it out"
@@ -199,7 +209,7 @@ def planned(target: str, making: Making, how: Planning, model: str | None = None
         alone = dataclasses.replace(making, costs=None, cluster=None)
         if alone != Making():
             raise InputError(f"{target} is a plan; options of the model need --model to say which it is")
-        costs = None if making.costs is None else CostTable.from_dict(load(making.costs, "the cost table"))
+        costs = None if making.costs is None else _read_costs(making.costs)
         return Planned(plan, None, costs)
     request = Request(model, making)
     source, captured = request.source, _opened(request, plan)
@@ -239,6 +249,10 @@ def _opened(request: Request, plan: Plan) -> Capture:
             f"({captured.ops.digest}); give the same --batch, --seq, --input and --meta, or plan again"
         )
     return captured
+
+
+def _read_costs(path: str) -> CostTable:
+    return CostTable.from_dict(load(path, "the cost table"), f"the cost table {path}")
 
 
 def read_cluster(path: pathlib.Path) -> Cluster:

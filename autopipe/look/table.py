@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["Column", "Table", "count", "nbytes", "percent", "runs", "seconds", "word"]
 
 
-def count(n: float) -> str:
+def count(n: float | None) -> str:
     """Whole numbers with thousands apart.
 
-    >>> count(12345)
-    '12,345'
+    >>> count(12345), count(None)
+    ('12,345', '–')
     """
-    return f"{n:,}"
+    return "–" if n is None else f"{n:,}"
 
 
 def percent(x: float | None) -> str:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from ..arguments import flag, number, whole
+from ..arguments import flag, number, one_of, whole
 from ..costs import CostTable
 from ..errors import InfeasibleError, InputError, PlanError, UndecidedError
 from ..graph import OpGraph
@@ -117,25 +117,25 @@ def solve(
     Raises :class:`InfeasibleError` when no plan fits, :class:`InputError` for unknown settings.
     """
     settings = Settings(
-        ties=_one_of("ties", ties, ("auto", "sync", "colocate")),
+        ties=one_of("ties", ties, ("auto", "sync", "colocate")),
         pin={path: whole(f"pin[{path!r}]", s, -MOST_RANKS, MOST_RANKS) for path, s in (pin or {}).items()},
         together=tuple(tuple(g) for g in together),
         uncut=tuple(uncut),
-        recompute=_one_of("recompute", recompute, ("never", "auto", "always")),
+        recompute=one_of("recompute", recompute, ("never", "auto", "always")),
         memory_limit=_limits(memory_limit, cluster.n_ranks),
         optimizer_bytes_per_parameter_byte=number(
             "optimizer_bytes_per_parameter_byte", optimizer_bytes_per_parameter_byte, most=1e6
         ),
-        sender_pays=_one_of("sender_pays", sender_pays, ("once", "receiver")),
+        sender_pays=one_of("sender_pays", sender_pays, ("once", "receiver")),
         overlap=flag("overlap", overlap),
-        clone=_one_of("clone", clone, ("auto", "never", "always")),
+        clone=one_of("clone", clone, ("auto", "never", "always")),
         training=schedule != "forward-only",
     )
     if time_limit_s is None:
         time_limit_s = min(20.0, max(2.0, len(graph.ops) * cluster.n_ranks / _PER_S))
     deadline = time.perf_counter() + number("time_limit_s", time_limit_s, most=_LONGEST_S, unit="seconds")
     source = Source.of(graph, costs, cluster, settings)
-    free = _one_of("device_order", device_order, ("hosts", "given", "auto")) == "auto"
+    free = one_of("device_order", device_order, ("hosts", "given", "auto")) == "auto"
     tried = cases(
         source,
         schedule,
@@ -390,9 +390,3 @@ def _limits(given: str | float | Sequence[str | float] | None, n_ranks: int) -> 
             f"memory_limit has {len(given)} entries for {n_ranks} ranks; give one for all, or one per rank"
         )
     return tuple(parse_bytes(limit) for limit in given)
-
-
-def _one_of(what: str, given: str, known: tuple[str, ...]) -> str:
-    if given not in known:
-        raise InputError(f"{what} is {given!r}; use one of {', '.join(map(repr, known))}")
-    return given

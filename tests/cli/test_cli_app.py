@@ -497,3 +497,118 @@ def test_stages_left_out_are_found_for_the_ranks():
 def test_json_knows_no_infinity(capsys):
     emit(Told({"gap": float("inf"), "rows": [(1.5, float("nan")), pathlib.Path("a")]}, ""), as_json=True)
     assert json.loads(capsys.readouterr().out) == {"gap": None, "rows": [[1.5, None], "a"]}
+
+
+ODD_MODELS = """
+import sys, torch
+from torch import nn
+
+print("imported")
+
+
+class Printing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        print("ran")
+        return self.last(self.first(x))
+
+
+def printing():
+    print("made")
+    return Printing(), (torch.randn(4, 4),)
+
+
+def ending():
+    sys.exit(3)
+
+
+def raising():
+    raise ValueError
+
+
+def needing(n):
+    return nn.Linear(n, n)
+"""
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """A file of models whose name is a package's that all else goes on with."""
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    path = folder / "torch.py"
+    path.write_text(ODD_MODELS)
+    yield path
+    for name in [name for name in sys.modules if name.startswith("torch of ")]:
+        del sys.modules[name]
+
+
+def test_what_a_model_prints_is_no_result(odd):
+    for verb in (
+        ("plan", "-n", "2"),
+        ("profile",),
+        ("simulate", "-n", "2"),
+        ("run", "-n", "2", "--steps", "1"),
+    ):
+        done = invoke(verb[0], f"{odd}:printing", *verb[1:], "--costs", "estimated", "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)
+        assert {"imported", "made", "ran"} <= {*done.stderr.split()}
+    assert sys.modules["torch"] is torch
+
+
+def test_a_pipe_that_closes_early_ends_it_quietly(odd):
+    words = f"{sys.executable} -m autopipe.cli plan '{odd}:printing' -n 2 --device H100 --json | true"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {words}"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "autopipe:" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("plan", "{odd}:ending", "-n", "2"), 4, "because SystemExit: 3"),
+        (("plan", "{odd}:raising", "-n", "2"), 4, "because ValueError"),
+        (("plan", "{odd}:needing", "-n", "2"), 2, "needs n; name a function"),
+        (("plan", ":make", "-n", "2"), 2, "no name of a package"),
+        (("plan", "builtins:dict", "-n", "2"), 2, "made a dict"),
+        (("plan", SAMPLE, "-n", "2", "--input", "0x8"), 2, "8x3x224x224"),
+        (("plan", SAMPLE, "-n", "2", "--device", "cuda:77"), 2, "is not to be had here"),
+        (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--out", "{folder}"), 2, "is a folder; give a file in it"),
+        (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--html", "{folder}/a/b.html"), 2, "there is no folder"),
+        (("simulate", "{folder}"), 2, "neither a plan"),
+        (("compare", SAMPLE, "--schedules", "1F1B,gpip", *ESTIMATED), 2, "did you mean '1f1b'?"),
+        (("compare", SAMPLE, "--stages", "99", *ESTIMATED), 3, "can be cut into"),
+    ],
+)
+def test_odd_input_is_told_before_any_work(odd, words, code, says):
+    done = invoke(*(word.format(odd=odd, folder=odd.parent) for word in words))
+    assert done.exit_code == code, done.output
+    assert says in done.stderr.replace("\n", " ")
+
+
+def test_a_file_that_fails_leaves_no_half_of_itself(odd):
+    path = odd.parent / "failing_half.py"
+    path.write_text("x = 1\nraise ValueError('half')\n")
+    assert invoke("plan", f"{path}:x", "-n", "2").exit_code == 4
+    assert "failing_half" not in sys.modules
+    package = odd.parents[1] / "failing_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ValueError('whole')\n")
+    paths = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
+    told = command("plan", "failing_package:x", "-n", "2", PYTHONPATH=paths)
+    assert told.returncode == 4
+    assert "because ValueError: whole" in told.stderr
+
+
+def test_a_count_of_stages_that_cannot_be_is_a_row_beside_those_that_can():
+    words = ("compare", SAMPLE, "--stages", "2,99", "--microbatches", "4", "--schedules", "1f1b", *ESTIMATED)
+    rows = json.loads(invoke(*words, "--json").stdout)
+    assert [(r["n_stages"], bool(r["step_s"])) for r in rows] == [(2, True), (99, False)]
+    assert "can be cut into" in rows[1]["problem"]
+    assert "can be cut into" in invoke(*words).stdout
