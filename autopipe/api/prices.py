@@ -10,6 +10,7 @@ import math
 import operator
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -17,11 +18,12 @@ from .. import measure
 from ..costs import CostTable
 from ..errors import InputError
 from ..hardware import Device
+from ..runtime.data.beginning import beginning
 from ..schema import load
 from ..tracing import Capture, device_of
 from .machine import DeviceLike, busy_peers, described, is_described
 
-__all__ = ["costs_of", "count_microbatches", "microbatch_dims"]
+__all__ = ["costs_of", "count_microbatches", "microbatch_dims", "profiled"]
 
 _logger = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ def costs_of(
             f"costs='measured' runs on this machine, but device describes another, {device}; pass "
             "costs='estimated', or a torch device"
         )
-    return measure.profile(
+    return profiled(
         captured,
         device=device,
         dims=dims,
@@ -95,6 +97,16 @@ def costs_of(
         n_peers=busy_peers(captured, device),
         store=store,
     )
+
+
+def profiled(captured: Capture, *, dims: Mapping[str, int], **options: Any) -> CostTable:
+    """What each op costs at a microbatch's ``dims``, and what a step takes beside its actions, measured.
+
+    Options are those of :func:`autopipe.measure.profile`.
+    """
+    n_rows = captured.ops.example_dims.get("batch", 1)
+    pieces = max(1, math.ceil(n_rows / max(1, dims.get("batch", n_rows))))
+    return measure.profile(captured, dims=dims, **{"begin": beginning(captured, pieces), **options})
 
 
 def _told(table: CostTable, dims: Mapping[str, int]) -> CostTable:

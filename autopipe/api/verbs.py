@@ -25,7 +25,7 @@ from .checks import MOST_MICROBATCHES, check_model, check_names, check_options, 
 from .machine import is_described
 from .pipe import Pipe
 from .planning import make_plan
-from .prices import microbatch_dims
+from .prices import microbatch_dims, profiled
 from .recording import capture, captured_for
 
 __all__ = ["capture", "plan", "profile", "simulate", "split"]
@@ -52,7 +52,7 @@ def profile(
         raise InputError(f"device is {brief(where)}; measuring needs a torch device of this machine")
     captured = model if isinstance(model, Capture) else capture(model, args, kwargs)
     dims = {**microbatch_dims(captured, pieces), **(options.pop("dims", None) or {})}
-    return measure.profile(captured, dims=dims, **options)
+    return profiled(captured, dims=dims, **options)
 
 
 def simulate(plan: Plan, **options: Any) -> Timeline:

@@ -18,7 +18,7 @@ from .tables import place, shape
 
 __all__ = ["graph_payload", "time_payload", "tree_payload"]
 
-KINDS = ("F", "B", "I", "W", "run", "uneven", "ties", "optimizer")
+KINDS = ("F", "B", "I", "W", "run", "uneven", "ties", "loss", "optimizer")
 GLUE = "glue"
 """What a module's own forward calls besides its children, kept together in the tree."""
 MOST_EVENTS = 300_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from tqdm import tqdm
@@ -26,7 +26,7 @@ from .passes import ALONE, CPU, Passes
 from .replay import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE, Replay
 from .samples import Samples
 from .standins import stand_ins
-from .stepping import binding_s, optimizer_cost
+from .stepping import beginning_s, optimizer_cost
 from .store import Store
 from .survey import Survey, describe, survey
 
@@ -49,6 +49,7 @@ def profile(
     min_s: float = 1.0,
     store: Store | str | os.PathLike[str] | None = None,
     progress: bool = True,
+    begin: Callable[[], object] | None = None,
 ) -> CostTable:
     """Costs of every op of ``capture`` for one microbatch of ``dims``, measured.
 
@@ -69,6 +70,8 @@ def profile(
     store: a :class:`Store` or its folder; what it holds is not measured again, and what this run measures
         is left in it, also when it is interrupted, so that the next run goes on from there.
     progress: show a bar with the time left where the output is a terminal.
+    begin: what a rank does with a batch before a step's first action, which is timed too; by default the
+        example is bound.
 
     On an accelerator the seconds are the device's own, and beside them are those that the host takes to
     launch it: a stage costs the larger of their sums.
@@ -118,7 +121,7 @@ def profile(
         finally:
             samples.save()
     if not samples.of("", _START):
-        samples.add("", _START, binding_s(capture))
+        samples.add("", _START, beginning_s(begin or (lambda: capture.bind(*capture.example))))
         samples.save([""])
     costs = {
         op.name: passes.cost(op.name)
@@ -148,7 +151,7 @@ def profile(
 _WARM = 2
 """Passes before those that count."""
 _OPTIMIZER = ("optimizer of a byte", "optimizer of one", "optimizer bytes")
-_START = "start"
+_START = "beginning"
 _COMPILED = ("seconds are those of compiled leaf modules; bytes and FLOPs those of the code as written",)
 
 

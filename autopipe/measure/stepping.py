@@ -1,4 +1,4 @@
-"""Times what a step does beside its actions: the optimizer, by parameter and by byte, and binding the batch.
+"""Times what a step does beside its actions: the optimizer, by parameter and by byte, and its beginning.
 
 What a stage's own step costs then is left to ``simulator``.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,7 @@ from .account import Counter
 from .clock import Stopwatch
 from .load import busy
 
-if TYPE_CHECKING:
-    from ..tracing import Capture
-
-__all__ = ["binding_s", "optimizer_cost"]
+__all__ = ["beginning_s", "optimizer_cost"]
 
 _SAMPLE_BYTES = 1 << 26
 """Parameters that are stepped: enough to be out of any cache with their gradients and moments."""
@@ -29,15 +26,14 @@ _N_SMALL = 24
 _ROUNDS = 9
 
 
-def binding_s(capture: Capture) -> float:
-    """Seconds in which a call's arguments are bound: its model looked over for changes, its sizes checked."""
+def beginning_s(begin: Callable[[], object]) -> float:
+    """Seconds of what a step begins with, once the last step has left nothing of it in any cache."""
     other = torch.zeros(_EVICTING_BYTES, dtype=torch.uint8, device="cpu")
     found = []
     for _ in range(_ROUNDS):
         other.add_(1)
         start = time.perf_counter()
-        capture.standing.changed()
-        capture.form_of(capture.inputs.bind(capture.model, *capture.arguments(*capture.example)))
+        begin()
         found.append(time.perf_counter() - start)
     return statistics.median(found)
 

@@ -74,7 +74,7 @@ def bubbles_of(timeline: TimelineData) -> tuple[Bubble, ...]:
     return tuple(out)
 
 
-_IDLE = {"ties": "communication_s", "uneven": "imbalance_s"}
+_IDLE = {"ties": "communication_s", "loss": "communication_s", "uneven": "imbalance_s"}
 """What of a step's tail is idle time, and its cause."""
 _Key = tuple[int, bool, int]
 """(stage, is gradient, microbatch)."""

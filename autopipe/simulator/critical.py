@@ -42,7 +42,7 @@ def critical_seconds(timeline: TimelineData, path: Sequence[Event | Sent]) -> di
     """The step's length by what the critical path spends it on, most first; sums to ``step_s``.
 
     Keys are ``"stage 2"`` and such, ``"communication"`` (waiting for a link included), ``"uneven"``,
-    ``"ties"``, ``"optimizer"``, and in a measured step ``"overhead"`` for what lies between.
+    ``"ties"``, ``"loss"``, ``"optimizer"``, and in a measured step ``"overhead"`` for what lies between.
     """
     spent: dict[str, float] = collections.defaultdict(float)
     now = 0.0
@@ -82,11 +82,15 @@ class _Walk:
         tied = {e.rank for e in timeline.tail if e.action == "ties"}
         own = (self._previous.get((rank, "ties")) for rank in tied)
         self._slowest_tied = max((e for e in own if e is not None), key=lambda e: e.end_s, default=None)
+        made = (e for e in timeline.events_of(timeline.schedule.placement[-1]) if e.action != "optimizer")
+        self._loss_made = max(made, key=lambda e: e.end_s, default=None)
 
     def before(self, event: Event) -> Event | None:
-        """What its rank did before it, or for tied gradients what the last rank to join in did."""
+        """What its rank did before it, the last rank to sum tied gradients, or who makes the loss."""
         if event.action == "ties":
             return self._slowest_tied
+        if event.action == "loss":
+            return self._loss_made
         return self._previous.get((event.rank, event.action))
 
     def message(self, event: Event) -> Sent | None:

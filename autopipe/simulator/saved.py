@@ -86,4 +86,4 @@ def _rows(read: _TimelineFile, what: str) -> tuple[Schedule, list[tuple[int, Act
     return Schedule(read.schedule, read.placement, n_microbatches, actions, overlapped), events
 
 
-_TAIL = ("uneven", "ties", "optimizer")
+_TAIL = ("uneven", "ties", "loss", "optimizer")

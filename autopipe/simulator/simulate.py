@@ -27,6 +27,9 @@ from .views import Timeline
 
 __all__ = ["in_turn_s", "simulate", "simulate_schedule"]
 
+_AGREED, _LOSS = 24, 8
+"""Bytes that each rank shows the next before a step, and those of the loss."""
+
 
 def simulate_schedule(
     schedule: Schedule,
@@ -37,6 +40,7 @@ def simulate_schedule(
     start_s: float = 0.0,
     jitter_s: float = 0.0,
     tie_s: float | Sequence[float] = 0.0,
+    loss_s: Sequence[float] = (),
     optimizer_s: float | Sequence[float] = 0.0,
     memory: Sequence[StageMemory] | None = None,
     shared_bytes: Sequence[int] = (),
@@ -57,11 +61,12 @@ def simulate_schedule(
     times: per stage, seconds per microbatch.
     transfers: what crosses between stages; for None, each stage waits for the one before, for free.
     cluster: the links; without one, transfers are free.
-    start_s: seconds before any rank's first action, in which each binds the batch.
+    start_s: seconds before any rank's first action, in which each takes in the batch.
     jitter_s: how unlike the times of microbatches are (``CostTable.jitter_s``); what that costs (``uneven``)
         follows the last action.
     tie_s: seconds of the all-reduce of tied gradients, for all ranks or per rank. The ranks that have one
         start it together after their last action.
+    loss_s: per rank, seconds until it has the loss once the last stage's rank is done, whose own are 0.
     optimizer_s: seconds of the optimizer step, for all ranks or per rank.
     memory: per stage, its bytes; without it the timeline has no memory.
     shared_bytes: per rank, tied bytes its stages count more than once (``memory.tied_bytes``).
@@ -98,10 +103,10 @@ def simulate_schedule(
     else:
         clock = _blocking(schedule, times, transfers, cluster)
     late_s = uneven_s(schedule, times, edges, cluster, jitter_s)
-    tail = _tail(clock, late_s, ties_s, steps_s, stepped)
+    tail = _tail(clock, late_s, ties_s, loss_s, steps_s, stepped)
     if start_s:
         clock = _later(clock, start_s)
-        tail = tuple(e._replace(start_s=e.start_s + start_s, end_s=e.end_s + start_s) for e in tail)
+        tail = tuple(_postponed(e, start_s) for e in tail)
     last = max((e.end_s for e in tail), default=0.0)
     return Timeline(
         schedule,
@@ -172,9 +177,10 @@ def simulate(
         stage_times(plan),
         plan_transfers(plan),
         plan.cluster,
-        start_s=_start_s(plan),
+        start_s=_start_s(plan) + _agreeing_s(plan),
         jitter_s=float(plan.settings.get("jitter_s", 0.0)),
         tie_s=tie_s if training else 0.0,
+        loss_s=_loss_s(plan, placed[-1]),
         optimizer_s=optimizer_s if training else 0.0,
         memory=_sharded(
             [
@@ -231,12 +237,29 @@ def _start_s(plan: Plan) -> float:
     return float(plan.settings.get("start_s", 0.0))
 
 
+def _agreeing_s(plan: Plan) -> float:
+    """Seconds in which ranks agree on a step: each hears the one before it, and is heard by the next."""
+    n, cluster = plan.n_ranks, plan.cluster
+    ways = [cluster.link(r, (r + 1) % n) for r in range(n)] if n > 1 else []
+    return max((way.seconds(_AGREED) + 2 * way.working_s(_AGREED) for way in ways), default=0.0)
+
+
+def _loss_s(plan: Plan, source: int) -> list[float]:
+    """Per rank, seconds from the source's having the loss to its being there."""
+    ways = [plan.cluster.link(source, rank) for rank in range(plan.n_ranks)]
+    return [way.seconds(_LOSS) + way.working_s(_LOSS) for way in ways]
+
+
 def _later(clock: Clock, seconds: float) -> Clock:
     """The same, begun so much later."""
     starts, ends = ([[t + seconds for t in row] for row in rows] for rows in (clock.starts_s, clock.ends_s))
     sent = [(*what, left + seconds, came + seconds, n) for *what, left, came, n in clock.sent]
     gathered = [(rank, stage, a + seconds, b + seconds) for rank, stage, a, b in clock.gathered]
     return Clock(clock.schedule, starts, ends, sent, gathered)  # type: ignore[arg-type]
+
+
+def _postponed(event: Event, seconds: float) -> Event:
+    return event._replace(start_s=event.start_s + seconds, end_s=event.end_s + seconds)
 
 
 def _per_rank(value: float | Sequence[float], schedule: Schedule) -> Sequence[float]:
@@ -247,10 +270,11 @@ def _tail(
     clock: Clock,
     late_s: float,
     tie_s: Sequence[float],
+    loss_s: Sequence[float],
     optimizer_s: Sequence[float],
     stepped: Sequence[Event] = (),
 ) -> tuple[Event, ...]:
-    """What follows the last action: waits for uneven microbatches, the tied all-reduce, the optimizer.
+    """What follows the last action: waits for uneven microbatches, tied gradients, the loss; the optimizer.
 
     ``stepped``: the optimizers' steps where they are timed already, without what comes before them here.
     """
@@ -262,8 +286,14 @@ def _tail(
         if seconds:
             free[rank] = together + seconds
             events.append(Event(rank, "ties", together, free[rank]))
+    made_s = free[clock.schedule.placement[-1]]
+    for rank, seconds in enumerate(loss_s):
+        if seconds and made_s + seconds > free[rank]:
+            events.append(Event(rank, "loss", free[rank], made_s + seconds))
+            free[rank] = made_s + seconds
     if stepped:
-        return (*events, *(e._replace(start_s=e.start_s + late_s, end_s=e.end_s + late_s) for e in stepped))
+        waited = [t - end for t, end in zip(free, last, strict=True)]
+        return (*events, *(_postponed(e, waited[e.rank]) for e in stepped))
     for rank, seconds in enumerate(optimizer_s):
         if seconds:
             events.append(Event(rank, "optimizer", free[rank], free[rank] + seconds))

@@ -20,9 +20,10 @@ __all__ = ["Event", "Sent", "TimelineData"]
 
 
 class Event(NamedTuple):
-    """A rank busy with an action, or after its last with ``"uneven"``, ``"ties"`` or ``"optimizer"``.
+    """A rank at an action, or after its last at ``"uneven"``, ``"ties"``, ``"loss"`` or ``"optimizer"``.
 
-    ``"uneven"`` is what a step waits for microbatches that take longer than others, counted at its end.
+    ``"uneven"`` is what a step waits for microbatches that take longer than others, counted at its end,
+    ``"loss"`` what a rank waits for the step's loss.
     """
 
     rank: int

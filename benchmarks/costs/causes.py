@@ -120,7 +120,7 @@ class _Parts:
         handling = [s / len(row) for s, row in zip(sending, rows, strict=True)]
         # an action is simulated with the sending of what came before it
         alone = {a: ran[a] - handling[plan.placement[a.stage]] for a in ran}
-        start = [float(plan.settings.get("start_s", 0.0))] * plan.n_ranks
+        start = [min(row[0] for row in timeline.starts_s)] * plan.n_ranks
         return cls(even, alone, handling, start, tail("ties"), tail("optimizer"))
 
     @classmethod

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import autopipe
-from autopipe.measure import probe, profile
+from autopipe.measure import probe
 from autopipe.measure.account import Counter
 from autopipe.measure.load import pace
 from autopipe.memory import plan_memory
@@ -153,10 +153,9 @@ def _table(model: torch.nn.Module, args: Any, kwargs: Any, n_microbatches: int) 
     shared: list[Any] = [None]
     if dist.get_rank() == 0:
         captured = autopipe.capture(model, args, kwargs)
-        batch = captured.ops.example_dims["batch"] // n_microbatches
-        table = profile(
+        table = autopipe.profile(
             captured,
-            dims={"batch": batch},
+            n_microbatches=n_microbatches,
             n_peers=dist.get_world_size() - 1,
             min_s=_PROFILE_S,
             max_passes=100,

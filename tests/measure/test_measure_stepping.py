@@ -12,7 +12,7 @@ from torch import nn
 from autopipe.measure import Store, profile, profiler, stepping
 from autopipe.measure.passes import Passes
 from autopipe.measure.samples import Samples
-from autopipe.measure.stepping import binding_s, optimizer_cost
+from autopipe.measure.stepping import beginning_s, optimizer_cost
 
 QUICK = {"progress": False, "min_s": 0.0, "min_passes": 3}
 EACH_S, PER_BYTE_S = 2e-3, 2e-8
@@ -48,7 +48,7 @@ def test_peers_step_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert beside == [("step", 3)]
 
 
-def test_binding_a_batch_is_priced_once(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_a_steps_beginning_is_priced_once(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     capture = captured(Stack(2), torch.randn(4, 16))
     changed = type(capture.standing).changed
     looked = []
@@ -58,12 +58,14 @@ def test_binding_a_batch_is_priced_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
         return changed(standing)
 
     monkeypatch.setattr(type(capture.standing), "changed", slowly)
-    assert binding_s(capture) >= 5e-3
+    assert beginning_s(lambda: time.sleep(2e-3)) >= 2e-3
     table = profile(capture, store=Store(tmp_path), **QUICK)
     assert table.start_s >= 5e-3
     looked.clear()
     assert profile(capture, store=Store(tmp_path), **QUICK).start_s == table.start_s
     assert not looked
+    begun = profile(capture, store=Store(tmp_path / "other"), begin=lambda: time.sleep(0.02), **QUICK)
+    assert begun.start_s >= 0.02
 
 
 def test_a_mean_takes_the_highest_tenth_for_what_is_next_below() -> None:

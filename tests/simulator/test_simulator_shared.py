@@ -125,3 +125,32 @@ def test_a_plan_says_what_its_steps_start_takes():
     begun = dataclasses.replace(plan, settings={**plan.settings, "start_s": 0.25})
     assert simulate(begun).step_s == pytest.approx(simulate(plan).step_s + 0.25)
     assert in_turn_s(begun) == pytest.approx(in_turn_s(plan) + 0.25)
+
+
+@pytest.mark.parametrize("n_cores", [0, 2])
+def test_ranks_agree_on_a_step_and_wait_for_its_loss(n_cores: int):
+    free, link = make_plan(2, 4, ties=()), Link(0.5, float("inf"), host_s=0.125 if n_cores else 0.0)
+    still = dataclasses.replace(free, boundaries=(), cluster=Cluster.uniform(2))
+    cluster = dataclasses.replace(Cluster.uniform(2, link=link), cores=(2,) if n_cores else ())
+    apart = dataclasses.replace(still, cluster=cluster)
+    agreed_s = 0.5 + 2 * link.host_s
+    before, after = simulate(still), simulate(apart)
+    assert after.starts_s[0][0] == pytest.approx(before.starts_s[0][0] + agreed_s)
+    # 1F1B ends on its first rank, long after the last one made the loss
+    assert not [e for e in after.tail if e.action == "loss"]
+    back = dataclasses.replace(
+        apart,
+        schedule="gpipe",
+        stages=tuple(
+            dataclasses.replace(s, backward_s=0.0, backward_input_s=0.0, backward_weight_s=0.0)
+            for s in apart.stages
+        ),
+    )
+    told = simulate(back)
+    waits = [e for e in told.tail if e.action == "loss"]
+    assert [e.rank for e in waits] == [0]
+    assert told.before_optimizer_s == pytest.approx(max(told.ends_s[1]) + 0.5 + link.host_s)
+    assert sum(told.critical_s.values()) == pytest.approx(told.step_s)
+    assert told.critical_s["loss"] == pytest.approx(0.5 + link.host_s)
+    for idle, busy_s in zip(told.bubbles, told.busy_s, strict=True):
+        assert idle.total_s + busy_s == pytest.approx(told.step_s)

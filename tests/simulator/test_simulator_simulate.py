@@ -232,7 +232,7 @@ def test_any_schedule_of_a_plan(name):
     assert timeline.schedule.placement == plan.placement
     check(timeline.schedule)
     has_backward = name != "forward-only"
-    assert {e.action for e in timeline.tail} == ({"ties", "optimizer"} if has_backward else set())
+    assert {e.action for e in timeline.tail} - {"loss"} == ({"ties", "optimizer"} if has_backward else set())
 
 
 def test_a_plan_as_it_is():

@@ -215,7 +215,7 @@ def trace_of(plan, **options):
 
 
 def test_trace_has_a_process_per_rank_with_its_actions():
-    plan = make_plan(n_stages=3, n_microbatches=4)
+    plan = dataclasses.replace(make_plan(n_stages=3, n_microbatches=4), cluster=Cluster.uniform(3))
     events = json.loads(json.dumps(trace_of(plan)))
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {0: "rank 0", 1: "rank 1", 2: "rank 2"}

@@ -1,8 +1,8 @@
 // Schedule and memory over one shared time axis: a row per rank, zoomed and panned together.
-const KINDS = ["F", "B", "I", "W", "run", "uneven", "ties", "optimizer"];
+const KINDS = ["F", "B", "I", "W", "run", "uneven", "ties", "loss", "optimizer"];
 const KIND_NAMES = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient",
   run: "actions too short to draw one by one", uneven: "waits for microbatches that take longer than others",
-  ties: "sum of tied gradients", optimizer: "optimizer step" };
+  ties: "sum of tied gradients", loss: "waits for the loss", optimizer: "optimizer step" };
 const AXIS = 22;
 const GUTTER = 52;
 
