@@ -40,6 +40,7 @@ from .reduce.partial import watch
 from .reduce.precision import autocast_context, placeholder
 from .reduce.ties import TieSum, find_ties, learned
 from .stage.crew import check_replicas, gathered, make_workers, wrap_all
+from .stage.hooks import is_hooked
 from .stage.initialise import initialise
 from .stage.loss import Loss
 from .stage.setup import card, check_same, pick_device, place, sections_of
@@ -93,7 +94,7 @@ class Engine:
         accelerator.keep_freed(self.device)
         self.peers: Peers | None = None
         if ranks:
-            mine = card(capture, plan, stages, str(options.schedule), self.device)
+            mine = card(capture, plan, stages, options, self.device)
             trained = learned(options.loss_fn, capture.model, plan.n_ranks)
             mine["what loss_fn trains"] = [f"{t.name} {list(t.parameter.shape)}" for t in trained]
             mine["own weights"] = fingerprints(capture, stages)
@@ -150,6 +151,7 @@ class Engine:
         capture, plan, options, stages = self.capture, self.plan, self.options, self.all_stages
         self._absent = absent(capture, self.stages, stages)
         self.modules = tuple({m: None for stage in self.stages for m in stage.modules()})
+        self._hooking = tuple({*self.modules, *capture.model.modules()})
         is_one = self.peers is not None and self.replica_dims.n == 1
         own = learned(options.loss_fn, capture.model, plan.n_ranks) if is_one else ()
         self.loss.trains = {id(t.parameter) for t in own} if plan.n_ranks > 1 and self.peers else None
@@ -268,6 +270,30 @@ class Engine:
         """This rank's parameters while others of the model are elsewhere."""
         if any(isinstance(home.tensor, Away) for home in self._absent):
             yield from (p for stage in self.stages for p in stage.parameters())
+
+    def hookable(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters with hooks of the user's whose gradients this rank has whole, and the words for where.
+
+        What wraps a stage may have some of its own, and of tied ones a rank has a part until ranks sum them.
+        """
+        if self.was_wrapped:
+            return
+        held = (p for m in self.modules for p in m._parameters.values() if p is not None)
+        for p in {id(p): p for p in held}.values():
+            if id(p) not in self.tied and is_hooked(p):
+                yield self._place_of_hook(p), p
+
+    def _place_of_hook(self, parameter: nn.Parameter) -> str:
+        name = next((n for n, p in self.named_parameters() if p is parameter), "a parameter")
+        return f"rank {self.rank}, a hook on the gradient of {name}"
+
+    def has_hooks(self) -> bool:
+        """Whether this rank's backward calls hooks of the user's, on gradients or of modules."""
+        if any(m._backward_hooks or m._backward_pre_hooks for m in self._hooking):
+            return True
+        return not self.was_wrapped and any(
+            is_hooked(p) for m in self.modules for p in m._parameters.values() if p is not None
+        )
 
     @property
     def replica(self) -> int:

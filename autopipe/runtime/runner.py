@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import accelerator
 from ..errors import InputError, StepError
@@ -52,6 +52,7 @@ class Runner:
         self.syncs, self.factor = True, 1.0
         self.share: Tensor | None = None
         self._has_added = self._is_running = False
+        self._is_hooked = False
         self._waited_s = 0.0
         self._agreed: StepError | None = None
 
@@ -177,8 +178,11 @@ class Runner:
     ) -> tuple[StepResult, Clock]:
         engine, clock = self.engine, Clock(self.engine.device)
         with making():
-            with once_a_step(self._hookable() if step.grad else ()):
+            with once_a_step(engine.hookable() if step.grad else ()):
                 engine.executor.run(program, clock)
+            if self._is_hooked and engine.peers is not None:
+                engine.peers.position.words = "the hooks on gradients of every rank"
+                engine.peers.any(False)  # who is done first hears of a hook that failed
             if step.grad and self.syncs:
                 self._synchronise()
         if inputs:
@@ -201,17 +205,6 @@ class Runner:
         # zeros that an optimizer left are not added to; on an accelerator looking would wait for it
         self._has_added = grad is not None and (engine.device.type != "cpu" or bool(grad.any()))
         return self._has_added
-
-    def _hookable(self) -> Iterator[nn.Parameter]:
-        """Parameters whose hooks are the user's, and whose gradients this rank has whole.
-
-        What wraps a stage may have some of its own, and of tied ones a rank has a part until ranks sum them.
-        """
-        if self.engine.was_wrapped:
-            return
-        held = (p for m in self.engine.modules for p in m._parameters.values() if p is not None)
-        own = {id(p): p for p in held}
-        yield from (p for i, p in own.items() if i not in self.engine.tied)
 
     def _share(self, counted: float) -> Tensor:
         """What this replica's batch weighs beside the others'."""
@@ -261,7 +254,8 @@ class Runner:
             return
         if step.grad:
             engine.part_with_weights()
-        self._waited_s, looks = engine.accord.begin(step, self.factor)
+        has_hooks = step.grad and engine.has_hooks()
+        self._waited_s, looks, self._is_hooked = engine.accord.begin(step, self.factor, has_hooks)
         if step.grad and engine.ties is not None:
             engine.ties.before_step()
             if looks:
@@ -346,17 +340,16 @@ class Runner:
         engine = self.engine
         alone = engine.options.mesh is None or engine.options.mesh.ndim == 1
         if (
-            engine.peers is None
+            engine.accord is None
+            or engine.peers is None
             or not alone
             or not isinstance(error, Exception)
             or isinstance(error, StepError)
             or engine.peers.position.waits_for >= 0
         ):
             self._fail(error)
-        position = engine.peers.position
-        position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
         try:
-            engine.peers.refuse(position.step, error)
+            engine.accord.refuse(error)
         finally:
             self._end()
 

@@ -3,8 +3,10 @@
 ``python around_ranks.py CHECK …`` is one rank of checks; without a process group the same ones run alone.
 """
 
+import collections
 import contextlib
 import copy
+import dataclasses
 import functools
 import math
 import pickle
@@ -172,19 +174,42 @@ def nested(output, target):
     return mean_square(output, target["y"]) * target["times"] * (len(target["name"]) if target["more"] else 1)
 
 
+@dataclasses.dataclass
+class Aim:
+    y: torch.Tensor
+    times: float = 2.0
+    name: str = "text"
+    more: object = None
+
+    def __getitem__(self, key):
+        return getattr(self, key)
+
+
+class Held:
+    def __init__(self, **named):
+        vars(self).update(named)
+
+    def __getitem__(self, key):
+        return getattr(self, key)
+
+
 def targets():
     """Targets of any structure; what is no row's goes to every microbatch, and what cannot be is refused."""
     pair = Pair(nested)
     x, y = batch()
     named = {"y": y, "times": 2.0, "name": "text", "more": None}
     odd = y.t().contiguous().t(), (y[:1].expand(8, 8),)
-    for target in (None, named, {**named, "more": {1, 2}}, (y, [y * 2]), odd):
+    kinds = collections.UserDict(named), Aim(y), Held(**named)
+    for target in (None, named, {**named, "more": {1, 2}}, (y, [y * 2]), odd, *kinds):
         pair.agrees(x, target)
     made = pair.plain(x)
     for target, words in (
         ({**named, "y": y.to("meta")}, "meta"),
         ({**named, "y": made}, "detach"),
         ({**named, "name": ["a"] * 8}, "only tensors"),
+        (Aim(y, name=["a"] * 8), "only tensors"),
+        (Held(y=y, more=np.zeros(8)), "only tensors"),
+        ({**named, "more": {y}}, "tensors in a set"),
     ):
         with pytest.raises(InputError, match=words):
             pair.rt.step(x, target=target)
@@ -361,10 +386,15 @@ def hooks():
     first = pair.model[0][0].weight
     first.register_hook(lambda grad: seen.append(grad))
     first.register_post_accumulate_grad_hook(lambda p: int("a bug of the user's"))
-    with pytest.raises(ValueError if is_whole() else StepError, match="a bug of the user's"):
-        # another rank may be through with its first by then
-        [pair.rt.step(x, target=y) for _ in range(2)]
+    with pytest.raises(
+        StepError, match=r"rank 0, a hook on the gradient of 0\.0\.weight: ValueError: .*a bug"
+    ):
+        pair.rt.step(x, target=y)
     assert len(seen) == (rank() == 0)
+    pair = Pair()
+    pair.model[0][1].register_full_backward_hook(lambda *_: int("a bug of the user's"))
+    with pytest.raises(StepError, match=r"rank 0, stage 0, .*: ValueError: .*a bug"):
+        pair.rt.step(x, target=y)
 
 
 def several():

@@ -294,6 +294,22 @@ def other_weights():
     train(again, torch.optim.SGD(rt.parameters(), 0.1), 1)
 
 
+def other_options():
+    """Options that ranks have different are named before any step."""
+    if is_whole():
+        return
+    _, pipe = make()
+    rank = dist.get_rank()
+    for name, options in {
+        "n_microbatches": {"n_microbatches": 1 + rank},
+        "having a scaler": {"scaler": torch.amp.GradScaler("cpu") if rank else None},
+        "loss_reduction": {"loss_reduction": ("mean", "sum")[rank]},
+        "feed": {"feed": rank},
+    }.items():
+        with pytest.raises(autopipe.PlanError, match=f"ranks disagree on {name}: rank 0 has .*, rank 1 has"):
+            pipe.runtime(loss_fn=mean_square, **options)
+
+
 def wrapped():
     """A pipe inside DistributedDataParallel would train whole copies: refused."""
     if is_whole():
@@ -461,6 +477,7 @@ CHECKED = (
     two_pipelines,
     merged_between,
     other_weights,
+    other_options,
     wrapped,
     told_of_whole,
     equal_batches,

@@ -641,6 +641,8 @@ def failing(how, *rest):
         if how == "save":
             optimizer = torch.optim.SGD((model if rank == 1 else runtime).parameters(), 0.1)
             runtime.save(pathlib.Path(rest[1]), optimizer=optimizer)
+        if how == "hook" and rank == 0:  # which ends its step last
+            next(runtime.parameters()).register_hook(lambda _: misbehave("raise"))
         if how == "nan" and rank == 1:
             with torch.no_grad():
                 next(stages[1].parameters()).fill_(float("nan"))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...stages import Stage
-from ...torch_private import pytree
+from ...tracing.inputs.structure import flatten
 from ..options import Options, Request
 from ..wire.peers import Peers
 from .feed import Feed
@@ -120,7 +120,7 @@ class Intake:
 
     def _check(self, bound: Mapping[str, Any], target: Any, grad: bool) -> None:
         """Raise :class:`InputError` for tensors that cannot be computed with, or not for a backward."""
-        aims = [target] if isinstance(target, Tensor) else pytree.tree_leaves(target)
+        aims = [target] if isinstance(target, Tensor) else flatten(target)[0]
         for name, value in (*bound.items(), *(("the target", aim) for aim in aims)):
             if not isinstance(value, Tensor):
                 continue

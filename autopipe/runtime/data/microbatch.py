@@ -18,8 +18,8 @@ from torch import Tensor
 from ... import accelerator
 from ...errors import InputError
 from ...graph import batch_dim
-from ...torch_private import pytree
 from ...tracing.inputs.packing import sample_rows
+from ...tracing.inputs.structure import carries_tensors, flatten, hides_tensors, mapped, pieces, unflatten
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -74,7 +74,7 @@ class Batch:
             self,
             rows=(sum(self.rows),),
             leaves={name: (value,) for name, value in self.whole.items()},
-            targets=[pytree.tree_map(move, self.target)],
+            targets=[mapped(move, self.target)],
             packed={name: (sum(rows),) for name, rows in self.packed.items()},
             forms=self.forms[-1:],
         )
@@ -103,8 +103,8 @@ class Batch:
                     _cut(name, there, sizes, self.axes.get(name, 0)) if is_cut else (there,) * len(sizes)
                 )
         targets = self.targets
-        if takes_target and any(_is_elsewhere(leaf, device) for leaf in pytree.tree_leaves(self.target)):
-            targets = [pytree.tree_map(to, target) for target in targets]
+        if takes_target and any(_is_elsewhere(leaf, device) for leaf in flatten(self.target)[0]):
+            targets = [mapped(to, target) for target in targets]
         return dataclasses.replace(self, leaves=leaves, targets=targets, whole=whole)
 
     def checksum(self, most: int = LOOKED_AT) -> int:
@@ -212,9 +212,9 @@ class Splitter:
         self._check_target(target, n_rows)
         if isinstance(target, Tensor):
             return list(self._split_target_leaf(target, n_rows, sizes))
-        leaves, spec = pytree.tree_flatten(target)
+        leaves, spec = flatten(target)
         columns = [self._split_target_leaf(leaf, n_rows, sizes) for leaf in leaves]
-        return [pytree.tree_unflatten([c[m] for c in columns], spec) for m in range(len(sizes))]
+        return [unflatten(spec, [c[m] for c in columns]) for m in range(len(sizes))]
 
     def _check_target(self, target: Any, n_rows: int) -> None:
         """A target that is one tensor has the batch's rows; among several some may be for all rows."""
@@ -224,6 +224,13 @@ class Splitter:
                 f"the target holds {what}, one for each row of the batch: only tensors are given to "
                 "microbatches row by row; make it a tensor, or pass batch_dims={'target': None} where every "
                 "microbatch gets it whole"
+            )
+        hidden = next((leaf for leaf in flatten(target)[0] if hides_tensors(leaf)), None)
+        if axis is not None and hidden is not None:
+            raise InputError(
+                f"the target holds tensors in a {type(hidden).__name__}, where they are not found; give them "
+                "in lists, dicts, dataclasses or attributes of objects, or pass batch_dims={'target': None} "
+                "where every microbatch gets it whole"
             )
         if not isinstance(target, Tensor) or axis is None or target.ndim <= axis:
             return
@@ -268,9 +275,11 @@ def _rows_of_no_tensor(value: Any, n_rows: int) -> str:
         return f"a {type(value).__name__} of shape {list(shape)}" if shape[0] == n_rows else ""
     if isinstance(value, Mapping):
         return next(filter(None, (_rows_of_no_tensor(v, n_rows) for v in value.values())), "")
+    if dataclasses.is_dataclass(value) or carries_tensors(value):
+        return _rows_of_no_tensor({str(step): piece for step, piece in pieces(value)}, n_rows)
     if not isinstance(value, (list, tuple)):
         return ""
-    if len(value) == n_rows and not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)):
+    if len(value) == n_rows and not any(isinstance(leaf, Tensor) for leaf in flatten(value)[0]):
         return f"a {type(value).__name__} of {n_rows} values"
     return next(filter(None, (_rows_of_no_tensor(v, n_rows) for v in value)), "")
 

@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 
 from ...accelerator import is_async, upload
 from ...errors import InputError
-from ...torch_private import pytree
+from ...tracing.inputs.structure import flatten, unflatten
 from .microbatch import Batch
 
 if TYPE_CHECKING:
@@ -124,11 +124,11 @@ class Weigher:
         self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any]
     ) -> list[float]:
         assert self._given is not None
-        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        leaves, spec = flatten((tuple(args), dict(kwargs)))
         weights = []
         for m in range(batch.n_microbatches):
             pieces = {id(bound[name]): batch.leaves[name][m] for name in (*batch.axes, *batch.packed)}
-            part = pytree.tree_unflatten([pieces.get(id(leaf), leaf) for leaf in leaves], spec)
+            part = unflatten(spec, [pieces.get(id(leaf), leaf) for leaf in leaves])
             own_args, own_kwargs = part
             weights.append(float(self._given(own_args, own_kwargs, batch.targets[m])))
         return weights

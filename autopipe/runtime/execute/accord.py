@@ -6,8 +6,9 @@ Carrying that between them is left to ``peers``, the books of shapes to ``bounda
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 
@@ -23,17 +24,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Accord"]
 
+FROZEN = "frozen parameters"
+ALIKE = (
+    "rows",
+    "n_microbatches",
+    "inputs",
+    "mode (train or eval)",
+    "call (step or evaluate)",
+    "no_sync",
+    "inputs that require a gradient",
+    "factor of gradients",
+    "call (with or without a loss)",
+    "return_outputs",
+    FROZEN,
+    "ways through the model",
+)
+"""What of a step is to be alike on every rank, beside its batch's values and the random seed."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Said:
     """What ranks say of a step beside its number, seed and batch, and the signatures of its microbatches.
 
-    ``key`` is all that it follows from.
+    ``key`` is all that it follows from. ``marks`` has a number for each thing that is to be alike.
     """
 
     key: tuple[Any, ...] = ()
     words: str = ""
-    all_words: str = ""
+    marks: Mapping[str, int] = dataclasses.field(default_factory=dict)
     signatures: Sequence[int] = ()
 
 
@@ -46,8 +64,12 @@ class Accord:
         self._signatures: dict[tuple[Any, ...], int] = {}
         self._said = _Said()
 
-    def begin(self, step: StepInputs, factor: float) -> tuple[float, bool]:
-        """Agree on a step. Returns the seconds waited for another rank, and whether a closer look is due."""
+    def begin(self, step: StepInputs, factor: float, has_hooks: bool) -> tuple[float, bool, bool]:
+        """Agree on a step.
+
+        Returns the seconds waited for another rank, whether a closer look is due, and whether any rank
+        ``has_hooks``, which may fail when the others are done.
+        """
         batch, position = step.batch, self._peers.position
         position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
         position.is_idle = False
@@ -56,9 +78,16 @@ class Accord:
         # what is on the device is looked at while that still warms up
         looks_at_batch = not self._is_fed and (batch.is_on_host or (looks and position.step <= 2))
         checksum = batch.checksum(LOOKED_AT if looks else AT_A_GLANCE) if looks_at_batch else 0
-        waited_s = self._peers.agree(position.step, said.words, f"{said.all_words} {step.seed}", checksum)
+        marks = {**said.marks, "random seed": zlib.crc32(str(step.seed).encode())}
+        waited_s = self._peers.agree(position.step, said.words, marks, checksum)
         self._channel.signatures = said.signatures
-        return waited_s, looks
+        return waited_s, looks, step.grad and self._peers.any(has_hooks)
+
+    def refuse(self, error: Exception) -> NoReturn:
+        """Raise ``error``, which keeps this rank from beginning a step: see :meth:`Peers.refuse`."""
+        position = self._peers.position
+        position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
+        self._peers.refuse(position.step, error, n_marks=len(ALIKE) + 1)
 
     def _say(self, step: StepInputs, factor: float) -> _Said:
         """What is to be said of a step; made anew where it is not what was said of the last one."""
@@ -71,14 +100,29 @@ class Accord:
         key = mode, asked, sizes, batch.forms, batch.signature(0)
         if key == self._said.key:
             return self._said
-        words = (
-            f"with {sum(batch.rows)} rows in {batch.n_microbatches} microbatches of "
-            f"{_shapes(batch)}, training={training}, gradients={step.grad}, sync={step.syncs}, "
-            f"inputs' gradients={sorted(step.tracked)}, times={factor:.12g}, "
-            f"loss={step.want_loss}, outputs={step.outputs_on or None}, trained={sum(flags)} of {len(flags)}"
-            + (f", forms {list(batch.forms)} of the model" if any(batch.forms) else "")
+        said = dict(
+            zip(
+                ALIKE,
+                (
+                    f"{sum(batch.rows)} rows",
+                    f"in {batch.n_microbatches} microbatches",
+                    f"of {_shapes(batch)},",
+                    f"training={training},",
+                    f"gradients={step.grad},",
+                    f"sync={step.syncs},",
+                    f"inputs' gradients={sorted(step.tracked)},",
+                    f"times={factor:.12g},",
+                    f"loss={step.want_loss},",
+                    f"outputs={step.outputs_on or None},",
+                    f"trained={sum(flags)} of {len(flags)}",
+                    f"forms {list(batch.forms)} of the model" if any(batch.forms) else "",
+                ),
+                strict=True,
+            )
         )
-        self._said = _Said(key, words, f"{words} {flags}", self._sign(batch, sizes, mode))
+        marks = {name: zlib.crc32(text.encode()) for name, text in {**said, FROZEN: str(flags)}.items()}
+        words = " ".join(filter(None, ["with", *said.values()]))
+        self._said = _Said(key, words, marks, self._sign(batch, sizes, mode))
         return self._said
 
     def _sign(self, batch: Batch, sizes: Sequence[tuple[int, ...]], mode: tuple[Any, ...]) -> list[int]:

@@ -14,25 +14,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["once_a_step"]
+from ...errors import StepError
+
+__all__ = ["is_hooked", "once_a_step"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Hooked:
     """A parameter, its gradient before the step, and its hooks: on the gradient, and after it was added."""
 
+    place: str
     parameter: nn.Parameter
     before: Tensor | None
     on: list[tuple[dict[Any, Callable[..., Any]], dict[Any, Callable[..., Any]]]]
 
 
 @contextlib.contextmanager
-def once_a_step(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def once_a_step(parameters: Iterable[tuple[str, nn.Parameter]]) -> Iterator[None]:
     """Within it hooks of these parameters are kept back; at its end each is called with the whole gradient.
 
-    Gradients that were there before are added to afterwards. Where the step fails no hook is called.
+    Each comes with the words for where it is. Gradients that were there before are added to afterwards.
+    Where the step fails no hook is called. Raises :class:`StepError` naming the parameter whose hook does.
     """
-    held = [_take(p) for p in parameters if p._backward_hooks or p._post_accumulate_grad_hooks]
+    held = [_take(place, p) for place, p in parameters]
     try:
         yield
         made = [hooked.parameter.grad for hooked in held]
@@ -43,10 +47,18 @@ def once_a_step(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             hooked.parameter.grad = hooked.before
     for hooked, gradient in zip(held, made, strict=True):
         if gradient is not None:
-            _give(hooked, gradient)
+            try:
+                _give(hooked, gradient)
+            except Exception as error:
+                raise StepError(f"{hooked.place}: {type(error).__name__}: {error}") from error
 
 
-def _take(parameter: nn.Parameter) -> _Hooked:
+def is_hooked(parameter: nn.Parameter) -> bool:
+    """Whether a parameter has hooks on its gradient."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def _take(place: str, parameter: nn.Parameter) -> _Hooked:
     on = []
     for living in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
         kept = dict(living or {})
@@ -54,7 +66,7 @@ def _take(parameter: nn.Parameter) -> _Hooked:
             living.clear()  # the same object: its handles still remove from it
         on.append((living if living is not None else {}, kept))
     before, parameter.grad = parameter.grad, None
-    return _Hooked(parameter, before, on)
+    return _Hooked(place, parameter, before, on)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from ...errors import AutopipeError, InputError
 from ...stages import find_loss
-from ...torch_private import pytree
+from ...tracing.inputs.structure import flatten, unflatten
 from ..data.outputs import Outputs, weighted
 from ..options import Options, is_due
 from .worker import StepInputs
@@ -143,7 +143,8 @@ class Loss:
 
     def _joined_target(self, targets: Sequence[Any]) -> Any:
         join = functools.partial(torch.cat, dim=self._target_axis)
-        return pytree.tree_map(lambda a, b: a if a is b else join([a, b]), targets[0], targets[1])
+        (first, spec), (second, _) = map(flatten, targets[:2])
+        return unflatten(spec, [a if a is b else join([a, b]) for a, b in zip(first, second, strict=True)])
 
     def _warn(self, why: str) -> None:
         self._asks = False

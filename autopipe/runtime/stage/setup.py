@@ -37,17 +37,33 @@ __all__ = [
 
 
 def card(
-    capture: Capture, plan: Plan, stages: Sequence[Stage], schedule: str, device: torch.device
+    capture: Capture, plan: Plan, stages: Sequence[Stage], options: Options, device: torch.device
 ) -> dict[str, Any]:
     """What every rank must have alike, and (``own``) what only it knows."""
+    scaler = options.scaler
     return {
         "the model": capture.ops.digest,
         "the plan": _digest(plan.to_json()),
         "the stages' code": _digest("".join(_words(code) for stage in stages for code in stage.sources)),
-        "the schedule": schedule,
+        "the schedule": str(options.schedule),
+        "n_microbatches": options.n_microbatches,
+        "having a loss_fn": options.loss_fn is not None,
+        "having a scaler": scaler is not None and getattr(scaler, "is_enabled", lambda: True)(),
+        "autocast": options.autocast if options.autocast is None else _kind(options.autocast),
+        "loss_reduction": options.loss_reduction,
+        "having a loss_weight": options.loss_weight is not None,
+        "batch_dims": dict(options.batch_dims or {}),
+        "release": options.release,
+        "check_finite": options.check_finite,
+        "mixed_rows": options.mixed_rows,
+        "feed": options.feed,
         "own seed": torch.initial_seed(),
         "own device": accelerator.identity(device),
     }
+
+
+def _kind(autocast: Any) -> str:
+    return str(autocast) if isinstance(autocast, torch.dtype) else "a function"
 
 
 def _words(code: str) -> str:

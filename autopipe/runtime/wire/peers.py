@@ -13,7 +13,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -200,26 +200,29 @@ class Peers(Talk):
                 ranks = {*group.ranks}
                 group.connect([pair for pair in pairs if {*pair} <= ranks], self._connect_s)
 
-    def agree(self, step: int, words: str, all_words: str, checksum: int) -> float:
+    def agree(self, step: int, words: str, marks: Mapping[str, int], checksum: int) -> float:
         """Check that the rank before this one begins the same step with the same batch.
 
-        ``all_words`` says all that must be equal, ``words`` what people need to see of it, ``checksum`` is
-        of the batch's values. Where all neighbours on the ring agree, all ranks do; a rank that differs from
-        the one before raises :class:`StepError` and thereby ends all others. Returns the seconds this rank
-        waited for the one before to begin.
+        ``marks`` has a number for each thing that must be equal, ``words`` what people need to see of them,
+        ``checksum`` is of the batch's values. Where all neighbours on the ring agree, all ranks do; a rank
+        that differs from the one before raises :class:`StepError` and thereby ends all others. Returns the
+        seconds this rank waited for the one before to begin.
         """
         began_s = time.perf_counter()
-        mine = [step, zlib.crc32(all_words.encode()), checksum]
+        mine = [step, checksum, *marks.values()]
         theirs = self._of_before(mine)
         before = (self.rank - 1) % self.n_ranks
         if mine == theirs:
             return time.perf_counter() - began_s
-        if theirs[2] == REFUSED and (cause := self.watch.cause()) is not None:
+        if theirs[1] == REFUSED and (cause := self.watch.cause()) is not None:
             raise StepError(cause)
-        other = "other values" if mine[:2] == theirs[:2] else "something else"
+        found = [name for name, own, others in zip(marks, mine[2:], theirs[2:], strict=True) if own != others]
+        other = ", ".join(found) or "values"
         # what is no step's sign is of a call that this rank does not make now
         is_step = abs(theirs[0] - step) <= MOST_AHEAD
-        does = f"begins step {theirs[0]} with {other}" if is_step else "is at another call"
+        does = f"begins step {theirs[0]} with other {other}" if is_step else "is at another call"
+        if is_step and mine[1:] == theirs[1:]:
+            does = f"begins step {theirs[0]}"
         message = (
             f"rank {self.rank} begins step {step} {words}; rank {before} {does}; step, evaluate, save, merge "
             "and report on every rank alike (not under `if rank == 0`), with the same batches in the same "
@@ -228,14 +231,15 @@ class Peers(Talk):
         )
         raise StepError(self.watch.publish(message))
 
-    def refuse(self, step: int, error: Exception) -> NoReturn:
+    def refuse(self, step: int, error: Exception, n_marks: int) -> NoReturn:
         """Raise ``error``, which keeps this rank from beginning a step: the pipeline goes on if it keeps all.
 
+        ``n_marks``: of how many :meth:`agree` is told.
         Where another rank begins the step, or is kept by something else, all end with :class:`StepError`.
         """
         words = f"{type(error).__name__}: {error}"
         try:
-            mine = [step, zlib.crc32(words.encode()), REFUSED]
+            mine = [step, REFUSED, zlib.crc32(words.encode()), *[0] * (n_marks - 1)]
             if mine == self._of_before(mine):
                 raise error
         except (RuntimeError, ConnectionError, StepError) as lost:
@@ -244,12 +248,20 @@ class Peers(Talk):
             raise
         self.fail(error)
 
-    def _of_before(self, mine: Sequence[int]) -> list[int]:
-        """What the rank before this one shows while this one shows ``mine`` to the one after."""
+    def any(self, mine: bool) -> bool:
+        """Whether it is so on any rank; every rank calls it, and none returns before all have."""
+        found, distance = mine, 1
+        while distance < self.n_ranks:  # what each knows doubles
+            found = bool(self._of_before([found], distance)[0]) or found
+            distance *= 2
+        return found
+
+    def _of_before(self, mine: Sequence[int], distance: int = 1) -> list[int]:
+        """What the rank so far before this one shows while this one shows ``mine`` to the one after."""
         self.watch.raise_if_failed()
-        before, after = (self.rank - 1) % self.n_ranks, (self.rank + 1) % self.n_ranks
+        before, after = (self.rank - distance) % self.n_ranks, (self.rank + distance) % self.n_ranks
         self.position.waits_for = before
-        shown = torch.tensor(mine, device="cpu")
+        shown = torch.tensor(mine, dtype=torch.int64, device="cpu")
         theirs = torch.empty_like(shown)
         arriving, leaving = self.control.recv(theirs, before), self.control.send(shown, after)
         arriving.wait(FOREVER)
@@ -312,14 +324,22 @@ class Peers(Talk):
         elif not isinstance(error, Exception):
             watch.publish(f"rank {self.rank} was stopped by {type(error).__name__} in {position.words}")
             raise error
-        elif _tells_of_a_loss(error) and position.waits_for >= 0:
-            watch.note_lost(position.waits_for)
+        elif (lost := self._lost_by(error)) >= 0:
+            watch.note_lost(lost)
             found = watch.cause()
-            cause = found if found is not None else watch.publish(watch.lost(position.waits_for))
+            cause = found if found is not None else watch.publish(watch.lost(lost))
         else:
             where = f"rank {self.rank}, {position.words}"
             cause = watch.publish(f"{where}: {type(error).__name__}: {error}")
         raise StepError(cause) from error
+
+    def _lost_by(self, error: BaseException) -> int:
+        """The rank that an error says is gone, or -1: the one that is waited for, else one sent to."""
+        if not _tells_of_a_loss(error):
+            return -1
+        if self.position.waits_for >= 0 or not isinstance(error, ConnectionError):
+            return self.position.waits_for
+        return next((rank for rank, link in self._links.items() if link.is_broken), -1)
 
     def close(self) -> None:
         """Stop watching and drop the links; nothing may be sent after. A forked child has none of its own."""

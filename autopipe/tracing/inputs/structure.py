@@ -13,7 +13,18 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["LEAF", "Spec", "Step", "carries_tensors", "flatten", "hides_tensors", "paths", "unflatten"]
+__all__ = [
+    "LEAF",
+    "Spec",
+    "Step",
+    "carries_tensors",
+    "flatten",
+    "hides_tensors",
+    "mapped",
+    "paths",
+    "pieces",
+    "unflatten",
+]
 
 Step = tuple[Literal["item", "attr"], Any]
 """One step from a structure to a piece of it: ``("item", key)`` or ``("attr", name)``."""
@@ -54,6 +65,18 @@ def flatten(value: Any) -> tuple[list[Any], Spec]:
     """
     leaves: list[Any] = []
     return leaves, _flatten(value, leaves, 0)
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """``value`` with ``function`` of each leaf in its place."""
+    leaves, spec = flatten(value)
+    return unflatten(spec, map(function, leaves))
+
+
+def pieces(value: Any) -> list[tuple[Any, Any]]:
+    """What a container holds, by key or name; nothing for a leaf."""
+    parts = _parts(value, 0)
+    return [] if parts is None else list(zip(parts[1], parts[2], strict=True))
 
 
 def _flatten(value: Any, leaves: list[Any], depth: int) -> Spec:

@@ -130,7 +130,8 @@ class Kept:
         try:
             result = self._perform(call, first, actual)
         except ValueError as error:
-            raise CloseModule(path, f"{function.__name__} cannot stay whole alone: {error}") from error
+            shown = getattr(run, "shown", function.__name__)
+            raise CloseModule(path, f"{shown} cannot stay whole alone: {error}") from error
         call.mutated = tuple(n for p, m, b in buffers for n in self.performer.changed(b, m, p))
         return result
 
