@@ -82,10 +82,8 @@ class Counter(TorchDispatchMode):
         if getattr(func, "is_view", False) or func in _FREE_VIEWS:
             return out
         read, made = tensors((args, kwargs)), tensors(out)
-        taken = {t.untyped_storage()._cdata for t in read}
-        for tensor in made:
-            if tensor.untyped_storage()._cdata not in taken:
-                self._track(tensor.untyped_storage())
+        taken = storage_bytes(read)
+        self.track(t for t in made if not taken.keys() & storage_bytes((t,)))
         if func not in _FREE:
             self._count(func, args, kwargs or {}, out, read, made)
         return out
@@ -169,8 +167,9 @@ class Saved:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Bytes by storage of some tensors, shared ones once."""
-    return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    """Bytes by storage of some tensors, shared ones once; sparse ones have none."""
+    held = (t.untyped_storage() for t in tensors if t.layout is torch.strided)
+    return {storage._cdata: storage.nbytes() for storage in held}
 
 
 def tensors(tree: Any) -> list[Tensor]:

@@ -61,12 +61,8 @@ class _Walk:
         self.accounts: dict[str, Account] = {}
         self.notes: list[str] = []
         self.bad: set[str] = set()
-        self.ignore = {
-            t.untyped_storage()._cdata
-            for m in replay.modules
-            for t in (*m._parameters.values(), *m._buffers.values())
-            if t is not None
-        }
+        held = (t for m in replay.modules for t in (*m._parameters.values(), *m._buffers.values()))
+        self.ignore = {*storage_bytes(t for t in held if t is not None)}
 
     def forward(self, piece: Piece, env: dict[str, Any], counter: Counter) -> Tape:
         saved = Saved(self.ignore)
@@ -193,7 +189,7 @@ def saved_values(node: fx.Node, account: Account) -> tuple[str, ...]:
 
 
 def _keeps(saved: Saved, value: Any) -> bool:
-    return any(t.untyped_storage()._cdata in saved.storages for t in tensors(value))
+    return not storage_bytes(tensors(value)).keys().isdisjoint(saved.storages)
 
 
 def _has_nan(value: Any) -> bool:

@@ -58,7 +58,8 @@ def resident_bytes(name: str) -> int:
 def _weights(stages: Sequence[Stage]) -> int:
     """Bytes of the stages' parameters and buffers that are there already, each storage once."""
     tensors = [t for stage in stages for t in (*stage.parameters(), *stage.buffers())]
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if not t.is_meta}
+    own = [t.untyped_storage() for t in tensors if not t.is_meta and t.layout is torch.strided]
+    storages = {storage._cdata: storage.nbytes() for storage in own}
     return sum(storages.values())
 
 

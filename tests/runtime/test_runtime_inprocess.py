@@ -290,3 +290,28 @@ def test_a_rank_on_cuda_reports_the_most_it_held():
     assert not report.in_turn
     assert 2 * weights + x.nbytes < report.peak_bytes[0] < 100 * 2**20
     assert "Memory, predicted and measured" in report.to_html()
+
+
+class Sparse(nn.Module):
+    """An adjacency in a buffer, and one made of weights between two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("edges", torch.eye(4).roll(1, 0).to_sparse())
+        self.weights = nn.Parameter(torch.rand(4))
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        made = self.weights.diag().to_sparse()
+        return self.last(made @ (self.edges @ self.first(x)))
+
+
+def test_sparse_tensors_are_priced_and_cross_stages():
+    torch.manual_seed(0)
+    model, x = Sparse(), torch.randn(4, 6)
+    model(x).square().mean().backward()
+    expected = grads(model.named_parameters())
+    model.zero_grad()
+    pipe = autopipe.split(model, 3, (x,), n_microbatches=1, costs="estimated", pin={"first": 1})
+    pipe.runtime(lambda output, target: output.square().mean()).step(x)
+    torch.testing.assert_close(grads(model.named_parameters()), expected)

@@ -295,3 +295,23 @@ def test_a_read_of_values_names_the_line_whatever_the_first_parameter_is_called(
         CaptureError, match=r"test_tracing_limits.py:\d+ .*reads the value of layer\(x\).mean"
     ):
         capture(Reads(), (torch.randn(2, 4),))
+
+
+class Averaging(nn.Module):
+    """Puts another tensor in a buffer's place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.layer(x - self.mean)
+
+
+def test_a_buffer_that_is_replaced_is_named():
+    with pytest.raises(
+        CaptureError, match=r"replaces the buffer mean by .*; mean\.copy_\(\.\.\.\) writes to it"
+    ):
+        capture(Averaging(), (torch.randn(2, 4),))

@@ -45,3 +45,46 @@ def test_a_cached_recipe_of_sizes_leaves_them_free(is_warm):
             torch.testing.assert_close(found(x), model(x))
         assert isinstance(halves.cache_info().currsize, int)
         assert all(type(n) is int for n in halves((2, 6, 4)))
+
+
+class Tables:
+    @functools.lru_cache  # noqa: B019
+    def ramp(self, n):
+        return torch.arange(n)[:, None] / 8
+
+    @staticmethod
+    @functools.lru_cache
+    def fall(n):
+        return torch.arange(n, 0, -1)[:, None] / 8
+
+
+class Methods(nn.Module):
+    """Its own cached method, an object's, a static one, and one kept in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+        self.tables, self.sines = Tables(), functools.lru_cache(lambda n: torch.arange(n).sin()[:, None])
+
+    @functools.lru_cache  # noqa: B019
+    def cosines(self, n):
+        return torch.arange(n).cos()[:, None]
+
+    def forward(self, x):
+        n = x.shape[1]
+        x = x + self.tables.ramp(n) + Tables.fall(n) + self.sines(n) + self.cosines(n)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_cached_methods_leave_sizes_free():
+    kinds = {type(vars(Tables)[name]) for name in ("ramp", "fall")}
+    model = Methods()
+    model(torch.randn(2, 6, 4))
+    found = capture(model, (torch.randn(2, 6, 4),))
+    for shape in ((2, 6, 4), (3, 6, 4), (2, 9, 4)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(found(x), model(x))
+    assert {type(vars(Tables)[name]) for name in ("ramp", "fall")} == kinds
+    assert model.sines.cache_info().currsize == model.cosines.cache_info().currsize > 0

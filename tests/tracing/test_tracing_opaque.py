@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import autopipe
+from autopipe.errors import CaptureError
 from autopipe.tracing import capture
 
 
@@ -94,6 +95,29 @@ class Rows(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, second, third = self.layer(x).unflatten(1, (3, -1)).unbind(1)
         return first + second * third + row_lengths(x)[:, :4, None]
+
+
+DRAWS = {
+    "numpy.random.beta": lambda: np.random.beta(0.4, 0.4),
+    "numpy.random.dirichlet": lambda: np.random.dirichlet([1.0, 1.0])[0],
+    "numpy.random.random_sample": lambda: np.random.random_sample(),
+    "random.betavariate": lambda: random.betavariate(1, 2),
+    "random.getrandbits": lambda: random.getrandbits(3),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_draw_of_any_distribution_is_told_by_its_name(name: str) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x * float(DRAWS[name]()))
+
+    with pytest.raises(CaptureError, match=f"{name} draws a random number"):
+        capture(Mixed(), (torch.randn(2, 4),))
 
 
 def test_a_loop_over_rows_stays_whole_and_unpacking_does_not() -> None:

@@ -157,3 +157,19 @@ def test_a_model_is_recorded_once_and_compared_once_in_each_mode() -> None:
 def test_what_is_recorded_stands_for_a_run_on_equal_arguments() -> None:
     model, x = Counted(), torch.randn(3, 6, 4)
     assert runs_in(lambda: capture(model, (x, x), dynamic=False)) == [False, False, False, True, True]
+
+
+class ByWidth(Layers):
+    """Python's float reads the width in C; the other sizes of the same line are not read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        return self.run(x * (2.0 * width) + 1.0 / x.shape[-1]) * batch + length
+
+
+def test_a_size_that_c_reads_leaves_others_of_its_line_free() -> None:
+    model = ByWidth()
+    found = capture(model, (torch.randn(2, 6, 4),))
+    for shape in ((2, 6, 4), (5, 6, 4), (2, 9, 4)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(found(x), model(x))

@@ -7,6 +7,7 @@ import contextvars
 import dataclasses
 import enum
 import functools
+import io
 import itertools
 import types
 from typing import Any
@@ -124,6 +125,25 @@ def generator_of_numbers(self: Any, x: Tensor) -> Tensor:
 @trap("refused", turns=lambda: itertools.cycle([1.0, 1.0, 1.0, 1.0, 2.0]))
 def cycle_of_numbers(self: Any, x: Tensor) -> Tensor:
     return self.run(x * next(self.turns))
+
+
+@trap("refused", log=io.StringIO)
+def length_of_a_log_in_memory(self: Any, x: Tensor) -> Tensor:
+    self.log.write(".")
+    return self.run(x * 2 if len(self.log.getvalue()) > 5 else x)
+
+
+@trap("refused", log=lambda: io.BytesIO(bytes(range(64))))
+def place_in_a_stream(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if self.log.read(1)[0] > 5 else x)
+
+
+@trap(log=io.StringIO)
+def text_written_before_it_is_read(self: Any, x: Tensor) -> Tensor:
+    self.log.seek(0)
+    self.log.truncate()
+    print("tanh", end="", file=self.log)
+    return self.run(getattr(torch, self.log.getvalue())(x))
 
 
 @trap("refused", last=lambda: None)

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -32,7 +33,8 @@ KEPT_BYTES = 1 << 14
 
 def root_of(tensor: Tensor) -> Root:
     """Where a gradient enters the graph, once its tensor is needed no more: that may then be freed."""
-    return tensor if tensor.nbytes < KEPT_BYTES else get_gradient_edge(tensor)
+    is_small = tensor.layout is torch.strided and tensor.nbytes < KEPT_BYTES
+    return tensor if is_small else get_gradient_edge(tensor)
 
 
 def _edge(root: Root) -> GradientEdge:

@@ -1,20 +1,34 @@
 """Places that hold one value and are no container, read and written as a closure's cell is.
 
-Slots of objects, context variables and the content of small arrays. Finding them is left to ``reach``.
+Slots of objects, context variables, the content of small arrays and of streams in memory. Finding them is
+left to ``reach``.
 """
 
 from __future__ import annotations
 
 import contextvars
+import io
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-__all__ = ["MOST_BYTES", "ArrayCell", "BytesCell", "Cell", "SlotCell", "VariableCell", "content", "slots"]
+__all__ = [
+    "MOST_BYTES",
+    "ArrayCell",
+    "BytesCell",
+    "Cell",
+    "SlotCell",
+    "StreamCell",
+    "VariableCell",
+    "content",
+    "slots",
+]
 
 MOST_BYTES = 1 << 14
 """Larger arrays are tables, too long to be looked at in each call."""
+_PLACE = 8
+"""Bytes that say where in a stream one is."""
 
 
 class SlotCell:
@@ -95,6 +109,40 @@ class BytesCell(ArrayCell):
             self.array.extend(value)
         else:
             self.array.frombytes(value)
+
+
+class StreamCell:
+    """Where a stream in memory is read or written next and what it holds, as bytes."""
+
+    __slots__ = ("stream",)
+
+    def __init__(self, stream: io.StringIO | io.BytesIO) -> None:
+        self.stream = stream
+
+    @staticmethod
+    def is_for(stream: io.StringIO | io.BytesIO) -> bool:
+        """Whether a stream is open and holds little."""
+        if stream.closed:
+            return False
+        if isinstance(stream, io.BytesIO):
+            return len(stream.getbuffer()) <= MOST_BYTES
+        return len(stream.getvalue()) <= MOST_BYTES
+
+    @property
+    def cell_contents(self) -> bytes:
+        held = self.stream.getvalue()
+        text = held if isinstance(held, bytes) else held.encode("utf-8", "surrogatepass")
+        return self.stream.tell().to_bytes(_PLACE) + text
+
+    @cell_contents.setter
+    def cell_contents(self, value: bytes) -> None:
+        held: Any = value[_PLACE:]
+        self.stream.seek(0)
+        self.stream.truncate()
+        self.stream.write(
+            held if isinstance(self.stream, io.BytesIO) else held.decode("utf-8", "surrogatepass")
+        )
+        self.stream.seek(int.from_bytes(value[:_PLACE]))
 
 
 Cell = Any

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..inputs.structure import flatten
 from .glance import are_same
@@ -22,22 +24,38 @@ from .tracked import TrackedFloat, TrackedInt
 __all__ = ["bypassed"]
 
 _KIND = type(functools.lru_cache(lambda: None))
+_BOUND = staticmethod, classmethod
 _FOREIGN = sys.stdlib_module_names - {"__main__"} | {
     "torch", "numpy", "sympy", "scipy", "networkx", "autopipe", "pytest", "_pytest"
 }  # fmt: skip
 
 
 @contextlib.contextmanager
-def bypassed(at: Position) -> Iterator[None]:
-    """Cached functions run anew meanwhile where they are given tracked sizes; not torch's own."""
-    originals = [(space, name, space[name]) for space, names in _SCAN.cached() for name in names]
+def bypassed(at: Position, model: nn.Module, classes: Iterable[type]) -> Iterator[None]:
+    """Cached functions run anew meanwhile where they are given tracked sizes; not torch's own.
+
+    Those in files, the methods of ``classes``, and what the model's modules have in their attributes.
+    """
+    held = [(space, name, space[name]) for space, names in _SCAN.cached() for name in names]
+    held += [(vars(m), k, v) for m in model.modules() for k, v in vars(m).items() if type(v) is _KIND]
+    methods = [(cls, k, v) for cls in classes for k, v in vars(cls).items() if type(_function_of(v)) is _KIND]
     try:
-        for namespace, name, original in originals:
+        for namespace, name, original in held:
             namespace[name] = _Memo(original, at)
+        for cls, name, original in methods:
+            memo = _Memo(_function_of(original), at)
+            setattr(cls, name, type(original)(memo) if isinstance(original, _BOUND) else memo)
         yield
     finally:
-        for namespace, name, original in originals:
+        for namespace, name, original in held:
             namespace[name] = original
+        for cls, name, original in methods:
+            setattr(cls, name, original)
+
+
+def _function_of(value: Any) -> Any:
+    """What a static or class method wraps; anything else as it is."""
+    return value.__func__ if isinstance(value, _BOUND) else value
 
 
 class _Memo:
@@ -57,6 +75,9 @@ class _Memo:
         if is_new and any(isinstance(v, torch.Tensor) for v in flatten(result)[0]):
             self.function.cache_clear()  # it was made in this recording and means nothing to the next
         return result
+
+    def __get__(self, owner: Any, cls: type | None = None) -> Any:
+        return self if owner is None else types.MethodType(self, owner)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)

@@ -34,10 +34,18 @@ _OTHERS = (
 )
 """Where functions are not the model's own."""
 
-_DRAWS = {
-    np.random: ("choice", "normal", "permutation", "rand", "randint", "randn", "random", "uniform"),
-    random: ("choice", "choices", "gauss", "randint", "random", "randrange", "sample", "shuffle", "uniform"),
-}
+_GENERATORS = (np.random, np.random.mtrand._rand), (random, random._inst)
+"""Modules whose functions are methods of one global generator, with it."""
+
+_OF_STATE = frozenset({"seed", "get_state", "set_state", "getstate", "setstate"})
+
+
+def _draws() -> Iterator[tuple[types.ModuleType, str, Callable[..., Any]]]:
+    """Every function that draws from a global generator: its module, name and itself."""
+    for module, generator in _GENERATORS:
+        for name, value in vars(module).items():
+            if getattr(value, "__self__", None) is generator and name not in _OF_STATE:
+                yield module, name, value
 
 
 def innermost(
@@ -145,9 +153,9 @@ def drawing(notice: Callable[[str], None], model: nn.Module) -> Iterator[None]:
 
     By whatever name the files of the model's classes have the function.
     """
-    originals = {(m.__name__, n): getattr(m, n) for m, names in _DRAWS.items() for n in names}
-    noticed = {id(o): _noticed(o, ".".join(at), notice) for at, o in originals.items()}
-    places = [(vars(sys.modules[m]), n, o) for (m, n), o in originals.items()]
+    originals = [*_draws()]
+    noticed = {id(o): _noticed(o, f"{m.__name__}.{n}", notice) for m, n, o in originals}
+    places = [(vars(m), n, o) for m, n, o in originals]
     for file in {cls.__module__ for m in model.modules() for cls in type(m).__mro__}:
         namespace = vars(sys.modules.get(file, types))
         if not file.startswith("torch."):

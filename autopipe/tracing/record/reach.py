@@ -10,6 +10,7 @@ import collections
 import contextvars
 import copy
 import enum
+import io
 import random
 import sys
 import types
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .cells import MOST_BYTES, ArrayCell, BytesCell, Cell, SlotCell, VariableCell, content, slots
+from .cells import MOST_BYTES, ArrayCell, BytesCell, Cell, SlotCell, StreamCell, VariableCell, content, slots
 from .codes import is_foreign, is_users, named, names_in
 from .glance import are_same
 
@@ -91,6 +92,8 @@ class Reached:
             self.cells += [(path, name, ArrayCell(value))] if ArrayCell.is_for(value) else []
         elif isinstance(value, (bytearray, array.array)):
             self.cells += [(path, name, BytesCell(value))] if len(value) <= MOST_BYTES else []
+        elif isinstance(value, (io.StringIO, io.BytesIO)):
+            self.cells += [(path, name, StreamCell(value))] if StreamCell.is_for(value) else []
         elif isinstance(value, type):
             if is_users(value.__module__):
                 self.look_into_class(path, value, depth)

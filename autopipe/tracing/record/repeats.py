@@ -58,7 +58,12 @@ class Repeats:
         name = type(self.model).__name__
         shown = f"{path or name}.{attribute}" if changed else attribute
         if attribute == "_buffers":
-            raise CloseModule(path, f"a forward replaces a buffer of {path or 'the model itself'}")
+            named = self.snapshot.replaced(path)
+            raise CloseModule(
+                path,
+                f"a forward replaces the buffer {named} by another tensor, where a stage would keep the old "
+                f"one; {named}.copy_(...) writes to it",
+            )
         is_alike, is_settled = self.is_repeated(training, answer)
         if not is_alike or not self.forgets(training, is_settled):
             raise CloseModule(path, f"a forward changes {shown}, and the next call's result depends on it")

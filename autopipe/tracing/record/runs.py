@@ -31,7 +31,7 @@ from .recorder import Recorder
 from .repeats import Repeats
 from .restart import CloseModule, Function, Method, Restart, Statement, TellMethod, WatchLeaves, WatchMethods
 from .route import Route
-from .shifted import Settling, Shift
+from .shifted import Made, Settling, Shift
 from .state import Snapshot, seed
 
 __all__ = ["AS_GIVEN", "Attempt", "Refused", "Runs"]
@@ -53,7 +53,7 @@ class Attempt:
     in the data was asked for. Forward hooks of the leaves ``hooked`` keep what others then use; the code
     around those ``moded`` sets their modes. The leaves ``divided`` were opened only for more to cut. Methods
     ``told``, by (path, name), set what leaves go by; those of modules at the paths ``watched`` may. Numbers
-    that the lines ``settled`` make of sizes are read in C and stay as they are.
+    ``settled`` where they are made of sizes are read in C and stay as they are.
     """
 
     policy: Policy
@@ -68,7 +68,7 @@ class Attempt:
     watched: set[str] = dataclasses.field(default_factory=set)
     told: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     divided: list[str] = dataclasses.field(default_factory=list)
-    settled: set[str] = dataclasses.field(default_factory=set)
+    settled: set[Made] = dataclasses.field(default_factory=set)
     obstacles: list[str] = dataclasses.field(default_factory=list)
     met_number: bool = False
 
@@ -182,7 +182,7 @@ class Runs:
                 opaque.replaced(attempt.functions, self.model, kept.function, kept.method, kept.statement),
                 telling.watched(self.model, attempt.watched, attempt.told, recorder.at, kept.told),
                 opaque.drawing(kept.outside_draw, self.model),
-                memos.bypassed(recorder.at),
+                memos.bypassed(recorder.at, self.model, [c for _, _, c in self.snapshot.reached.classes]),
                 casts.followed(self.casting, recorder.at),
                 attributes.noted(
                     self.model, recorder.at.is_in_leaf, recorder.reads.asks_a_leaf, self.names_of_open

@@ -36,7 +36,7 @@ from .restart import (
 )
 from .runs import AS_GIVEN, Attempt, Refused, Runs
 from .settings import settings, under
-from .shifted import Shift, Tried, is_alike, longest_of, misread
+from .shifted import Made, Shift, Tried, is_alike, longest_of, misread
 from .state import Snapshot
 
 __all__ = ["Session"]
@@ -215,10 +215,10 @@ class Session:
             self.policy = self.policy.with_opened([leaf])
         raise CaptureError(f"{type(self.model).__name__}: no set of leaves found in {_MOST_TRIES} recordings")
 
-    def misread(self, training: Recording, evaluation: Recording, tried: Tried) -> set[str]:
-        """The lines that make numbers of sizes which C reads out of sight; ``tried`` is a run in training."""
+    def misread(self, training: Recording, evaluation: Recording, tried: Tried) -> set[Made]:
+        """Where numbers are made of sizes which C reads out of sight; ``tried`` is a run in training."""
         distinct = [training] if is_same(prune(training), prune(evaluation)) else [training, evaluation]
-        found: set[str] = set()
+        found: set[Made] = set()
         for form in distinct:
             run = functools.partial(self.runs.shifted, self.attempt, form.training)
             found |= misread(run, form, self.attempt.settled, tried if form.training else None)

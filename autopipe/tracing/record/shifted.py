@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,42 +18,55 @@ from ..calls.call import Call, Recording
 from ..calls.likeness import is_equal, is_same, prune
 from ..calls.named import Named
 from .checks import is_in_writer
-from .numbers import Numbers
+from .numbers import Numbers, TensorMethod
 from .tracked import Expression, pinned
 
-__all__ = ["Settling", "Shift", "Tried", "is_alike", "longest_of", "misread"]
+__all__ = ["Made", "Settling", "Shift", "Tried", "is_alike", "longest_of", "misread"]
 
 _BY = 1009
 """More than the places of most lists; few enough for a loop."""
-_MOST = 8
-"""How many lines are told apart; with more, all numbers are held to be read."""
+_MOST = 16
+"""How many are told apart; with more, all numbers are held to be read."""
+
+
+class Made(NamedTuple):
+    """Where a number is made: by which line and, of a tensor's sizes, along which axis."""
+
+    line: str
+    axis: int | None
+
+    @classmethod
+    def by(cls, numbers: Numbers, expression: Expression) -> Made:
+        """Where a number is being made."""
+        is_size = isinstance(expression.function, TensorMethod) and expression.function.name == "size"
+        return cls(numbers.at.source(), expression.operands[1] if is_size else None)
 
 
 class Shift:
-    """Adds to the numbers that lines make: to those of the lines ``only``, of all lines but the ``spared``.
+    """Adds to the numbers that are made: to ``only`` some, to all but the ``spared``.
 
     A recording that is longer than ``most`` calls is given up: it may not end.
     """
 
-    def __init__(self, spared: Collection[str], most: int, only: Collection[str] | None = None) -> None:
+    def __init__(self, spared: Collection[Made], most: int, only: Collection[Made] | None = None) -> None:
         self.spared, self.most, self.only = spared, most, only
-        self.met: dict[str, None] = {}
+        self.met: dict[Made, None] = {}
 
     def __call__(self, numbers: Numbers, expression: Expression) -> int:
-        line = numbers.at.source()
-        self.met[line] = None
-        is_meant = self.only is None or line in self.only
-        return _BY if is_meant and line not in self.spared else 0
+        made = Made.by(numbers, expression)
+        self.met[made] = None
+        is_meant = self.only is None or made in self.only
+        return _BY if is_meant and made not in self.spared else 0
 
 
 class Settling:
-    """Lets the numbers that some ``lines`` make stay as they are at other sizes, or the sizes be refused."""
+    """Lets the numbers ``made`` in some places stay as they are at other sizes, or the sizes be refused."""
 
-    def __init__(self, lines: Collection[str]) -> None:
-        self.lines = lines
+    def __init__(self, made: Collection[Made]) -> None:
+        self.made = made
 
     def __call__(self, numbers: Numbers, expression: Expression) -> int:
-        if numbers.recording and numbers.at.source() in self.lines:
+        if numbers.recording and Made.by(numbers, expression) in self.made:
             numbers.guard(Expression(pinned, (expression,), expression.value), expression.value)
         return 0
 
@@ -103,10 +116,10 @@ def _is_one(a: Any, b: Any) -> bool:
 def misread(
     run: Callable[[Shift], Recording | None],
     known: Recording,
-    settled: Set[str],
+    settled: Set[Made],
     tried: Tried | None = None,
-) -> frozenset[str]:
-    """The lines that make numbers which C reads and the recording goes by, beside those ``settled``.
+) -> frozenset[Made]:
+    """Where numbers are made which C reads and the recording goes by, beside those ``settled``.
 
     Also those in functions that write numbers into a text, since a text may be sought among others.
     ``run`` records the same once more; None where it cannot. Where it was ``tried`` with all numbers shifted,
@@ -125,24 +138,24 @@ def misread(
         tried = Tried(shift, run(shift))
     everything = tried.shift
     if is_expected(tried.found):
-        return frozenset(filter(is_in_writer, everything.met.keys() - settled))
+        return frozenset(made for made in everything.met.keys() - settled if is_in_writer(made.line))
     natural = Shift(settled, most, ())
     if not is_alike(natural):
         return frozenset()
-    left = [line for line in natural.met if line not in settled]
-    found: set[str] = set()
+    left = [made for made in natural.met if made not in settled]
+    found: set[Made] = set()
     while left and len(found) < _MOST:
-        found.add(_first_read(left, lambda lines: is_alike(Shift(settled, most, lines))))
-        left = [line for line in left if line not in found]
+        found.add(_first_read(left, lambda some: is_alike(Shift(settled, most, some))))
+        left = [made for made in left if made not in found]
         if is_alike(Shift(settled, most, left)):
             return frozenset(found)
     return frozenset((*found, *left))
 
 
-def _first_read(lines: list[str], is_alike: Callable[[list[str]], bool]) -> str:
-    """The line by which, added to those before it, the recording is another."""
-    low, high = 0, len(lines)
+def _first_read(made: list[Made], is_alike: Callable[[list[Made]], bool]) -> Made:
+    """The place by which, added to those before it, the recording is another."""
+    low, high = 0, len(made)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if is_alike(lines[:middle]) else (low, middle)
-    return lines[high - 1]
+        low, high = (middle, high) if is_alike(made[:middle]) else (low, middle)
+    return made[high - 1]
