@@ -138,7 +138,7 @@ def test_a_fault_is_refused_where_it_is(kind, path, value, tmp_path):
         assert str(keys[0]) in str(caught.value), caught.value
 
 
-@pytest.mark.parametrize("label", ["ties", "optimizer"])
+@pytest.mark.parametrize("label", ["uneven", "ties", "loss", "optimizer"])
 def test_a_step_whose_actions_wait_for_its_end_is_refused(label):
     text, read, _ = KINDS["timeline"]
     data = json.loads(text)

@@ -62,14 +62,15 @@ def _rows(read: _TimelineFile, what: str) -> tuple[Schedule, list[tuple[int, Act
         raise refuse(what, "n_microbatches", f"is {n_microbatches}, more than there are events for")
     rows: list[list[Action]] = [[] for _ in range(n_ranks)]
     events: list[tuple[int, Action | str, float, float]] = []
-    ended: set[tuple[int, str]] = set()
+    ended: dict[int, int] = {}
     for x, (rank, label, start, end) in enumerate(read.events):
         action = parse_action(label)
         if rank >= n_ranks or end < start or (action is None and label not in _TAIL):
             raise refuse(what, f"events[{x}]", f"is {label!r} on rank {rank} from {start} to {end}")
-        if (rank, _TAIL[-1]) in ended or (rank, label) in ended or (action and (rank, _TAIL[0]) in ended):
+        reached = -1 if action is not None else _TAIL.index(label)
+        if ended.get(rank, -1) >= max(0, reached):
             raise refuse(what, f"events[{x}]", f"is {label!r} on rank {rank}, which had ended its step")
-        ended |= {(rank, label)} if action is None else set()
+        ended |= {rank: reached} if action is None else {}
         if action is not None:
             rows[rank].append(action)
         events.append((rank, action or label, start, end))
@@ -87,3 +88,4 @@ def _rows(read: _TimelineFile, what: str) -> tuple[Schedule, list[tuple[int, Act
 
 
 _TAIL = ("uneven", "ties", "loss", "optimizer")
+"""What may follow a rank's last action, in the order in which it does."""
