@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -145,6 +146,43 @@ def test_a_size_that_python_takes_apart_is_right_or_refused(name: str, length: i
             assert torch.allclose(captured(given), model(given), rtol=1e-4, atol=1e-4), other
             n_right += 1
     assert n_right
+
+
+class Asks(nn.Module):
+    """Goes another way at sizes far from the example's."""
+
+    def __init__(self, question: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(D, D) for _ in range(2)))
+        self.question = question
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers(x)
+        return x * 2 if self.question(x) else x
+
+
+QUESTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "a number of numpy's": lambda x: x.shape[1] > np.float64(9.5),
+    "two of them": lambda x: (x.shape[1] > np.float64(9)) | (x.shape[0] > 9),
+    "a tensor": lambda x: x.shape[1] > torch.tensor(9),
+    "a tensor of the size": lambda x: (torch.tensor(x.shape[1]) > 9).item(),
+    "the last place": lambda x: torch.arange(x.shape[1]).max() > 8,
+    "places beyond": lambda x: bool((torch.arange(x.shape[1]) > 8).any()),
+    "how many": lambda x: int(torch.ones(x.shape[1]).clamp(max=1).sum()) > 9,
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_an_answer_that_other_lengths_alone_change_is_not_taken_for_granted(name: str) -> None:
+    torch.manual_seed(0)
+    model = Asks(QUESTIONS[name]).eval()
+    captured = capture(model, (torch.randn(2, 8, D),))
+    for other in (8, 7, 10, 12, 40):
+        given = torch.randn(2, other, D)
+        with contextlib.suppress(InputError):
+            assert torch.allclose(captured(given), model(given), rtol=1e-4, atol=1e-4), other
+    given = torch.randn(3, 7, D)
+    torch.testing.assert_close(captured(given), model(given))
 
 
 class Odd(nn.Module):

@@ -84,3 +84,49 @@ def test_calls_that_go_by_earlier_ones_share_a_stage(kind: type[nn.Module]) -> N
 def test_what_no_call_goes_by_holds_nothing_together(kind: type[nn.Module]) -> None:
     found = capture(Net(kind()), (torch.randn(2, WIDTH),))
     assert not any("inside" in name for group in found.ops.groups for name in group)
+
+
+class Redraws(nn.Module):
+    """Counts calls in a buffer, and changes the layers that it was given when there were many."""
+
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = layers
+        self.register_buffer("calls", torch.tensor(0))
+
+    def redraw(self) -> None:
+        if not self.training:
+            return
+        if self.calls >= 1000:
+            for layer in self.layers:
+                layer.reset_parameters()
+            self.calls.zero_()
+            return
+        self.calls += 1
+
+
+class CountsByMethod(nn.Module):
+    """Has its layers redrawn every so often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+        self.redraws = Redraws(self.layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.redraws.redraw()
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_method_that_stays_whole_may_count_in_a_buffer() -> None:
+    torch.manual_seed(0)
+    model = CountsByMethod()
+    x = torch.randn(2, 4)
+    found = capture(model, (x,))
+    found(x)
+    assert model.redraws.calls == 1
+    model.eval()
+    torch.testing.assert_close(found(x), model(x))
+    assert model.redraws.calls == 1

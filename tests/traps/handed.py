@@ -311,3 +311,40 @@ def complex_and_sparse_results(self: Any, x: Tensor) -> Any:
 def only_numbers_in_training(self: Any, x: Tensor) -> Any:
     out = self.run(x)
     return {"loss": out.mean(), "n": x.size(0)} if self.training else {"logits": out}
+
+
+class Absent:
+    """Stands for a library that is not installed, and says so whatever it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"not installed, so there is no {name}")
+
+    def __call__(self, *args: Any) -> Any:
+        raise RuntimeError("not installed")
+
+
+class Exact:
+    """A number in a slot."""
+
+    __slots__ = ("value",)
+
+
+class Constant(Exact):
+    """One that is worked out each time it is asked for."""
+
+    @property
+    def value(self) -> Any:
+        return (object(), 2.0)
+
+
+ABSENT, CONSTANT = Absent(), Constant()
+
+
+@trap()
+def library_that_is_not_installed(self: Any, x: Tensor, library: Any = ABSENT) -> Tensor:
+    return self.run(x) if x is not None else library.run(ABSENT.head(x))
+
+
+@trap()
+def property_over_a_slot(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * CONSTANT.value[1])

@@ -311,3 +311,56 @@ def isinstance_of_a_size(self: Any, x: Tensor) -> Tensor:
 def number_of_the_class_of_a_size(self: Any, x: Tensor) -> Tensor:
     n = x.size(1)
     return self.run(x * type(n)(3) + type(n / 2)(0.5))
+
+
+@trap()
+def longer_than_a_number_of_numpys(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if x.size(1) > np.float64(8) else x)
+
+
+@trap()
+def bounds_of_numpys_joined(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if not (x.size(1) <= np.float64(8)) & (x.size(0) > 0) else x)
+
+
+@trap()
+def times_a_logarithm_of_numpys(self: Any, x: Tensor) -> Tensor:
+    return self.run(x - (x.size(1) - 1) * np.log(3) + divmod(x.size(1), np.float64(4))[1])
+
+
+class Metres(float):
+    """A number with a way of its own to be written."""
+
+    def __repr__(self) -> str:
+        return f"{float(self)} m"
+
+
+@trap()
+def times_a_number_of_a_kind_of_its_own(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * (x.size(1) * Metres(0.5)) if x.size(1) > Metres(8) else x)
+
+
+@trap("safe")
+def longer_than_a_tensor(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if x.size(1) > torch.tensor(8) else x)
+
+
+@trap("safe")
+def longer_by_what_a_tensor_holds(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if (torch.tensor(x.size(1)) > 8).item() else x)
+
+
+@trap("safe")
+def longer_by_the_last_place(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if torch.arange(x.size(1)).max() > 7 else x)
+
+
+@trap()
+def cast_of_a_count(self: Any, x: Tensor) -> Tensor:
+    n = torch.ones(x.size(1))
+    return self.run(x * int(n.sum()) / float(n.sum() + 1))
+
+
+@trap("safe")
+def looked_up_by_a_count(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * range(1, 20)[torch.tensor(x.size(1) // 3)])

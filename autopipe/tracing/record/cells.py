@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextvars
 import io
+import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ __all__ = [
     "SlotCell",
     "StreamCell",
     "VariableCell",
+    "attributes",
     "content",
     "slots",
 ]
@@ -32,23 +35,23 @@ _PLACE = 8
 
 
 class SlotCell:
-    """What an object keeps in one of its slots."""
+    """What an object keeps in one of its slots, whatever its class makes of reading and setting it."""
 
-    __slots__ = ("name", "owner")
+    __slots__ = ("owner", "slot")
 
-    def __init__(self, owner: Any, name: str) -> None:
-        self.owner, self.name = owner, name
+    def __init__(self, owner: Any, slot: types.MemberDescriptorType) -> None:
+        self.owner, self.slot = owner, slot
 
     @property
     def cell_contents(self) -> Any:
         try:
-            return getattr(self.owner, self.name)
+            return self.slot.__get__(self.owner)
         except AttributeError:
             raise ValueError("the slot is empty") from None
 
     @cell_contents.setter
     def cell_contents(self, value: Any) -> None:
-        object.__setattr__(self.owner, self.name, value)
+        self.slot.__set__(self.owner, value)
 
 
 class VariableCell:
@@ -157,14 +160,18 @@ def content(cell: Cell, empty: Any = None) -> Any:
         return empty
 
 
-def slots(value: Any) -> Iterator[str]:
-    """The names of an object's slots."""
+def slots(value: Any) -> Iterator[tuple[str, types.MemberDescriptorType]]:
+    """An object's slots by name."""
     for cls in type(value).__mro__:
-        names = vars(cls).get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            if name not in ("__dict__", "__weakref__"):
-                yield f"_{cls.__name__.lstrip('_')}{name}" if _is_mangled(name) else name
+        if "__slots__" in vars(cls):
+            yield from ((n, s) for n, s in vars(cls).items() if isinstance(s, types.MemberDescriptorType))
 
 
-def _is_mangled(name: str) -> bool:
-    return name.startswith("__") and not name.endswith("__")
+def attributes(value: Any) -> dict[str, Any] | None:
+    """An object's own attributes, whatever it does when it is asked for them; None where it has no place."""
+    is_by_thread = issubclass(type(value), threading.local)
+    try:
+        held = value.__dict__ if is_by_thread else object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return held if isinstance(held, dict) else None

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial, partialmethod
 from typing import Any
 
-from .cells import content
+from .cells import attributes, content
 
 __all__ = ["come_to", "is_foreign", "is_users", "named", "names_in"]
 
@@ -89,7 +89,7 @@ class _Walk:
             return [thing.fget, thing.fset, thing.fdel]
         if isinstance(thing, (partial, partialmethod, cached_property)):
             return [thing.func]
-        return [getattr(thing, "__wrapped__", None), type(thing)] if callable(thing) else []
+        return [(attributes(thing) or {}).get("__wrapped__"), type(thing)] if callable(thing) else []
 
     def ask(self, asked: frozenset[str], known: dict[str, Any]) -> None:
         """Code with the globals ``known`` asks for these names, of them and of what it finds there."""

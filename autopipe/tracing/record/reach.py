@@ -22,7 +22,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from .cells import MOST_BYTES, ArrayCell, BytesCell, Cell, SlotCell, StreamCell, VariableCell, content, slots
+from .cells import (
+    MOST_BYTES,
+    ArrayCell,
+    BytesCell,
+    Cell,
+    SlotCell,
+    StreamCell,
+    VariableCell,
+    attributes,
+    content,
+    slots,
+)
 from .codes import is_foreign, is_users, named, names_in
 from .glance import are_same
 
@@ -164,14 +175,13 @@ class Reached:
         cls = type(value)
         if cls.__module__.startswith(_FOREIGN):
             return
-        held = getattr(value, "__dict__", None)
-        if isinstance(held, dict):  # that of an alias such as ``Callable[..., Any]`` is its class's
+        if (held := attributes(value)) is not None:
             self.holders.append((path, name, held))
             yield from ((f"{name}.{k}", v) for k, v in list(held.items()))
-        for slot in () if is_foreign(cls.__module__) else slots(value):
+        for key, slot in () if is_foreign(cls.__module__) else slots(value):
             cell = SlotCell(value, slot)
-            self.cells.append((path, f"{name}.{slot}", cell))
-            yield f"{name}.{slot}", content(cell)
+            self.cells.append((path, f"{name}.{key}", cell))
+            yield f"{name}.{key}", content(cell)
 
 
 def _is_bare(function: types.FunctionType) -> bool:

@@ -25,7 +25,7 @@ from .numbers import TensorMethod
 from .position import Position
 from .refs import Ref
 from .restart import CloseModule
-from .tracked import Expression, plain, track
+from .tracked import Expression, pin, plain, track
 
 __all__ = ["Flag", "Reads"]
 
@@ -198,8 +198,12 @@ class Reads:
         if not isinstance(result, (bool, int, float)):
             self.ledger.numbers.hold_sizes(call)
             return result
+        is_cast = name in ("__int__", "__float__", "__index__")
+        if is_cast:
+            self.ledger.numbers.cast(name.strip("_"))
         call.is_size, call.value = True, result
-        return track(result, Expression(None, (), result, ref=self.ledger.add(call)), self.ledger.numbers)
+        number = track(result, Expression(None, (), result, ref=self.ledger.add(call)), self.ledger.numbers)
+        return pin(number) if is_cast else number  # whoever casts takes Python's own numbers alone
 
     def is_check(self, source: str) -> bool:
         """Whether a truth is asked for only to raise where it does not hold, by the model or by torch."""

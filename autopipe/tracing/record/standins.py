@@ -24,7 +24,7 @@ from .statements import Taken
 
 __all__ = ["KeptFunction", "KeptMethod", "hides"]
 
-_OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
+_OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK}) - {"_non_persistent_buffers_set"}
 _HELD = ("_modules", "_parameters", "_buffers")
 
 

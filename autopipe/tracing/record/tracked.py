@@ -87,12 +87,23 @@ def plain(value: Any) -> Any:
 
 def call(function: Callable[..., Any], *operands: Any) -> Any:
     """The function on tracked or plain operands, tracked in turn while recording."""
+    operands = tuple(map(_bare, operands))
     result = function(*map(plain, operands))
     sink = next(o.sink for o in operands if isinstance(o, _Tracked))
     if result is NotImplemented or not sink.recording:
         return result
     inner = tuple(o.expression if isinstance(o, _Tracked) else o for o in operands)
     return track(result, Expression(function, inner, result), sink)
+
+
+def _bare(value: Any) -> Any:
+    """A number as Python's own, whose answers are Python's own too: those of numpy's floats are not."""
+    if isinstance(value, _Tracked) or type(value) in (int, float, bool):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    kind = next((k for k in (float, int) if isinstance(value, k)), None)
+    return value if kind is None else kind(value)
 
 
 def pinned(value: Any) -> Any:

@@ -18,7 +18,7 @@ from ...errors import CaptureError
 from ...graph import Dim
 from ...units import Size, size_at
 from ..calls.call import Call, Recording
-from ..calls.functions import tensors
+from ..calls.functions import SIZES, tensors
 from ..inputs.arguments import Inputs
 from ..inputs.packing import packings
 from . import dims as sizing
@@ -261,7 +261,7 @@ def _fitted(
                 values: list[Any] = [call.value, *(s.numbers.get(id(call)) for s in seen)]
                 exact = computed(call, numbers)
                 formula = numbers[id(call)] = formulas(values) if exact is None else exact
-                is_fitted = exact is None and (is_stepped(formula) or _is_lost(values, formula))
+                is_fitted = exact is None and (is_stepped(formula) or _is_lost(call, values, formula))
                 if is_fitted or any(id(c) in guessed for c in call.inputs):
                     guessed.add(id(call))
             shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], formulas)
@@ -276,10 +276,15 @@ def _fitted(
     return Variation(dims, fixed, tuple(checks.values()), shapes, frozenset(unsure))
 
 
-def _is_lost(values: Sequence[Any], formula: Size) -> bool:
-    """Whether a number changes with sizes in a way that no formula tells: a root, say."""
-    has_symbols = bool(getattr(formula, "free_symbols", ()))
-    return not has_symbols and any(v is not None and v != values[0] for v in values)
+def _is_lost(call: Call, values: Sequence[Any], formula: Size) -> bool:
+    """Whether a number changes with sizes in a way that no formula tells: a root, say.
+
+    What a tensor holds may: that ``arange(n).max() > 8`` is false at two lengths says nothing of a third.
+    """
+    if getattr(formula, "free_symbols", ()):
+        return False
+    is_held = call.target not in SIZES and any(isinstance(c.value, torch.Tensor) for c in call.inputs)
+    return is_held or any(v is not None and v != values[0] for v in values)
 
 
 def _behind(form: Recording, inputs: Collection[str]) -> set[int]:
