@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -49,6 +50,12 @@ def join_group(limit_s: float | None = None) -> None:
             "is not set, so it cannot find the others; start the script with torchrun, write "
             "torch.distributed.init_process_group(...) with your cluster's addresses before split(), or "
             "unset WORLD_SIZE where this process is alone"
+        )
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise InputError(
+            "this is a worker process that a rank started (of a DataLoader, say), and it runs the whole "
+            "script again on its way up, where it would take that rank's place; put the script's code under "
+            "`if __name__ == '__main__':`"
         )
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"):
         _check_number(name, os.environ.get(name, "0"))

@@ -150,6 +150,12 @@ class Pipe(nn.Module, metaclass=_Short):
         :class:`StaleError` once ranks train: ``rt.forward`` runs them, ``merge`` brings their weights.
         """
         self._warn_of_whole()
+        if "num_items_in_batch" in kwargs and "num_items_in_batch" not in self.graph.inputs.spec.keys:
+            raise InputError(
+                "transformers' Trainer calls the pipe with num_items_in_batch, which it was not split with, "
+                "and knows nothing of stages; train with autopipe.neighbours.trainer.PipelineTrainer(pipe, "
+                "...), which takes the Trainer's own arguments, in one process or many"
+            )
         return self.graph.assemble(run_stages(self.graph, self.stages, args, kwargs))
 
     def _signed(self, method: Callable[..., Any]) -> Callable[..., Any]:

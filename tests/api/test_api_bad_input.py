@@ -126,6 +126,8 @@ def test_call_with_the_wrong_structure():
         pipe(torch.randn(2, 4), torch.randn(2, 4))
     with pytest.raises(InputError):
         pipe(torch.randn(2, 4).to(torch.int64))
+    with pytest.raises(InputError, match="PipelineTrainer"):  # as transformers' Trainer calls what it trains
+        pipe(torch.randn(2, 4), num_items_in_batch=torch.tensor(8))
 
 
 def test_every_rank_gets_the_error_and_the_group_lives_on():

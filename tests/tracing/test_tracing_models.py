@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
+from autopipe.errors import InputError
 from autopipe.tracing import capture
 
 D = 8
@@ -460,3 +461,13 @@ def test_exported_program_and_graph_module():
     torch.testing.assert_close(capture(program, (x,))(x), model(x))
     captured = capture(capture(model, (x,)).module, (x,))
     torch.testing.assert_close(captured(x)[0], model(x))
+
+
+def test_an_exported_program_takes_the_sizes_that_it_was_exported_for():
+    model, x = Stack().eval(), torch.randn(4, 6, D)
+    fixed = capture(torch.export.export(model, (x,)).module(), (x,))
+    with pytest.raises(InputError, match=r"is fixed at 4 .*dynamic_shapes"):
+        fixed(x[:3])
+    rows = ({0: torch.export.Dim("rows")},)
+    free = capture(torch.export.export(model, (x,), dynamic_shapes=rows).module(), (x,))
+    torch.testing.assert_close(free(x[:3]), model(x[:3]))

@@ -147,6 +147,17 @@ def test_what_no_statement_can_do_alone_is_refused(kind: type[nn.Module]) -> Non
     assert "forward" not in vars(model)
 
 
+def test_a_number_kept_as_an_attribute_is_told_with_its_place() -> None:
+    class Keeping(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.after(self.before(x))
+            self.last = x.sum().item()
+            return x
+
+    with pytest.raises(CaptureError, match=r"Keeping\.forward, line \d+ cannot stay whole .*attribute last"):
+        capture(Keeping().double(), (draws(0),))
+
+
 def test_other_names_than_on_the_example_are_refused() -> None:
     class Setting(Base):
         def forward(self, x: Tensor) -> Tensor:

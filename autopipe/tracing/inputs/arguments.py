@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from ...errors import InputError
 from .contents import SIMPLE, contents
@@ -78,6 +78,7 @@ class Inputs:
     shapes: leaf index → shape of a tensor at capture.
     contents: leaf index → what an object among the constants held, which its owner may change.
     is_apart: whether the model tells one tensor in two places from two that are equal.
+    n_positional: how many arguments came by position.
     """
 
     model: str
@@ -89,6 +90,7 @@ class Inputs:
     shapes: dict[int, tuple[int, ...]]
     contents: dict[int, Any] = dataclasses.field(default_factory=dict)
     is_apart: bool = False
+    n_positional: int = 0
 
     @classmethod
     def of(
@@ -121,6 +123,7 @@ class Inputs:
             dtypes={i: t.dtype for i, t in tensors.items()},
             shapes={i: tuple(t.shape) for i, t in tensors.items()},
             contents={i: held for i, v in enumerate(leaves) if (held := contents(v)) is not None},
+            n_positional=len(args),
         )
         return inputs, {n: v for n, v in zip(names, leaves, strict=True) if n is not None}
 
@@ -215,11 +218,19 @@ class Inputs:
         parameters = signature(model.forward).parameters.values()
         variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         if variadic is None:
-            only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in given]
-            return tuple(given.pop(n) for n in only), given
+            # exported programs tell arguments by position and by name apart
+            n_first = self.n_positional if isinstance(model, fx.GraphModule) else 0
+            return tuple(given.pop(n) for n in _by_position(list(parameters), given, n_first)), given
         before = list(itertools.takewhile(lambda p: p.name != variadic, parameters))
         rest = [n for n in given if re.fullmatch(rf"{variadic}_\d+", n)]
         return tuple(given.pop(n) for n in [*(p.name for p in before if p.name in given), *rest]), given
+
+
+def _by_position(parameters: list[inspect.Parameter], given: Mapping[str, Any], n_first: int) -> list[str]:
+    """The arguments to pass by position: the first so many, and those that can come in no other way."""
+    first = itertools.takewhile(lambda p: p.name in given, parameters[:n_first])
+    only = (p for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in given)
+    return list(dict.fromkeys(p.name for p in (*first, *only)))
 
 
 def _unique(name: str, taken: dict[str, int]) -> str:

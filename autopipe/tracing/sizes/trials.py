@@ -31,6 +31,8 @@ from .rerun import Observation, replay
 
 __all__ = ["Explorer", "Trial", "first", "first_line"]
 
+EXPORTED = "torch.export wrote the size down: give it dynamic_shapes, or split what was exported"
+
 _DIFFERS = "the captured graph's outputs differ from the model's"
 
 
@@ -200,7 +202,12 @@ class Explorer:
         try:
             expected, spec = self._answered(trial.sizes, form, training, is_shared)
         except Exception as error:
-            return f"the model itself fails: {first_line(error)}"
+            exported = (
+                "; torch.export wrote that size down: give it dynamic_shapes, or split what was exported"
+            )
+            return (
+                f"the model itself fails: {first_line(error)}{exported * hasattr(self.model, '_guards_fn')}"
+            )
         try:
             found = self.result(trial, form, training)
         except Exception as error:
