@@ -221,10 +221,13 @@ class Runner:
             scale = share if scale is None else scale * share
         factor = self.factor
 
-        def seeds(weight: float | Tensor, loss: Tensor) -> Tensor:
-            seed = weight * factor
-            seed = seed.to(loss.dtype) if isinstance(seed, Tensor) else torch.full_like(loss, seed)
-            return seed if scale is None else seed * scale.to(seed.dtype)
+        def seeds(weights: Sequence[float | Tensor], loss: Tensor) -> Sequence[Tensor]:
+            there = [w for w in weights if isinstance(w, Tensor)]
+            told = torch.stack(there) if there else torch.tensor(weights, dtype=torch.float64, device="cpu")
+            found = accelerator.upload((told * factor).to(loss.dtype), loss.device)
+            found = found if scale is None else found * scale.to(found.dtype)
+            # of a DTensor's kind for one
+            return [seed if type(loss) is Tensor else torch.ones_like(loss) * seed for seed in found]
 
         count = engine.n_steps if grad or request.like_step else -1 - engine.n_forwards
         replica = engine.replica_dims.index

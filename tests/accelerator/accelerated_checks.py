@@ -406,6 +406,25 @@ def a_failure_elsewhere_ends_the_step():
     settle(runtime)
 
 
+def a_failing_op_is_told():
+    """The device fails and its host, which never waits for it, would go on: every rank raises why."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    made = make(model, (torch.zeros(4, dtype=torch.int64),), {}, n_stages=WORLD, n_ranks=WORLD)
+    runtime = Runtime(*made, loss_fn=nn.functional.mse_loss, device=DEVICE, check_finite=False)
+    wanted = torch.zeros(4, 8)
+    for _ in range(3):  # later ones wait for nothing
+        runtime.step(torch.zeros(4, dtype=torch.int64), target=wanted)
+    with contextlib.suppress(StepError):  # where the allocator asks after the device meanwhile
+        runtime.step(torch.full((4,), 9), target=wanted)
+    deadline = time.monotonic() + 30
+    while runtime._engine.peers.watch.failure is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with pytest.raises(StepError, match=r"^rank 0('s device failed|, ).*index"):
+        runtime.step(torch.zeros(4, dtype=torch.int64), target=wanted)
+    settle(runtime)
+
+
 def a_rank_that_hangs_is_found():
     """The host is through with the step long since; its stream waits for a rank that never sends."""
     torch.manual_seed(0)
@@ -449,8 +468,10 @@ def each_class_of_fault():
     times_are_the_devices()
     out_of_memory_is_told_as_such()
     a_failure_elsewhere_ends_the_step()
+    a_failing_op_is_told()
     a_rank_that_hangs_is_found()
     assert not simulated.take_races()
+    assert not simulated.native.strays()
 
 
 def both_ways(call, backend="gloo", ways=tuple(WAYS), **more):

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import json
 import os
+import sys
 
 import simulated
 import simulated.group
@@ -109,9 +110,19 @@ def outcome(program, word, store):
             torch.accelerator.synchronize(DEVICE)
 
 
+def torn_down(store):
+    """A group as torch makes it, aborted with a message under way: does not come back."""
+    group = simulated.group.Group(store, RANK, 2, PATIENCE)
+    group.recv([torch.zeros(4, device=DEVICE)], PEER)
+    group.abort()
+
+
 def main():
     torch.accelerator.set_device_index(DEVICE.index)
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+    if "torn_down" in sys.argv:
+        torn_down(store)
+    os.environ["TORCH_SIMCCL_ASYNC_ERROR_HANDLING"] = "0"
     found = {p.__name__: {word: outcome(p, word, store) for word in ("right", "wrong")} for p in PROGRAMS}
     print(json.dumps(found), flush=True)
     store.set(f"done {RANK}", "")

@@ -77,3 +77,8 @@ def test_every_group_program_is_looked_at(on_two_ranks):
 def test_right_messages_pass_and_wrong_ones_are_caught(on_two_ranks, name):
     assert all(found[name]["right"] is True for found in on_two_ranks), on_two_ranks
     assert any(found[name]["wrong"] is not True for found in on_two_ranks), on_two_ranks
+
+
+def test_an_abort_ends_the_process_unless_it_was_asked_not_to(on_ranks):
+    with pytest.raises(AssertionError, match=f"exited with -{signal.SIGABRT.value}"):
+        on_ranks("group_programs.py", 2, "torn_down")

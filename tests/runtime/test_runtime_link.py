@@ -263,6 +263,23 @@ def test_a_silent_store_ends_no_rank_that_waits_for_nobody():
     assert theirs.look("error") is None
 
 
+def test_a_device_that_failed_is_told_whoever_asks_after_it():
+    """Where the device is, is asked of its events, and what failed on it comes back as their answer."""
+    store, aborted = dist.HashStore(), threading.Event()
+
+    def position():
+        if not aborted.is_set():
+            raise RuntimeError("device-side assert")
+        return Position()
+
+    watch = Watch(board_of(store), 1, 2, position=position, abort=aborted.set, patience=Patience(60, 0.1))
+    try:
+        assert aborted.wait(60)
+        assert board_of(store).look("error") == watch.failure == "rank 1's device failed: device-side assert"
+    finally:
+        watch.close()
+
+
 def test_a_store_that_cannot_be_connected_to_stops_nobody():
     """Its host stopped before: the kernel takes a connection that nobody ever answers."""
     is_over = threading.Event()

@@ -75,6 +75,7 @@ Stream& make_stream(int device, int priority, bool never_lazy);
 Stream& current_stream(int device);
 Stream& exchange_stream(Stream& stream);
 void close_streams();
+int n_strays();  // questions asked by threads, beside the first, whose current device is not the event's
 
 MomentPtr record(Stream& stream);
 void wait(Stream& stream, const MomentPtr& moment);  // the stream waits, not the host

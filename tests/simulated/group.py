@@ -4,12 +4,16 @@ The rules: one communicator for collectives and one per pair of ranks, made when
 all its members; each runs what it is given in order, on a stream of its own and after what the stream of the
 caller holds; no tags; a send is done when its receive is. ``wait()`` makes the caller's stream wait and
 ``wait(timeout)`` the host. CPU tensors, other devices' and some dtypes are refused. After an abort nothing
-more arrives.
+more arrives. A message that fails or is aborted under way ends the process, unless
+``TORCH_SIMCCL_ASYNC_ERROR_HANDLING`` was 0 when the group was made.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,7 +45,8 @@ class Work(torch._C._distributed_c10d.Work):
         self._done.record(lane.stream)
 
     def is_completed(self) -> bool:
-        return bool(self._done.query())
+        with torch.accelerator.device_index(self._lane.device.index):
+            return bool(self._done.query())
 
     def is_success(self) -> bool:
         return not self._group.error
@@ -107,10 +112,13 @@ class Lane:
             except RuntimeError as error:
                 if not group.is_aborted:
                     group.error = f"{name}: {error}"
+                    group.tear_down(group.error)
 
         self.stream.wait_stream(torch.accelerator.current_stream(self.device))
         native.launch(self.device.index, self.stream.stream_id, name, reads, writes, guarded)
-        return Work(group, self, [*writes] or [*reads])
+        work = Work(group, self, [*writes] or [*reads])
+        group.latest[self.stream.stream_id] = work
+        return work
 
 
 class Group(dist.ProcessGroup):
@@ -122,7 +130,15 @@ class Group(dist.ProcessGroup):
         super().__init__(rank, size)
         self._store, self._rank, self._size, self._limit, self._priority = store, rank, size, limit, priority
         self._lanes: dict[str, Lane] = {}
+        self.latest: dict[int, Work] = {}
         self.is_aborted, self.error = False, ""
+        self._ends_process = os.environ.get("TORCH_SIMCCL_ASYNC_ERROR_HANDLING", "3") in ("1", "3")
+
+    def tear_down(self, why: str) -> None:
+        """What NCCL's watch thread does with a message that failed."""
+        if self._ends_process:
+            print(f"simccl: {why}; the process is taken down", file=sys.stderr, flush=True)
+            os.abort()
 
     def check(self) -> None:
         """Raise what NCCL's watch thread would have found."""
@@ -267,6 +283,9 @@ class Group(dist.ProcessGroup):
     def abort(self) -> None:
         """Break every communicator: what waits on them goes on, with whatever its memory holds."""
         self.is_aborted = True
+        with contextlib.suppress(RuntimeError):  # what failed on the device, who asks it next is told
+            if not all(work.is_completed() for work in self.latest.values()):
+                self.tear_down("aborted with a message under way")
         for lane in self._lanes.values():
             try:  # a wait that times out closes gloo's connections
                 nobody = lane.gloo.recv([torch.empty(1)], (lane.rank + 1) % lane.size, 1 << 16)

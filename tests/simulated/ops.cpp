@@ -487,6 +487,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("current_device", &current_device);
   m.def("exchange_device", &exchange_device);
   m.def("close", &close_streams);
+  m.def("strays", &n_strays);
   m.def("default_generator", [](int d) {
     return at::detail::getPrivateUse1Hooks().getDefaultGenerator(c10::DeviceIndex(d));
   });

@@ -127,7 +127,7 @@ class ReplicaDims:
         """
         for name in self._names:
             group = self._mesh.get_group(name)
-            at = device if self._mesh.device_type == device.type else None
+            at = device if self._mesh.device_type == device.type else "cpu"
             seen = torch.tensor([checksum, -checksum], device=at)
             dist.all_reduce(seen, dist.ReduceOp.MAX, group=group)
             high, low = seen.tolist()

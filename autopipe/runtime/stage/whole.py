@@ -70,7 +70,7 @@ class WholeWorker(Worker):
         if loss is not None:
             self.replicas.before_backward(False)
             with self._draws(0):
-                backward([loss], [self._step.seeds(self._step.weights[0], loss)])
+                backward([loss], self._step.seeds(self._step.weights, loss))
         self._values[0] = []
         for edge in self.edges_in:
             for m in range(self._n_pieces):

@@ -30,15 +30,16 @@ NOTHING = contextlib.nullcontext()
 class StepInputs:
     """What every worker needs to know of the step under way.
 
-    ``seeds(weight, loss)`` is the gradient that the loss of a microbatch starts backward with: its weight,
-    times the gradient scale. ``syncs`` says that gradients are reduced over ranks at the end. ``seed`` fixes
-    the random numbers of the step; None leaves the generators alone. ``tracked`` are the inputs whose
-    gradients are wanted. ``outputs_on`` says which ranks are to have outputs: none (``""``), the last, all.
+    ``seeds(weights, loss)`` are the gradients that losses like this one start backward with: what each
+    microbatch weighs, times the gradient scale. ``syncs`` says that gradients are reduced over ranks at the
+    end. ``seed`` fixes the random numbers of the step; None leaves the generators alone. ``tracked`` are the
+    inputs whose gradients are wanted. ``outputs_on`` says which ranks are to have outputs: none (``""``), the
+    last, all.
     """
 
     batch: Batch
     weights: Sequence[float | Tensor]
-    seeds: Callable[[float | Tensor, Tensor], Tensor]
+    seeds: Callable[[Sequence[float | Tensor], Tensor], Sequence[Tensor]]
     seed: int | None
     grad: bool
     want_loss: bool
@@ -117,6 +118,7 @@ class Worker:
         self._columns = [(i, self.leaves.get(name, step.batch.leaves[name])) for i, name in self._own]
         self._values: list[list[Any]] = [[None] * len(self.section.inputs) for _ in range(n)]
         self._roots: list[Tensor | None] = [None] * n
+        self._seeds: Sequence[Tensor] = ()
         self._weight_work: list[WeightWork | None] = [None] * n
         self.losses: list[Tensor | None] = [None] * n
         self.outputs: list[list[Any] | None] = [None] * n
@@ -131,6 +133,7 @@ class Worker:
         self._step = None  # type: ignore[assignment]
         self._columns, self.leaves = [], {}
         self._values, self._roots, self._weight_work, self._scopes = [], [], [], {}
+        self._seeds = ()
         self.losses, self.outputs = [], []
 
     def accept(self, edge: Edge, m: int, values: Sequence[Any]) -> None:
@@ -322,7 +325,9 @@ class Worker:
         loss, self._roots[m] = self._roots[m], None
         if loss is not None:
             roots.append(loss)
-            grads.append(self._step.seeds(self._step.weights[m], loss))
+            if not self._seeds or self._seeds[m].dtype is not loss.dtype:
+                self._seeds = self._step.seeds(self._step.weights, loss)
+            grads.append(self._seeds[m])
         for edge in self.edges_out:
             edge.take(m, roots, grads)
         return roots, grads

@@ -206,10 +206,10 @@ class Announcement:
             laid.append(pack)
         return laid
 
-    def from_wire(self, buffers: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    def from_wire(self, buffers: list[Tensor], device: torch.device) -> list[Tensor]:
         """The tensors again, out of filled buffers."""
         if self.is_bare:
-            return list(buffers)
+            return buffers
         found = dict(zip(self.alone, buffers, strict=False))
         for i, start, end in self.packed:
             # as data, so that changing one in place is no change of the others to autograd

@@ -216,7 +216,12 @@ class Watch:
     def _run(self) -> None:
         seen, since, told = (-1, -2), time.monotonic(), 0.0
         while not self._stop.wait(POLL_S):
-            position = self._position()
+            try:
+                position = self._position()
+            except RuntimeError as error:  # what failed on the device is told to whoever asks it next
+                self.failure = self.publish(f"rank {self._rank}'s device failed: {error}")
+                self._abort()
+                return
             now = time.monotonic()
             if (position.step, position.index) != seen:
                 seen, since = (position.step, position.index), now

@@ -6,8 +6,10 @@ nobody else's. Who they are is left to ``peers``, what a message holds to ``anno
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -197,10 +199,12 @@ class DeviceGroup:
     ) -> None:
         self.ranks, self._me, self._device = tuple(ranks), tuple(ranks).index(rank), device
         self._check = check
-        self._up, self._down = (
-            _backend(accelerator.backend(device), dist.PrefixStore(way, store), self._me, len(self.ranks))  # type: ignore[attr-defined]
-            for way in ("up", "down")
-        )
+        name = accelerator.backend(device)
+        with _left_to_us(name):
+            self._up, self._down = (
+                _backend(name, dist.PrefixStore(way, store), self._me, len(self.ranks))  # type: ignore[attr-defined]
+                for way in ("up", "down")
+            )
 
     def send(self, tensor: Tensor, peer: int) -> Any:
         """Start sending to rank ``peer``, after what the current stream holds."""
@@ -253,6 +257,30 @@ class DeviceGroup:
         """Shut the communicators down, once everything sent has arrived."""
         for backend in (self._up, self._down):
             backend.shutdown()
+
+
+@contextlib.contextmanager
+def _left_to_us(name: str) -> Iterator[None]:
+    """Backends that are made within it leave failures and waits to their owner, whatever the job has set.
+
+    As a rule a thread of torch's ends the process, without a word of ours, once a message fails or is
+    aborted, or any kernel failed.
+    """
+    given = {f"TORCH_{name.upper()}_{what}": "0" for what in _LEFT_TO_US}
+    before = {key: os.environ.get(key) for key in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+
+
+_LEFT_TO_US = ("ASYNC_ERROR_HANDLING", "RETHROW_CUDA_ERRORS", "BLOCKING_WAIT")
+"""Ends of the variables that torch's backends read when they are made."""
 
 
 def _backend(name: str, store: Any, rank: int, size: int) -> Any:

@@ -109,7 +109,7 @@ class Peers(Talk):
             self.board,
             self.rank,
             self.n_ranks,
-            position=lambda: self.position.seen(),
+            position=self._seen,
             abort=self._abort,
             patience=patience,
             host=ranks.index(0) if is_hosted_here and 0 in ranks else -1,
@@ -150,6 +150,11 @@ class Peers(Talk):
     def _unless_failed(self, make: Callable[[], T]) -> T:
         """What ``make`` makes. Raises the pipeline's :class:`StepError` where there is one meanwhile."""
         return aside(make, "autopipe connecting", self.watch.raise_if_failed)
+
+    def _seen(self) -> Position:
+        """Where this rank is. Whoever asks an event, in whatever thread, opens what is its current device."""
+        with accelerator.using(self._device):
+            return self.position.seen()
 
     def _check(self, waits_for: int) -> None:
         """Raise where there is no use in waiting on for a rank."""
@@ -347,7 +352,8 @@ class Peers(Talk):
             return
         self.watch.close()
         for group in self._groups:
-            group.abort() if self.watch.failure else group.close()
+            with contextlib.suppress(RuntimeError):  # on a device that failed nothing can be ended in order
+                group.abort() if self.watch.failure else group.close()
         for link in self._links.values():
             link.close()
 
@@ -355,7 +361,8 @@ class Peers(Talk):
         for link in self._links.values():
             link.abort()
         for group in self._breakable:
-            group.abort()
+            with contextlib.suppress(RuntimeError):  # of a device that failed it may not be broken any more
+                group.abort()
         for other in self._others:
             break_group(other, self._device)
 
@@ -365,7 +372,8 @@ NO_MEMORY = ("out of memory", "can't allocate memory")
 
 
 def _tells_of_a_loss(error: BaseException) -> bool:
-    """Whether a wait ended since its other end is gone: not where memory ran out, say."""
+    """Whether a wait ended since its other end is gone: not where memory ran out or a kernel failed, say."""
     if any(words in str(error).lower() for words in NO_MEMORY):
         return False
-    return type(error) is RuntimeError or isinstance(error, (ConnectionError, dist.DistError))
+    is_gloos = type(error) is RuntimeError and "gloo" in str(error)  # with the place in its own source
+    return is_gloos or isinstance(error, (ConnectionError, dist.DistError))
