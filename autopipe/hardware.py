@@ -15,11 +15,13 @@ from .arguments import number, whole
 from .errors import InputError
 from .schema import Bytes, Index, Line, Name, Positive, Rate, Seconds, build, differs, refuse, versioned
 
-__all__ = ["Cluster", "Device", "Link"]
+__all__ = ["DIRECT_BYTES", "Cluster", "Device", "Link"]
 
 VERSION = 4
 MOST_RANKS = 2**20
 _LONGEST_S, _FASTEST = 1e9, 1e24
+DIRECT_BYTES = 1 << 15
+"""Messages below this size go past the communicator where two ranks can reach one another directly."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class Link:
     """A connection from one rank to another: a transfer takes ``latency_s + bytes / bandwidth_bytes_s``.
 
     ``host_s`` and ``host_s_per_byte`` are of a host's core that a transfer keeps busy at each end, if any: of
-    each message, and of each byte beside that.
+    each message, and of each byte beside that. Where messages below :data:`DIRECT_BYTES` go directly, past
+    the communicator, ``direct_s`` is what one takes, and ``direct_host_s`` its part of a core at each end.
     """
 
     latency_s: Seconds = 0.0
@@ -35,8 +38,12 @@ class Link:
     source: Line = ""
     host_s: Seconds = 0.0
     host_s_per_byte: Seconds = 0.0
+    direct_s: Seconds = 0.0
+    direct_host_s: Seconds = 0.0
 
     def __post_init__(self) -> None:
+        number("direct_s", self.direct_s, unit="seconds", most=_LONGEST_S)
+        number("direct_host_s", self.direct_host_s, unit="seconds", most=_LONGEST_S)
         number("latency_s", self.latency_s, unit="seconds", most=_LONGEST_S)
         number("host_s", self.host_s, unit="seconds", most=_LONGEST_S)
         number("host_s_per_byte", self.host_s_per_byte, unit="seconds", most=_LONGEST_S)
@@ -44,10 +51,26 @@ class Link:
 
     def seconds(self, n_bytes: float) -> float:
         """Seconds to move ``n_bytes``; 0 for nothing."""
-        return self.latency_s + n_bytes / self.bandwidth_bytes_s if n_bytes else 0.0
+        return sum(self.parts(n_bytes))
+
+    def parts(self, n_bytes: float) -> tuple[float, float]:
+        """Seconds that ``n_bytes`` hold the link, and those until they are there beside that."""
+        if self._is_direct(n_bytes):
+            return 0.0, self.direct_s
+        return (n_bytes / self.bandwidth_bytes_s, self.latency_s) if n_bytes else (0.0, 0.0)
+
+    @property
+    def rates(self) -> Link:
+        """What messages take on it, wherever that is known from, whatever they take from hosts."""
+        return Link(self.latency_s, self.bandwidth_bytes_s, direct_s=self.direct_s)
+
+    def _is_direct(self, n_bytes: float) -> bool:
+        return 0 < n_bytes < DIRECT_BYTES and self.direct_s > 0
 
     def working_s(self, n_bytes: float) -> float:
         """Seconds that a core is busy with ``n_bytes`` at each end; 0 for nothing."""
+        if self._is_direct(n_bytes):
+            return self.direct_host_s
         return self.host_s + n_bytes * self.host_s_per_byte if n_bytes else 0.0
 
     def all_reduce_s(self, n_bytes: float, n_ranks: int) -> float:
@@ -55,12 +78,13 @@ class Link:
 
         Where messages are a core's work, a rank that waits for the sum sends each piece and receives one, and
         it lays its bytes in a row and takes them from there. Known error: those two copies count as much as
-        an end's work with the bytes of a message, which is such a copy and the network's part.
+        an end's work with the bytes of a message, which is such a copy and the network's part. No piece goes
+        directly, however small.
         """
         if n_ranks < 2:
             return 0.0
-        piece = n_bytes / n_ranks
-        pieces_s = 2 * (n_ranks - 1) * (self.seconds(piece) + 2 * self.working_s(piece))
+        piece, ring = n_bytes / n_ranks, dataclasses.replace(self, direct_s=0.0)
+        pieces_s = 2 * (n_ranks - 1) * (ring.seconds(piece) + 2 * ring.working_s(piece))
         return pieces_s + 2 * n_bytes * self.host_s_per_byte
 
 
@@ -229,7 +253,7 @@ class Cluster:
         found = list(self.links.values())
         found += [self.local] * (n_given < n_local)
         found += [self.remote] * (len(self.links) - n_given < self.n_ranks * (self.n_ranks - 1) - n_local)
-        return tuple({(link.latency_s, link.bandwidth_bytes_s): link for link in found}.values())
+        return tuple({link.rates: link for link in found}.values())
 
     def wires(self, source: int, destination: int) -> tuple[int, ...]:
         """The shared interfaces that a message between two ranks holds: its sender's, then its receiver's."""
@@ -312,11 +336,21 @@ class _LinkFile:
     source: Line
     host_s: Seconds
     host_s_per_byte: Seconds
+    direct_s: Seconds
+    direct_host_s: Seconds
 
     @property
     def link(self) -> Link:
         bandwidth = float("inf") if self.bandwidth_bytes_s is None else self.bandwidth_bytes_s
-        return Link(self.latency_s, bandwidth, self.source, self.host_s, self.host_s_per_byte)
+        return Link(
+            self.latency_s,
+            bandwidth,
+            self.source,
+            self.host_s,
+            self.host_s_per_byte,
+            self.direct_s,
+            self.direct_host_s,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,25 +5,34 @@ Which ranks are measured, and what becomes of the figures, is left to ``probe``.
 Both ranks compute and pass tokens on. With one token in all, who waits for it has nothing else to do, as a
 rank in a bubble; a token carries the time it was sent at, and the mean of both ways does without a common
 clock. With two tokens each nobody waits; the process's CPU time beside that of its work is then what a
-message sent and one received take.
+message sent and one received take. Small tokens go the way that small messages of a pipeline go between
+ranks of a host: over a Unix socket, in one system call at each end.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import socket
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..errors import CostError
+
 __all__ = ["Exchange", "exchange"]
 
-_SMALL, _LARGE = 1 << 16, 1 << 22
+_TINY, _SMALL, _LARGE = 1 << 12, 1 << 16, 1 << 22
+_CONNECTS_S = 10.0
+_LONGEST = 108
+"""Bytes of a socket's name, at most."""
 _TURNS = 10
 _ROUNDS = 4
 _WIDTH = 320
@@ -33,34 +42,132 @@ _TOUCHED = 1 << 23
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exchange:
-    """Seconds of a message: on its way, each byte of it; a core's at each end, for each byte."""
+    """Seconds of a message: on its way, each byte of it; a core's at each end, for each byte.
+
+    ``direct_s`` and ``direct_host_s`` are of a small one that goes past the communicator, 0 where none can.
+    """
 
     latency_s: float
     s_per_byte: float
     host_s: float
     host_s_per_byte: float
+    direct_s: float = 0.0
+    direct_host_s: float = 0.0
 
 
 def exchange(peer: int) -> Exchange:
     """Of messages with another rank of the default group, which calls it at the same time. In two seconds."""
     work, leads = _work(), dist.get_rank() < peer
-    ways: dict[int, list[float]] = {_SMALL: [], _LARGE: []}
-    beside: dict[int, list[float]] = {_SMALL: [], _LARGE: []}
-    for _ in range(_ROUNDS):
-        for size in (_SMALL, _LARGE):
-            _meet(peer)
-            ways[size] += _ways_s(work, peer, size, leads)
-            _meet(peer)
-            beside[size].append(_beside_s(work, peer, size))
+    with _connected(peer, leads) as connection:
+        direct = None if connection is None else _Direct(connection)
+        kinds: list[tuple[_Carrier, int]] = [(_Group(peer), _SMALL), (_Group(peer), _LARGE)]
+        kinds += [(direct, _TINY)] if direct is not None else []
+        ways: list[list[float]] = [[] for _ in kinds]
+        beside: list[list[float]] = [[] for _ in kinds]
+        for _ in range(_ROUNDS):
+            for x, (carrier, size) in enumerate(kinds):
+                _meet(peer)
+                ways[x] += _ways_s(work, carrier, size, leads)
+                _meet(peer)
+                beside[x].append(_beside_s(work, carrier, size))
     # others on the machine make ways longer, never shorter
-    mine = [statistics.quantiles(ways[size], n=4)[0] for size in (_SMALL, _LARGE)]
-    latency_s, per_byte = _line(*((a + b) / 2 for a, b in zip(mine, _swapped(mine, peer), strict=True)))
-    host_s, host_per_byte = _line(*(statistics.median(beside[size]) for size in (_SMALL, _LARGE)))
+    mine = [statistics.quantiles(found, n=4)[0] for found in ways]
+    both = [(a + b) / 2 for a, b in zip(mine, _swapped(mine, peer), strict=True)]
+    latency_s, per_byte = _line(*both[:2])
     # a turn sends a message and receives one
-    return Exchange(latency_s, per_byte, host_s / 2, host_per_byte / 2)
+    working = [statistics.median(found) / 2 for found in beside]
+    host_s, host_per_byte = _line(*working[:2])
+    if direct is None:
+        return Exchange(latency_s, per_byte, host_s, host_per_byte)
+    # what is left beside nearly nothing may be less than that
+    return Exchange(latency_s, per_byte, host_s, host_per_byte, both[2], max(0.0, working[2]))
 
 
-def _ways_s(work: Callable[[], object], peer: int, n_bytes: int, leads: bool) -> list[float]:
+class _Carrier(Protocol):
+    """Takes tokens to another rank and brings its own; what is returned can be waited for."""
+
+    def send(self, token: Tensor) -> Any: ...
+    def recv(self, token: Tensor) -> Any: ...
+
+
+class _Group:
+    """The default group."""
+
+    def __init__(self, peer: int) -> None:
+        self._peer = peer
+
+    def send(self, token: Tensor) -> Any:
+        return dist.isend(token, self._peer)
+
+    def recv(self, token: Tensor) -> Any:
+        return dist.irecv(token, self._peer)
+
+
+class _Direct:
+    """A socket: a message has left once it is sent, and is read when it is waited for."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, token: Tensor) -> Any:
+        self._connection.sendall(token.numpy().data)
+        return _Done()
+
+    def recv(self, token: Tensor) -> Any:
+        return _Coming(self._connection, token)
+
+
+class _Done:
+    def wait(self) -> None: ...
+
+
+class _Coming:
+    def __init__(self, connection: socket.socket, token: Tensor) -> None:
+        self._connection, self._token = connection, token
+
+    def wait(self) -> None:
+        memory = memoryview(self._token.numpy().data).cast("B")
+        if self._connection.recv_into(memory, len(memory), socket.MSG_WAITALL) < len(memory):
+            raise CostError("the rank that messages are measured with is gone; see its log")
+
+
+@contextlib.contextmanager
+def _connected(peer: int, leads: bool) -> Iterator[socket.socket | None]:
+    """A Unix socket to the other rank; None on both where they can have none: two hosts, another system."""
+    with contextlib.ExitStack() as held:
+        mine: socket.socket | None = None
+        if hasattr(socket, "AF_UNIX"):
+            mine = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            mine.settimeout(_CONNECTS_S)
+        path = held.enter_context(tempfile.TemporaryDirectory(prefix="autopipe-")) + "/probed"
+        with contextlib.suppress(OSError):
+            if mine is not None and leads:
+                mine.bind(path)
+                mine.listen(1)
+        told = _said(path if leads else "", peer)
+        is_there = mine is not None
+        try:
+            if mine is not None and not leads:
+                mine.connect(told)
+                mine.settimeout(None)
+        except OSError:
+            is_there = False
+        if not leads:
+            _swapped([float(is_there)], peer)
+            yield mine if is_there else None
+        elif _swapped([0.0], peer)[0] and mine is not None:
+            yield held.enter_context(mine.accept()[0])
+        else:
+            yield None
+
+
+def _said(text: str, peer: int) -> str:
+    """What the other rank says, who hears what this one does."""
+    row = [float(x) for x in text.encode()[:_LONGEST].ljust(_LONGEST, b"\0")]
+    return bytes(int(x) for x in _swapped(row, peer)).rstrip(b"\0").decode()
+
+
+def _ways_s(work: Callable[[], object], carrier: _Carrier, n_bytes: int, leads: bool) -> list[float]:
     """Seconds that each token was under way to this rank, by the sender's clock and this one's."""
     found: list[float] = []
     sent: list[Any] = []
@@ -69,13 +176,13 @@ def _ways_s(work: Callable[[], object], peer: int, n_bytes: int, leads: bool) ->
         work()
         token = _token(n_bytes)
         token[0] = time.perf_counter()
-        sent.append(dist.isend(token, peer))
+        sent.append(carrier.send(token))
 
     if leads:
         pass_on()
     for turn in range(_TURNS):
         token = _token(n_bytes)
-        dist.recv(token, peer)
+        carrier.recv(token).wait()
         found.append(time.perf_counter() - float(token[0]))
         if turn + 1 < _TURNS or not leads:
             pass_on()
@@ -84,7 +191,7 @@ def _ways_s(work: Callable[[], object], peer: int, n_bytes: int, leads: bool) ->
     return found[1:]
 
 
-def _beside_s(work: Callable[[], object], peer: int, n_bytes: int) -> float:
+def _beside_s(work: Callable[[], object], carrier: _Carrier, n_bytes: int) -> float:
     """CPU time of a turn beside its work, the communicator's threads included, where nobody waits."""
     held, working_s, start_s = 2, 0.0, time.process_time()
     leaving: collections.deque[Any] = collections.deque()
@@ -97,8 +204,8 @@ def _beside_s(work: Callable[[], object], peer: int, n_bytes: int) -> float:
         working_s -= time.thread_time()
         work()
         working_s += time.thread_time()
-        leaving.append(dist.isend(_token(n_bytes), peer))
-        coming.append(dist.irecv(_token(n_bytes), peer))
+        leaving.append(carrier.send(_token(n_bytes)))
+        coming.append(carrier.recv(_token(n_bytes)))
         if len(leaving) > 4:
             leaving.popleft().wait()
     for message in (*coming, *leaving):

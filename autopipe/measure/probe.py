@@ -51,7 +51,8 @@ def probe(n_ranks: int = 2) -> Cluster:
     A link's latency is half the round trip of 4 bytes, its bandwidth the slope between 64 KiB and 16 MiB
     (medians of 7 round trips, one pair at a time); of an accelerator also the copies to and from the host's
     memory. Over NCCL where every rank has a GPU of its own, else
-    gloo; there both ranks compute meanwhile, as in a pipeline, where messages take longer and take from it.
+    gloo; there both ranks compute meanwhile, as in a pipeline, where messages take longer and take from it,
+    and small messages between ranks of a host go as a pipeline's do, over a socket of their own.
     Takes under a second per pair, and two more for the first of each pair of hosts.
 
     Raises :class:`CostError` when the processes it starts fail.
@@ -160,6 +161,8 @@ def _at_work(link: Link, like: Link) -> Link:
         bandwidth_bytes_s=min(link.bandwidth_bytes_s, like.bandwidth_bytes_s),
         host_s=like.host_s,
         host_s_per_byte=like.host_s_per_byte,
+        direct_s=like.direct_s,
+        direct_host_s=like.direct_host_s,
     )
 
 
@@ -176,7 +179,16 @@ def _pair(a: int, b: int, me: int, device: torch.device, *, works: bool) -> Link
     # noise may make a message between busy ranks the faster; it is not
     bandwidth = min(bandwidth, 1 / found.s_per_byte if found.s_per_byte else bandwidth)
     latency_s = max(tiny, found.latency_s)
-    return Link(latency_s, bandwidth, f"{source}, ranks at work", found.host_s, found.host_s_per_byte)
+    return Link(
+        latency_s,
+        bandwidth,
+        f"{source}, ranks at work",
+        found.host_s,
+        found.host_s_per_byte,
+        # what goes past the communicator is no slower than what it carries
+        min(found.direct_s, latency_s),
+        min(found.direct_host_s, found.host_s),
+    )
 
 
 def _round_trip_s(n_bytes: int, leads: bool, peer: int, device: torch.device) -> float:
@@ -206,6 +218,8 @@ def _typical(links: Mapping[tuple[int, int], Link], hosts: tuple[int, ...], same
         f"median of {len(chosen)} probed",
         statistics.median(x.host_s for x in chosen),
         statistics.median(x.host_s_per_byte for x in chosen),
+        statistics.median(x.direct_s for x in chosen),
+        statistics.median(x.direct_host_s for x in chosen),
     )
 
 

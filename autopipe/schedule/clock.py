@@ -226,8 +226,7 @@ def wiring(
                 if here != there:
                     link = links.setdefault((here, there), len(links))
                     if cluster is not None and n_bytes:
-                        wire = cluster.link(here, there)
-                        busy, latency = n_bytes / wire.bandwidth_bytes_s, wire.latency_s
+                        busy, latency = cluster.link(here, there).parts(n_bytes)
                 out = (arrivals, link, busy, latency, (a, b, back, n_bytes))
                 for kind in (1, 2) if back else (F,):
                     ins[4 * b + kind].append(arrivals)

@@ -24,6 +24,8 @@ def test_two_ranks_of_this_machine() -> None:
     assert "probed" in link.source
     assert 0 <= link.host_s < 1
     assert 0 <= link.host_s_per_byte < 1e-6
+    assert 0 < link.direct_s <= link.latency_s
+    assert 0 <= link.direct_host_s <= link.host_s
     assert len(cluster.cores) == 1
     assert cluster.cores[0] >= 1
     assert Cluster.from_dict(cluster.to_dict()) == cluster

@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 
 from autopipe.errors import StepError
+from autopipe.hardware import DIRECT_BYTES
 from autopipe.runtime.wire import link as links_module
 from autopipe.runtime.wire.announcement import Announcement, Form
 from autopipe.runtime.wire.aside import aside
 from autopipe.runtime.wire.board import Board, StoreGone, StoreSilent
 from autopipe.runtime.wire.failure import POLL_S, Watch
-from autopipe.runtime.wire.link import LINK_BYTES, Link, connect
+from autopipe.runtime.wire.link import Link, connect
 from autopipe.runtime.wire.position import Patience, Position
 
 
@@ -54,7 +55,7 @@ def test_tensors_arrive_in_the_order_sent_however_they_are_waited_for(ends):
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("n_bytes", [1, 1000, LINK_BYTES - 1])
+@pytest.mark.parametrize("n_bytes", [1, 1000, DIRECT_BYTES - 1])
 def test_a_send_ends_once_its_message_is_expected(ends, n_bytes):
     """Both ends send all, each after expecting all: what is expected never fills a socket."""
     n_messages = 40
@@ -86,7 +87,7 @@ def test_a_send_ends_once_its_message_is_expected(ends, n_bytes):
 @pytest.mark.timeout(30)
 def test_one_way_traffic_is_read_before_the_buffer_is_full(ends):
     a, b = ends
-    message = torch.ones(LINK_BYTES // 2, dtype=torch.uint8)
+    message = torch.ones(DIRECT_BYTES // 2, dtype=torch.uint8)
     done = threading.Event()
 
     def send():

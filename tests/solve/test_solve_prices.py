@@ -10,9 +10,12 @@ from random_problems import problems, solved
 
 from autopipe.costs import CostTable, OpCost
 from autopipe.graph import Op, OpGraph, TensorSpec
-from autopipe.hardware import Cluster, Device, Link
+from autopipe.hardware import DIRECT_BYTES, Cluster, Device, Link
+from autopipe.schedule import StageTimes, Transfer, build
+from autopipe.simulator import simulate_schedule
 from autopipe.solve import Item, Problem, Share, Stage, chain, solve
 from autopipe.solve.definition.problem import HUGE, scaled
+from autopipe.solve.making.source import cheapest_link
 
 
 @st.composite
@@ -154,3 +157,45 @@ def test_an_all_reduce_goes_twice_round_the_ring(n_ranks):
     more_s = pieces_s + 2 * 1e-3  # into a row and back
     assert working.all_reduce_s(1e6, n_ranks) - link.all_reduce_s(1e6, n_ranks) == pytest.approx(more_s)
     assert working.all_reduce_s(1e6, 1) == 0
+
+
+DIRECT = Link(1e-3, 1e6, host_s=2e-4, host_s_per_byte=1e-9, direct_s=1e-5, direct_host_s=2e-6)
+
+
+def test_small_messages_go_directly_where_they_can():
+    small, large = DIRECT_BYTES - 1, DIRECT_BYTES
+    assert (DIRECT.seconds(small), DIRECT.working_s(small)) == (1e-5, 2e-6)
+    assert DIRECT.parts(small) == (0.0, 1e-5)
+    plain = dataclasses.replace(DIRECT, direct_s=0.0)
+    for link, n_bytes in ((DIRECT, large), (plain, large), (plain, small)):
+        assert link.seconds(n_bytes) == pytest.approx(1e-3 + n_bytes / 1e6)
+        assert link.working_s(n_bytes) == pytest.approx(2e-4 + n_bytes * 1e-9)
+    assert DIRECT.seconds(0) == DIRECT.working_s(0) == 0.0
+    # a sum over ranks goes through the communicator, however small its pieces
+    assert DIRECT.all_reduce_s(64, 4) == plain.all_reduce_s(64, 4)
+    cluster = Cluster.uniform(2, link=DIRECT)
+    assert Cluster.from_dict(cluster.to_dict()) == cluster
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 1e-6, 1e-3])
+def test_a_price_that_bounds_them_all_is_above_none(latency_s):
+    kinds = DIRECT, Link(latency_s, 1e7), Link(5e-4, 1e5, direct_s=2e-6)
+    links = dict(zip(((0, 1), (1, 0), (0, 2)), kinds, strict=True))
+    least = cheapest_link(Cluster(Cluster.uniform(3).devices, links=links, local=DIRECT))
+    for n_bytes in (1, DIRECT_BYTES - 1, DIRECT_BYTES, 1 << 20):
+        assert least.seconds(n_bytes) <= min(link.seconds(n_bytes) for link in kinds) + 1e-12
+    plain = cheapest_link(Cluster.uniform(3, link=Link(1e-3, 1e6)))
+    assert plain.seconds(8) == Link(1e-3, 1e6).seconds(8)
+
+
+def test_a_step_of_small_messages_is_priced_with_the_way_they_take():
+    schedule, times = build("1f1b", 2, 2, 4), (StageTimes(1.0, 2.0),) * 2
+    ways = {True: DIRECT, False: dataclasses.replace(DIRECT, direct_s=0.0)}
+    for n_bytes in (100, 2 * DIRECT_BYTES):
+        steps = {
+            is_direct: simulate_schedule(
+                schedule, times, (Transfer(0, 1, n_bytes),), Cluster.uniform(2, link=link)
+            ).step_s
+            for is_direct, link in ways.items()
+        }
+        assert (steps[True] < steps[False]) is (n_bytes < DIRECT_BYTES)

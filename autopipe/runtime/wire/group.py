@@ -19,8 +19,9 @@ from torch.distributed import ReduceOp
 
 from ... import accelerator
 from ...errors import InputError
+from ...hardware import DIRECT_BYTES
 from ...torch_private import backend_plugin, plugin_options
-from .link import LINK_BYTES, Link
+from .link import Link
 
 __all__ = ["FOREVER", "DeviceGroup", "Group", "HostGroup", "StagedGroup", "break_group", "make_group"]
 
@@ -90,13 +91,13 @@ class HostGroup:
 
     def send(self, tensor: Tensor, peer: int) -> Any:
         """Start sending to rank ``peer``."""
-        if tensor.nbytes < LINK_BYTES and peer in self._links:
+        if tensor.nbytes < DIRECT_BYTES and peer in self._links:
             return self._links[peer].send(tensor)
         return self._backend.send([tensor], self.ranks.index(peer), 0)
 
     def recv(self, tensor: Tensor, peer: int) -> Any:
         """Start receiving from rank ``peer``."""
-        if tensor.nbytes < LINK_BYTES and peer in self._links:
+        if tensor.nbytes < DIRECT_BYTES and peer in self._links:
             return self._links[peer].recv(tensor)
         return self._backend.recv([tensor], self.ranks.index(peer), 0)
 

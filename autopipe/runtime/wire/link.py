@@ -26,10 +26,8 @@ from torch import Tensor
 
 from .board import Board
 
-__all__ = ["LINK_BYTES", "SENT", "Arrival", "Link", "connect"]
+__all__ = ["SENT", "Arrival", "Link", "connect"]
 
-LINK_BYTES = 1 << 15
-"""Messages below this size go over the socket."""
 POLL_S = 0.1
 CARD_S = 2.0
 """How long who knocks may take to say who it is."""

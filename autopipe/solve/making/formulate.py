@@ -12,7 +12,6 @@ from typing import Any
 
 from ...errors import InputError, PlanError
 from ...graph import Op
-from ...hardware import Link
 from ...schedule import Schedule
 from ..definition.blocks import Block
 from ..definition.contract import merge
@@ -138,9 +137,9 @@ class _Maker:
             return None
         ranks = sorted(set(placement))
         links = {(a, b): self.cluster.link(a, b) for a in ranks for b in ranks if a != b}
-        rates = {pair: (link.latency_s, link.bandwidth_bytes_s) for pair, link in links.items()}
+        rates = {pair: link.rates for pair, link in links.items()}
         tables = {
-            rate: tuple(self._price(self.graph.by_name[n.value], Link(*rate)) for n in nets)
+            rate: tuple(self._price(self.graph.by_name[n.value], rate) for n in nets)
             for rate in set(rates.values())
         }
         return {pair: tables[rate] for pair, rate in rates.items()}

@@ -20,7 +20,7 @@ from .tails import with_tail
 __all__ = ["Settings", "Source", "cheapest_link", "slowest_link"]
 
 _INT_BYTES = 8
-_MOST_S = 1e6
+_MOST_S, _LEAST_S = 1e6, 1e-12
 """More seconds than any op takes."""
 _MOST_SUM_S = 1e8
 """More than a microbatch takes; its nanoseconds are well below ``HUGE``."""
@@ -150,7 +150,9 @@ def cheapest_link(cluster: Cluster) -> Link:
     """A link at least as fast as any between two ranks, for prices that bound the true ones."""
     links = cluster.kinds or (cluster.local,)
     latency_s = min(link.latency_s for link in links)
-    return Link(latency_s, max(link.bandwidth_bytes_s for link in links))
+    direct = [link.direct_s for link in links if link.direct_s]
+    direct_s = max(min(latency_s, *direct), _LEAST_S) if direct else 0.0
+    return Link(latency_s, max(link.bandwidth_bytes_s for link in links), direct_s=direct_s)
 
 
 def slowest_link(cluster: Cluster) -> Link:
