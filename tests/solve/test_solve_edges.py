@@ -6,6 +6,8 @@ import random
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from language_model import cluster, costs, made, stage_of
 
 from autopipe.costs import CostTable, OpCost
@@ -15,6 +17,7 @@ from autopipe.hardware import Link
 from autopipe.memory import plan_memory, rank_memory, tied_bytes
 from autopipe.simulator import plan_schedule
 from autopipe.solve import Item, Net, Problem, Share, Stage, chain, solve
+from autopipe.solve.proof.bounds import _beside_another
 
 HIDDEN = (TensorSpec((8, 64), "float32", True),)
 
@@ -54,6 +57,69 @@ def test_items_that_nothing_joins_are_packed():
     answer = chain(Problem(items, (), (), (), tuple(Stage(s) for s in range(4))), time_limit_s=10.0)
     assert answer.bottleneck_ns == 10
     assert answer.proved
+
+
+@pytest.mark.parametrize(("n", "k"), [(300, 299), (300, 200), (600, 500)])
+def test_almost_as_many_stages_as_items_are_proved(n, k):
+    """Two of the items share a stage, however the others lie: no share of the work says so."""
+    answer = chain(line([5] * n, k), time_limit_s=10.0)
+    assert answer.proved
+    assert answer.bottleneck_ns == 30
+    assert chain(dataclasses.replace(line([5] * n, k), allow_empty=True), time_limit_s=10.0).lower_ns == 30
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 4))
+def test_what_must_share_a_stage_is_no_more_than_the_least_there_is(works, k):
+    least = min(
+        max(sum(w for w, s in zip(works, stages, strict=True) if s == there) for there in range(k))
+        for stages in itertools.product(range(k), repeat=len(works))
+    )
+    assert _beside_another(sorted(works), k) <= least
+
+
+def branches(works, k: int) -> Problem:
+    """Items side by side between two that take no time, in stages with room for as much as they do."""
+    n, room = len(works), -(-sum(works) // k)
+    items = [Item(("in",)), *(Item((f"b{v}",), w, 2 * w, w) for v, w in enumerate(works)), Item(("out",))]
+    nets = [Net(0, tuple(range(1, n + 1)), 1, 1, "in"), *(Net(v, (n + 1,), 1, 1) for v in range(1, n + 1))]
+    edges = tuple((net.producer, v) for net in nets for v in net.consumers)
+    stages = tuple(Stage(s, limit_bytes=room + 1) for s in range(k))
+    return Problem(tuple(items), tuple(sorted(edges)), tuple(nets), (), stages, overlap=True)
+
+
+@pytest.mark.parametrize(
+    ("problem", "least"),
+    [
+        (line([1] * 2500 + [10**9] + [1] * 2499, 8), 3 * 10**9),
+        (line([10**12, *[1] * 999, 10**6, *[1] * 999], 3), 3 * 10**12),
+        (branches([10] * 2000, 8), 7500),
+        (
+            Problem(
+                tuple(Item((f"o{v}",), 5, 5) for v in range(2000)),
+                tuple((v, v + 2) for v in range(1998)),
+                tuple(Net(v, (v + 2,), 1, 1) for v in range(1998)),
+                (),
+                tuple(Stage(s) for s in range(8)),
+                overlap=True,
+            ),
+            2500,
+        ),
+    ],
+    ids=["one larger than all", "twelve orders", "2,000 branches", "two components"],
+)
+def test_odd_shapes_have_the_optimum_anyone_can_see(problem, least):
+    answer = chain(problem, time_limit_s=10.0)
+    assert answer.proved
+    assert answer.bottleneck_ns == least
+
+
+def test_a_weight_of_every_item_is_summed_by_every_stage():
+    """Each stage pays for the whole sum, so the bound is its work and that."""
+    tie = Share(tuple(range(40)), "w", sync_ns=9, more_ns=(10, 11, 12, 13, 14, 15), tied=True)
+    answer = chain(dataclasses.replace(line([5] * 40, 8), shares=(tie,)), time_limit_s=10.0)
+    assert answer.bottleneck_ns == 5 * 15 + 15
+    assert answer.lower_ns <= answer.bottleneck_ns
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "cost-aware"])

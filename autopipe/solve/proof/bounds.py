@@ -6,7 +6,9 @@ Bounds hold for every assignment of a separable problem; searching with them is 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -112,13 +114,27 @@ class Room:
 
 
 def lower_bound(problem: Problem) -> int:
-    """The larger of a fair share of everything that must be paid, and the dearest single item. O(items)."""
+    """The largest of a fair share of everything that must be paid, the dearest item, and what must share.
+
+    O(items log items).
+    """
     room = Room.of(problem)
     k = problem.n_stages
     if not room.is_even:
         return max(problem.dearest_ns, math.floor(room.total_ns / sum(s.speed for s in problem.stages)) - 2)
     used = range(1, k + 1) if problem.allow_empty else (k,)
-    return max(problem.dearest_ns, min(-(-(room.total_ns + sum(room.first(j))) // j) for j in used))
+    fair = min(-(-(room.total_ns + sum(room.first(j))) // j) for j in used)
+    return max(problem.dearest_ns, fair, _beside_another(sorted(i.work_ns for i in problem.items), k))
+
+
+def _beside_another(works: Sequence[int], k: int) -> int:
+    """What items cost that share a stage for want of others: of the m·k + 1 dearest, m + 1 do.
+
+    ``works`` rise. After Martello and Toth, Lower bounds for bin packing (1990).
+    """
+    n = len(works)
+    sums = list(itertools.accumulate(works, initial=0))
+    return max((sums[n - m * k + m] - sums[n - m * k - 1] for m in range(1, (n - 1) // k + 1)), default=0)
 
 
 def at_bound(problem: Problem, bound: int) -> Contraction:

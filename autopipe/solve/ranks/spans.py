@@ -18,7 +18,6 @@ from ..definition.problem import HUGE, Array, Problem, Stage, memory_bytes, scal
 __all__ = ["Spans", "downsets", "prefixes"]
 
 Bits = npt.NDArray[np.bool_]
-Table = npt.NDArray[np.float64]
 
 Span = tuple[Any, Array]
 """Starts and ends of spans, one or an array of each."""
