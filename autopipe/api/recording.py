@@ -53,17 +53,24 @@ def captured(
 
 def captured_for(
     plan: Plan,
-    model: nn.Module,
+    model: nn.Module | Capture,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     options: Mapping[str, Any],
     stall_limit_s: float | None,
 ) -> Capture:
     """The capture that ``plan`` was made for: leaves that were opened then are opened again."""
-    opened = (*options.get("open", ()), *plan.settings.get("opened", ()))
+    opened = plan.settings.get("opened", ())
+
+    def made() -> Capture:
+        if not isinstance(model, Capture):
+            return capture(model, args, kwargs, **{**options, "open": (*options.get("open", ()), *opened)})
+        found = _given_or_recorded(model, args, kwargs, options)
+        return found if found.ops.digest == plan.graph_digest else found.open(*opened)
+
     return make_alike(
         "the plan",
-        lambda: capture(model, args, kwargs, **{**options, "open": opened}),
+        made,
         lambda _: hashlib.sha256(plan.to_json().encode()).hexdigest()[:16],
         stall_limit_s,
     )

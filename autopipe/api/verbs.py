@@ -81,7 +81,7 @@ def plan(
 
 
 def split(
-    model: nn.Module,
+    model: nn.Module | Capture,
     n_stages: int | str | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -94,7 +94,7 @@ def split(
 
     Parameters
     ----------
-    model: any ``nn.Module``; it is not changed, and the stages hold its own parameters.
+    model: any ``nn.Module``, or a capture of it; it is not changed, and the stages hold its own parameters.
     n_stages: how many stages in all, at least 1; ``"auto"`` (or None) for as many as make the fastest step on
         at most the ranks there are, of the cluster, ``n_ranks`` or the process group (all of which take
         part). ``plan.candidates`` has what was tried.

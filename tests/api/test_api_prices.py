@@ -10,7 +10,7 @@ from torch import nn
 import autopipe
 from autopipe import measure
 from autopipe.costs import CostTable, OpCost
-from autopipe.errors import CostError
+from autopipe.errors import AutopipeError, CostError
 
 
 class Glued(nn.Module):
@@ -96,3 +96,15 @@ def test_ops_that_a_table_lacks_are_no_free_ones(table, left, tmp_path):
 def test_a_table_of_other_open_modules_is_refused(table):
     with pytest.raises(CostError, match=r"block_0|block_1"):
         planned(table, open=["block"])
+
+
+def test_a_capture_is_split_by_a_plan_of_it_and_of_what_was_opened():
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), nn.Linear(8, 8))
+    for how in ({"closed": ["0"]}, {"open": ["0"]}):
+        captured = autopipe.capture(model, (X,), **how)
+        plan = autopipe.plan(captured, 2, costs="estimated", device="H200", n_microbatches=2)
+        pipe = autopipe.split(captured, plan=plan)
+        assert pipe.plan == plan
+        assert torch.equal(pipe(X), model(X))
+    with pytest.raises(AutopipeError, match="graph"):
+        autopipe.split(autopipe.capture(nn.Sequential(nn.Linear(8, 8)), (X,)), plan=plan)
