@@ -39,6 +39,7 @@ from .reduce.parallel import ReplicaDims, Replicas
 from .reduce.partial import watch
 from .reduce.precision import autocast_context, placeholder
 from .reduce.ties import TieSum, find_ties, learned
+from .stage.copies import Copies
 from .stage.crew import check_replicas, gathered, make_workers, wrap_all
 from .stage.hooks import is_hooked
 from .stage.initialise import initialise
@@ -167,6 +168,7 @@ class Engine:
         self.workers = make_workers(
             capture, plan, self.stages, self._sections, self.edges, self.loss, options.autocast, self.device
         )
+        self.copies = Copies(self.stages, stages)
         self._channel = None if self.peers is None else Channel(self.peers, self.device)
         feed = self._make_feed(self._splitter.read)
         self.intake = Intake(

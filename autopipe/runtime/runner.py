@@ -180,6 +180,7 @@ class Runner:
         with making():
             with once_a_step(engine.hookable() if step.grad else ()):
                 engine.executor.run(program, clock)
+                engine.copies.check()
             if self._is_hooked and engine.peers is not None:
                 engine.peers.position.words = "the hooks on gradients of every rank"
                 engine.peers.any(False)  # who is done first hears of a hook that failed
@@ -250,6 +251,7 @@ class Runner:
             edge.begin(step.batch.n_microbatches)
         for worker in engine.workers.values():
             worker.begin(step)
+        engine.copies.begin()
         engine.loss.begin(engine.end_worker.step if engine.end_worker else step)
         if step.grad and engine.n_steps < LOOKED_AT and engine.options.feed is None:
             self._compare_replicas(step)

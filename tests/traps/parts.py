@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .registry import WIDTH, images, tokens, trap
+from .registry import WIDTH, Net, images, tokens, trap
 from .values import with_lengths
 
 
@@ -128,3 +128,37 @@ def bias_removed_later(self: Any, x: Tensor) -> Any:
 @trap("safe", later=lambda m: setattr(m, "layers", m.layers[:2]))
 def layers_cut_later(self: Any, x: Tensor) -> Any:
     return self.run(x)
+
+
+class Updater(nn.Module):
+    """Counts in training, in a method, and now and then changes what it was given: as Performer's does."""
+
+    def __init__(self, layers: nn.ModuleList, interval: int) -> None:
+        super().__init__()
+        self.layers, self.interval = layers, interval
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("unsaved", torch.tensor(0), persistent=False)
+
+    def update(self) -> None:
+        if not self.training:
+            return
+        if self.calls >= self.interval:
+            for layer in self.layers:
+                layer.scale.mul_(0.9)
+            self.calls.zero_()
+            return
+        self.calls += 1
+        self.unsaved += 2
+
+
+@trap()
+class counted_in_a_method_of_a_module(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer.register_buffer("scale", torch.ones(()))
+        self.updater = Updater(self.layers, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.updater.update()
+        return self.run(x)
