@@ -186,6 +186,19 @@ def changed():
             rt.step(x, target=y)
 
 
+@contextlib.contextmanager
+def warned(*words):
+    """Within it just these warnings about parts of the model are given."""
+    told, handler = [], logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logger = logging.getLogger("autopipe.runtime.reduce.partial")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    assert len(told) == len(words), told
+    assert all(word in text for word, text in zip(words, told, strict=True)), told
+
+
 def clipping():
     """A norm over ``model.parameters()`` is the model's or refused; ours is the model's."""
     model, pipe = make()
@@ -201,6 +214,11 @@ def clipping():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     with pytest.raises(autopipe.StaleError, match="clip_grad_norm_"):
         sum(p.grad.square().sum() for p in model.parameters() if p.grad is not None)
+    own = [p.grad for p in rt.parameters() if p.grad is not None]
+    with warned("gives the norm of those alone"):
+        assert nn.utils.get_total_norm(own) < norm
+    with warned():
+        nn.utils.get_total_norm([grad.clone() for grad in own])
 
 
 def loaded():

@@ -124,3 +124,12 @@ def test_what_cannot_be_fed_is_refused_before_anything_is_sent(odd, kind):
         feed.give(batch, None, 1, ([1.0], 2.0))
     with pytest.raises(InputError, match=f"the target is {kind}"):
         feed.give(dataclasses.replace(batch, whole={"x": torch.ones(2)}), odd(), 1, ([1.0], 2.0))
+
+
+def test_a_target_that_only_its_own_process_can_make_is_refused_before_anything_is_sent():
+    stages = [SimpleNamespace(rank=rank, inputs=("x",)) for rank in range(2)]
+    feed = Feed(0, stages, SimpleNamespace(n_ranks=2), CPU)
+    whole = {"x": torch.ones(2)}
+    batch = Batch((2,), {"x": (whole["x"],)}, [None], {"x": 0}, whole)
+    with pytest.raises(InputError, match=r"rank 0 cannot feed this batch .* made of more than tensors"):
+        feed.give(batch, SimpleNamespace(y=torch.ones(2)), 1, ([1.0], 2.0))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import accelerator
-from ...errors import InputError
+from ...errors import InputError, StepError
 from ...stages import Stage
 from ..wire.announcement import Announced, Announcement, Form, oddity
 from ..wire.boundary import flatten
@@ -76,7 +76,14 @@ class Feed:
             for t, sent in zip(tensors, is_sent, strict=True)
         ]
         forms = tuple(map(Form.of, tensors))
-        told = Announcement(forms, frame).told()
+        try:
+            told = Announcement(forms, frame).told()
+        except StepError as error:
+            raise InputError(
+                f"rank {self.source} cannot feed this batch to the others, since its inputs or its target "
+                "are made of more than tensors, numbers, texts and lists, tuples and dicts of them; give "
+                "those, or make the runtime without feed, and pass every rank the batch"
+            ) from error
         shares = [float(weight) for weight in weights[0]], weights[1]
         header = Header(names, told, owners, n_microbatches, shares, batch.forms)
         laid = [f.to_wire(t) if sent else t for f, t, sent in zip(forms, tensors, is_sent, strict=True)]

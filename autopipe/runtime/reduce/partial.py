@@ -8,6 +8,7 @@ the same shapes. Clipping over all ranks is left to ``precision``, keeping the s
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,8 @@ from ...errors import InputError, StaleError
 from ...torch_private import CLIP
 
 __all__ = ["Partial", "refuse_line_search", "watch"]
+
+_logger = logging.getLogger(__name__)
 
 LINE_SEARCH = "torch.optim.lbfgs"
 OF = "of"
@@ -42,8 +45,13 @@ _watched: weakref.WeakSet[Partial] = weakref.WeakSet()
 def watch(owner: Partial) -> None:
     """From now on, while it lives, refuse clipping by the norm of its part, and other parts' states."""
     _watched.add(owner)
-    places = ((*CLIP, _looking), (optim.Optimizer, "state_dict", _signed))
-    for place, name, changed in (*places, (optim.Optimizer, "load_state_dict", _comparing)):
+    places = (
+        (*CLIP, _looking),
+        (nn.utils, "get_total_norm", _telling),
+        (optim.Optimizer, "state_dict", _signed),
+        (optim.Optimizer, "load_state_dict", _comparing),
+    )
+    for place, name, changed in places:
         present = getattr(place, name)
         if not hasattr(present, "looks_for_parts"):
             made = changed(present)
@@ -64,6 +72,23 @@ def _looking(clip: Any) -> Any:
         return clip(parameters, *args, **kwargs)
 
     return clipped
+
+
+def _telling(get_total_norm: Any) -> Any:
+    """The norm, with a warning where it is of a part: who sums it over ranks by hand is right."""
+
+    @functools.wraps(get_total_norm)
+    def told(tensors: Tensor | Iterable[Tensor], *args: Any, **kwargs: Any) -> Any:
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        part = {id(p.grad) for owner in _watched for p in owner.partial() if p.grad is not None}
+        if any(id(t) in part for t in tensors):
+            _logger.warning(
+                "get_total_norm got the gradients that this rank trains, and gives the norm of those alone: "
+                'rt.clip_grad_norm_(float("inf")) gives that of all ranks, rt.clip_grad_norm_(max_norm) clips'
+            )
+        return get_total_norm(tensors, *args, **kwargs)
+
+    return told
 
 
 def _names(optimizer: optim.Optimizer) -> list[str]:
