@@ -28,6 +28,7 @@ from .inputs.examples import infer
 from .inputs.structure import Spec, unflatten
 from .making import Form
 from .record.given import all_on, device_of, fresh
+from .record.keeping import tell_left
 from .record.leaves import Policy
 from .record.session import Session
 from .record.standing import Change, Kind, Standing, standing_of
@@ -61,6 +62,7 @@ class Capture:
     forms: by training flag, the form the example takes and those that other values of the inputs ask for.
     questions: by training flag, what of the inputs tells which form that is, or its number.
     notes: what a user should know of how the model was recorded.
+    left: attributes in which the model's own code leaves what it computes with gradients; stages do not.
     at: sizes that it was recorded at, where they are not the example's for a reason.
     standing: the state that the model's own code may have read; a change that matters is refused.
     """
@@ -80,6 +82,7 @@ class Capture:
     forms: dict[bool, tuple[Form, ...]] = dataclasses.field(default_factory=dict)
     questions: dict[bool, Question | int] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     at: Mapping[Dim, int] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -277,7 +280,9 @@ def capture(
     if not args and not kwargs:
         args, kwargs = infer(model)
     policy = Policy(model, pinned=frozenset(closed)).with_opened(open)
-    return _capture(model, tuple(args), dict(kwargs or {}), policy, dynamic)
+    found = _capture(model, tuple(args), dict(kwargs or {}), policy, dynamic)
+    tell_left(model, found.left)
+    return found
 
 
 def _capture(
@@ -405,4 +410,5 @@ def _captured(
         forms=graphs,
         questions=made.questions,
         notes=tuple(session.notes),
+        left=made.forms[True][0].left,
     )

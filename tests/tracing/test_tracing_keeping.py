@@ -130,3 +130,34 @@ def test_a_method_that_stays_whole_may_count_in_a_buffer() -> None:
     model.eval()
     torch.testing.assert_close(found(x), model(x))
     assert model.redraws.calls == 1
+
+
+class Leaving(nn.Module):
+    """Leaves a loss and features for others, and keeps to itself what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        self.features: dict[str, Tensor] = {}
+        self.shape: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = self.layers[0](x)
+        self.shown, self.shape = self.hidden.detach(), x.shape
+        self.loss = self.hidden.square().mean()
+        self.features["last"] = self.layers[1](self.hidden)
+        return self.layers[2](self.features["last"])
+
+
+def test_what_is_left_for_others_is_told(caplog: Any) -> None:
+    found = capture(Leaving(), (torch.randn(2, WIDTH),))
+    assert found.left == ("features", "loss")
+    (record,) = caplog.records
+    assert "Leaving's forward leaves in features, loss what it computes" in record.getMessage()
+
+
+def test_leaves_set_their_attributes_themselves(caplog: Any) -> None:
+    model = nn.Sequential(Leaving(), nn.Linear(WIDTH, WIDTH))
+    found = capture(model, (torch.randn(2, WIDTH),), closed=["0"])
+    assert found.left == ()
+    assert not caplog.records

@@ -169,7 +169,8 @@ class Recording:
     the code ``asked`` for them: ``"grad"``, the grad mode, ``"inputs"``, which inputs take gradients,
     ``"layout"``, how they lie in memory, each with the line that does; ``dtypes`` tells whether the code
     asked for what autocast has a say in, and ``flags`` are questions to torch and the process, each with how
-    to ask again and the answer; ``keeps`` whether a leaf has set, beside buffers, what its own code reads.
+    to ask again and the answer; ``keeps`` whether a leaf has set, beside buffers, what its own code reads;
+    ``left`` are the attributes in which glue leaves what it computes with gradients.
     ``program`` is how it was last run again.
     """
 
@@ -184,6 +185,7 @@ class Recording:
     dtypes: bool = False
     flags: Mapping[str, tuple[Callable[[], Any], Any]] = dataclasses.field(default_factory=dict)
     keeps: bool = False
+    left: tuple[str, ...] = ()
     program: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property

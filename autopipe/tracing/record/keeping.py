@@ -9,19 +9,22 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
+import logging
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
-__all__ = ["Kept", "differing", "kept", "read_by"]
+__all__ = ["Kept", "differing", "kept", "left", "read_by", "tell_left"]
 
 Kept = dict[tuple[int, str], tuple[Any, Any]]
 """(id of a module, name) → its value, and what that holds."""
 
 _OF_ALL = frozenset(vars(nn.Module()))
+_logger = logging.getLogger("autopipe")
 _SIMPLE = (bool, int, float, str, type(None))
 _NONE: tuple[Any, Any] = None, ()
 
@@ -42,6 +45,41 @@ def kept(inside: Sequence[nn.Module]) -> Kept:
 def differing(before: Kept, now: Kept) -> Iterator[tuple[int, str]]:
     """The attributes that have another value by now."""
     return (key for key, value in now.items() if not _is_same(before.get(key, _NONE), value))
+
+
+def left(
+    modules: Iterable[tuple[str, nn.Module]], is_computed: Callable[[torch.Tensor], bool]
+) -> Iterator[str]:
+    """The plain attributes, by path, that hold what a run has computed with gradients: a loss, a feature.
+
+    Not a tensor that the module's own code reads: what goes to others is returned, or lies in a container.
+    """
+
+    def is_left(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.requires_grad and is_computed(value)
+
+    for path, module in modules:
+        cls: Any = type(module)
+        for name, value in vars(module).items():
+            if name in _OF_ALL or type(value) in _SIMPLE:
+                continue
+            if isinstance(value, (list, tuple, dict)):
+                is_found = any(map(is_left, value if isinstance(value, tuple) else _content(value)))
+            else:
+                is_found = is_left(value) and name not in read_by(cls)
+            if is_found:
+                yield f"{path}.{name}".lstrip(".")
+
+
+def tell_left(model: nn.Module, names: Sequence[str]) -> None:
+    """Warn of attributes that code outside of the model would find as an earlier call left them."""
+    if names:
+        _logger.warning(
+            "%s's forward leaves in %s what it computes with gradients, where stages leave nothing: who "
+            "reads it after a step finds what an earlier call of the model left; return it, to have it",
+            type(model).__name__,
+            ", ".join(names),
+        )
 
 
 def _content(value: Any) -> Any:

@@ -200,6 +200,11 @@ class Ledger:
             ref = ref.parent
         return ref.depends
 
+    def is_computed(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was computed from inputs in this recording."""
+        value, ref = self.refs.get(id(tensor), (None, None))
+        return value is tensor and ref is not None and bool(self.depends_of(ref) & Depends.INPUT)
+
     def extent_depends(self, ref: Ref) -> Depends:
         """What a value's sizes depend on; data too, where data have a say in them."""
         while isinstance(ref, Piece):

@@ -129,6 +129,7 @@ class Recorder(TorchFunctionMode):
         encoded = tuple(self.ledger.encode(v)[0] for v in values)
         self.ledger.add(Call("output", "output", (encoded,), hint="output"))
         self.reads.check_numbers()
+        is_open = [(p, m) for p, m in self.model.named_modules() if not self.at.is_in_leaf(p)]
         self.at.hushed.count = 1
         return Recording(
             self.training,
@@ -141,6 +142,7 @@ class Recorder(TorchFunctionMode):
             dtypes=self.reads.dtypes,
             flags=self.reads.flags,
             keeps=self.is_kept,
+            left=tuple(keeping.left(is_open, self.ledger.is_computed)),
         )
 
     def __torch_function__(
