@@ -121,7 +121,7 @@ def profile(
         finally:
             samples.save()
     if not samples.of("", _START):
-        samples.add("", _START, beginning_s(begin or (lambda: capture.bind(*capture.example))))
+        samples.add("", _START, beginning_s(begin or functools.partial(_bind, capture)))
         samples.save([""])
     costs = {
         op.name: passes.cost(op.name)
@@ -153,6 +153,12 @@ _WARM = 2
 _OPTIMIZER = ("optimizer of a byte", "optimizer of one", "optimizer bytes")
 _START = "beginning"
 _COMPILED = ("seconds are those of compiled leaf modules; bytes and FLOPs those of the code as written",)
+
+
+def _bind(capture: Capture) -> None:
+    """Bind the example's arguments, whatever has changed about the model since."""
+    capture.standing.changed()
+    capture.form_of(capture.inputs.bind(capture.model, *capture.arguments(*capture.example)))
 
 
 def _estimated(

@@ -49,6 +49,12 @@ def test_one_pace_is_a_bound_and_the_truth_where_the_other_is_never_slower(probl
         assert paced[0] == truth[0]
 
 
+def test_a_host_that_is_as_slow_in_all_and_slower_forward_counts_where_that_runs_again():
+    item = Item(("a",), 0, 2, host_ns=(1, 1))
+    problem = Problem((item,), (), (), (), (Stage(0),), recompute="always")
+    assert exhaustive(at_one_pace(problem))[0] == exhaustive(problem)[0] == 3
+
+
 def test_a_stage_takes_as_long_as_the_slower_of_the_two():
     items = Item(("a",), 1, 2, host_ns=(30, 10)), Item(("b",), 20, 40, host_ns=(2, 3)), Item(("c",), 5, 9)
     problem = Problem(items, ((0, 1), (1, 2)), (), (), (Stage(0), Stage(1)))

@@ -33,7 +33,7 @@ class Copies:
             id(tensor): (name, tensor, stage, elsewhere[id(tensor)])
             for stage in own
             for name, tensor in _tensors(stage)
-            if id(tensor) in elsewhere
+            if id(tensor) in elsewhere and not tensor.is_inference()
         }.values()
         self._versions: list[int] = []
 
@@ -54,5 +54,4 @@ class Copies:
 
 
 def _tensors(stage: Stage) -> list[tuple[str, Tensor]]:
-    held = [*stage.named_parameters(), *stage.named_buffers()]
-    return [(name, tensor) for name, tensor in held if not tensor.is_inference()]
+    return [*stage.named_parameters(), *stage.named_buffers()]

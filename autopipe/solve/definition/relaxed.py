@@ -23,7 +23,9 @@ def cheapest(problem: Problem) -> Problem:
     from an earlier one for what it receives. Network interfaces that ranks share are left out. Where hosts
     may be slower than their devices, only those of the two count that take longer for all of it.
     """
-    problem = _paced(problem) if problem.has_hosts else problem
+    if problem.has_hosts:
+        by_hosts = sum(sum(p.host_ns) - p.forward_ns - p.backward_ns for p in problem.parts) > 0
+        problem = _paced(problem, by_hosts)
     shares = tuple(
         dataclasses.replace(s, sync_ns=min(s.sync_ns, *s.more_ns), more_ns=()) if s.more_ns else s
         for s in problem.shares
@@ -46,7 +48,8 @@ def at_one_pace(problem: Problem) -> Problem:
     for part in problem.parts:
         forward_ns = part.forward_ns - part.host_ns[0]
         ahead += [forward_ns, forward_ns + part.backward_ns - part.host_ns[1]]  # also where it runs again
-    return _paced(problem) if problem.has_hosts and (min(ahead) >= 0 or max(ahead) <= 0) else problem
+    is_one = problem.has_hosts and (min(ahead) >= 0 or max(ahead) <= 0)
+    return _paced(problem, by_hosts=min(ahead) < 0) if is_one else problem
 
 
 def apart(problem: Problem, *, limited: bool) -> Problem:
@@ -58,9 +61,8 @@ def apart(problem: Problem, *, limited: bool) -> Problem:
     return dataclasses.replace(problem, stages=tuple(stages), moments=())
 
 
-def _paced(problem: Problem) -> Problem:
-    """The problem at the pace of devices alone, or of hosts, whichever take longer for all of it."""
-    by_hosts = sum(sum(p.host_ns) - p.forward_ns - p.backward_ns for p in problem.parts) > 0
+def _paced(problem: Problem, by_hosts: bool) -> Problem:
+    """The problem at the pace of hosts alone, or of devices."""
     return dataclasses.replace(
         problem,
         items=tuple(_at(item, by_hosts) for item in problem.items),

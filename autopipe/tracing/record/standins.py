@@ -26,8 +26,6 @@ __all__ = ["KeptFunction", "KeptMethod", "hides"]
 
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK}) - {"_non_persistent_buffers_set"}
 _HELD = ("_modules", "_parameters", "_buffers")
-_UNSAVED = "_non_persistent_buffers_set"
-"""Where a module names buffers that are in no state dict; setting one, even to itself, looks there."""
 
 
 class _Double:
@@ -41,7 +39,6 @@ class _Double:
             for k, v in vars(module).items()
             if k not in _OF_ALL and not isinstance(v, Recorded) and next(tensors(v), None) is None
         }
-        self.unsaved = frozenset(vars(module)[_UNSAVED])
         self.lacks = frozenset(name for kind in _HELD for name in vars(module)[kind])
 
     def hold(self, module: nn.Module, noted: Mapping[str, _Noted], named: Iterable[str]) -> list[Any]:
@@ -61,13 +58,12 @@ class _Double:
         """A stand-in with what is held."""
         new: nn.Module = self.telling.__new__(self.telling)
         vars(new).update({**self.attributes, **held, "training": training, "_lacks": self.lacks})
-        vars(new)[_UNSAVED] = set(self.unsaved)
         return new
 
     def check(self, made: nn.Module, before: Mapping[str, Mapping[str, Any]], training: bool) -> None:
         """Raise :class:`ValueError` where code has set what the module itself should keep."""
         known = {**self.attributes, "training": training, "_lacks": self.lacks}
-        own = [(k, v) for k, v in vars(made).items() if k not in (*_HELD, _UNSAVED)]
+        own = [(k, v) for k, v in vars(made).items() if k not in _HELD]
         changed = [k for k, v in own if k not in known or v is not known[k]]
         for kind, names in before.items():
             changed += [k for k, v in dict.items(vars(made)[kind]) if v is not names.get(k)]

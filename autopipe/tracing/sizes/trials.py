@@ -31,8 +31,7 @@ from .rerun import Observation, replay
 
 __all__ = ["Explorer", "Trial", "first", "first_line"]
 
-EXPORTED = "torch.export wrote the size down: give it dynamic_shapes, or split what was exported"
-
+_EXPORTED = "; torch.export wrote that size down: give it dynamic_shapes, or split what was exported"
 _DIFFERS = "the captured graph's outputs differ from the model's"
 
 
@@ -202,12 +201,8 @@ class Explorer:
         try:
             expected, spec = self._answered(trial.sizes, form, training, is_shared)
         except Exception as error:
-            exported = (
-                "; torch.export wrote that size down: give it dynamic_shapes, or split what was exported"
-            )
-            return (
-                f"the model itself fails: {first_line(error)}{exported * hasattr(self.model, '_guards_fn')}"
-            )
+            is_exported = hasattr(self.model, "_guards_fn")
+            return f"the model itself fails: {first_line(error)}{_EXPORTED if is_exported else ''}"
         try:
             found = self.result(trial, form, training)
         except Exception as error:
