@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from .errors import InputError
 
@@ -38,6 +39,7 @@ __all__ = [
     "name",
     "of_rank",
     "peak_bytes",
+    "raw",
     "reset_peak",
     "seconds",
     "synchronize",
@@ -55,6 +57,12 @@ def kinds() -> tuple[str, ...]:
     """All kinds of device whose autocast may be in force."""
     here = torch.accelerator.current_accelerator()
     return CASTING if here is None or here.type in CASTING else (*CASTING, here.type)
+
+
+def raw(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as bytes, a tensor [n_bytes] that shares it."""
+    # a lone element is contiguous whatever its strides are, and no bytes are seen by those
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def is_async(device: torch.device) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import accelerator
 from ..arguments import whole
 from ..errors import InputError, StepError
 from ..runtime import Runtime
@@ -384,7 +385,7 @@ def _settings(config: Any) -> dict[str, Any]:
 
 def _checksum(tensors: Sequence[Tensor]) -> int:
     """Of the values, alike wherever they are."""
-    plain = (t.detach().cpu().contiguous().view(-1).view(torch.uint8) for t in tensors)
+    plain = (accelerator.raw(t.detach().cpu().contiguous()) for t in tensors)
     return zlib.crc32(b"".join(t.numpy().tobytes() for t in plain))
 
 

@@ -9,6 +9,7 @@ import torch
 from runtime_models import Wide, grads, make, worst
 from torch.nn import functional as F
 
+from autopipe.accelerator import raw
 from autopipe.errors import InputError
 from autopipe.plans import Boundary
 from autopipe.runtime import Runtime
@@ -133,3 +134,16 @@ def test_a_target_that_only_its_own_process_can_make_is_refused_before_anything_
     batch = Batch((2,), {"x": (whole["x"],)}, [None], {"x": 0}, whole)
     with pytest.raises(InputError, match=r"rank 0 cannot feed this batch .* made of more than tensors"):
         feed.give(batch, SimpleNamespace(y=torch.ones(2)), 1, ([1.0], 2.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32, torch.complex64])
+def test_a_lone_element_may_have_any_strides(dtype):
+    """It counts as contiguous: the first row and every twelfth column of ids, say."""
+    lone, other = torch.arange(12).to(dtype).view(1, 12)[:, ::12], torch.ones(3)
+    assert lone.is_contiguous()
+    assert lone.stride(-1) == 12
+    announced = Announcement((Form.of(lone, False), Form.of(other, False)))
+    sent = announced.to_wire([lone, other])
+    for got, wanted in zip(announced.from_wire(sent, CPU), (lone, other), strict=True):
+        assert torch.equal(got, wanted)
+    assert raw(lone).tolist() == raw(lone.clone()).tolist()

@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from ... import accelerator
 from ...errors import InputError
 from ...stages import Stage
 from ..stage.setup import exchange
@@ -186,7 +187,7 @@ def _give(peers: Peers, move: Move, optimizers: Optimizers) -> None:
     peers.tell(_Parcel(told, gradient is not None, text), move.destination)
     for tensor in sent:
         if tensor.numel():
-            raw = tensor.reshape(-1).view(torch.uint8).to(move.tensor.device)
+            raw = accelerator.raw(tensor).to(move.tensor.device)
             peers.group.wait(peers.group.send(raw, move.destination))
     peers.finish_telling()
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ... import accelerator
 from ...errors import InputError, StoreError
 from ..wire.values import dtype_of, name_of
 from .threads import in_threads
@@ -105,7 +106,7 @@ class Entry:
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor; the tensor must outlive it."""
     flat = (
-        tensor.detach().reshape(-1).view(torch.uint8)
+        accelerator.raw(tensor.detach())
         if tensor.numel()
         else torch.empty(0, dtype=torch.uint8, device="cpu")
     )

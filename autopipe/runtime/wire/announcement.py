@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ... import accelerator
 from .boundary import Frame
 from .values import dtype_of, name_of
 
@@ -202,7 +203,7 @@ class Announcement:
             pack = self.pack.empty(tensors[self.packed[0][0]].device)
             for i, start, end in self.packed:
                 # as bytes: of some dtypes torch copies nothing else
-                pack[start:end].copy_(self.tensors[i].to_wire(tensors[i]).view(-1).view(torch.uint8))
+                pack[start:end].copy_(accelerator.raw(self.tensors[i].to_wire(tensors[i])))
             laid.append(pack)
         return laid
 

@@ -314,7 +314,7 @@ _AS_THEY_ARE = frozenset(
 
 
 def _sendable(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype in _AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
+    return tensor if tensor.dtype in _AS_THEY_ARE else accelerator.raw(tensor)
 
 
 _NOBODY_SENDS = 1 << 16
