@@ -191,15 +191,28 @@ def _is_counted(device: torch.device) -> bool:
 
 
 def identity(device: torch.device) -> str:
-    """What tells it from every other accelerator of the job; empty for the host."""
+    """What tells the card it is on from every other of the job; empty for the host.
+
+    Instances of one card (MIG) are on the same: NCCL takes one rank of each PCI address of a host.
+    """
     if not is_async(device):
         return ""
     asked = getattr(torch.get_device_module(device), "get_device_properties", None)
-    known = getattr(asked(device), "uuid", None) if asked is not None else None
+    properties = None if asked is None else asked(device)
+    known = _address(properties) or getattr(properties, "uuid", None)
     if known is None:  # the first that one rank sees may be another's second
         seen = sorted((k, v) for k, v in os.environ.items() if k.endswith(_MASKS))
         known = f"{device} of {seen}" if seen else str(device)
     return f"{socket.gethostname()}/{known}"
+
+
+def _address(properties: Any) -> str:
+    """Where on the PCI bus a card is; empty where its module does not say.
+
+    AMD's is not asked: the partitions of a card, all at one address, are devices of their own to its library.
+    """
+    parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return "" if None in parts or torch.version.hip else ":".join(map(str, parts))
 
 
 _MASKS = "VISIBLE_DEVICES", "AFFINITY_MASK"

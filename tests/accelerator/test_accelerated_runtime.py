@@ -40,8 +40,9 @@ def test_of_the_job(on_ranks, check):
 
 
 @pytest.mark.timeout(120)
-def test_one_card_runs_many_ranks(on_ranks):
-    on_ranks("accelerated_checks.py", 2, "one_card_runs_many_ranks", SIM_CARD="one")
+@pytest.mark.parametrize("card", [{"SIM_CARD": "one"}, {"SIM_BUS": "7"}], ids=["whole", "its instances"])
+def test_one_card_runs_many_ranks(on_ranks, card):
+    on_ranks("accelerated_checks.py", 2, "one_card_runs_many_ranks", **card)
 
 
 @pytest.mark.timeout(120)

@@ -108,6 +108,13 @@ def _card() -> str:
     return os.environ.get("SIM_CARD", str(os.getpid()))
 
 
+def _properties(device: Any = None) -> types.SimpleNamespace:
+    """What tells devices apart; with ``SIM_BUS`` also where their card is, as of the instances of one."""
+    bus = os.environ.get("SIM_BUS")
+    address = {} if bus is None else {"pci_domain_id": 0, "pci_bus_id": int(bus), "pci_device_id": 0}
+    return types.SimpleNamespace(uuid=f"{_card()}/{_index(device)}", **address)
+
+
 @contextlib.contextmanager
 def _on(device: Any) -> Iterator[None]:
     before = native.exchange_device(-1 if device is None else _index(device))
@@ -146,7 +153,7 @@ vars(module).update(
     set_rng_state=lambda state, device=None: _generator(device).set_state(state) and None,
     manual_seed=lambda seed: _generator().manual_seed(seed) and None,
     manual_seed_all=_seed_all,
-    get_device_properties=lambda device=None: types.SimpleNamespace(uuid=f"{_card()}/{_index(device)}"),
+    get_device_properties=_properties,
     get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
     memory_allocated=lambda d=None: torch.accelerator.memory_allocated(_index(d)),
     max_memory_allocated=lambda d=None: torch.accelerator.max_memory_allocated(_index(d)),
