@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import accelerator
+from ..measure.account import storage_bytes
 from ..stages import Stage
 
 __all__ = ["Held", "resident_bytes"]
@@ -56,11 +57,9 @@ def resident_bytes(name: str) -> int:
 
 
 def _weights(stages: Sequence[Stage]) -> int:
-    """Bytes of the stages' parameters and buffers that are there already, each storage once."""
-    tensors = [t for stage in stages for t in (*stage.parameters(), *stage.buffers())]
-    own = [t.untyped_storage() for t in tensors if not t.is_meta and t.layout is torch.strided]
-    storages = {storage._cdata: storage.nbytes() for storage in own}
-    return sum(storages.values())
+    """Bytes of the stages' parameters and buffers that are there already."""
+    tensors = (t for stage in stages for t in (*stage.parameters(), *stage.buffers()))
+    return sum(storage_bytes(t for t in tensors if not t.is_meta).values())
 
 
 def _give_back() -> None:
