@@ -67,7 +67,7 @@ class Engine:
     Attributes
     ----------
     rank: within the pipeline. stages, workers: those of this process. peers: None when it holds all stages.
-    modules: all that its stages hold, which take long to find.
+    n_loads: calls of ``load_state_dict`` that have reached weights of several ranks.
     records: (start, duration, clock) of recent training steps.
     frees: whether weights that only others train are given back.
     turn: held by the thread that uses the runtime.
@@ -76,7 +76,7 @@ class Engine:
 
     def __init__(self, capture: Capture, plan: Plan, stages: tuple[Stage, ...], options: Options) -> None:
         self.capture, self.plan, self.all_stages, self.options = capture, plan, stages, options
-        self.n_steps = self.n_forwards = 0
+        self.n_steps = self.n_forwards = self.n_loads = 0
         self.was_wrapped = False
         self.publisher: Publisher | None = None
         self._guards: list[Any] = []
@@ -151,12 +151,14 @@ class Engine:
         """Make all that depends on which stages there are and where."""
         capture, plan, options, stages = self.capture, self.plan, self.options, self.all_stages
         self._absent = absent(capture, self.stages, stages)
-        self.modules = tuple({m: None for stage in self.stages for m in stage.modules()})
-        self._hooking = tuple({*self.modules, *capture.model.modules()})
+        own = {m for stage in self.stages for m in stage.modules()}
+        self._held = tuple(m._parameters for m in own if m._parameters)
+        hooking = own.union(capture.model.modules())
+        self._hooks = tuple(hooks for m in hooking for hooks in (m._backward_hooks, m._backward_pre_hooks))
         is_one = self.peers is not None and self.replica_dims.n == 1
-        own = learned(options.loss_fn, capture.model, plan.n_ranks) if is_one else ()
-        self.loss.trains = {id(t.parameter) for t in own} if plan.n_ranks > 1 and self.peers else None
-        ties = (*find_ties(stages), *own) if self.peers else ()
+        beside = learned(options.loss_fn, capture.model, plan.n_ranks) if is_one else ()
+        self.loss.trains = {id(t.parameter) for t in beside} if plan.n_ranks > 1 and self.peers else None
+        ties = (*find_ties(stages), *beside) if self.peers else ()
         purpose = f"ties {self._n_layouts}" if self._n_layouts else "ties"
         self._n_layouts += 1
         self.ties = TieSum(ties, self.rank, self.peers.new_group, purpose) if self.peers else None
@@ -258,6 +260,15 @@ class Engine:
             gather_weights(self.capture, self.all_stages, self.peers, self.device)
             self._absent = absent(self.capture, self.stages, self.all_stages)
 
+    def note_load(self, module: nn.Module) -> None:
+        """Count a ``load_state_dict`` of weights that several ranks train: every rank is to call it alike.
+
+        That of one rank's weights alone need not be.
+        """
+        loaded = {id(p) for p in module.parameters()}
+        reached = {s.rank for s in self.all_stages if any(id(p) in loaded for p in s.parameters())}
+        self.n_loads += len(reached) > 1
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters once each, under the model's first name for them."""
         first = self.capture.ops.parameter
@@ -273,29 +284,21 @@ class Engine:
         if any(isinstance(home.tensor, Away) for home in self._absent):
             yield from (p for stage in self.stages for p in stage.parameters())
 
-    def hookable(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters with hooks of the user's whose gradients this rank has whole, and the words for where.
+    def hooked(self) -> tuple[bool, list[nn.Parameter]]:
+        """Whether backward calls hooks of the user's, and the parameters that have some on whole gradients.
 
         What wraps a stage may have some of its own, and of tied ones a rank has a part until ranks sum them.
         """
         if self.was_wrapped:
-            return
-        held = (p for m in self.modules for p in m._parameters.values() if p is not None)
-        for p in {id(p): p for p in held}.values():
-            if id(p) not in self.tied and is_hooked(p):
-                yield self._place_of_hook(p), p
+            return any(self._hooks), []
+        parameters = (p for held in self._held for p in held.values() if p is not None)
+        found = {id(p): p for p in parameters if is_hooked(p)}
+        return bool(found) or any(self._hooks), [p for i, p in found.items() if i not in self.tied]
 
-    def _place_of_hook(self, parameter: nn.Parameter) -> str:
+    def place_of_hook(self, parameter: nn.Parameter) -> str:
+        """Where a hook on a parameter's gradient is, in words."""
         name = next((n for n, p in self.named_parameters() if p is parameter), "a parameter")
         return f"rank {self.rank}, a hook on the gradient of {name}"
-
-    def has_hooks(self) -> bool:
-        """Whether this rank's backward calls hooks of the user's, on gradients or of modules."""
-        if any(m._backward_hooks or m._backward_pre_hooks for m in self._hooking):
-            return True
-        return not self.was_wrapped and any(
-            is_hooked(p) for m in self.modules for p in m._parameters.values() if p is not None
-        )
 
     @property
     def replica(self) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import accelerator
 from ..errors import InputError, StepError
@@ -52,7 +52,8 @@ class Runner:
         self.syncs, self.factor = True, 1.0
         self.share: Tensor | None = None
         self._has_added = self._is_running = False
-        self._is_hooked = False
+        self._hooked: Sequence[nn.Parameter] = ()
+        self._any_hooks = False
         self._waited_s = 0.0
         self._agreed: StepError | None = None
 
@@ -178,10 +179,10 @@ class Runner:
     ) -> tuple[StepResult, Clock]:
         engine, clock = self.engine, Clock(self.engine.device)
         with making():
-            with once_a_step(engine.hookable() if step.grad else ()):
+            with once_a_step(self._hooked, engine.place_of_hook):
                 engine.executor.run(program, clock)
                 engine.copies.check()
-            if self._is_hooked and engine.peers is not None:
+            if self._any_hooks and engine.peers is not None:
                 engine.peers.position.words = "the hooks on gradients of every rank"
                 engine.peers.any(False)  # who is done first hears of a hook that failed
             if step.grad and self.syncs:
@@ -255,12 +256,14 @@ class Runner:
         engine.loss.begin(engine.end_worker.step if engine.end_worker else step)
         if step.grad and engine.n_steps < LOOKED_AT and engine.options.feed is None:
             self._compare_replicas(step)
+        if step.grad and engine.accord is not None:
+            engine.part_with_weights()
+        has_hooks, self._hooked = engine.hooked() if step.grad else (False, ())
         if engine.accord is None:
             return
-        if step.grad:
-            engine.part_with_weights()
-        has_hooks = step.grad and engine.has_hooks()
-        self._waited_s, looks, self._is_hooked = engine.accord.begin(step, self.factor, has_hooks)
+        self._waited_s, looks, self._any_hooks = engine.accord.begin(
+            step, self.factor, engine.n_loads, has_hooks
+        )
         if step.grad and engine.ties is not None:
             engine.ties.before_step()
             if looks:

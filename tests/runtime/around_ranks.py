@@ -397,6 +397,26 @@ def hooks():
         pair.rt.step(x, target=y)
 
 
+def loads():
+    """Weights loaded between steps on every rank are trained on; on one rank alone they end the next step."""
+    pair = Pair()
+    x, y = batch()
+    other = {name: 2 * value for name, value in pair.plain.state_dict().items()}
+    pair.agrees(x, y)
+    for load in (pair.model.load_state_dict, pair.pipe.load_state_dict, pair.plain.load_state_dict):
+        load(other)
+    pair.agrees(x, y)
+    if rank() == 0:  # whose own these are, and no other's
+        pair.model[0].load_state_dict(pair.plain[0].state_dict())
+    pair.agrees(x, y)
+    if is_whole():
+        return
+    if rank() == 1:
+        pair.model.load_state_dict(pair.plain.state_dict())
+    with pytest.raises(StepError, match=r"after [23] load_state_dict.* other calls of load_state_dict"):
+        pair.rt.step(x, target=y)
+
+
 def several():
     """Pipelines side by side, and two runtimes of one, each as if it were alone."""
     pairs = [Pair(), Pair(nested)]
@@ -430,7 +450,7 @@ def groups():
     torch.testing.assert_close(pair.rt.clip_grad_norm_(1.0), torch.zeros(()))
 
 
-CHECKED = (modes, batches, targets, losses, interrupted, calls, optimizers, hooks, several, groups)
+CHECKED = (modes, batches, targets, losses, interrupted, calls, optimizers, hooks, loads, several, groups)
 CHECKS = {f.__name__: f for f in CHECKED}
 
 

@@ -38,6 +38,7 @@ ALIKE = (
     "return_outputs",
     FROZEN,
     "ways through the model",
+    "calls of load_state_dict",
 )
 """What of a step is to be alike on every rank, beside its batch's values and the random seed."""
 
@@ -64,24 +65,27 @@ class Accord:
         self._signatures: dict[tuple[Any, ...], int] = {}
         self._said = _Said()
 
-    def begin(self, step: StepInputs, factor: float, has_hooks: bool) -> tuple[float, bool, bool]:
+    def begin(
+        self, step: StepInputs, factor: float, n_loads: int, has_hooks: bool
+    ) -> tuple[float, bool, bool]:
         """Agree on a step.
 
-        Returns the seconds waited for another rank, whether a closer look is due, and whether any rank
-        ``has_hooks``, which may fail when the others are done.
+        ``n_loads``: how many calls of ``load_state_dict`` have reached several ranks' weights. Returns the
+        seconds waited for another rank, whether a closer look is due, and whether any rank ``has_hooks``,
+        which may fail when the others are done.
         """
         batch, position = step.batch, self._peers.position
         position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
         position.is_idle = False
-        said = self._say(step, factor)
+        said = self._say(step, factor, n_loads)
         looks = is_due(position.step - 1)
         # what is on the device is looked at while that still warms up
         looks_at_batch = not self._is_fed and (batch.is_on_host or (looks and position.step <= 2))
         checksum = batch.checksum(LOOKED_AT if looks else AT_A_GLANCE) if looks_at_batch else 0
         marks = {**said.marks, "random seed": zlib.crc32(str(step.seed).encode())}
-        waited_s = self._peers.agree(position.step, said.words, marks, checksum)
+        waited_s, told = self._peers.agree(position.step, said.words, marks, checksum, has_hooks)
         self._channel.signatures = said.signatures
-        return waited_s, looks, step.grad and self._peers.any(has_hooks)
+        return waited_s, looks, step.grad and self._peers.any(has_hooks or told, n_known=2)
 
     def refuse(self, error: Exception) -> NoReturn:
         """Raise ``error``, which keeps this rank from beginning a step: see :meth:`Peers.refuse`."""
@@ -89,14 +93,14 @@ class Accord:
         position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
         self._peers.refuse(position.step, error, n_marks=len(ALIKE) + 1)
 
-    def _say(self, step: StepInputs, factor: float) -> _Said:
+    def _say(self, step: StepInputs, factor: float, n_loads: int) -> _Said:
         """What is to be said of a step; made anew where it is not what was said of the last one."""
         batch, training = step.batch, self._model.training
         with UnseenByFunctions():  # other ranks' weights would each answer at length
             flags = tuple([p.requires_grad for p in self._parameters])
         mode = step.grad, training, flags, step.tracked
         sizes = tuple(batch.sizes())
-        asked = step.syncs, factor, step.want_loss, step.outputs_on
+        asked = step.syncs, factor, step.want_loss, step.outputs_on, n_loads
         key = mode, asked, sizes, batch.forms, batch.signature(0)
         if key == self._said.key:
             return self._said
@@ -116,6 +120,7 @@ class Accord:
                     f"outputs={step.outputs_on or None},",
                     f"trained={sum(flags)} of {len(flags)}",
                     f"forms {list(batch.forms)} of the model" if any(batch.forms) else "",
+                    f"after {n_loads} load_state_dict" if n_loads else "",
                 ),
                 strict=True,
             )

@@ -2,7 +2,9 @@
 
 ``torch.nn.utils.clip_grad_norm_`` would clip each rank's part by that part's own norm, and ``LBFGS`` search
 along it. An optimizer's ``state_dict`` goes by position: one rank's would fit another's, whose layers have
-the same shapes. Clipping over all ranks is left to ``precision``, keeping the state of all to ``keep``.
+the same shapes. A module's ``load_state_dict`` is counted: where one rank alone calls it, its weights are no
+longer those that the others' go with. Clipping over all ranks is left to ``precision``, keeping the state of
+all to ``keep``.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ class Partial(Protocol):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Those that this rank trains, by name."""
 
+    def note_load(self, module: nn.Module) -> None:
+        """That a module, maybe of this model, has taken a ``state_dict``."""
+
 
 _watched: weakref.WeakSet[Partial] = weakref.WeakSet()
 
@@ -50,6 +55,7 @@ def watch(owner: Partial) -> None:
         (nn.utils, "get_total_norm", _telling),
         (optim.Optimizer, "state_dict", _signed),
         (optim.Optimizer, "load_state_dict", _comparing),
+        (nn.Module, "load_state_dict", _counted),
     )
     for place, name, changed in places:
         present = getattr(place, name)
@@ -124,6 +130,19 @@ def _comparing(load_state_dict: Any) -> Any:
         return load_state_dict(self, state_dict, *args, **kwargs)
 
     return compared
+
+
+def _counted(load_state_dict: Any) -> Any:
+    """Weights of one rank and what others of it have would be mixed where that rank alone loads."""
+
+    @functools.wraps(load_state_dict)
+    def counted(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        found = load_state_dict(self, *args, **kwargs)
+        for owner in _watched:
+            owner.note_load(self)
+        return found
+
+    return counted
 
 
 def refuse_line_search() -> None:

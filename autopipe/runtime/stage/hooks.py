@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,13 +30,13 @@ class _Hooked:
 
 
 @contextlib.contextmanager
-def once_a_step(parameters: Iterable[tuple[str, nn.Parameter]]) -> Iterator[None]:
+def once_a_step(parameters: Sequence[nn.Parameter], place: Callable[[nn.Parameter], str]) -> Iterator[None]:
     """Within it hooks of these parameters are kept back; at its end each is called with the whole gradient.
 
-    Each comes with the words for where it is. Gradients that were there before are added to afterwards.
+    ``place`` has the words for where each is. Gradients that were there before are added to afterwards.
     Where the step fails no hook is called. Raises :class:`StepError` naming the parameter whose hook does.
     """
-    held = [_take(place, p) for place, p in parameters]
+    held = [_take(place(p), p) for p in parameters]
     try:
         yield
         made = [hooked.parameter.grad for hooked in held]

@@ -205,20 +205,23 @@ class Peers(Talk):
                 ranks = {*group.ranks}
                 group.connect([pair for pair in pairs if {*pair} <= ranks], self._connect_s)
 
-    def agree(self, step: int, words: str, marks: Mapping[str, int], checksum: int) -> float:
+    def agree(
+        self, step: int, words: str, marks: Mapping[str, int], checksum: int, told: bool
+    ) -> tuple[float, bool]:
         """Check that the rank before this one begins the same step with the same batch.
 
         ``marks`` has a number for each thing that must be equal, ``words`` what people need to see of them,
         ``checksum`` is of the batch's values. Where all neighbours on the ring agree, all ranks do; a rank
         that differs from the one before raises :class:`StepError` and thereby ends all others. Returns the
-        seconds this rank waited for the one before to begin.
+        seconds this rank waited for the one before to begin, and what that one ``told``, beside all that
+        must be equal.
         """
         began_s = time.perf_counter()
         mine = [step, checksum, *marks.values()]
-        theirs = self._of_before(mine)
+        *theirs, is_told = self._of_before([*mine, told])
         before = (self.rank - 1) % self.n_ranks
         if mine == theirs:
-            return time.perf_counter() - began_s
+            return time.perf_counter() - began_s, bool(is_told)
         if theirs[1] == REFUSED and (cause := self.watch.cause()) is not None:
             raise StepError(cause)
         found = [name for name, own, others in zip(marks, mine[2:], theirs[2:], strict=True) if own != others]
@@ -244,7 +247,7 @@ class Peers(Talk):
         """
         words = f"{type(error).__name__}: {error}"
         try:
-            mine = [step, REFUSED, zlib.crc32(words.encode()), *[0] * (n_marks - 1)]
+            mine = [step, REFUSED, zlib.crc32(words.encode()), *[0] * n_marks]
             if mine == self._of_before(mine):
                 raise error
         except (RuntimeError, ConnectionError, StepError) as lost:
@@ -253,9 +256,12 @@ class Peers(Talk):
             raise
         self.fail(error)
 
-    def any(self, mine: bool) -> bool:
-        """Whether it is so on any rank; every rank calls it, and none returns before all have."""
-        found, distance = mine, 1
+    def any(self, mine: bool, n_known: int = 1) -> bool:
+        """Whether it is so on any rank; every rank calls it, and none returns before all have.
+
+        ``mine`` is already of the ``n_known`` ranks that end with this one.
+        """
+        found, distance = mine, n_known
         while distance < self.n_ranks:  # what each knows doubles
             found = bool(self._of_before([found], distance)[0]) or found
             distance *= 2
