@@ -22,7 +22,7 @@ import inspect
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,30 +37,39 @@ __all__ = ["Loaded", "Sizes", "load"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the command line says about inputs: batch and sequence length, shapes given outright, dtype."""
+    """What the command line says about inputs: batch and sequence length, shapes given outright, dtype.
 
-    batch: int = 8
-    seq: int = 128
+    A length that is None is what suits; one that is given is kept to, or refused.
+    """
+
+    batch: int | None = None
+    seq: int | None = None
     inputs: tuple[str, ...] = ()
     dtype: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model and the inputs to capture it with."""
+    """A model and the inputs to capture it with, which have the lengths that they ``follows``."""
 
     model: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    follows: tuple[str, ...] = ()
+
+
+_BATCH, _SEQ = 8, 128
 
 
 def load(name: str, *, meta: bool = False, device: str | None = None, sizes: Sizes | None = None) -> Loaded:
     """The model that ``name`` means, in training mode; on the meta device with ``meta``.
 
-    Raises :class:`InputError` when the name cannot be understood or found, :class:`ModelError` when making
-    the model fails.
+    Raises :class:`InputError` when the name cannot be understood or found, or lengths are asked for that its
+    inputs would not have; :class:`ModelError` when making the model fails.
     """
     sizes = sizes or Sizes()
+    if sizes.inputs:
+        _keep_to(sizes, (), "--input gives every size; write it there")
     kind, _, rest = name.partition(":")
     if not rest:
         raise InputError(
@@ -76,9 +85,20 @@ def load(name: str, *, meta: bool = False, device: str | None = None, sizes: Siz
             loaded = _factory(name, sizes)
         if sizes.inputs:
             loaded = Loaded(loaded.model, tuple(map(_tensor, sizes.inputs)))
-        elif not loaded.args and not loaded.kwargs:
-            loaded = _inferred(loaded.model, name)
+        else:
+            if not loaded.args and not loaded.kwargs:
+                loaded = _inferred(loaded.model, name)
+            own = f"the inputs of {name} have sizes of their own; leave it out, or give shapes with --input"
+            _keep_to(sizes, loaded.follows, own)
     return dataclasses.replace(loaded, model=loaded.model.train())
+
+
+def _keep_to(sizes: Sizes, follows: Collection[str], instead: str) -> None:
+    """Raise :class:`InputError` for lengths that were asked for but would change nothing."""
+    asked = {"batch": sizes.batch, "seq": sizes.seq}
+    idle = [f"--{what} {n}" for what, n in asked.items() if n is not None and what not in follows]
+    if idle:
+        raise InputError(f"{' and '.join(idle)} would change nothing: {instead}")
 
 
 def _there(name: str) -> torch.device:
@@ -245,7 +265,8 @@ def _transformers(where: str, sizes: Sizes) -> Loaded:
         model = cls(config) if cls is not None else transformers.AutoModel.from_config(config)
     except Exception as error:
         raise ModelError(f"hf:{where}: transformers cannot make this model") from error
-    return Loaded(model, (), _text_inputs(model, config, sizes))
+    made = _text_inputs(model, config, sizes)
+    return Loaded(model, (), made, follows=("batch", "seq") if made else ())
 
 
 def _text_inputs(model: nn.Module, config: Any, sizes: Sizes) -> dict[str, Any]:
@@ -254,7 +275,7 @@ def _text_inputs(model: nn.Module, config: Any, sizes: Sizes) -> dict[str, Any]:
     if "input_ids" not in takes or getattr(model, "main_input_name", "input_ids") != "input_ids":
         return {}
     top = getattr(config, "vocab_size", None) or 2
-    ids = torch.randint(0, top, (sizes.batch, sizes.seq), device="cpu")
+    ids = torch.randint(0, top, (sizes.batch or _BATCH, sizes.seq or _SEQ), device="cpu")
     is_seq2seq = getattr(config, "is_encoder_decoder", False)
     out = {"input_ids": ids}
     if is_seq2seq and "decoder_input_ids" in takes:
@@ -272,7 +293,7 @@ def _timm(name: str, sizes: Sizes) -> Loaded:
     except Exception as error:
         raise InputError(f"timm has no model {name!r}: {error}") from None
     channels, height, width = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
-    return Loaded(model, (torch.randn(sizes.batch, channels, height, width, device="cpu"),))
+    return _seeing(model, sizes, channels, height, width)
 
 
 def _torchvision(name: str, sizes: Sizes) -> Loaded:
@@ -282,7 +303,12 @@ def _torchvision(name: str, sizes: Sizes) -> Loaded:
     except ValueError as error:
         raise InputError(f"torchvision has no model {name!r}: {error}") from None
     side = 299 if name == "inception_v3" else 224
-    return Loaded(model, (torch.randn(sizes.batch, 3, side, side, device="cpu"),))
+    return _seeing(model, sizes, 3, side, side)
+
+
+def _seeing(model: nn.Module, sizes: Sizes, *picture: int) -> Loaded:
+    """A model of pictures, and a batch of them of channels, height and width."""
+    return Loaded(model, (torch.randn(sizes.batch or _BATCH, *picture, device="cpu"),), follows=("batch",))
 
 
 def _inferred(model: nn.Module, name: str) -> Loaded:

@@ -74,10 +74,14 @@ class Making:
         bool,
         typer.Option("--meta", help="Shapes only, no weights; costs are estimated.", rich_help_panel=MODEL),
     ] = False
-    batch: Annotated[int, typer.Option(help="Rows of the example batch.", min=1, rich_help_panel=MODEL)] = 8
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Rows of the example batch where it is made here.", min=1, rich_help_panel=MODEL),
+    ] = None
     seq: Annotated[
-        int, typer.Option(help="Tokens per row, for text models.", min=1, rich_help_panel=MODEL)
-    ] = 128
+        int | None,
+        typer.Option(help="Tokens per row, for text models named by hf:.", min=1, rich_help_panel=MODEL),
+    ] = None
     inputs: Annotated[
         list[str] | None,
         typer.Option(

@@ -157,6 +157,9 @@ def test_models_of_vision_libraries_get_images_of_their_size(name, monkeypatch):
     told = json.loads(invoke("profile", name, "--meta", "--device", "H100", "--batch", "2", "--json").stdout)
     side = 32 if name.startswith("timm") else 224
     assert told["costs"]["_1"]["saved_bytes"] == 4 * 2 * 4 * (side - 2) ** 2
+    done = invoke("profile", name, "--meta", "--device", "H100", "--seq", "2")
+    assert done.exit_code == 2
+    assert "--seq 2 would change nothing" in done.stderr
 
 
 def test_a_library_built_for_another_torch_is_named(tmp_path, monkeypatch):
@@ -391,6 +394,8 @@ def test_counts_are_whole_numbers_or_auto(words):
         (("diff", "a.json", "b.json", "--threshold", "nan"), 2, "--threshold is"),
         (("simulate", "plan.json", "--stages", "3"), 2, "plan it anew"),
         (("explain", SAMPLE, "--model", SAMPLE), 2, "leave it out"),
+        (("plan", SAMPLE, "-n", "2", "--batch", "4", *ESTIMATED), 2, "--batch 4 would change nothing"),
+        (("plan", "hf:.", "-n", "2", "--input", "4x16:int64", "--seq", "4"), 2, "gives every size"),
     ],
 )
 def test_errors_are_short_say_the_remedy_and_have_their_code(words, code, says):
