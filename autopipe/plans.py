@@ -16,6 +16,7 @@ from typing import Any, Literal, TypedDict
 from .costs import Degrees
 from .hardware import Cluster
 from .plandiff import PlanDiff, changed
+from .presets import Offload, Optimizer, Precision
 from .schedule import NAMES
 from .schedule import build as build_schedule
 from .schema import (
@@ -329,9 +330,9 @@ class _Settings(TypedDict, total=False):
     opened: list[Name]
     opened_from: Line
     uncounted: Line
-    precision: Line
-    optimizer: Line
-    offload: Line
+    precision: Precision | Literal[""]
+    optimizer: Optimizer
+    offload: Offload
     tail: Line
 
 

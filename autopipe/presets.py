@@ -20,6 +20,7 @@ for SGD; one byte each and fp32 scales per 256 values for 8-bit Adam (Dettmers e
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal, get_args
 
 from .errors import InputError
 from .graph import OpGraph, ParameterSpec
@@ -30,15 +31,22 @@ __all__ = [
     "OPTIMIZERS",
     "PRECISIONS",
     "Held",
+    "Offload",
+    "Optimizer",
+    "Precision",
     "held",
     "optimizer_ratio_of",
     "own_bytes",
     "wants_autocast",
 ]
 
-PRECISIONS = ("fp32", "bf16-mixed", "bf16", "fp8")
-OPTIMIZERS = ("adam", "sgd", "sgd-momentum", "muon", "adam-8bit")
-OFFLOADS = ("never", "optimizer", "activations", "all")
+Precision = Literal["fp32", "bf16-mixed", "bf16", "fp8"]
+Optimizer = Literal["adam", "sgd", "sgd-momentum", "muon", "adam-8bit"]
+Offload = Literal["never", "optimizer", "activations", "all"]
+
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
+OFFLOADS: tuple[str, ...] = get_args(Offload)
 
 _PARTS = {"fp32": (4, 4, 0), "bf16-mixed": (2, 4, 4), "bf16": (2, 2, 0), "fp8": (1, 4, 4)}
 _EIGHT_BIT = 1 + 4 / 256

@@ -71,6 +71,10 @@ def plan() -> Plan:
         "optimizer_bytes_per_parameter_byte": 2.0,
         "optimizer_s_per_byte": 1e-9,
         "pin": {"head": 1},
+        "precision": "bf16-mixed",
+        "optimizer": "adam-8bit",
+        "offload": "activations",
+        "uncounted": "3.0% of calls, at least 0.2% of bytes, have no FLOP count: mylib::gated (2)",
         "versions": {"torch": "2.13"},
     }
     candidates = (Candidate("uniform", "1f1b", 4, 8, 1.0, 100),)

@@ -88,6 +88,9 @@ REFUSED = {
         ("cluster.devices[0].speed", 0),
         ("settings.dims", {"batch": "2"}),
         ("settings.optimizer_s_per_byte", "fast"),
+        ("settings.precision", "fp12"),
+        ("settings.optimizer", "adam8"),
+        ("settings.offload", "activation"),
         ("schedule", "fastest"),
     ],
     "cluster": [

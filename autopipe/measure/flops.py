@@ -11,6 +11,7 @@ counts it, 2 products forward and 5 backward, over the pairs that a causal mask 
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from ..arguments import called
+from ..arguments import brief, called
 from ..errors import InputError
 
 __all__ = ["Formula", "count_flops", "flops_of"]
@@ -39,7 +40,8 @@ def count_flops(op: Any, formula: Formula) -> None:
         that autopipe has.
     formula: ``formula(*args, out=value, **kwargs)`` → whole number, from the call's arguments and its value.
 
-    Raises :class:`InputError` where ``op`` is no operator.
+    Raises :class:`InputError` where ``op`` is no operator; so does whatever counts, once the formula fails or
+    says what is no count.
 
     >>> count_flops("mylib::gated", lambda x, weight, out: 4 * x.shape[0] * weight.numel())
     """
@@ -50,7 +52,7 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int | None:
     """FLOPs of one call; None where it may do matrix work and has no formula."""
     name = _name(func)
     if name in _given:
-        return int(_given[name](*args, **kwargs, out=out))
+        return _said(name, args, kwargs, out)
     if name in _FORMULAS:
         return int(_FORMULAS[name](_named(func, args, kwargs), out))
     packet = getattr(func, "_overloadpacket", func)
@@ -59,6 +61,27 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int | None:
     space, _, plain = name.partition("::")
     return 0 if space in ("aten", "prims") and (not _HEAVY.search(plain) or _LIGHT.search(plain)) else None
 
+
+def _said(name: str, args: Any, kwargs: Any, out: Any) -> int:
+    """What a formula that was given says. Raises :class:`InputError` where that is no count, or it fails."""
+    try:
+        found = _given[name](*args, **kwargs, out=out)
+    except Exception as error:
+        raise InputError(
+            f"the formula that count_flops was given for {name} failed with {type(error).__name__}: {error}; "
+            "it is called with the call's own arguments, and out= its value"
+        ) from error
+    is_number = isinstance(found, numbers.Real) and not isinstance(found, bool)
+    if not is_number or not 0 <= found <= _MOST or found != int(found):
+        raise InputError(
+            f"the formula that count_flops was given for {name} says {brief(found)}; it must return a whole "
+            "number of at least 0"
+        )
+    return int(found)
+
+
+_MOST = 1 << 62
+"""As many as files keep."""
 
 _HEAVY = re.compile(
     r"mm|matmul|conv|linear|attention|multi_head|encoder_layer|rnn|lstm|gru|cdist|^v?dot$|mv$|inverse|solve"

@@ -291,6 +291,8 @@ class Replay:
         """Within it an error of the piece is noted, the piece is taken out, and its value made up."""
         try:
             yield
+        except InputError:  # what a user gave to count with
+            raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
             names = {n.name for n in piece.nodes}

@@ -211,3 +211,38 @@ def test_what_has_no_formula_is_told_and_can_be_given_one(caplog):
 def test_a_formula_is_for_an_operator(op):
     with pytest.raises(InputError):
         count_flops(op, lambda out: 0)
+
+
+@pytest.mark.parametrize(
+    ("formula", "says"),
+    [
+        (lambda x, weight, out: -1, "says -1"),
+        (lambda x, weight, out: float("nan"), "says nan"),
+        (lambda x, weight, out: 10**30, "says 1000"),
+        (lambda x, weight, out: 2.5, "says 2.5"),
+        (lambda x, weight, out: True, "says True"),
+        (lambda x, weight, out: None, "says None"),
+        (lambda x, out: 1, "failed with TypeError"),
+    ],
+)
+def test_a_formula_that_says_no_count_is_told(formula, says):
+    x = torch.randn(8, 16)
+    captured = autopipe.capture(nn.Sequential(nn.Linear(16, 16), Mixing()), (x,))
+    count_flops(mix, formula)
+    try:
+        with pytest.raises(InputError, match=f"autopipe_tests::mix {says}"):
+            estimate(captured)
+        with pytest.raises(InputError, match=f"autopipe_tests::mix {says}"):
+            autopipe.profile(captured, progress=False)
+    finally:
+        flops._given.clear()
+
+
+def test_a_formula_may_say_it_in_floats():
+    captured = autopipe.capture(Mixing(), (torch.randn(8, 16),))
+    count_flops(mix, lambda x, weight, out: 2e3)
+    try:
+        found = estimate(captured)
+    finally:
+        flops._given.clear()
+    assert found.total(found.costs).flops == 2000
