@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -35,11 +36,13 @@ from .record.standing import Change, Kind, Standing, standing_of
 from .record.state import preserved
 from .sizes import dims
 from .sizes.explore import confirm
+from .sizes.few import are_free, few_pixels, few_rows, few_tokens
 from .sizes.harmless import uneven_sizes
 from .sizes.variation import Variation
 
 __all__ = ["Capture", "capture"]
 
+_logger = logging.getLogger("autopipe")
 _MOST_IN_A_ROW = 8
 """After how many calls in a row that each found another state of the model one more is refused."""
 
@@ -221,8 +224,10 @@ class Capture:
     def with_example(self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sequence[Dim]) -> Capture:
         """The same capture, said to be made on other arguments, which have ``sizes``."""
         inputs = dataclasses.replace(Inputs.of(self.model, args, kwargs)[0], is_apart=self.inputs.is_apart)
-        other = {d.where: d.example for d in sizes}
-        named = tuple(dataclasses.replace(d, example=other.get(d.where, d.example)) for d in self.ops.dims)
+        other = {place: d.example for d in sizes for place in d.where}
+        named = tuple(
+            dataclasses.replace(d, example=other.get(d.places[0], d.example)) for d in self.ops.dims
+        )
         ops = dataclasses.replace(self.ops, dims=named)
         return dataclasses.replace(self, example=(args, kwargs), inputs=inputs, ops=ops)
 
@@ -302,14 +307,14 @@ def _capture(
     kwargs = without_cache(model, kwargs)
     inputs, tensors = Inputs.of(model, args, kwargs)
     device = device_of(model, args, kwargs)
-    rows = dims.few_rows(inputs, device) if dynamic else {}
-    tokens = dims.few_tokens(inputs, device) if dynamic else {}
+    rows = few_rows(inputs, device) if dynamic else {}
+    few = (few_tokens(inputs, device) or few_pixels(inputs, device)) if dynamic else {}
     told = (model, args, kwargs, policy, dynamic)
     if at:
         with contextlib.suppress(CaptureError, ModelError, InputError):
             if (found := _captured_at(at, *told, tensors, known)) is not None:
                 return found
-    for cut in filter(None, (rows | tokens, rows) if tokens else (rows,)):
+    for cut in filter(None, (rows | few, rows) if few else (rows,)):
         confirm_at = dims.resize(tensors, rows) if len(cut) > len(rows) else None
         with contextlib.suppress(CaptureError, ModelError, InputError):
             found = _captured_at(cut, *told, confirm_at, known)
@@ -333,7 +338,7 @@ def _captured_at(
     inputs, tensors = Inputs.of(model, args, kwargs)
     given = inputs.rebuild(model, dims.resize(tensors, cut))
     found = _captured(model, *given, policy, dynamic, confirm_at, known)
-    if not {d.where for d in cut} <= {d.where for d in found.ops.dims if not d.packed}:
+    if not are_free({place for d in cut for place in d.where}, found.ops.dims):
         return None
     found = found.with_example(args, kwargs, tuple(cut))
     values = found.inputs.bind(model, *found.arguments(args, kwargs))
@@ -375,14 +380,18 @@ def _captured(
         return not policy.is_inside_leaf(path)
 
     with torch.inference_mode(False), switched_off(model), preserved(model, is_open) as snapshot:
-        session = Session(model, args, kwargs, policy, snapshot)
+        session = Session(model, args, kwargs, policy, snapshot, sizes_vary=bool(dynamic))
         args, kwargs = session.args, session.kwargs
         inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
         made = held_against_the_model(session, inputs, tensors, dynamic, known)
         inputs = dataclasses.replace(inputs, is_apart=session.runs.is_apart)
         if confirm_at is not None:
+            if session.refused is not None:
+                raise session.refused  # on all of the example it may train
             session.start(training=False)
             confirm(model, made.forms[False][0], made.variation, confirm_at, session.device)
+    if session.refused is not None:
+        _logger.warning("%s; its training form is taken to be its evaluation form", session.refused)
     graphs = made.graphs()
     shapes = made.shapes
     ops = opgraph.build(

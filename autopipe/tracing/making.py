@@ -31,7 +31,7 @@ from .sizes.lengths import read_from_inputs
 from .sizes.rows import mixing
 from .sizes.tail import find_tail
 from .sizes.trials import Explorer
-from .sizes.variation import Check, Variation
+from .sizes.variation import Check, Fixed, Variation
 from .sizes.witness import witnesses
 
 __all__ = ["Form", "Made"]
@@ -328,7 +328,8 @@ class Made:
     ) -> Variation:
         """For what sizes forms are right; where others are asked for, nothing is compared with the model."""
         if not self.dynamic:
-            return Variation()
+            places = ((n, a, size) for n, t in tensors.items() for a, size in enumerate(t.shape))
+            return Variation(fixed={(n, a): Fixed(size, "dynamic=False") for n, a, size in places})
         session = self.session
         inputs = inputs or self.inputs
 

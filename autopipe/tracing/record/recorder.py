@@ -95,11 +95,19 @@ class Recorder(TorchFunctionMode):
     # ---------------------------------------------------------------- running
 
     def run(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Mapping[str, Any]
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: Mapping[str, Any],
+        depends: Depends,
     ) -> Recording:
-        """Record one call of ``model``; ``given`` names the tensors among its arguments."""
+        """Record one call of ``model``; ``given`` names the tensors among its arguments.
+
+        ``depends`` is what of them can be other in another call.
+        """
         for name, tensor in given.items():
-            call = Call("placeholder", name, hint=name, depends=Depends.INPUT | Depends.SHAPE)
+            call = Call("placeholder", name, hint=name, depends=depends)
             call.value, call.storages = meta(tensor), functions.storages(tensor)
             self.ledger.bind(tensor, self.ledger.add(call))
         self.model = model

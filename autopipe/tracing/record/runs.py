@@ -17,7 +17,7 @@ from torch import nn
 
 from ...errors import AutopipeError, CaptureError, InputError, ModelError
 from ...torch_private import GLOBAL_HOOKS
-from ..calls.call import Recording, Setting
+from ..calls.call import Depends, Recording, Setting
 from ..calls.kinds import kind_of
 from ..calls.sharing import Twins
 from ..inputs.arguments import Inputs
@@ -78,13 +78,21 @@ class Runs:
 
     Calls are routed by ``route``, which patches put on; casts are followed in the files ``casting``; open
     code reads the attributes ``of_leaves``, by path and name; arguments must be told apart where it
-    ``is_apart``; ``answers`` are what the model gave for the example when it was last recorded in each mode.
+    ``is_apart``; ``of_inputs`` is what can be other in inputs at another call; ``answers`` are what the model
+    gave for the example when it was last recorded in each mode.
     """
 
     def __init__(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], snapshot: Snapshot
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        snapshot: Snapshot,
+        *,
+        sizes_vary: bool,
     ) -> None:
         self.model, self.args, self.kwargs, self.snapshot = model, args, kwargs, snapshot
+        self.of_inputs = Depends.INPUT | (Depends.SHAPE if sizes_vary else Depends.NOTHING)
         self.casting: set[str] = set()
         self.of_leaves: set[tuple[str, str]] = set()
         self.names = {id(t): n for n, t in reversed([*model.named_parameters(), *model.named_buffers()])}
@@ -188,7 +196,8 @@ class Runs:
                     self.model, recorder.at.is_in_leaf, recorder.reads.asks_a_leaf, self.names_of_open
                 ),
             ):
-                recording = recorder.run(self.model, args, kwargs, Inputs.of(self.model, args, kwargs)[1])
+                named = Inputs.of(self.model, args, kwargs)[1]
+                recording = recorder.run(self.model, args, kwargs, named, self.of_inputs)
             if not (is_probe or outcomes or shift) and setting == AS_GIVEN:
                 self.answers[training] = recorder.answer
             return recording

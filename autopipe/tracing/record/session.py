@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -43,11 +42,14 @@ __all__ = ["Session"]
 
 _MOST_TRIES = 100
 _MOST_FORMS = 8
-_logger = logging.getLogger("autopipe")
 
 
 class Session:
-    """The runs that one capture takes. The model is left to ``snapshot`` to put back."""
+    """The runs that one capture takes. The model is left to ``snapshot`` to put back.
+
+    Sizes of the inputs are followed where they may vary; else they are numbers like others. Where the model
+    ``refused`` to train on the example, its training form is its evaluation form.
+    """
 
     def __init__(
         self,
@@ -56,13 +58,16 @@ class Session:
         kwargs: dict[str, Any],
         policy: Policy,
         snapshot: Snapshot,
+        *,
+        sizes_vary: bool = True,
     ) -> None:
-        self.model, self.args, self.kwargs = model, args, kwargs
-        self.runs = Runs(model, args, kwargs, snapshot)
+        self.model, self.args, self.kwargs, self.sizes_vary = model, args, kwargs, sizes_vary
+        self.runs = Runs(model, args, kwargs, snapshot, sizes_vary=sizes_vary)
         self.device, self.start, self.kind = self.runs.device, self.runs.start, self.runs.kind
         self.first_policy = policy
         self.attempt = Attempt(policy)
         self.notes: list[str] = []
+        self.refused: Refused | None = None
         self.trusts_shifted, self.has_shifted = True, False
 
     def distrust_shifted(self) -> bool:
@@ -117,12 +122,13 @@ class Session:
     def on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         """Within it the example is another."""
         runs = self.runs
-        before = self.args, self.kwargs
+        before = self.args, self.kwargs, self.refused
         self.args, self.kwargs = runs.args, runs.kwargs = args, kwargs
         try:
             yield
         finally:
-            self.args, self.kwargs = runs.args, runs.kwargs = before
+            self.args, self.kwargs, self.refused = before
+            runs.args, runs.kwargs = before[:2]
 
     def again(
         self, functions: Iterable[Function | Method | Statement] = (), closed: Iterable[str] = ()
@@ -176,12 +182,11 @@ class Session:
         for _ in range(_MOST_TRIES):
             try:
                 evaluation = self.runs.record(self.attempt, training=False)
-                shift = Shift(self.attempt.settled, longest_of(evaluation))
-                shifted = self.runs.shifted(self.attempt, True, shift)
-                training = self.training_form(evaluation, shifted)
+                tried = self.tried(evaluation)
+                training = self.training_form(evaluation, None if tried is None else tried.found)
                 leaf = self.policy.to_open([c.target for c in training.calls if c.op == "call_module"])
                 if leaf is None or (leaf, False) in self.attempt.tried:
-                    if not (read := self.misread(training, evaluation, Tried(shift, shifted))):
+                    if tried is None or not (read := self.misread(training, evaluation, tried)):
                         return self.with_others(training, evaluation)
                     self.attempt.settled |= read
                     continue
@@ -215,6 +220,13 @@ class Session:
             self.policy = self.policy.with_opened([leaf])
         raise CaptureError(f"{type(self.model).__name__}: no set of leaves found in {_MOST_TRIES} recordings")
 
+    def tried(self, evaluation: Recording) -> Tried | None:
+        """The run in training with shifted numbers; None where none are made of sizes."""
+        if not self.sizes_vary:
+            return None
+        shift = Shift(self.attempt.settled, longest_of(evaluation))
+        return Tried(shift, self.runs.shifted(self.attempt, True, shift))
+
     def misread(self, training: Recording, evaluation: Recording, tried: Tried) -> set[Made]:
         """Where numbers are made of sizes which C reads out of sight; ``tried`` is a run in training."""
         distinct = [training] if is_same(prune(training), prune(evaluation)) else [training, evaluation]
@@ -243,7 +255,7 @@ class Session:
         try:
             return self.runs.record(self.attempt, training=True)
         except Refused as error:
-            _logger.warning("%s; its training form is taken to be its evaluation form", error)
+            self.refused = error
             return evaluation
 
     def with_others(self, training: Recording, evaluation: Recording) -> dict[bool, list[Recording]]:

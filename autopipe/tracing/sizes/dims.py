@@ -23,8 +23,6 @@ __all__ = [
     "Formulas",
     "candidates",
     "counts",
-    "few_rows",
-    "few_tokens",
     "fit",
     "is_grouped",
     "parts",
@@ -33,7 +31,7 @@ __all__ = [
 ]
 
 
-_SHORT, _FEW_TOKENS = 7, 16
+_SHORT = 7
 _MOST_TERMS, _MOST_CHOICES = 32, 2048
 
 
@@ -118,41 +116,6 @@ def trial_sizes(dim: Dim) -> list[int]:
         return [2 * n, n + 1]  # the fewer for the run with all dims changed, which is the longest
     odd = (n // 2 | 1, n + n // 2 | 1) if n > _SHORT else ()
     return list(dict.fromkeys(s for s in (*odd, n + n // 2, 2 * n, n // 2) if s not in (0, n)))
-
-
-def few_rows(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
-    """The batch and the few rows that are enough to record a model with; empty where its own size is as good.
-
-    A batch is cut only where every tensor has it, so that no index into rows comes to point outside; and only
-    on a CPU, where time grows with it and such an index would raise.
-    """
-    batches = [d for d in candidates(inputs) if d.where[0][1] == 0]
-    tensors = {n: inputs.shapes[i] for i, n in enumerate(inputs.names) if n is not None}
-    others = {size for shape in tensors.values() for size in shape[1:]}
-    few = next(n for n in itertools.count(2) if n not in others)
-    if not batches or batches[0].name != "batch" or few == batches[0].example:
-        return {}
-    batch = batches[0]
-    if batch.example == 1:
-        return {batch: 2}
-    is_everywhere = all((n, 0) in batch.where for n, shape in tensors.items() if shape)
-    return {batch: few} if batch.example > 2 * few and is_everywhere and device.type == "cpu" else {}
-
-
-def few_tokens(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
-    """The length and the few positions that are enough to record a model of tokens alone; else empty.
-
-    It is cut only where all tensors are ``[batch, length]`` and hold no floats, and only on a CPU.
-    """
-    shapes = set(inputs.shapes.values())
-    if len(shapes) != 1 or device.type != "cpu" or any(t.is_floating_point for t in inputs.dtypes.values()):
-        return {}
-    (shape,) = shapes
-    few = _FEW_TOKENS + (_FEW_TOKENS in shape)
-    if len(shape) != 2 or shape[1] <= 4 * few:
-        return {}
-    lengths = [d for d in candidates(inputs) if {axis for _, axis in d.where} == {1}]
-    return {lengths[0]: few} if len(lengths) == 1 else {}
 
 
 def resize(

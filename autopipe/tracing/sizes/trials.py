@@ -77,7 +77,7 @@ class Explorer:
         self.by_mode = len(forms) > 1
         self.drawn_out: set[Dim] = set()
         self.counted: set[Dim] = set()
-        self.last_answer: tuple[Any, tuple[list[Any], Spec]] | None = None
+        self.last_answer: tuple[Any, tuple[list[Any], Spec] | Exception] | None = None
 
     def prepare(self, form: Recording, training: bool | None = None) -> None:
         """Put the model and the generators in the same state every time, and the model in the form's mode."""
@@ -118,7 +118,9 @@ class Explorer:
         failed = self._failed(seen)
         pins = [said for g, said in failed if g.function is pinned]
         if pins or (failed and self._does_harm(trial)):
-            self.functions.update((g.inside, None) for g, _ in failed if g.inside is not None)
+            inside = {g.inside: None for g, _ in failed if g.inside is not None}
+            if inside and self.is_taken(sizes):  # else the model is not free there whoever asks
+                self.functions.update(inside)
             raise _Changed((pins or [failed[0][1]])[0])
         if failed and not self.is_meta and self._is_compared(sizes):  # on meta no data tell
             self.harmless.update(id(g) for g, _ in failed)
@@ -245,14 +247,20 @@ class Explorer:
     ) -> tuple[list[Any], Spec]:
         """The output of the model itself, in a mode as in :meth:`differs`; raises what it raises.
 
-        Asked once more for the same, it is what the last run gave.
+        Asked once more for the same, it is what the last run gave or raised.
         """
         form = self.forms[-1] if form is None else form
         way = frozenset(self.drawn_out), frozenset(self.counted)
         key = frozenset(sizes.items()), self.mode(form, training), way, self.is_meta and (id(form), is_shared)
         if self.last_answer is None or self.last_answer[0] != key:
-            self.last_answer = key, self._answer(sizes, form, training, is_shared)
-        return self.last_answer[1]
+            try:
+                self.last_answer = key, self._answer(sizes, form, training, is_shared)
+            except Exception as error:  # whatever it is, it is raised below
+                self.last_answer = key, error
+        answer = self.last_answer[1]
+        if isinstance(answer, Exception):
+            raise answer.with_traceback(None)
+        return answer
 
     def _answer(
         self, sizes: Mapping[Dim, int], form: Recording, training: bool | None = None, is_shared: bool = True

@@ -1,0 +1,75 @@
+"""Fewer rows, positions and pixels of an example, which are enough to record a model with, and faster.
+
+Whether the capture fits the example itself is left to ``capture``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Set
+
+import torch
+
+from ...graph import Dim
+from ..inputs.arguments import Inputs
+from .dims import candidates
+
+__all__ = ["are_free", "few_pixels", "few_rows", "few_tokens"]
+
+_FEW_TOKENS, _FEW_PIXELS = 16, 64
+
+
+def few_rows(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
+    """The batch and the few rows that are enough to record a model with; empty where its own size is as good.
+
+    A batch is cut only where every tensor has it, so that no index into rows comes to point outside; and only
+    on a CPU, where time grows with it and such an index would raise.
+    """
+    batches = [d for d in candidates(inputs) if d.where[0][1] == 0]
+    tensors = {n: inputs.shapes[i] for i, n in enumerate(inputs.names) if n is not None}
+    others = {size for shape in tensors.values() for size in shape[1:]}
+    few = next(n for n in itertools.count(2) if n not in others)
+    if not batches or batches[0].name != "batch" or few == batches[0].example:
+        return {}
+    batch = batches[0]
+    if batch.example == 1:
+        return {batch: 2}
+    is_everywhere = all((n, 0) in batch.where for n, shape in tensors.items() if shape)
+    return {batch: few} if batch.example > 2 * few and is_everywhere and device.type == "cpu" else {}
+
+
+def few_tokens(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
+    """The length and the few positions that are enough to record a model of tokens alone; else empty.
+
+    It is cut only where all tensors are ``[batch, length]`` and hold no floats, and only on a CPU.
+    """
+    shapes = set(inputs.shapes.values())
+    if len(shapes) != 1 or device.type != "cpu" or any(t.is_floating_point for t in inputs.dtypes.values()):
+        return {}
+    (shape,) = shapes
+    few = _FEW_TOKENS + (_FEW_TOKENS in shape)
+    if len(shape) != 2 or shape[1] <= 4 * few:
+        return {}
+    lengths = [d for d in candidates(inputs) if {axis for _, axis in d.where} == {1}]
+    return {lengths[0]: few} if len(lengths) == 1 else {}
+
+
+def few_pixels(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
+    """The sides of square images and the few pixels that are enough to record a model of them; else empty.
+
+    They are cut only where all tensors are images ``[batch, channels, side, side]``, and only on a CPU.
+    """
+    shapes = set(inputs.shapes.values())
+    are_floats = all(t.is_floating_point for t in inputs.dtypes.values())
+    if len(shapes) != 1 or device.type != "cpu" or not are_floats:
+        return {}
+    (shape,) = shapes
+    if len(shape) != 4 or shape[2] != shape[3] or shape[2] < 2 * _FEW_PIXELS or _FEW_PIXELS in shape:
+        return {}
+    return {d: _FEW_PIXELS for d in candidates(inputs) if {axis for _, axis in d.where} <= {2, 3}}
+
+
+def are_free(cut: Set[tuple[str, int]], dims: Iterable[Dim]) -> bool:
+    """Whether the (input, axis) places that were ``cut`` may all vary, and no others with them."""
+    together = [{*d.where} for d in dims if not d.packed and not cut.isdisjoint(d.where)]
+    return set().union(*together) == cut
