@@ -1,12 +1,17 @@
 """Every benchmark can be started as its README says: from the root, with nothing on the path but that."""
 
+import dataclasses
 import importlib
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from plans import make_plan
 
+import autopipe
+from autopipe.simulator import plan_schedule
+from benchmarks.costs.causes import CAUSES, Ran, causes
 from benchmarks.kept.rank import PLACES
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -32,3 +37,27 @@ def test_a_fault_has_its_place(moment):
     module, _, cls = where.partition(":")
     holder = importlib.import_module(module)
     assert callable(getattr(getattr(holder, cls) if cls else holder, name))
+
+
+def test_what_ranks_wait_for_one_another_by_chance_is_told_from_messages():
+    """Two stages whose microbatches take as long as foreseen in the median, one in each step twice."""
+    plan = make_plan(n_stages=2, n_microbatches=4, ties=(), settings={"jitter_s": 0.05})
+    plan = dataclasses.replace(plan, step_s=autopipe.simulate(plan).step_s)
+    rows = plan_schedule(plan).actions
+
+    def ran(rank: int, step: int) -> Ran:
+        now, marks = 0.0, []
+        for x, action in enumerate(rows[rank]):
+            end = now + (1.0 if action.kind == "F" else 2.0) * (2.0 if x == (step + rank) % 8 else 1.0)
+            marks.append((action, False, now, end))
+            now = end
+        return Ran(0.0, tuple(marks), now, now)
+
+    measured_s = 21.0
+    found = causes(plan, [[ran(rank, step) for step in range(8)] for rank in range(2)], measured_s)
+    assert list(found) == list(CAUSES)
+    assert sum(c["measured_s"] for c in found.values()) == pytest.approx(measured_s)
+    assert sum(c["predicted_s"] for c in found.values()) == pytest.approx(plan.step_s)
+    assert found["compute"]["measured_s"] == pytest.approx(found["compute"]["predicted_s"]) == 15.0
+    assert 1.0 <= found["chance"]["measured_s"] <= 4.0
+    assert found["chance"]["predicted_s"] > 0.0

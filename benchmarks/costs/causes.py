@@ -18,10 +18,10 @@ from autopipe.simulator import plan_schedule, stage_times
 
 __all__ = ["CAUSES", "Ran", "causes", "ends_s"]
 
-CAUSES = ("compute", "unevenness", "handling", "start and end", "optimizer", "messages")
-"""Stages at their medians; microbatches that take longer than others; what runs between actions; what comes
-before the first and after the last, the sum of tied gradients with it; the optimizer's step; and waiting for
-messages, and for peers whose microbatches take longer in one step or another, which is the rest."""
+CAUSES = ("compute", "unevenness", "handling", "start and end", "optimizer", "chance", "messages")
+"""Stages at their medians; microbatches that take longer than others in every step; what runs between
+actions; what comes before the first and after the last, the sum of tied gradients with it; the optimizer's
+step; waiting for peers whose microbatches take longer in one step or another; and for messages, the rest."""
 
 Seconds = Mapping[Action, float]
 
@@ -79,7 +79,7 @@ def causes(plan: autopipe.Plan, steps: Sequence[Sequence[Ran]], measured_s: floa
     """By cause, its predicted and measured part of the step in seconds; ``steps`` has every rank's."""
     schedule = plan_schedule(plan)
     predicted = _Parts.planned(plan)
-    found = _Parts.measured(steps)
+    found = _Parts.measured(schedule, steps)
     out: dict[str, Any] = {}
     for name, parts, total in (("predicted", predicted, plan.step_s), ("measured", found, measured_s)):
         before = 0.0
@@ -92,7 +92,7 @@ def causes(plan: autopipe.Plan, steps: Sequence[Sequence[Ran]], measured_s: floa
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a step is made of: per action, and per rank."""
+    """What a step is made of: per action, per rank, and what ranks wait for one another by chance."""
 
     even: Seconds
     actions: Seconds
@@ -100,6 +100,7 @@ class _Parts:
     before: Sequence[float]
     after: Sequence[float]
     optimizer: Sequence[float]
+    chance: float
 
     @classmethod
     def planned(cls, plan: autopipe.Plan) -> _Parts:
@@ -121,10 +122,10 @@ class _Parts:
         # an action is simulated with the sending of what came before it
         alone = {a: ran[a] - handling[plan.placement[a.stage]] for a in ran}
         start = [min(row[0] for row in timeline.starts_s)] * plan.n_ranks
-        return cls(even, alone, handling, start, tail("ties"), tail("optimizer"))
+        return cls(even, alone, handling, start, tail("ties"), tail("optimizer"), tail("uneven")[0])
 
     @classmethod
-    def measured(cls, steps: Sequence[Sequence[Ran]]) -> _Parts:
+    def measured(cls, schedule: Any, steps: Sequence[Sequence[Ran]]) -> _Parts:
         actions = {
             a: statistics.median(step.actions[a] for step in rank) for rank in steps for a in rank[0].actions
         }
@@ -136,7 +137,7 @@ class _Parts:
         def each(get: Any) -> list[float]:
             return [statistics.median(map(get, rank)) for rank in steps]
 
-        return cls(
+        made = cls(
             even,
             actions,
             each(lambda r: r.handling),
@@ -144,7 +145,13 @@ class _Parts:
             # who sends the loss does not wait for it
             [min(each(lambda r: r.after))] * len(steps),
             each(lambda r: r.stepped_s - r.end_s),
+            0.0,
         )
+        upto = CAUSES.index("optimizer")
+        typical_s = made.length(schedule, upto)
+        found = ({a: s for ran in step for a, s in ran.actions.items()} for step in zip(*steps, strict=True))
+        lengths = [dataclasses.replace(made, actions=each_s).length(schedule, upto) for each_s in found]
+        return dataclasses.replace(made, chance=statistics.median(lengths) - typical_s)
 
     def length(self, schedule: Any, upto: int) -> float:
         """Seconds of the step with the causes up to one of them, and messages for free."""
@@ -158,7 +165,7 @@ class _Parts:
             (self.after[r] if upto > 2 else 0.0) + (self.optimizer[r] if upto > 3 else 0.0)
             for r in range(len(ends))
         ]
-        return max(t + tail for t, tail in zip(ends, tails, strict=True))
+        return max(t + tail for t, tail in zip(ends, tails, strict=True)) + (self.chance if upto > 4 else 0.0)
 
 
 def ends_s(

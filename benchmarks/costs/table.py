@@ -82,12 +82,10 @@ def _elsewhere(name: str, row: dict[str, Any]) -> str:
 
 
 def _causes(name: str, row: dict[str, Any]) -> str:
-    """Of the measured step; in brackets how much of it the cause is, as measured."""
+    """Of the measured step; in brackets how much of it the cause is, as measured; a dash: not told."""
     measured_s = row["step"]["measured_s"]
-    parts = (
-        f"{row['causes'][c]['share']:+.1%} ({row['causes'][c]['measured_s'] / measured_s:.1%})"
-        for c in CAUSES
-    )
+    found = [row["causes"].get(cause) for cause in CAUSES]
+    parts = (f"{c['share']:+.1%} ({c['measured_s'] / measured_s:.1%})" if c else "–" for c in found)
     return f"| {name} | {' | '.join(parts)} |"
 
 
