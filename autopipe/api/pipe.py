@@ -22,8 +22,7 @@ from ..exports import gather, relays, to_megatron_layout, to_torch_stages
 from ..neighbours.generation import generate
 from ..plans import Plan
 from ..runtime import Runtime, mixing
-from ..stages import Parity, Stage, build, verify
-from ..stages.verify import run_stages
+from ..stages import Parity, Stage, build, renewed, run_values, verify
 from ..tracing import Capture
 from .agree import in_group, join_group
 from .checks import check_names
@@ -156,7 +155,14 @@ class Pipe(nn.Module, metaclass=_Short):
                 "and knows nothing of stages; train with autopipe.neighbours.trainer.PipelineTrainer(pipe, "
                 "...), which takes the Trainer's own arguments, in one process or many"
             )
-        return self.graph.assemble(run_stages(self.graph, self.stages, args, kwargs))
+        values, form = self._meet(args, kwargs)
+        return self.graph.assemble(run_values(self.stages, values, form))
+
+    def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """A call's inputs by name and the form that they ask for, which the stages have then."""
+        met = self.graph.meet(args, kwargs)
+        object.__setattr__(self, "stages", renewed(self.graph, self.stages))
+        return met
 
     def _signed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method with the signature of the model's forward: trainers choose a batch's columns by it."""
@@ -205,6 +211,7 @@ class Pipe(nn.Module, metaclass=_Short):
         """
         if not args and not kwargs:
             args, kwargs = self.graph.example
+        self._meet(*self.graph.arguments(args, kwargs))
         parity = verify(self.graph, self.stages, args, kwargs, rtol=rtol, seed=seed)
         mixed = mixing(self.graph, self.stages, args, kwargs, self.plan.n_microbatches)
         if mixed:

@@ -4,8 +4,18 @@ Recording the graph is left to ``tracing``, deciding the cut to ``solve``, runni
 ``runtime``.
 """
 
-from .build import build
+from .build import build, renewed
 from .stage import Section, Stage
 from .verify import Parity, find_loss, relative_error, run_values, verify
 
-__all__ = ["Parity", "Section", "Stage", "build", "find_loss", "relative_error", "run_values", "verify"]
+__all__ = [
+    "Parity",
+    "Section",
+    "Stage",
+    "build",
+    "find_loss",
+    "relative_error",
+    "renewed",
+    "run_values",
+    "verify",
+]

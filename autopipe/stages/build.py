@@ -15,7 +15,7 @@ from torch import fx
 from ..errors import InputError, PlanError
 from ..plans import Plan, StagePlan
 from ..tracing.calls import regions
-from ..tracing.graphs.scope import attach
+from ..tracing.graphs.scope import OWN, attach
 from . import rng
 from .again import Block
 from .parts import RECOMPUTED, Part, runs
@@ -24,7 +24,7 @@ from .stage import Section, Stage, StageForm
 if TYPE_CHECKING:
     from ..tracing import Capture
 
-__all__ = ["build"]
+__all__ = ["build", "renewed"]
 
 
 def build(capture: Capture, plan: Plan) -> tuple[Stage, ...]:
@@ -47,6 +47,15 @@ def build(capture: Capture, plan: Plan) -> tuple[Stage, ...]:
     return stages
 
 
+def renewed(capture: Capture, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """The stages; where ``capture`` has got further forms since they were built, others that have those too.
+
+    A form that the plan has no place for raises :class:`InputError` when it is run.
+    """
+    is_new = any(len(forms) > stages[0].n_forms(flag) for flag, forms in capture.forms.items())
+    return build(capture, stages[0]._plan) if is_new else stages
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Wires:
     inputs: tuple[str, ...]
@@ -66,6 +75,9 @@ class _Flow:
             self.order.setdefault(name, len(self.order))
         is_last = all(self.last in self.home[name] for name in capture.ops.last)
         self.tail = frozenset(capture.ops.tail if is_last else ())
+        sized = {id(f.graph) for forms in capture.forms.values() for f in forms if f.for_sizes}
+        planned = [g for g in distinct_graphs(capture) if id(g) not in sized]
+        self.held = {(name, s) for g in planned for n in g.nodes for name, s in self._state(capture, n)}
         self.unfit = [g for g in distinct_graphs(capture) if not self._is_fit(capture, plan, g)]
         self.graphs = [g for g in distinct_graphs(capture) if g not in self.unfit]
         takes: list[dict[str, None]] = [{} for _ in plan.stages]
@@ -89,6 +101,8 @@ class _Flow:
         """Whether a form that is for other sizes can run under the plan; the others must."""
         if not any(f.for_sizes and f.graph is graph for forms in capture.forms.values() for f in forms):
             return True
+        if any(used not in self.held for node in graph.nodes for used in self._state(capture, node)):
+            return False
         pairs = [(v.name, node.name) for node in graph.nodes for v in node.all_input_nodes]
         if any(self.home[a][0] > min(self.home[b]) for a, b in pairs if a in self.home and b in self.home):
             return False
@@ -98,6 +112,14 @@ class _Flow:
                 list(runs(nodes, self.blocks(stage, nodes), capture.ops.order_edges))
             return True
         return False
+
+    def _state(self, capture: Capture, node: fx.Node) -> Iterator[tuple[str, int]]:
+        """What of the model a node uses, weights among it, and the stages where it does."""
+        names = [str(node.target)] if node.op == "call_module" else []
+        read = (str(v.target) for v in node.all_input_nodes if v.op == "get_attr")
+        names += [n for n in read if n not in capture.constants and n.split(".")[-1] not in OWN]
+        for stage in self.home.get(node.name, ()):
+            yield from ((name, stage) for name in names)
 
     def blocks(self, stage: StagePlan, nodes: Sequence[fx.Node]) -> list[set[str]]:
         """What runs again together; what no plan knows of joins the last that it takes."""
@@ -215,7 +237,7 @@ def _stage(capture: Capture, plan: Plan, flow: _Flow, index: int) -> Stage:
         return out
 
     sections = [(section, forms(section)) for section in flow.sections(plan.stages[index])]
-    stage = Stage(capture.model, sections, device=capture.device)
+    stage = Stage(capture.model, plan, sections, device=capture.device)
     attach(stage, capture.model, targets - {RECOMPUTED}, capture.constants)
     return stage
 

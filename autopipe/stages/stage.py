@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..errors import InputError
+from ..plans import Plan
 from ..torch_private import CALL_HOOK
 from ..tracing.graphs.scope import Scope
 from ..tracing.record.leaves import is_compiled
@@ -111,12 +112,14 @@ class Stage(Scope):
     def __init__(
         self,
         model: nn.Module,
+        plan: Plan,
         sections: Sequence[tuple[Section, Forms]],
         *,
         device: torch.device,
     ) -> None:
         """``sections`` begin with all of the stage."""
         super().__init__(model)
+        self._plan = plan
         whole = sections[0][0]
         self.index, self.rank, self.is_last = whole.index, whole.rank, whole.is_last
         self.inputs, self.outputs = whole.inputs, whole.outputs
@@ -125,6 +128,10 @@ class Stage(Scope):
             (section.name, flag): tuple(found) for section, forms in sections for flag, found in forms.items()
         }
         self.register_buffer("_anchor", torch.empty(0, device=device), persistent=False)
+
+    def n_forms(self, training: bool) -> int:
+        """How many forms it has in a mode."""
+        return len(self._forms["", training])
 
     @functools.cached_property
     def paths(self) -> dict[int, str]:
@@ -148,7 +155,12 @@ class Stage(Scope):
         ``form`` is the number of the form that the model's inputs ask for (:meth:`Capture.form_of`);
         ``section`` what is run, which takes and gives what its :class:`Section` says.
         """
-        return self._forms[section, self.training][form].forward(self, *values)
+        forms = self._forms[section, self.training]
+        if form >= len(forms):
+            raise InputError(
+                f"inputs of this kind were met after {self._get_name()} was made; make it anew from the pipe"
+            )
+        return forms[form].forward(self, *values)
 
     def _recomputed(self, section: str, training: bool, form: int, block: int, *values: Any) -> Any:
         """What a block of a form makes of what it takes."""

@@ -17,6 +17,7 @@ from .. import accelerator
 from ..errors import InputError, VerificationError
 from ..tracing.inputs.caches import switched_off
 from ..tracing.inputs.structure import flatten, unflatten
+from .build import renewed
 from .gradients import making
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ def find_loss(output: Any) -> Tensor | None:
 
 
 def run_stages(capture: Capture, stages: Sequence[Stage], args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """All stages in turn in this process; the model's flat output leaves."""
-    return run_values(stages, *capture.bound(args, kwargs))
+    """All stages in turn in this process, on inputs of any kind; the model's flat output leaves."""
+    values, form = capture.meet(args, kwargs)
+    return run_values(renewed(capture, tuple(stages)), values, form)
 
 
 def run_values(stages: Sequence[Stage], inputs: Mapping[str, Any], form: int = 0) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import CaptureError, InputError, ModelError
+from ..errors import AutopipeError, CaptureError, InputError, ModelError
 from ..graph import Dim, OpGraph
 from .calls.call import Call
 from .calls.perform import run_call
@@ -27,6 +27,7 @@ from .inputs.arguments import Inputs
 from .inputs.caches import switched_off, without_cache
 from .inputs.examples import infer
 from .inputs.structure import Spec, unflatten
+from .later import Later
 from .making import Form
 from .record.given import all_on, device_of, fresh
 from .record.keeping import tell_left
@@ -67,6 +68,7 @@ class Capture:
     notes: what a user should know of how the model was recorded.
     left: attributes in which the model's own code leaves what it computes with gradients; stages do not.
     at: sizes that it was recorded at, where they are not the example's for a reason.
+    later: what records forms for inputs of later calls that none is for; None in a copy.
     standing: the state that the model's own code may have read; a change that matters is refused.
     """
 
@@ -87,6 +89,11 @@ class Capture:
     notes: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     at: Mapping[Dim, int] = dataclasses.field(default_factory=dict)
+    later: Later | None = dataclasses.field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy has forms, and no recordings to add to
+        return {**self.__dict__, "later": None}
 
     @functools.cached_property
     def modules(self) -> dict[bool, fx.GraphModule]:
@@ -120,16 +127,46 @@ class Capture:
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """What :meth:`bind` gives, and the number of the form that it asks for in the model's mode."""
+        values = self._bound(args, kwargs)
+        return values, self.form_of(values)
+
+    def meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """:meth:`bound`; where no form is for the inputs, with one that is recorded on them now."""
+        values = self._bound(args, kwargs)
+        return values, self.form_met(values)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if self.device.type != "meta" and (changed := self.standing.changed()):
             self._hold_changed(changed)
-        values = self.inputs.bind(self.model, *self.arguments(args, kwargs))
-        return values, self.form_of(values)
+        return self.inputs.bind(self.model, *self.arguments(args, kwargs))
 
     @property
     def has_questions(self) -> bool:
         """Whether values or sizes of the inputs tell which form runs, in any mode."""
         is_asked = any(isinstance(q, Question) for q in self.questions.values())
         return is_asked or any(form.for_sizes for forms in self.forms.values() for form in forms)
+
+    def form_met(self, values: Mapping[str, Any]) -> int:
+        """:meth:`form_of` in the model's mode; where no form is for these inputs, that of one recorded now.
+
+        Raises :class:`InputError`, with what the model decides otherwise and where, if none can be recorded.
+        """
+        try:
+            return self.form_of(values)
+        except InputError as refusal:
+            if self.later is None:
+                raise
+            try:
+                found = self.later.record(self.inputs, values)
+            except AutopipeError as error:
+                raise InputError(f"{refusal}. It was tried to record it now: {error}") from error
+        for flag, form in found.items():
+            self.forms[flag] = (*self.forms[flag], form)
+        made = self.later.made
+        self.constants.update(made.constants)
+        self.standing.asks_too(made.dtypes, made.flags)
+        vars(self).pop("_others", None)
+        return self.form_of(values)
 
     def form_of(self, values: Mapping[str, Any], training: bool | None = None) -> int:
         """The number of the form that bound inputs ask for, in the model's mode or the given one.
@@ -142,12 +179,17 @@ class Capture:
             number = self._answered(self.questions[training], forms[0], values)
             forms[number].variation.check(self.inputs, values)
             return number
-        except InputError:
-            for other, form in enumerate(forms):
-                if form.for_sizes and form.variation.is_for(self.inputs, values):
+        except InputError as error:
+            refusal = error
+        for other, form in enumerate(forms):
+            if form.for_sizes and form.variation.is_for(self.inputs, values):
+                try:
                     self._answered(form.question, form, values)
+                except InputError as error:
+                    refusal = error
+                else:
                     return other
-            raise
+        raise refusal
 
     def _answered(self, question: Question | int, form: Form, values: Mapping[str, Any]) -> int:
         """What the answers of inputs to a question lead to; ``form`` is for their sizes."""
@@ -233,7 +275,7 @@ class Capture:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the captured graph as the model would run."""
-        values, number = self.bound(args, kwargs)
+        values, number = self.meet(args, kwargs)
         training = self.model.training
         module = self._others[training, number] if number else self.modules[training]
         module.training = training
@@ -420,4 +462,5 @@ def _captured(
         questions=made.questions,
         notes=tuple(session.notes),
         left=made.forms[True][0].left,
+        later=Later(session, made),
     )

@@ -157,19 +157,16 @@ class Made:
     def graphs(self) -> dict[bool, tuple[Form, ...]]:
         """Every form as a graph; one object where one serves both modes."""
         sized = {id(form) for forms in self.for_sizes.values() for form in forms}
-        made = {
-            id(form): Form(
-                emit.graph(form),
-                self.variations[id(form)],
-                id(form) in sized,
-                questions([form], [0]) if id(form) in sized else 0,
-            )
-            for form in self._all
-        }
+        made = {id(form): self.graph(form, for_sizes=id(form) in sized) for form in self._all}
         return {
             flag: tuple(made[id(form)] for form in (*forms, *self.for_sizes[flag]))
             for flag, forms in self.forms.items()
         }
+
+    def graph(self, form: Recording, *, for_sizes: bool = True) -> Form:
+        """One form as a graph."""
+        question = questions([form], [0]) if for_sizes else 0
+        return Form(emit.graph(form), self.variations[id(form)], for_sizes, question)
 
     def _first(self, train: Recording, evaluation: Recording, known: Variation | None) -> None:
         """The form of the example in both modes, one object where one serves both."""
@@ -236,7 +233,8 @@ class Made:
         dims = tuple(
             dataclasses.replace(d, example=shapes[d.where[0][0]][d.where[0][1]]) for d in self.variation.dims
         )
-        known = dataclasses.replace(self.variation, dims=dims)
+        fixed = {(n, a): Fixed(shapes[n][a], held.reason) for (n, a), held in self.variation.fixed.items()}
+        known = dataclasses.replace(self.variation, dims=dims, fixed=fixed)
         branches = form.branches
         form.branches = tuple(with_sizes(b, functools.partial(_like_an_input, tensors)) for b in branches)
         asked = functools.partial(self.is_answered, form) if branches else None

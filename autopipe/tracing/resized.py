@@ -12,7 +12,7 @@ import torch
 
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
-from .calls.call import Recording
+from .calls.call import Call, Recording
 from .calls.likeness import prune
 from .inputs.arguments import Inputs
 from .making import Made
@@ -21,7 +21,7 @@ from .referee.referee import Referee
 from .sizes import dims as sizing
 from .sizes.variation import Variation
 
-__all__ = ["record_at_sizes"]
+__all__ = ["forms_on", "record_at_sizes", "takes_more"]
 
 _MOST_SIZES = 3
 """At how many sizes a model may be recorded beside those of the example."""
@@ -33,14 +33,17 @@ def record_at_sizes(session: Session, made: Made) -> None:
     Each form is held against the model, and is for inputs whose values answer what it asks of them as the
     example's do. What cannot be recorded, or is not the model, is left out: a call of such sizes is refused.
     """
-    if not made.dynamic or made.tail or (made.asks and session.device.type == "meta"):
+    if not takes_more(made, session.device):
         return
     known = [made.variation]
     for _, sizes in zip(range(_MOST_SIZES), _other_ways(made, known), strict=False):
         before = session.attempt
         try:
             with contextlib.suppress(CaptureError, ModelError, InputError):
-                known.append(_added(session, made, sizes))
+                forms = forms_on(session, made, sizing.resize(made.tensors, sizes))
+                for flag, form in forms.items():
+                    made.add(flag, form)
+                known.append(made.variations[id(forms[False])])
         finally:
             session.attempt = before
 
@@ -72,9 +75,11 @@ def _near(dim: Dim) -> list[int]:
     return list(dict.fromkeys(s for s in others if s > 0 and s != n))
 
 
-def _added(session: Session, made: Made, sizes: Mapping[Dim, int]) -> Variation:
-    """What forms recorded at these sizes are right for, once they are added; raises where they cannot be."""
-    tensors = sizing.resize(made.tensors, sizes)
+def forms_on(session: Session, made: Made, tensors: Mapping[str, torch.Tensor]) -> dict[bool, Recording]:
+    """A form for these inputs in each mode, once it is held against the model; those made have named calls.
+
+    Raises :class:`CaptureError` where there is none, or one that a plan for the others has no place for.
+    """
     given = made.inputs.rebuild(session.model, tensors)
     inputs, tensors = Inputs.of(session.model, *given)
     policy, kept = session.policy, {*session.attempt.functions}
@@ -92,9 +97,7 @@ def _added(session: Session, made: Made, sizes: Mapping[Dim, int]) -> Variation:
         fault = _fault(session, made, forms, inputs, tensors, variation)
     if fault is not None:
         raise CaptureError(fault)
-    for flag, form in forms.items():
-        made.add(flag, form)
-    return variation
+    return forms
 
 
 def _forms(made: Made, recorded: Mapping[bool, list[Recording]]) -> dict[bool, Recording]:
@@ -111,17 +114,33 @@ def _forms(made: Made, recorded: Mapping[bool, list[Recording]]) -> dict[bool, R
 def _check_alike(made: Made, forms: Iterable[Recording]) -> None:
     """Raise :class:`CaptureError` where a form calls more than a plan for the others can place.
 
-    That is what holds weights, draws, or writes where the others do not; all else goes where its values are.
+    That is what holds weights that the others do not use, draws, or writes where the others do not; all else
+    goes where its values are.
     """
     known = {c.name: c for c in made.calls}
+    state = {(c.op, c.target) for c in made.calls if c.op in ("call_module", "get_attr")}
     for call in (c for form in forms for c in form.calls if c.op not in ("placeholder", "output")):
         other = known.get(call.name)
-        if other is None:
-            is_placed = (call.is_pure or call.is_check) and not (call.op == "get_attr" and call.depends)
-        else:
+        if other is not None:
             is_placed = (bool(call.writes), call.mutated) == (bool(other.writes), other.mutated)
+        elif call.op == "call_module":
+            is_placed = (call.op, call.target) in state and _only_gives(call)
+        elif call.op == "get_attr" and call.depends:
+            is_placed = (call.op, call.target) in state
+        else:
+            is_placed = call.is_pure or call.is_check
         if not is_placed:
             raise CaptureError(f"{call.name} is called at these sizes alone")
+
+
+def _only_gives(call: Call) -> bool:
+    """Whether all that the call of a module does is to give a value."""
+    return not (call.is_random or call.has_effect or call.writes or call.mutated or call.keeps)
+
+
+def takes_more(made: Made, device: torch.device) -> bool:
+    """Whether there may be forms for other inputs at all."""
+    return bool(made.dynamic) and not made.tail and not (made.asks and device.type == "meta")
 
 
 def _fault(

@@ -157,7 +157,7 @@ def test_a_number_that_torch_alone_takes_may_be_any() -> None:
         torch.testing.assert_close(captured(x, lengths), model(x, lengths))
 
 
-def test_a_number_met_for_the_first_time_is_refused_with_value_and_line() -> None:
+def test_a_number_met_for_the_first_time_is_recorded_then_but_not_by_what_only_binds() -> None:
     model = Summed()
     captured = capture(model, (torch.randn(2, 6, WIDTH), torch.tensor([3, 5])))
     x = torch.randn(4, 6, WIDTH)
@@ -165,7 +165,8 @@ def test_a_number_met_for_the_first_time_is_refused_with_value_and_line() -> Non
     torch.testing.assert_close(captured(x, lengths), model(x, lengths))
     told = r"questions\.py:\d+: the model reads .* comes out 4 here and was 5"
     with pytest.raises(autopipe.InputError, match=told):
-        captured(x, lengths.clamp(max=4))
+        captured.bind((x, lengths.clamp(max=4)))
+    torch.testing.assert_close(captured(x, lengths.clamp(max=4)), model(x, lengths.clamp(max=4)))
 
 
 def test_a_branch_on_what_layers_made_is_refused_with_its_line() -> None:

@@ -196,7 +196,7 @@ def matched(self: Any, x: Tensor) -> Tensor:
             return self.run(x)
 
 
-@trap("refused")
+@trap()
 def loop_over_a_count(self: Any, x: Tensor) -> Tensor:
     n = (x.detach().abs().amax((0, 1)) > 2.2).sum()
     for _ in range(torch.arange(n).size(0)):
@@ -211,7 +211,7 @@ def one_hot_then_branch(self: Any, ids: Tensor) -> Tensor:
     return self.run(x * 2 if hot.size(-1) == WIDTH else x)
 
 
-@trap("refused", inputs=tokens)
+@trap(inputs=tokens)
 def repeated_then_loop(self: Any, ids: Tensor) -> Tensor:
     x = torch.repeat_interleave(ids.flatten()).float()
     out = torch.zeros(WIDTH)
@@ -220,7 +220,7 @@ def repeated_then_loop(self: Any, ids: Tensor) -> Tensor:
     return self.run(out[None] / 9)
 
 
-@trap("refused", inputs=tokens)
+@trap(inputs=tokens)
 def range_to_the_largest(self: Any, ids: Tensor) -> Tensor:
     steps = torch.arange(ids.sum())
     x = torch.ones(ids.size(0), WIDTH)
@@ -233,7 +233,7 @@ def zeros_of_a_count(self: Any, ids: Tensor) -> Tensor:
     return self.run(torch.ones(2, WIDTH) * (pad.size(0) if pad.size(0) > 6 else 1))
 
 
-@trap("refused", inputs=tokens)
+@trap(inputs=tokens)
 def uniques_counted(self: Any, ids: Tensor) -> Tensor:
     return self.run(torch.ones(2, WIDTH) * (2 if len(ids.unique()) > 6 else 1))
 
@@ -255,7 +255,7 @@ def assertion_on_data(self: Any, x: Tensor) -> Tensor:
     return self.run(x)
 
 
-@trap("refused")
+@trap()
 def data_in_a_try(self: Any, x: Tensor) -> Tensor:
     try:
         return self.run(x * (1 / int(x.detach().mean() > 0)))

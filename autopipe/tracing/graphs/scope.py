@@ -10,7 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["Scope", "attach"]
+__all__ = ["OWN", "Scope", "attach"]
+
+OWN = ("training", "_device")
+"""What a holder answers itself."""
 
 
 class Scope(nn.Module):
@@ -66,7 +69,7 @@ def attach(holder: nn.Module, model: nn.Module, targets: Iterable[str], constant
                 break  # the whole submodule is here already
             scope = existing
         else:
-            if name not in ("training", "_device"):
+            if name not in OWN:
                 _share(scope, twin, name)
 
 

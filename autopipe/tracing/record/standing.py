@@ -161,6 +161,10 @@ class Standing:
         self.values, self.others = self._read(), []
         self._accept_surroundings()
 
+    def asks_too(self, dtypes: bool, flags: Mapping[str, Flag]) -> None:
+        """Hold the state to what another recording of the same model asked for, too."""
+        self.dtypes, self.flags = self.dtypes or dtypes, {**flags, **self.flags}
+
     def tolerate(self) -> None:
         """The present state makes no difference: as good as the one that was recorded, to which it is held.
 
