@@ -92,7 +92,7 @@ def test_a_model_that_is_another_on_few_pixels(cls: type[Convolved], training: b
         torch.testing.assert_close(found(small), model(small))
     elif cls is Placed:
         with pytest.raises(InputError, match="fixed at 128"):
-            found(small)
+            found.bind((small,))
 
 
 class Asking(nn.Module):
@@ -123,7 +123,7 @@ def test_where_the_model_itself_fails_no_function_is_to_blame(monkeypatch: pytes
     found = capture(model, (image,))
     assert [str(c.outcome) for c in found.variation.checks] == ["False", "False"]
     with pytest.raises(InputError, match="captured where"):
-        found(torch.randn(2, 3, 40, 32))
+        found.bind((torch.randn(2, 3, 40, 32),))
 
 
 class Deciding(nn.Module):
