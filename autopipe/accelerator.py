@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import socket
 import sys
@@ -36,6 +37,7 @@ __all__ = [
     "keep_freed",
     "kinds",
     "mark",
+    "memory",
     "name",
     "of_rank",
     "peak_bytes",
@@ -63,6 +65,17 @@ def raw(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor as bytes, a tensor [n_bytes] that shares it."""
     # a lone element is contiguous whatever its strides are, and no bytes are seen by those
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def memory(tensor: Tensor) -> Any:
+    """The bytes of a contiguous tensor of any dtype on the host, as a buffer; the tensor must outlive it."""
+    return _bytes(tensor.nbytes).from_address(tensor.data_ptr())
+
+
+@functools.lru_cache(maxsize=256)
+def _bytes(n: int) -> Any:
+    """The type of so many bytes, which takes as long to make as a small message to send."""
+    return ctypes.c_char * n
 
 
 def is_async(device: torch.device) -> bool:

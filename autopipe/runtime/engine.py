@@ -27,7 +27,7 @@ from .data.outputs import Outputs
 from .data.rows import MixedRows
 from .data.weights import Weigher
 from .execute.accord import Accord
-from .execute.executor import Call, Clock, Executor
+from .execute.executor import Clock, Executor, Line
 from .execute.program import pick_schedule, step_program
 from .execute.results import Results
 from .held import Held
@@ -84,7 +84,7 @@ class Engine:
         self.records: collections.deque[tuple[float, float, Clock]] = collections.deque(
             maxlen=REMEMBERED_STEPS
         )
-        self._programs: dict[tuple[int, bool], tuple[Call, ...]] = {}
+        self._lines: dict[tuple[int, bool], Line] = {}
         self.patience = Patience(options.stall_limit_s, plan.step_s)
         self._sections = sections_of(stages, options)
         self.is_whole = len(self._sections) > len(stages)
@@ -164,7 +164,7 @@ class Engine:
         self.ties = TieSum(ties, self.rank, self.peers.new_group, purpose) if self.peers else None
         self.tied = {id(t.parameter) for t in ties}
         self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
-        self._programs.clear()
+        self._lines.clear()
         self.records.clear()
         self.edges = edges_between(self._sections)
         self.workers = make_workers(
@@ -232,7 +232,7 @@ class Engine:
             check_replicas(self.workers, pipeline_ranks(self.options.mesh, self.plan.n_ranks))
         self.was_wrapped = True
         Replicas.join([worker.replicas for worker in self.workers.values()])
-        self._programs.clear()
+        self._lines.clear()
         schedule = pick_schedule(
             self.plan, self.options.schedule, self.options.n_microbatches, waits=self.is_whole
         )
@@ -337,9 +337,10 @@ class Engine:
         """How large the messages were that this rank sent in a training step."""
         return self.executor.message_bytes(clock)
 
-    def program(self, n_microbatches: int, grad: bool) -> tuple[Call, ...]:
+    def line(self, n_microbatches: int, grad: bool) -> Line:
+        """What this process does in a step, as calls."""
         key = (n_microbatches, grad)
-        if key not in self._programs:
+        if key not in self._lines:
             rank = None if self.peers is None else self.rank
             program = step_program(
                 self.plan,
@@ -352,8 +353,8 @@ class Engine:
                 sharded=self._gathered[0],
                 most_whole=self._gathered[1],
             )
-            self._programs[key] = self.executor.compile(program)
-        return self._programs[key]
+            self._lines[key] = self.executor.compile(program)
+        return self._lines[key]
 
     @contextlib.contextmanager
     def together(self, words: str, *, waits: bool) -> Iterator[None]:

@@ -23,7 +23,7 @@ from ..stages.gradients import making
 from .data.inputs import backpropagate
 from .data.intake import Taken
 from .engine import Engine
-from .execute.executor import Call, Clock
+from .execute.executor import Clock, Line
 from .given import StepLoss, StepResult
 from .options import Request, is_due
 from .reduce.partial import refuse_line_search
@@ -118,13 +118,13 @@ class Runner:
         adds = request.grad and self._adds()
         try:
             step, inputs = self._take(request)
-            program = engine.program(step.batch.n_microbatches, request.grad)
+            line = engine.line(step.batch.n_microbatches, request.grad)
             generators = None if step.seed is None else Generators(engine.device)
         except BaseException as error:
             self._refuse(error)
         try:
             self._begin(step)
-            result, clock = self._work(step, inputs, program)
+            result, clock = self._work(step, inputs, line)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -174,13 +174,11 @@ class Runner:
             engine.mixed.check()
         return self._inputs(taken, request), taken.inputs
 
-    def _work(
-        self, step: StepInputs, inputs: Mapping[str, Tensor], program: Sequence[Call]
-    ) -> tuple[StepResult, Clock]:
+    def _work(self, step: StepInputs, inputs: Mapping[str, Tensor], line: Line) -> tuple[StepResult, Clock]:
         engine, clock = self.engine, Clock(self.engine.device)
         with making():
             with once_a_step(self._hooked, engine.place_of_hook):
-                engine.executor.run(program, clock)
+                engine.executor.run(line, clock)
                 engine.copies.check()
             if self._any_hooks and engine.peers is not None:
                 engine.peers.position.words = "the hooks on gradients of every rank"
@@ -321,7 +319,7 @@ class Runner:
             for worker in engine.workers.values():
                 stack.enter_context(worker.probing(found))
             self._begin(probe)
-            engine.executor.run(engine.program(step.batch.n_microbatches, False), Clock(engine.device))
+            engine.executor.run(engine.line(step.batch.n_microbatches, False), Clock(engine.device))
         everyone = [found] if engine.peers is None else engine.peers.gather(found, list[tuple[int, int, str]])
         first = min((f for part in everyone for f in part), default=None)
         where = "no stage gave a value that is not finite, so only the backward's sum of losses did"

@@ -5,10 +5,12 @@ Which steps the program has is left to ``program``; what all ranks make of a fai
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -20,22 +22,25 @@ from ...schedule import Action, Message
 from ...units import format_bytes
 from ..stage.worker import Worker
 from ..wire.boundary import Edge
-from ..wire.channel import Channel
-from ..wire.position import Position
+from ..wire.channel import Channel, Gradients, Values
+from ..wire.position import Doing, Position
 from .program import Program, ProgramStep
 
-__all__ = ["Clock", "Executor"]
+__all__ = ["Clock", "Executor", "Line"]
 
 
 Timed = Action | ProgramStep
+Call = tuple[Callable[[], object], Doing, Timed | None]
+"""One call of a :class:`Line`."""
+W = TypeVar("W", Values, Gradients)
 
 
 class Clock:
     """Start and end of each action of one step; on an accelerator taken on the device's stream.
 
-    ``origin_s`` is this process's ``time.perf_counter()`` at the step's start. ``now`` is a mark in
-    time; ``taken`` has one before and one after each of ``calls`` that is timed: actions, sends, and waits
-    for what is received. Nothing else is kept of them: the garbage collector would go through it.
+    ``origin_s`` is this process's ``time.perf_counter()`` at the step's start. ``now`` is a mark in time;
+    ``taken`` has one before the first call of ``line`` and one after each. Nothing else is kept of them: the
+    garbage collector would go through it.
     ``signatures`` are those of the step's microbatches, which say how large messages are.
     """
 
@@ -44,7 +49,7 @@ class Clock:
         self.now: Callable[[], Any] = (
             functools.partial(accelerator.mark, device) if self.is_async else time.perf_counter
         )
-        self.calls: Sequence[Call] = ()
+        self.line = Line((), (), ())
         self.taken: list[Any] = []
         self.signatures: Sequence[int] = ()
         self.origin_s = time.perf_counter()
@@ -52,9 +57,9 @@ class Clock:
 
     @property
     def marks(self) -> list[tuple[Timed, Any, Any]]:
-        """(what, mark before, mark after) of all that was timed."""
-        taken = iter(self.taken)
-        return list(zip(timed(self.calls), taken, taken, strict=False))
+        """(what, mark before, mark after) of all that is timed: actions, sends, waits for messages."""
+        spans = zip(self.line.timed, itertools.pairwise(self.taken), strict=False)
+        return [(what, before, after) for what, (before, after) in spans if what is not None]
 
     def read(self) -> list[tuple[Timed, float, float]]:
         """(what, start, end) in seconds since the step began; on an accelerator waits for the device."""
@@ -84,13 +89,17 @@ class Clock:
         return mark - start if isinstance(start, float) else accelerator.seconds(start, mark)
 
 
-Call = tuple[object, int, Timed | None, Callable[[], object]]
-"""(what it is in words, the rank it waits for or -1, what to time it as if at all, what to call)."""
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A program as plain calls in a line.
 
+    ``doings`` are what each is in words, and the rank it waits for or -1; ``timed`` what it is timed as, if
+    at all.
+    """
 
-def timed(calls: Sequence[Call]) -> Iterator[Timed]:
-    """What is timed of a program, in order."""
-    return (what for _, _, what, _ in calls if what is not None)
+    calls: tuple[Callable[[], object], ...]
+    doings: tuple[Doing, ...]
+    timed: tuple[Timed | None, ...]
 
 
 class Executor:
@@ -107,20 +116,22 @@ class Executor:
         self._workers, self._plan, self._placement = workers, plan, plan.placement
         self._edges = {(e.source, e.destination): e for e in edges}
         self._channel, self._position = channel, position
+        self._ways: dict[tuple[type, Edge], Values | Gradients] = {}
 
-    def compile(self, program: Program) -> tuple[Call, ...]:
+    def compile(self, program: Program) -> Line:
         """A program as plain calls, with a wait for each message an action needs in front of it."""
         calls: list[Call] = []
         for step in program:
             if step.action is not None:
                 calls += self._waits(step.action)
-                calls.append((step.action, -1, step.action, self._act(step.action)))
+                calls.append((self._act(step.action), (step.action, -1), step.action))
             elif step.gather is not None:
                 replicas, is_end = self._workers[step.gather.stage].replicas, step.gather.is_end
-                calls.append((step, -1, None, replicas.let_go if is_end else replicas.gather))
+                calls.append((replicas.let_go if is_end else replicas.gather, (step, -1), None))
             else:
-                calls.append((step, step.peer, step if step.kind == "send" else None, self._move(step)))
-        return tuple(calls)
+                is_send = step.kind == "send"
+                calls.append((self._move(step), (step, step.peer), step if is_send else None))
+        return Line(*map(tuple, zip(*calls, strict=True))) if calls else Line((), (), ())
 
     def _act(self, action: Action) -> Callable[[], None]:
         method = getattr(self._workers[action.stage], _METHODS[action.kind])
@@ -131,56 +142,56 @@ class Executor:
         if action.kind == "F":
             for edge in worker.edges_in:
                 if edge.source not in self._workers:
-                    step = self._arrival("F", edge.source, action)
-                    yield action, step.peer, step, functools.partial(self._take, worker, edge, m)
+                    values = self._way(Values, edge, edge.source)
+                    take = functools.partial(_take, worker, values, edge, m)
+                    yield take, (action, values.peer), _arrival("F", edge.source, action, values.peer)
         elif action.kind != "W":
             for edge in worker.edges_out:
                 if edge.destination not in self._workers:
-                    assert self._channel is not None
-                    step = self._arrival("B", edge.destination, action)
-                    yield action, step.peer, step, functools.partial(self._channel.take_grads, edge, m)
+                    grads = self._way(Gradients, edge, edge.destination)
+                    take = functools.partial(grads.take, m)
+                    yield take, (action, grads.peer), _arrival("B", edge.destination, action, grads.peer)
 
-    def _arrival(self, kind: str, source: int, action: Action) -> ProgramStep:
-        message = Message(kind, source, action.stage, action.microbatch)
-        return ProgramStep("recv", message=message, peer=self._placement[source])
-
-    def _take(self, worker: Worker, edge: Edge, m: int) -> None:
+    def _way(self, kind: type[W], edge: Edge, other: int) -> W:
+        """The way of messages of a kind along an edge, whose other end is a stage elsewhere."""
         assert self._channel is not None
-        worker.accept(edge, m, self._channel.take_values(edge, m))
+        key = kind, edge
+        if key not in self._ways:
+            self._ways[key] = kind(self._channel, edge, self._placement[other])
+        return cast(W, self._ways[key])
 
     def _move(self, step: ProgramStep) -> Callable[[], None]:
-        message, channel = step.message, self._channel
+        message = step.message
         assert message is not None
-        assert channel is not None
-        if message.kind == "F":
-            edge = self._edges[message.source, message.destination]
-            method = channel.send_values if step.kind == "send" else channel.recv_values
-        else:
-            edge = self._edges[message.destination, message.source]
-            method = channel.send_grads if step.kind == "send" else channel.recv_grads
-        return functools.partial(method, edge, message.microbatch, step.peer)
+        ends = message.source, message.destination
+        other = ends[step.kind == "send"]
+        way = (
+            self._way(Values, self._edges[ends], other)
+            if message.kind == "F"
+            else self._way(Gradients, self._edges[ends[::-1]], other)
+        )
+        return functools.partial(way.send if step.kind == "send" else way.recv, message.microbatch)
 
-    def run(self, calls: Sequence[Call], clock: Clock) -> None:
+    def run(self, line: Line, clock: Clock) -> None:
         """Make the calls of a program. Raises :class:`StepError` naming stage, microbatch and action."""
         position, now, mark = self._position, clock.now, clock.taken.append
-        clock.calls = calls
-        what: Timed | None = None
-        position.follow(*((clock.taken, tuple(timed(calls))) if clock.is_async else ((), ())))
-        numbered = enumerate(calls, position.index + 1)
+        clock.line = line
+        position.follow(line.doings, clock.taken if clock.is_async else ())
+        numbered = enumerate(line.calls, position.index + 1)
+        mark(now())
         try:
-            for position.index, (position.words, position.waits_for, what, call) in numbered:
-                if what is None:
-                    call()
-                else:
-                    mark(now())
-                    call()
-                    mark(now())
+            for position.index, call in numbered:
+                call()
+                mark(now())
         except AutopipeError:
             raise
         except Exception as error:
+            what = line.timed[len(clock.taken) - 1]
             if not isinstance(what, Action):
                 raise
             raise StepError(self._words(what, error)) from error
+        finally:
+            position.settle()
         if self._channel is not None:
             self._channel.flush()
             clock.signatures = self._channel.signatures
@@ -212,6 +223,14 @@ class Executor:
             f"the plan predicted {format_bytes(predicted)} for rank {rank}'s stages, limit {limit_words}; "
             "use more microbatches, or plan with a lower memory_limit"
         )
+
+
+def _take(worker: Worker, values: Values, edge: Edge, m: int) -> None:
+    worker.accept(edge, m, values.take(m))
+
+
+def _arrival(kind: str, source: int, action: Action, peer: int) -> ProgramStep:
+    return ProgramStep("recv", message=Message(kind, source, action.stage, action.microbatch), peer=peer)
 
 
 _METHODS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}

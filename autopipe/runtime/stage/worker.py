@@ -270,10 +270,11 @@ class Worker:
 
     def _emit(self, edge: Edge, m: int, values: list[Any], flags: Sequence[bool] | None) -> None:
         tensors, frame = flatten(values)
+        has_grad = self._step.grad
         if flags is None:
-            flags = [t.requires_grad for t in tensors] if self._step.grad else (False,) * len(tensors)
-        keeps_graph = self._step.grad and not self._recompute
-        edge.roots[m] = _roots(tensors, flags) if keeps_graph else None
+            flags = [has_grad and t.requires_grad for t in tensors]
+        if has_grad and not self._recompute:
+            edge.roots[m] = [root_of(t) for t, flag in zip(tensors, flags, strict=True) if flag]
         receiver = self.receivers.get(edge.destination)
         if receiver is None:
             edge.outbox[m] = ([t.detach() for t in tensors], frame, tuple(flags))
@@ -339,7 +340,7 @@ class Worker:
             self._keep_results(outputs, m)
         for edge in self.edges_out:
             tensors, _ = flatten(_picked(edge, outputs, self._values[m]))
-            edge.roots[m] = _roots(tensors, [t.requires_grad for t in tensors])
+            edge.roots[m] = [root_of(t) for t in tensors if t.requires_grad]
 
     def _finish(self, m: int) -> None:
         if not self._is_plain:
@@ -352,10 +353,6 @@ class Worker:
 def _picked(edge: Edge, outputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """What goes along an edge, of what its source gave and took."""
     return [outputs[o] if o >= 0 else values[~o] for o in edge.outputs]
-
-
-def _roots(tensors: Sequence[Tensor], flags: Sequence[bool]) -> list[Root]:
-    return [root_of(t) for t, flag in zip(tensors, flags, strict=True) if flag]
 
 
 @contextlib.contextmanager

@@ -69,6 +69,11 @@ class Form:
         shape = self._wire_shape if self.order else self.shape
         return torch.empty(shape, dtype=self.dtype, device="cpu" if self.is_cpu else device)
 
+    def mold(self, device: torch.device) -> Tensor:
+        """As :meth:`empty`, but without memory: what is made like it takes half the time to make."""
+        here = torch.empty((), dtype=self.dtype, device="cpu" if self.is_cpu else device)
+        return here.expand(self._wire_shape)
+
     def to_wire(self, tensor: Tensor) -> Tensor:
         """Contiguous, and with conjugation or negation that torch only notes carried out."""
         return _plain(tensor.permute(self.order) if self.order else tensor)
@@ -167,6 +172,7 @@ class Announcement:
     packed: tuple[tuple[int, int, int], ...] = dataclasses.field(default=(), init=False, compare=False)
     pack: Form = dataclasses.field(default=NOTHING, init=False, compare=False)
     on_wire: tuple[Form, ...] = dataclasses.field(default=(), init=False, compare=False)
+    _molds: Sequence[Tensor] = dataclasses.field(default=(), init=False, compare=False)
 
     def told(self) -> Announced:
         """As a message."""
@@ -192,7 +198,9 @@ class Announcement:
 
     def buffers(self, device: torch.device) -> list[Tensor]:
         """Empty memory for what is on the wire: the large tensors, then the pack."""
-        return [form.empty(device) for form in self.on_wire]
+        if len(self._molds) != len(self.on_wire):
+            object.__setattr__(self, "_molds", [form.mold(device) for form in self.on_wire])
+        return [torch.empty_like(mold, memory_format=torch.contiguous_format) for mold in self._molds]
 
     def to_wire(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors as :meth:`buffers` lays them out; what has no numbers is not sent."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
-import functools
 import hmac
 import pathlib
 import select
@@ -20,10 +18,10 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Collection
-from typing import Any
 
 from torch import Tensor
 
+from ...accelerator import memory
 from .board import Board
 
 __all__ = ["SENT", "Arrival", "Link", "connect"]
@@ -53,7 +51,7 @@ class Link:
 
     def send(self, tensor: Tensor) -> Sent:
         """Send a contiguous CPU tensor; it may be changed as soon as this returns."""
-        self._socket.sendall(_memory(tensor))
+        self._socket.sendall(memory(tensor))
         return SENT
 
     def recv(self, tensor: Tensor) -> Arrival:
@@ -69,10 +67,10 @@ class Link:
         """Fill the first of the tensors that are expected."""
         arrival = self._coming.popleft()
         self._unread -= arrival.n_buffered
-        memory, n_bytes = _memory(arrival.tensor), arrival.n_bytes
-        n_read = self._socket.recv_into(memory, n_bytes, socket.MSG_WAITALL)
+        room, n_bytes = memory(arrival.tensor), arrival.n_bytes
+        n_read = self._socket.recv_into(room, n_bytes, socket.MSG_WAITALL)
         while n_read < n_bytes:
-            rest = memoryview(memory).cast("B")[n_read:]
+            rest = memoryview(room).cast("B")[n_read:]
             n_more = self._socket.recv_into(rest, n_bytes - n_read, socket.MSG_WAITALL)
             if n_more == 0:
                 raise ConnectionResetError("the other end of the link is gone")
@@ -206,14 +204,3 @@ def _knock(path: str) -> socket.socket | None:
         connection.close()
         return None
     return connection
-
-
-def _memory(tensor: Tensor) -> Any:
-    """The bytes of a contiguous tensor of any dtype, as a buffer; the tensor must outlive it."""
-    return _bytes(tensor.nbytes).from_address(tensor.data_ptr())
-
-
-@functools.lru_cache(maxsize=256)
-def _bytes(n: int) -> Any:
-    """The type of so many bytes, which takes as long to make as a small message to send."""
-    return ctypes.c_char * n

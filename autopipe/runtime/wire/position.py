@@ -9,7 +9,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["BETWEEN", "OUTSIDE", "Patience", "Position"]
+__all__ = ["BETWEEN", "OUTSIDE", "Doing", "Patience", "Position"]
+
+Doing = tuple[object, int]
+"""What a rank does, in words (or prints as such), and the rank it waits for meanwhile, or -1."""
 
 MIN_STALL_S = 60.0
 STALL_STEPS = 20.0
@@ -59,7 +62,9 @@ class Position:
     words: object = "the user's own code before its first step"
     waits_for: int = -1
     is_idle: bool = False
-    _followed: tuple[Sequence[Any], Sequence[object]] = (), ()
+    _doings: Sequence[Doing] = ()
+    _first: int | None = None
+    _done: Sequence[Any] = ()
     _n_passed: int = 0
     _after: list[tuple[object, int, Any]] = dataclasses.field(default_factory=list)
 
@@ -68,9 +73,24 @@ class Position:
         """Whether it is within a step, or waits for ranks of other pipelines: not in the user's own code."""
         return self.waits_for < 0 and not self.is_idle and self.index not in BETWEEN
 
-    def follow(self, done: Sequence[Any], doings: Sequence[object]) -> None:
-        """Take a step's progress from the events in ``done``, as they come: two for each of ``doings``."""
-        self._n_passed, self._followed, self._after = 0, (done, doings), []
+    def follow(self, doings: Sequence[Doing], done: Sequence[Any]) -> None:
+        """Take from here on what a rank does from its index, which counts ``doings``; until :meth:`settle`.
+
+        On an accelerator the device's progress is taken from the events in ``done``, as they come: one ahead
+        of the first, and one after each.
+        """
+        self._doings, self._first, self._done = doings, self.index + 1, done
+        self._n_passed, self._after = 0, []
+
+    def settle(self) -> None:
+        """The host is through with what it followed, or failed there: what it does is said anew from now."""
+        self.words, self.waits_for = self._doing()
+        self._first = None
+
+    def _doing(self) -> Doing:
+        """What the host does, and the rank it waits for."""
+        i = -1 if self._first is None else self.index - self._first
+        return self._doings[i] if 0 <= i < len(self._doings) else (self.words, self.waits_for)
 
     def follow_to(self, words: object, waits_for: int, mark: Any) -> None:
         """And then from the event of what comes after them, in which ranks wait for one another."""
@@ -78,19 +98,20 @@ class Position:
 
     def seen(self) -> Position:
         """Where the device is, while it is behind the host; else where the host is."""
-        (done, doings), after = self._followed, self._after
-        n_given = len(done) // 2
-        while self._n_passed < n_given and done[2 * self._n_passed + 1].query():
+        done, after = self._done, self._after
+        n_given = len(done) - 1
+        while self._n_passed < n_given and done[self._n_passed + 1].query():
             self._n_passed += 1
-        n_passed, words, waits_for = self._n_passed, None, -1
+        n_passed, index = self._n_passed, self.index
+        found: Doing | None = None
         if n_passed < n_given:
-            words = doings[n_passed]
-            waits_for = getattr(words, "peer", -1)
-        for i, (what, peer, mark) in enumerate(after if words is None else ()):
+            found = self._doings[n_passed]
+        for i, (what, peer, mark) in enumerate(after if found is None else ()):
             if not mark.query():
-                n_passed, words, waits_for = n_passed + i, what, peer
+                n_passed, found = n_passed + i, (what, peer)
                 break
-        if words is None:
-            return self
-        index = -4 - n_passed  # the host's own are above
-        return dataclasses.replace(self, index=index, words=words, waits_for=waits_for, is_idle=False)
+        if found is None:
+            found, is_idle = self._doing(), self.is_idle
+        else:
+            index, is_idle = -4 - n_passed, False  # the host's own are above
+        return dataclasses.replace(self, index=index, words=found[0], waits_for=found[1], is_idle=is_idle)
