@@ -31,7 +31,7 @@ def test_a_run_corrects_the_next_profile(
     monkeypatch.setenv("AUTOPIPE_STORE", str(tmp_path / "store"))
     file = tmp_path / "model.py"
     file.write_text(MODEL.format(n=n))
-    common = [f"{file}:make", "-m", "2", "--batch", "8"]
+    common = [f"{file}:make", "-m", "2"]
     profile = ["profile", *common, "--json", "--recalibrate"]
     before = CliRunner().invoke(app, profile)
     assert before.exit_code != 0
