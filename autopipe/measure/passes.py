@@ -210,11 +210,14 @@ class Passes:
 
     def _whole(self) -> None:
         env = {**self.replay.inputs(), **self.replay.made_up}
+        over = self.replay.over()
         self.busy.keep(self.ahead_s)
         with _steady(), self.replay.autocast(self.autocast):
             with self.watch("F"):
                 for node in self.replay.nodes:
                     env[node.name] = self.replay.call(node, env)
+                    for name in over.get(node.name, ()):
+                        del env[name]
             roots = [*self.replay.seed(env), *self.replay.cut_off(env)]
             gradients = [torch.ones_like(t) for t in roots]
             with self.watch("B"):

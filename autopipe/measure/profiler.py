@@ -17,13 +17,14 @@ from tqdm import tqdm
 from .. import accelerator
 from ..costs import CostTable, OpCost
 from ..tracing import Capture, device_of, preserved
+from .alike import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE
 from .clock import device_name, device_settings
 from .devices import described
 from .efficiency import fit
 from .estimate import estimate
 from .load import busy, places
 from .passes import ALONE, CPU, Passes
-from .replay import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE, Replay
+from .replay import Replay
 from .samples import Samples
 from .standins import stand_ins
 from .stepping import beginning_s, optimizer_cost

@@ -21,26 +21,18 @@ from torch import Tensor, fx, nn
 
 from .. import accelerator
 from ..errors import CostError, InputError
-from ..graph import Op, TensorSpec
+from ..graph import TensorSpec
 from ..torch_private import pytree
 from ..tracing.calls.regions import recomputed
 from ..tracing.inputs.structure import flatten, unflatten
 from ..tracing.sizes.dims import resize
 from ..units import size_at
+from .alike import stood_for
 
 if TYPE_CHECKING:
     from ..tracing import Capture
 
 __all__ = ["Piece", "Replay", "Tape"]
-
-INSTANCES = 4
-"""How many ops of one signature are run at least; later ones take the value of the last that ran."""
-MOST_INSTANCES = 32
-OUT_OF_CACHE = 1 << 25
-"""Bytes from which caches that ranks share hold little of what a pass has run: until then all ops are run.
-
-Of fewer, weights would be found in a cache that a model's own, all of them, have long fallen out of.
-"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,49 +88,14 @@ class Replay:
             raise InputError(f"the graph has no dims {unknown}; it has {sorted(self.ops.example_dims)}")
         self.dtype = dtype
         self._modules: dict[str, Callable[..., Any]] = {}
-        self.skipped = self._skipped()
+        self._calls: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
+        self.skipped = stood_for(self.graph, self.ops, self.dims, runs=self.device.type != "meta")
         self.nodes = tuple(
             n for n in self.graph.nodes if n.op.startswith("call") and n.name not in self.skipped
         )
         self.output = next(n for n in self.graph.nodes if n.op == "output")
         self.failures: dict[str, str] = {}
         self.made_up: dict[str, Any] = {}
-
-    def _skipped(self) -> dict[str, str]:
-        """Ops that need not run → the earlier op whose value stands in for theirs."""
-        seen: dict[tuple[Any, ...], list[str]] = {}
-        out: dict[str, str] = {}
-        touched = OUT_OF_CACHE if self.device.type == "meta" else 0
-        bound = {name for group in self.ops.groups for name in group if len(group) > 1}
-        for node in self.graph.nodes:
-            op = self.ops.by_name.get(node.name)
-            if op is None:
-                continue
-            if self._may_skip(node, op, bound):
-                alike = seen.setdefault((op.signature, self._shapes(op)), [])
-                if len(alike) >= (INSTANCES if touched >= OUT_OF_CACHE else MOST_INSTANCES):
-                    out[node.name] = alike[-1]
-                    continue
-                alike.append(node.name)
-            touched += self._touched_bytes(op)
-        return out
-
-    def _touched_bytes(self, op: Op) -> int:
-        """Of an op's value and of its weights; twice where there is a gradient as well."""
-        specs = (self.ops.parameter[name] for name in (*op.parameters, *op.buffers))
-        weights = sum(p.bytes * (2 if p.requires_grad and not p.is_buffer else 1) for p in specs)
-        return weights + op.bytes_at(self.dims) * (2 if op.requires_grad else 1)
-
-    def _may_skip(self, node: fx.Node, op: Op, bound: set[str]) -> bool:
-        """Whether another value of the same shape may take this one's place: floats, which index nothing."""
-        if not node.op.startswith("call") or not op.signature or op.is_size or not op.outputs:
-            return False
-        if op.kind != "module" and op.name in bound:
-            return False
-        return all(t.dtype.startswith(("float", "bfloat", "complex")) for t in op.outputs)
-
-    def _shapes(self, op: Op) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(size_at(n, self.dims) for n in t.shape) for t in op.outputs)
 
     @functools.cached_property
     def unfed(self) -> frozenset[str]:
@@ -169,6 +126,20 @@ class Replay:
         leaves = pytree.tree_leaves([env[name] for name in names if name in env])
         tensors = (t for t in leaves if isinstance(t, Tensor) and t.requires_grad and not t.is_leaf)
         return list({id(t): t for t in tensors}.values())
+
+    def over(self) -> dict[str, list[str]]:
+        """By node, the values that nothing reads once it has run: what a stage keeps no longer then."""
+        kept = {self.ran(n.name) for n in self.output.all_input_nodes} | (self.unfed - self._reaching)
+        last = {n.name: n.name for n in self.nodes}
+        for node in self.nodes:
+            last.update(
+                {self.ran(p.name): node.name for p in node.all_input_nodes if p.op.startswith("call")}
+            )
+        found: dict[str, list[str]] = {}
+        for name, reader in last.items():
+            if name not in kept:
+                found.setdefault(reader, []).append(name)
+        return found
 
     def inputs(self) -> dict[str, Any]:
         """The example's leaves at the microbatch's dims, on the device, by placeholder name."""
@@ -225,23 +196,34 @@ class Replay:
             return self.device
         if target in self.capture.constants:
             constant = self.capture.constants[target]
-            return constant.to(self.device) if isinstance(constant, Tensor) else constant
+            return constant.to(self.device) if isinstance(constant, Tensor) else self._on_device(constant)
         return functools.reduce(getattr, target.split("."), self.model)
 
     def call(self, node: fx.Node, env: Mapping[str, Any]) -> Any:
         """Runs one node on the values in ``env``."""
-        read = functools.partial(self.value, env=env)
-        args, kwargs = fx.node.map_arg(node.args, read), fx.node.map_arg(node.kwargs, read)
-        args, kwargs = self._on_device(args), self._on_device(kwargs)
+        run = self._calls.get(node.name)
+        if run is None:
+            run = self._calls[node.name] = self._prepared(node)
+        return run(env)
+
+    def _prepared(self, node: fx.Node) -> Callable[[Mapping[str, Any]], Any]:
+        """What runs a node on values: nothing that the graph says is looked up while it is timed."""
+        args, kwargs = self._on_device(node.args), self._on_device(node.kwargs)
+        target: Any = node.target
         if node.op == "call_module":
-            path = str(node.target)
-            module = self._modules.get(path, self.model.get_submodule(path))
-            return (
-                recomputed(module, *args, **kwargs) if node.meta.get("recompute") else module(*args, **kwargs)
-            )
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+            path = str(target)
+            target = self._modules.get(path, self.model.get_submodule(path))
+            if node.meta.get("recompute"):
+                target = functools.partial(recomputed, target)
+        elif node.op == "call_method":
+            target = functools.partial(_method, target)
+
+        def run(env: Mapping[str, Any]) -> Any:
+            read = functools.partial(self.value, env=env)
+            given = fx.node.map_arg(args, read)
+            return target(*given, **fx.node.map_arg(kwargs, read)) if kwargs else target(*given)
+
+        return run
 
     def _on_device(self, tree: Any) -> Any:
         """Device literals follow the device that the replay runs on."""
@@ -335,6 +317,7 @@ class Replay:
         """
         paths = {str(n.target) for n in self.nodes if n.op == "call_module"}
         self._modules = {path: torch.compile(self.model.get_submodule(path)) for path in paths}
+        self._calls.clear()
 
     def forward(self, piece: Piece, env: dict[str, Any], around: Around) -> Tape:
         """Runs a piece on ``env`` inside ``around`` and adds the values it gives, detached, to ``env``."""
@@ -401,6 +384,10 @@ def _writes(node: fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name in ("setitem", "__setitem__") or bool(node.kwargs.get("inplace"))
+
+
+def _method(name: str, this: Any, *args: Any, **kwargs: Any) -> Any:
+    return getattr(this, name)(*args, **kwargs)
 
 
 def _leaf(value: Tensor) -> Tensor:

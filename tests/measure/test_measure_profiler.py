@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import autopipe
 from autopipe.costs import CostTable
 from autopipe.errors import CostError, InputError
-from autopipe.measure import Store, profile, replay
+from autopipe.measure import Store, alike, profile
 from autopipe.measure import passes as passes_module
 
 QUICK = {"min_s": 0.0, "min_passes": 3, "progress": False}
@@ -107,7 +107,7 @@ def test_the_model_is_left_alone(net: Net) -> None:
 
 
 def test_equal_blocks_are_run_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "OUT_OF_CACHE", 0)
+    monkeypatch.setattr(alike, "OUT_OF_CACHE", 0)
     runs: set[nn.Module] = set()
     capture = captured(Stack(40).train(), torch.ones(4, 16))
     # state that the model's code reaches would be put back

@@ -12,10 +12,12 @@ from processes import children
 from torch import Tensor, nn
 
 import autopipe
-from autopipe.measure import replay as replays
+from autopipe.measure import alike
+from autopipe.measure.account import Counter
+from autopipe.measure.alike import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE
 from autopipe.measure.load import busy
 from autopipe.measure.passes import Passes
-from autopipe.measure.replay import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE, Replay
+from autopipe.measure.replay import Replay
 from autopipe.measure.samples import Samples
 from autopipe.measure.standins import stand_ins
 from autopipe.measure.survey import survey
@@ -36,7 +38,7 @@ class Twice(nn.Module):
 
 
 def test_the_whole_backward_reaches_every_parameter_that_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "OUT_OF_CACHE", 0)
+    monkeypatch.setattr(alike, "OUT_OF_CACHE", 0)
     capture = autopipe.capture(Twice(3 * INSTANCES), (torch.ones(4, 8),))
     replay = Replay(capture)
     with stand_ins(replay):
@@ -46,6 +48,35 @@ def test_the_whole_backward_reaches_every_parameter_that_is_run(monkeypatch: pyt
         assert 2 * INSTANCES <= len(replay.parameters) < 3 * 2 * INSTANCES
         passes._whole()
         assert all(parameter.grad is not None for parameter in replay.parameters)
+
+
+def test_the_whole_keeps_what_a_stage_keeps() -> None:
+    """Values that neither a later op nor the backward reads are gone, whose memory the next ones take."""
+
+    class Moves(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            first = x
+            for _ in range(30):
+                x = x + 1.0
+            return x, first * 2
+
+    x = torch.zeros(1 << 16, requires_grad=True)
+    replay = Replay(autopipe.capture(Moves(), (x,)))
+    with stand_ins(replay):
+        passes = Passes(replay, survey(replay), Samples({}, ""), None)
+        with Counter() as counter:
+            passes._whole()
+    # the input, two values, what they are made of, and gradients of all
+    assert counter.peak_bytes < 10 * x.nbytes
+
+
+def test_what_the_graph_says_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    replay = Replay(autopipe.capture(model, (torch.ones(2, 4),)))
+    with stand_ins(replay):
+        passes = Passes(replay, survey(replay), Samples({}, ""), None)
+        monkeypatch.delattr(nn.Module, "get_submodule")
+        passes._whole()
 
 
 @pytest.mark.parametrize("width", [256, 512, 2048])
