@@ -1,4 +1,4 @@
-"""On the meta device leaves that are alike run once, and the graph is the one recorded with each of them."""
+"""Leaves that are alike run once on meta and where no data lead; the graph is that of each of them run."""
 
 import copy
 import types
@@ -196,3 +196,38 @@ def test_alike_leaves_run_once_on_meta(monkeypatch):
     opened = captured.open(*(f"blocks.{i}" for i in range(20)))
     assert sum(op.target.startswith("blocks.") for op in opened.ops.ops) == 20 * 2 + 20
     assert 0 < len(runs) < 40
+
+
+class Asking(nn.Module):
+    """Masks what it is given only where the mask says so."""
+
+    def __init__(self, stack):
+        super().__init__()
+        self.stack = stack
+
+    def forward(self, x, mask):
+        return self.stack(x if mask.all() else x * mask)
+
+
+def forms_of(model):
+    """The code of every form on the CPU: as the example leads, and as other masks would."""
+    given = torch.ones(6, 4), torch.ones(6, 4, dtype=torch.bool)
+    captured = capture(copy.deepcopy(model), given, dynamic=False)
+    return {flag: [f.graph.python_code("self").src for f in fs] for flag, fs in captured.forms.items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_where_no_data_lead_the_graph_is_that_of_every_leaf_run(name, monkeypatch):
+    model = Asking(MODELS[name]())
+    found = forms_of(model)
+    monkeypatch.setattr(Twins, "key", lambda *_: None)
+    assert found == forms_of(model)
+    assert [len(forms) for forms in found.values()] == [2, 2]
+
+
+def test_alike_leaves_run_once_where_no_data_lead(monkeypatch):
+    model, runs, linear = Asking(Stack(n=40)), [], nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda *a: runs.append(0) or linear(*a))
+    capture(model, (torch.ones(6, 4), torch.ones(6, 4, dtype=torch.bool)), dynamic=False)
+    n_runs = len(runs) / (2 * 40)
+    assert 6 <= n_runs < 7  # in each mode: recorded, and compared with the model

@@ -1,12 +1,14 @@
 """Leaves that are alike run once where only the shapes of what they give count: the others get as much.
 
-Who may share is decided by those who run them: the search for sizes, and recordings on the meta device.
+Who may share is decided by those who run them: the search for sizes, recordings on the meta device, and those
+of what other values of the inputs would lead to.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,10 +17,10 @@ from torch import nn
 from ...torch_private import CALL_HOOK
 from ..inputs.structure import flatten, unflatten
 from . import functions
-from .call import Call
+from .call import Call, Depends
 from .kinds import Kind
 
-__all__ = ["Sharing", "Twins", "outline"]
+__all__ = ["Sharing", "Twins", "outline", "quiet"]
 
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
@@ -79,10 +81,13 @@ class Sharing:
 
 
 class Twins:
-    """What leaves have given in one recording on the meta device, for those that are alike and come later."""
+    """What leaves have given in one recording, for those that are alike and come later.
 
-    def __init__(self, kind: Callable[[str], Kind]) -> None:
-        self.kind = kind
+    Of all leaves, or of those at the paths ``among`` alone.
+    """
+
+    def __init__(self, kind: Callable[[str], Kind], among: Collection[str] | None = None) -> None:
+        self.kind, self.among = kind, among
         self.results: dict[Any, Any] = {}
         self.is_used = False
 
@@ -91,6 +96,8 @@ class Twins:
 
         That is one with code put on it from outside, and one that is given what it may change or keep.
         """
+        if self.among is not None and path not in self.among:
+            return None
         leaves, spec = flatten(actual)
         is_plain = all(type(v) in (*_PLAIN, torch.Tensor, nn.Parameter) for v in leaves)
         is_own = not any("forward" in vars(m) for m in inside)
@@ -123,6 +130,17 @@ class Twins:
             return None
         self.is_used = True
         return lambda *args, **kwargs: unflatten(spec, copies)
+
+
+def quiet(calls: Sequence[Call]) -> frozenset[str]:
+    """The leaves with weights that are called once and do nothing but give what they give."""
+    counts = collections.Counter(c.target for c in calls if c.op == "call_module")
+    leaves = (c for c in calls if c.op == "call_module" and counts[c.target] == 1)
+    return frozenset(
+        c.target
+        for c in leaves
+        if c.depends & Depends.STATE and not (c.is_random or c.writes or c.mutated or c.keeps)
+    )
 
 
 def outline(value: Any) -> tuple[Any, ...]:

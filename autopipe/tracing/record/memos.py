@@ -25,6 +25,7 @@ __all__ = ["bypassed"]
 
 _KIND = type(functools.lru_cache(lambda: None))
 _BOUND = staticmethod, classmethod
+_HELD = (_KIND, *_BOUND)
 _FOREIGN = sys.stdlib_module_names - {"__main__"} | {
     "torch", "numpy", "sympy", "scipy", "networkx", "autopipe", "pytest", "_pytest"
 }  # fmt: skip
@@ -38,7 +39,8 @@ def bypassed(at: Position, model: nn.Module, classes: Iterable[type]) -> Iterato
     """
     held = [(space, name, space[name]) for space, names in _SCAN.cached() for name in names]
     held += [(vars(m), k, v) for m in model.modules() for k, v in vars(m).items() if type(v) is _KIND]
-    methods = [(cls, k, v) for cls in classes for k, v in vars(cls).items() if type(_function_of(v)) is _KIND]
+    among = ((cls, k, v) for cls in classes for k, v in vars(cls).items() if type(v) in _HELD)
+    methods = [(cls, k, v) for cls, k, v in among if type(_function_of(v)) is _KIND]
     try:
         for namespace, name, original in held:
             namespace[name] = _Memo(original, at)
@@ -60,6 +62,8 @@ def _function_of(value: Any) -> Any:
 
 class _Memo:
     """Stands in the place of a cached function."""
+
+    __slots__ = ("at", "function")
 
     def __init__(self, function: Any, at: Position) -> None:
         self.function, self.at = function, at

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -112,16 +112,18 @@ class Runs:
         training: bool,
         outcomes: Sequence[Any] = (),
         setting: Setting = AS_GIVEN,
+        sharing: Collection[str] = (),
     ) -> Recording:
         """One recording; the model starts in the state it was given in.
 
-        ``outcomes`` are what the first reads of inputs are to come out as.
+        ``outcomes`` are what the first reads of inputs are to come out as; what no data lead to then are
+        results of leaves too, of which those at the paths ``sharing`` that are alike run once.
         """
         for unseen in _passes():
             is_probe = unseen is not None and unseen.is_probe
             with torch.set_grad_enabled(setting.grad):
                 try:
-                    recording = self.run_recorded(attempt, training, outcomes, setting, unseen)
+                    recording = self.run_recorded(attempt, training, outcomes, setting, unseen, sharing)
                 except WatchLeaves:
                     continue
                 except (Restart, AutopipeError):
@@ -151,11 +153,14 @@ class Runs:
         outcomes: Sequence[Any],
         setting: Setting,
         unseen: Unseen | None,
+        sharing: Collection[str] = (),
         shares: bool = True,
         restores: bool = True,
         shift: Shift | None = None,
     ) -> Recording:
-        """One run; on the meta device leaves that are alike run once, where each ``shares`` what it gives.
+        """One run; leaves that are alike run once where each ``shares`` what it gives.
+
+        That is all of them on the meta device, elsewhere those at the paths ``sharing``.
 
         Numbers made of sizes are others where C reads them, by ``shift``.
         """
@@ -177,7 +182,7 @@ class Runs:
             attempt.by_value,
             attempt.numbers,
             attempt.hooked,
-            Twins(self.kind) if shares and self.device.type == "meta" and unseen is None else None,
+            self.twins(sharing) if shares and unseen is None else None,
             attempt.moded,
             attempt.watched,
         )
@@ -206,7 +211,7 @@ class Runs:
         except Exception as error:
             if recorder.twins is not None and recorder.twins.is_used:
                 return self.run_recorded(
-                    attempt, training, outcomes, setting, unseen, shares=False, shift=shift
+                    attempt, training, outcomes, setting, unseen, shares=False, restores=restores, shift=shift
                 )
             if outcomes or setting != AS_GIVEN or is_probe or shift is not None:
                 raise CaptureError(f"no data leads there: {_short(error)}") from error
@@ -214,6 +219,11 @@ class Runs:
         finally:
             attempt.met_number |= recorder.reads.met_number
             self.of_leaves |= recorder.reads.of_leaves
+
+    def twins(self, sharing: Collection[str]) -> Twins | None:
+        """What leaves share in a run, if any do."""
+        is_meta = self.device.type == "meta"
+        return Twins(self.kind, None if is_meta else sharing) if is_meta or sharing else None
 
     def shifted(self, attempt: Attempt, training: bool, shift: Shift) -> Recording | None:
         """The recording with numbers shifted where C reads them; None where that cannot be."""

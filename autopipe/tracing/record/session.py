@@ -16,6 +16,7 @@ from torch import nn
 from ...errors import CaptureError, ModelError
 from ..calls.call import Recording, Setting
 from ..calls.likeness import is_same, prune
+from ..calls.sharing import quiet
 from ..inputs.arguments import Inputs
 from . import patches
 from .leaves import Policy
@@ -301,7 +302,7 @@ class Session:
         branch = known.branches[place]
         script = (*(b.outcome for b in known.branches[:place]), not branch.outcome)
         try:
-            return self.runs.record(self.attempt, known.training, script, setting)
+            return self.runs.record(self.attempt, known.training, script, setting, quiet(known.calls))
         except (CaptureError, ModelError):
             return None
         except FollowCasts:
