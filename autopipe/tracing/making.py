@@ -220,13 +220,21 @@ class Made:
             kept.append(number)
         return kept
 
-    def at_sizes(self, form: Recording, inputs: Inputs, tensors: Mapping[str, torch.Tensor]) -> Recording:
+    def at_sizes(
+        self,
+        form: Recording,
+        inputs: Inputs,
+        tensors: Mapping[str, torch.Tensor],
+        beside: Sequence[Recording],
+    ) -> Recording:
         """The form that a recording at other sizes is: its calls named as those there are, its sizes found.
+
+        ``beside`` are forms that are to be added with it.
 
         Raises :class:`CaptureError` where other inputs may vary than in the form of the example.
         """
         named = self.calls
-        for other in (f for forms in self.for_sizes.values() for f in forms):
+        for other in (*(f for forms in self.for_sizes.values() for f in forms), *beside):
             named = modes.union(named, other.calls)
         modes.name_like(named, form)
         shapes = {n: tuple(t.shape) for n, t in tensors.items()}

@@ -90,7 +90,9 @@ def forms_on(session: Session, made: Made, tensors: Mapping[str, torch.Tensor]) 
         firsts = {id(records[0]): records[0] for records in recorded.values()}
         made.shared(list(firsts.values()))
         forms = _forms(made, recorded)
-        checked = {id(form): made.at_sizes(form, inputs, tensors) for form in forms.values()}
+        checked: dict[int, Recording] = {}
+        for form in {id(f): f for f in forms.values()}.values():
+            checked[id(form)] = made.at_sizes(form, inputs, tensors, [*checked.values()])
         forms = {flag: checked[id(form)] for flag, form in forms.items()}
         _check_alike(made, forms.values())
         variation = made.variations[id(forms[False])]

@@ -96,6 +96,19 @@ class Drawing(Net):
         return self.run(x + torch.randn_like(x) if x.shape[1] > 10 else x)
 
 
+class ByMode(Net):
+    """Does at other sizes the same things in one mode and in the other, but in another order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        x = self.layers[1](self.layers[0](x))
+        if n % 4:
+            x = x.exp().neg().sinh() if self.training else x.neg().sinh().exp()
+        if n > 10:
+            x = x.cosh() if self.training else x.sigmoid()
+        return self.layers[3](self.layers[2](x))
+
+
 def of_length(n: int, rows: int = 2) -> Tensor:
     return torch.randn(rows, n, WIDTH)
 
@@ -261,3 +274,14 @@ def test_a_copy_runs_the_forms_that_there_are() -> None:
     again = copy.deepcopy(pipe)
     x = of_length(4)
     torch.testing.assert_close(again(x)[0], pipe(x)[0])
+
+
+def test_modes_that_go_other_ways_at_other_sizes_do_so_in_any_order() -> None:
+    torch.manual_seed(0)
+    found = capture(ByMode().double(), (of_length(8).double(),))
+    assert [len(found.forms[flag]) for flag in (True, False)] == [3, 3]
+    for length in (7, 8, 13):
+        for training in (True, False):
+            found.model.train(training)
+            x = of_length(length, 3).double()
+            torch.testing.assert_close(found(x), found.model(x), rtol=1e-12, atol=1e-12)
