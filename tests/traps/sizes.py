@@ -364,3 +364,15 @@ def cast_of_a_count(self: Any, x: Tensor) -> Tensor:
 @trap("safe")
 def looked_up_by_a_count(self: Any, x: Tensor) -> Tensor:
     return self.run(x * range(1, 20)[torch.tensor(x.size(1) // 3)])
+
+
+@trap()
+def filled_up_by_a_quotient_of_numpys(self: Any, x: Tensor) -> Tensor:
+    whole = int(np.ceil(x.size(1) / 4) * 4)
+    filled = F.pad(x, (0, 0, 0, whole - x.size(1)))
+    return self.run(filled.unflatten(1, (-1, 4)).mean(2, keepdim=True).sum(1) + x)
+
+
+@trap("safe")
+def whole_number_of_numpys(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * (np.ceil(x.size(1) / 4) * 2).astype(int).item())

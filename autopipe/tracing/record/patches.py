@@ -322,11 +322,16 @@ def _math(route: Route, original: Any) -> Any:
 
 
 def _numpy(route: Route, original: Any) -> Any:
-    """Reads numbers where nobody sees it, as numpy does: those made from sizes stay as they are from then."""
+    """Reads numbers where nobody sees it, as numpy does: those made from sizes stay as they are from then.
+
+    But where it asks a number itself what it gives.
+    """
+    asked = (TrackedInt, TrackedFloat) if isinstance(original, np.ufunc) else ()
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if route.active:
-            args, kwargs = _pinned(args), _pinned(kwargs)
+            args = tuple(a if type(a) in asked else _pinned(a) for a in args)
+            kwargs = _pinned(kwargs)
         return original(*args, **kwargs)
 
     return function

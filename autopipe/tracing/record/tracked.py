@@ -89,11 +89,15 @@ def call(function: Callable[..., Any], *operands: Any) -> Any:
     """The function on tracked or plain operands, tracked in turn while recording."""
     operands = tuple(map(_bare, operands))
     result = function(*map(plain, operands))
-    sink = next(o.sink for o in operands if isinstance(o, _Tracked))
+    tracked = [o for o in operands if isinstance(o, _Tracked)]
+    sink = tracked[0].sink
     if result is NotImplemented or not sink.recording:
         return result
     inner = tuple(o.expression if isinstance(o, _Tracked) else o for o in operands)
-    return track(result, Expression(function, inner, result), sink)
+    made = track(result, Expression(function, inner, result), sink)
+    if type(made) is TrackedFloat and any(type(o) is TrackedFloat and o.is_numpys for o in tracked):
+        made.is_numpys = True
+    return made
 
 
 def _bare(value: Any) -> Any:
@@ -234,7 +238,11 @@ class _Tracked:
         """What a function of numpy gives: tracked where it rounds, else of the numbers as they are."""
         if ufunc in _ROUNDING and method == "__call__" and not kwargs and isinstance(self, TrackedFloat):
             whole = call(_ROUNDING[ufunc], self)
-            return call(float, whole) if isinstance(whole, _Tracked) else float(whole)
+            if not isinstance(whole, _Tracked):
+                return np.float64(whole)
+            rounded = call(float, whole)
+            rounded.is_numpys = True
+            return rounded
         return getattr(ufunc, method)(*map(pin, inputs), **kwargs)
 
     def settle(self) -> Any:
@@ -319,7 +327,17 @@ def pin(value: Any) -> Any:
 
 
 class TrackedFloat(_Tracked, float):  # type: ignore[misc]
-    """A ``float`` made from sizes of tensors that depend on the inputs."""
+    """A ``float`` made from sizes of tensors that depend on the inputs.
+
+    One that ``is_numpys`` has what a float of numpy has, which leaves it as it is from then on.
+    """
+
+    is_numpys = False
+
+    def __getattr__(self, name: str) -> Any:
+        if not self.is_numpys or name.startswith("__"):
+            raise AttributeError(f"'float' object has no attribute {name!r}")
+        return getattr(np.float64(pin(self)), name)
 
     def is_integer(self) -> bool:
         return bool(self % 1 == 0)
