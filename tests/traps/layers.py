@@ -350,13 +350,13 @@ class Told(nn.Module):
         return self.layer(x) * self.scale
 
 
-@trap("safe", told=Told)
+@trap(told=Told)
 def tensor_set_on_a_layer(self: Any, x: Tensor) -> Tensor:
     self.told.scale = x.mean()
     return self.run(self.told(x))
 
 
-@trap("safe", told=Told)
+@trap(told=Told)
 def number_set_on_a_layer(self: Any, x: Tensor) -> Tensor:
     self.told.scale = x.size(1)
     return self.run(self.told(x))

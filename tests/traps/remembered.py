@@ -417,3 +417,63 @@ class MethodBehindACache(Net):
 @trap("safe", steps=lambda: functools.lru_cache(lambda n: torch.arange(n).float()[:, None] / 9))
 def cache_held_by_the_model(self: Any, x: Tensor) -> Tensor:
     return self.run(x + self.steps(x.size(1)))
+
+
+class Membrane(nn.Module):
+    """Puts another tensor in the place of its buffer at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = linear()
+        self.register_buffer("level", torch.zeros(0))
+
+    def forward(self, x: Tensor, level: Tensor | None = None) -> Tensor:
+        if level is not None:
+            self.level = level
+        if self.level.shape != x.shape:
+            self.level = torch.zeros_like(x)
+        self.level = 0.5 * self.level + self.layer(x)
+        return torch.tanh(self.level)
+
+
+@trap(membrane=Membrane)
+def buffer_that_a_layer_replaces(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.membrane(x, torch.zeros_like(self.membrane.level)))
+
+
+def _rest(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, Membrane):
+            module.level = torch.zeros_like(module.level)
+            module.level.detach_()
+
+
+@trap(membrane=Membrane)
+def buffer_of_a_layer_set_outside(self: Any, x: Tensor) -> Tensor:
+    _rest(self)
+    return self.run(self.membrane(self.membrane(x)))
+
+
+class Kinds(nn.Module):
+    """Gives a tuple, a piece of which its method keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.bias = linear(), nn.Parameter(torch.ones(WIDTH))
+        self.state: Any = None
+
+    def begin(self, state: Tensor | None) -> None:
+        self.state = (self.bias if state is None else state,)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layer(x) * self.state[0]
+        return y, y.mean(-1, keepdim=True)
+
+
+@trap(kinds=Kinds)
+def piece_of_a_result_handed_to_a_method(self: Any, x: Tensor) -> Tensor:
+    state = None
+    for _ in range(2):
+        self.kinds.begin(state)
+        x, state = self.kinds(x)
+    return self.run(x)

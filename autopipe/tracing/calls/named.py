@@ -83,10 +83,7 @@ class Rebuild(Named):
 
 
 class Told(Named):
-    """A method of a module, which is its first argument: code outside sets by it what the module goes by."""
-
-    def __init__(self, cls: type, name: str) -> None:
-        super().__init__(getattr(cls, name), name, f"{cls.__module__}.{cls.__qualname__}.{name}")
+    """A function of a module, its first argument: code outside sets by it what the module goes by."""
 
 
 class CustomFunction(Named):

@@ -1,4 +1,6 @@
-"""Whether a leaf keeps something of one call for its next, beside buffers: a potential, a memory, a count.
+"""Whether a leaf keeps something of one call for its next: a potential, a memory, a count.
+
+What it writes to buffers is none of it, but that it has others in their place.
 
 That its calls then belong together is left to ``opgraph``; methods by which code outside sets such things, to
 ``telling``.
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Kept", "differing", "kept", "left", "read_by", "tell_left"]
+__all__ = ["Kept", "differing", "goes_by", "kept", "left", "read_by", "tell_left"]
 
 Kept = dict[tuple[int, str], tuple[Any, Any]]
 """(id of a module, name) → its value, and what that holds."""
@@ -30,11 +32,12 @@ _NONE: tuple[Any, Any] = None, ()
 
 
 def kept(inside: Sequence[nn.Module]) -> Kept:
-    """The plain attributes of some modules that the modules' own code reads."""
+    """The plain attributes and buffers of some modules that the modules' own code reads."""
     out: Kept = {}
     for module in inside:
         cls: Any = type(module)
-        held, asked = vars(module), _own_read_by(cls)
+        held, asked = vars(module), goes_by(cls)
+        out.update({(id(module), n): (b, ()) for n, b in module._buffers.items() if n in asked})
         for name in asked if len(asked) < len(held) else held:
             if name in held and name in asked:
                 value = held[name]
@@ -112,7 +115,7 @@ def read_by(cls: Any) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _own_read_by(cls: Any) -> frozenset[str]:
+def goes_by(cls: Any) -> frozenset[str]:
     """Of what a class asks for, what not every module has."""
     return read_by(cls) - _OF_ALL
 

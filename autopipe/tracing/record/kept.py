@@ -183,21 +183,30 @@ class Kept:
 
     def told(self, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
         """A method is being called by which code outside of a leaf sets what the leaf goes by."""
-        method, path = getattr(type(module), name), self.at.modules[id(module)]
+        cls = type(module)
+        told = Told(getattr(cls, name), name, f"{cls.__module__}.{cls.__qualname__}.{name}")
+        return self._told(module, told, args, kwargs)
+
+    def set(self, module: nn.Module, name: str, value: Any) -> None:
+        """Code outside of a leaf sets an attribute that the leaf goes by."""
+        self._told(module, Told(setattr, f"set_{name}"), (name, value), {})
+
+    def _told(self, module: nn.Module, told: Told, args: Any, kwargs: Any) -> Any:
+        path = self.at.modules[id(module)]
         parts = path.split(".")
         above = (".".join(parts[: i + 1]) for i in range(len(parts)))
         leaf = next(filter(self.at.is_leaf, above), None)
         if not self.at.is_recorded or leaf is None:
-            return method(module, *args, **kwargs)
+            return told(module, *args, **kwargs)
         encoded, actual = self.ledger.encode_call(args, kwargs)
-        call = Call("call_function", Told(type(module), name), hint=name, path=leaf, source=self.at.source())
+        call = Call("call_function", told, hint=told.__name__, path=leaf, source=self.at.source())
         call.take((self.ledger.attribute(path, module, Depends.STATE), *encoded[0]), encoded[1])
         call.depends = self.ledger.depends(call) | Depends.STATE
         call.has_effect = call.keeps = True
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with self.performer.inside_leaf(leaf, False):
-                return method(module, *args, **kwargs)
+                return told(module, *args, **kwargs)
 
         return self._perform(call, run, actual)
 

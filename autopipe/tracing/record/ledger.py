@@ -262,8 +262,9 @@ class Ledger:
 
     def encode_call(self, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
         """(args, kwargs) as node arguments, and as the plain values to run the call with."""
-        pairs = [self.encode(a) for a in args]
-        named = {k: self.encode(v) for k, v in kwargs.items()}
+        with self.at.hushed:
+            pairs = [self.encode(a) for a in args]
+            named = {k: self.encode(v) for k, v in kwargs.items()}
         encoded = tuple(p[0] for p in pairs), {k: p[0] for k, p in named.items()}
         return encoded, (tuple(p[1] for p in pairs), {k: p[1] for k, p in named.items()})
 

@@ -193,7 +193,7 @@ class Runs:
             with (
                 self.route.to(recorder, attempt.exporting),
                 opaque.replaced(attempt.functions, self.model, kept.function, kept.method, kept.statement),
-                telling.watched(self.model, attempt.watched, attempt.told, recorder.at, kept.told),
+                telling.watched(self.model, attempt.watched, attempt.told, recorder.at, kept.told, kept.set),
                 opaque.drawing(kept.outside_draw, self.model),
                 memos.bypassed(recorder.at, self.model, [c for _, _, c in self.snapshot.reached.classes]),
                 casts.followed(self.casting, recorder.at),

@@ -367,8 +367,9 @@ def standing_of(
     """
     calls = [c for fs in forms.values() for f in fs for c in f.calls]
     taken = {c.target for c in calls if c.op == "get_attr" and isinstance(c.value, (torch.Tensor, nn.Module))}
+    written = {name for c in calls for name in c.mutated}  # and read in the stage of the layer that does it
     is_open = functools.partial(_is_open, _leaves(calls))
-    named = sorted(taken - {*constants, ""})
+    named = sorted(taken - {*constants, *written, ""})
     return Standing(model, is_open, named, dtypes, flags, _functions_of_torch(calls), found)
 
 

@@ -1,4 +1,4 @@
-"""Methods of leaves by which code outside sets what their calls go by: resets, states handed in.
+"""What code outside of leaves sets that their calls go by: resets by their methods, states put in attributes.
 
 Such a call is recorded in its place among the leaf's own. What a leaf keeps is left to ``keeping``, recording
 the call to ``kept``.
@@ -10,9 +10,10 @@ import contextlib
 import functools
 import itertools
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from . import keeping
@@ -22,6 +23,9 @@ from .restart import TellMethod
 
 __all__ = ["watched"]
 
+_TOLD = (torch.Tensor, tuple, bool, int, float, str, type(None))
+"""What can be set at each run anew: no object that others may have, and fill."""
+
 
 @contextlib.contextmanager
 def watched(
@@ -30,15 +34,17 @@ def watched(
     told: Collection[tuple[str, str]],
     at: Position,
     on_told: Callable[..., Any],
+    on_set: Callable[[nn.Module, str, Any], None],
 ) -> Iterator[None]:
     """Calls of methods that are ``told`` go to ``on_told(module, name, *args)`` meanwhile.
 
     Other methods of the modules at the paths ``chosen`` are watched: one that sets what their code reads is
-    to be told as well.
+    to be told as well. What is set otherwise goes to ``on_set(module, name, value)``.
     """
+    modules = {path: model.get_submodule(path) for path in sorted(chosen)}
     with contextlib.ExitStack() as stack:
-        for path in sorted(chosen):
-            module = model.get_submodule(path)
+        stack.enter_context(_setting(modules, at, on_set))
+        for path, module in modules.items():
             for name in _methods(module):
                 if (path, name) in told:
                     found = Recorded(on_told, module, name)
@@ -47,6 +53,38 @@ def watched(
                 vars(module)[name] = found
                 stack.callback(vars(module).pop, name)
         yield
+
+
+@contextlib.contextmanager
+def _setting(
+    modules: Mapping[str, nn.Module], at: Position, on_set: Callable[[nn.Module, str, Any], None]
+) -> Iterator[None]:
+    """What is set on modules of leaves, and their own code reads, goes to ``on_set`` meanwhile."""
+    meant = {id(m) for path, m in modules.items() if at.is_in_leaf(path)}
+
+    def telling(original: Callable[[nn.Module, str, Any], None]) -> Callable[[nn.Module, str, Any], None]:
+        def __setattr__(self: nn.Module, name: str, value: Any) -> None:
+            cls: Any = type(self)
+            is_told = at.is_recorded and id(self) in meant and isinstance(value, _TOLD)
+            if is_told and name in keeping.goes_by(cls):
+                on_set(self, name, value)
+            else:
+                original(self, name, value)
+
+        return __setattr__
+
+    kinds: list[Any] = [*dict.fromkeys(map(type, modules.values()))]
+    classes = {cls: vars(cls).get("__setattr__") for cls in kinds}
+    try:
+        for cls in classes:
+            cls.__setattr__ = telling(cls.__setattr__)
+        yield
+    finally:
+        for cls, own in classes.items():
+            if own is None:
+                del cls.__setattr__
+            else:
+                cls.__setattr__ = own
 
 
 def _methods(module: nn.Module) -> list[str]:
