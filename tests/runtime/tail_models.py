@@ -98,6 +98,19 @@ class Experts(nn.Module):
         return F.cross_entropy(logits, labels) + 0.1 * balance, logits
 
 
+class Balanced(nn.Module):
+    """Balance of experts that are chosen by their features alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.router = layers(3), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        share = self.router(x).softmax(-1)
+        chosen = F.one_hot(share.argmax(-1), 3).to(x.dtype)
+        return self.body(x).square().mean() + (chosen.mean(0) * share.mean(0)).sum()
+
+
 class Counted(nn.Module):
     """Balance of experts counted in place, over rows that a mask of ones in the example counts."""
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from processes import run_ranks
 from tail_checks import EXACT, batch, loss_fn, plain, runtime_of, same, split, worst
-from tail_models import MODELS, Early, Mined, Similar, TwoTowers, features
+from tail_models import MODELS, Balanced, Early, Mined, Similar, TwoTowers, features
 
 import autopipe
 
@@ -100,6 +100,20 @@ def test_accumulated_scaled_and_weighed():
     for p in model.parameters():
         p.grad /= 64.0
     assert worst(runtime.named_parameters(), plain(model, args)[2]) < EXACT
+
+
+def test_balance_of_experts_where_one_takes_every_row_of_the_example():
+    torch.manual_seed(0)
+    model = Balanced().double()
+    with torch.no_grad():
+        model.router.weight.copy_(torch.tensor([[1.0], [-1.0], [0.0]]))
+    (x,) = batch(Similar)
+    pipe = autopipe.split(model, 2, (x.abs(),), costs="estimated", n_microbatches=3)
+    assert pipe.graph.ops.tail
+    (loss,), _, twin = plain(model, (x,))
+    runtime = pipe.runtime()
+    assert abs(runtime.step(x).loss.item() - loss) < EXACT
+    assert worst(runtime.named_parameters(), twin) < EXACT
 
 
 def test_gradients_of_inputs():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ...graph import Dim, OpGraph, batch_dim
 from ...units import Size, symbol
-from ..calls.call import Call, Recording, map_calls
+from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.functions import tensors
 from ..calls.perform import run_call
 from ..inputs.structure import flatten, unflatten
@@ -186,6 +186,7 @@ class _View:
 
             run(rows, look)
         self.n_rows = max(2, dim.example)
+        self.made_of_rows = _made_of_rows(form, {name for name, _ in dim.where})
         self.twice: dict[int, list[Tensor]] = {}
 
     def see_twice(self, given: Mapping[str, Tensor], device: torch.device) -> None:
@@ -288,6 +289,8 @@ class _View:
 
     def _joins(self, call: Call, i: int) -> bool:
         axis, (ab, aa, bb) = self._axis(call, i), self._values(call, i)
+        if axis is None and id(call) in self.made_of_rows:
+            return False  # that rows tried here give the same says nothing of others
         if not _are_alike(ab, aa) or not _are_alike(ab, bb):
             return axis is not None and axis >= 0 and self._is_by_row(call, i)
         if axis is None:
@@ -359,6 +362,18 @@ class _View:
                 )
         result: Sequence[Any] = map_calls(self.form.calls[-1].args[0], lambda c: values[id(c)])
         return result
+
+
+def _made_of_rows(form: Recording, inputs: Collection[str]) -> set[int]:
+    """The calls whose values hang on the data of a batch's rows: of ``inputs``, beyond their sizes."""
+    found, written = set[int](), set[int]()
+    for call in form.calls:
+        is_row = call.op == "placeholder" and call.target in inputs
+        is_fed = any(id(c) in found for c in call.inputs) or (call.storages | call.reads) & written
+        if is_row or (is_fed and call.depends & Depends.INPUT):
+            found.add(id(call))
+            written |= call.writes
+    return found
 
 
 def _are_alike(a: Tensor, b: Tensor) -> bool:
