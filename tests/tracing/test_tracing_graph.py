@@ -20,6 +20,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from autopipe.api import split
 from autopipe.graph import OpGraph
 from autopipe.runtime.held import resident_bytes
 from autopipe.tracing import capture
@@ -218,6 +219,38 @@ def test_aliases_and_shared_buffers_are_grouped():
     assert any(set(norms) <= set(g) for g in graph.groups)
     assert graph.by_name[norms[0]].mutated_buffers[:2] == ("norm.running_mean", "norm.running_var")
     assert next(op for op in graph.ops if "dropout" in op.target).is_random
+
+
+class Ring(nn.Module):
+    """Writes rows to a queue, at a place that a buffer has and that is moved on before the queue is."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        self.register_buffer("queue", torch.zeros(8, 4))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x):
+        place = int(self.place)
+        self.place[0] = (place + 4) % 8
+        h = self.body(x) + self.queue.mean(0)
+        self.queue[place : place + 4] = h.detach()
+        return h
+
+
+def test_a_number_read_from_a_buffer_is_read_ahead_of_its_write():
+    x, model = torch.randn(4, 4), Ring()
+    twin = copy.deepcopy(model)
+    captured = capture(model, (x,), open=["body"])
+    read = next(op for op in captured.ops.ops if op.target == "torch.Tensor.item")
+    assert not read.is_movable
+    write = next(op.name for op in captured.ops.ops if "place" in op.buffers and op.name != read.name)
+    assert (read.name, write) in captured.ops.order_edges
+    assert any({read.name, write} <= set(group) for group in captured.ops.groups)
+    pipe = split(captured, 3, costs="estimated")
+    for _ in range(3):
+        torch.testing.assert_close(pipe(x), twin(x))
+        torch.testing.assert_close(model.queue, twin.queue)
 
 
 class Draws(nn.Module):

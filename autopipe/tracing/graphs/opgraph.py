@@ -154,7 +154,8 @@ def _is_movable(call: Call, outputs: Sequence[TensorSpec], parameters: Sequence[
     has_effect = call.is_random or call.is_check or call.has_effect or call.writes or call.mutated
     if has_effect or any(t.requires_grad for t in outputs):
         return False
-    return call.is_size or not call.depends & Depends.STATE
+    is_size = call.is_size and not call.depends & Depends.DATA
+    return is_size or not call.depends & Depends.STATE
 
 
 def _signature(call: Call, target: str, kind: Callable[[str], Kind]) -> str:

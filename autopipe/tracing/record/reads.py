@@ -226,6 +226,7 @@ class Reads:
             return None
         with self.at.hushed:
             call.value = func(*actual[0], **actual[1])
+            call.reads = frozenset().union(*map(functions.storages, functions.tensors(actual)))
         call.is_size, call.depends = True, call.depends | Depends.DATA
         self.ledger.numbers.has_data = True
         self.numbers.append(call)
