@@ -1,6 +1,7 @@
 """A captured model does what the model does: outputs, gradients, dropout, in both modes, at other sizes."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -436,6 +437,36 @@ def test_any_structure_in_and_out():
     torch.testing.assert_close(found.extra["pair"], expected.extra["pair"])
     torch.testing.assert_close(found.extra["more"], expected.extra["more"])
     assert {"batch_x", "batch_masks_0", "rest_0", "bias"} <= {op.name for op in captured.ops.inputs}
+
+
+@dataclasses.dataclass
+class Scored:
+    out: torch.Tensor
+
+    def __post_init__(self):
+        self.best = self.out.amax(-1)
+        self.name = "scores"
+
+    @functools.cached_property
+    def total(self):
+        return self.out.sum()
+
+
+class Scoring(Stack):
+    def forward(self, x):
+        found = Scored(self.head(self.body(self.inp(x))))
+        return found, found.total
+
+
+def test_attributes_of_a_dataclass_beside_its_fields():
+    model = Scoring().eval()
+    captured = capture(model, (torch.randn(2, 4, D),))
+    x = torch.randn(3, 4, D)
+    (expected, total), (found, found_total) = model(x), captured(x)
+    torch.testing.assert_close(found.best, expected.best)
+    torch.testing.assert_close(found_total, total)
+    torch.testing.assert_close(found.total, total)
+    assert found.name == "scores"
 
 
 @pytest.mark.filterwarnings(

@@ -6,6 +6,7 @@ What the leaves mean is left to ``recorder`` (values while recording) and ``argu
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 from collections import UserDict, defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -37,8 +38,9 @@ _MAX_DEPTH = 6
 class Spec:
     """The shape of a nested value: what kind of container each level is, its keys and its children.
 
-    ``kind`` is ``leaf``, ``sequence``, ``fields`` (a namedtuple or dataclass), ``mapping``, ``record`` (a
-    mapping that is a dataclass too, such as a transformers ``ModelOutput``) or ``object``.
+    ``kind`` is ``leaf``, ``sequence``, ``fields`` (a namedtuple, or a dataclass with all its attributes),
+    ``mapping``, ``record`` (a mapping that is a dataclass too, such as a transformers ``ModelOutput``) or
+    ``object``.
     ``factory`` makes the missing values of a ``defaultdict``.
     """
 
@@ -104,11 +106,17 @@ def _parts(value: Any, depth: int) -> tuple[Any, tuple[Any, ...], list[Any]] | N
             return None
         return "fields", tuple(range(len(value))), list(value)
     if dataclasses.is_dataclass(value):
-        names = tuple(f.name for f in dataclasses.fields(value) if hasattr(value, f.name))
-        return "fields", names, [getattr(value, n) for n in names]
+        names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
+        names += [n for n in getattr(value, "__dict__", ()) if n not in names and not _is_cached(cls, n)]
+        return "fields", tuple(names), [getattr(value, n) for n in names]
     if depth < _MAX_DEPTH and carries_tensors(value, _MAX_DEPTH - depth):
         return "object", tuple(vars(value)), list(vars(value).values())
     return None
+
+
+def _is_cached(cls: type, name: str) -> bool:
+    """Whether objects of a class make an attribute again where it is missing."""
+    return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
 _LEAF_TYPES = frozenset({*_PLAIN, torch.dtype, torch.device, slice, range, torch.nn.Parameter})
