@@ -21,6 +21,7 @@ from ..hardware import Device
 from ..runtime.data.beginning import beginning
 from ..schema import load
 from ..tracing import Capture, device_of
+from ..tracing.sizes.variation import Check
 from .machine import DeviceLike, busy_peers, described, is_described
 
 __all__ = ["costs_of", "count_microbatches", "microbatch_dims", "profiled"]
@@ -32,10 +33,14 @@ MICROBATCHES_PER_STAGE = 4
 
 
 def count_microbatches(captured: Capture, asked: int | str | None, n_stages: int) -> int:
-    """How many there are of a batch like the example: those asked for, or the default, at most its rows."""
+    """How many there are of a batch like the example: those asked for, or the default, at most its rows.
+
+    The default has no microbatch of a size that the model was not captured for; of those asked for, a warning
+    says so.
+    """
     batch = captured.ops.example_dims.get("batch", 1)
     if asked is None or asked == "auto":
-        return max(1, min(batch, MICROBATCHES_PER_STAGE * n_stages))
+        return _most_taken(captured, min(batch, MICROBATCHES_PER_STAGE * n_stages))
     n = operator.index(asked)  # type: ignore[arg-type]
     if n > batch:
         _logger.warning(
@@ -45,15 +50,52 @@ def count_microbatches(captured: Capture, asked: int | str | None, n_stages: int
             batch,
             batch,
         )
-    return min(n, batch)
+        n = batch
+    if (broken := _broken(captured, n)) is not None:
+        check, rows = broken
+        _logger.warning(
+            "%s microbatches of the example's %s rows have %s each, and the model was captured where %s held "
+            "(%s), so no step takes them: planned at the times of larger ones; take n_microbatches=%s, or "
+            "larger batches",
+            n,
+            batch,
+            rows,
+            check,
+            check.source,
+            _most_taken(captured, n),
+        )
+    return n
 
 
 def microbatch_dims(captured: Capture, n_microbatches: int) -> dict[str, int]:
-    """The example's dims with the batch cut into ``n_microbatches``; the largest piece counts."""
+    """The example's dims with the batch cut into ``n_microbatches``; the largest piece counts.
+
+    Into fewer, where the model was not captured for such pieces.
+    """
     dims = captured.ops.example_dims
     if "batch" in dims:
-        dims["batch"] = math.ceil(dims["batch"] / n_microbatches)
+        dims["batch"] = math.ceil(dims["batch"] / _most_taken(captured, n_microbatches))
     return dims
+
+
+def _most_taken(captured: Capture, most: int) -> int:
+    """The largest number of microbatches up to ``most`` whose sizes the model was captured for."""
+    return next((n for n in range(most, 1, -1) if _broken(captured, n) is None), 1)
+
+
+def _broken(captured: Capture, n: int) -> tuple[Check, int] | None:
+    """What does not hold of one of ``n`` microbatches, and its rows; None where some form takes each."""
+    dims = captured.ops.example_dims
+    batch = dims.get("batch", 1)
+    n = min(n, batch)
+    of_sizes = [f.variation for forms in captured.forms.values() for f in forms if f.for_sizes]
+    for rows in {batch // n, math.ceil(batch / n)} - {batch}:
+        sizes = {**dims, "batch": rows}
+        variations = (captured.variation, *of_sizes)
+        broken = [next((c for c in v.checks if not c.holds(sizes)), None) for v in variations]
+        if (first := broken[0]) is not None and None not in broken:
+            return first, rows
+    return None
 
 
 def costs_of(

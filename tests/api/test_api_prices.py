@@ -108,3 +108,26 @@ def test_a_capture_is_split_by_a_plan_of_it_and_of_what_was_opened():
         assert torch.equal(pipe(X), model(X))
     with pytest.raises(AutopipeError, match="graph"):
         autopipe.split(autopipe.capture(nn.Sequential(nn.Linear(8, 8)), (X,)), plan=plan)
+
+
+class Pieces(nn.Module):
+    """Takes its rows three by three: sizes of one piece are formulas that are below nothing for few rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.cat([self.last(piece) for piece in self.first(x).split(3)])
+
+
+def test_microbatches_are_of_sizes_that_the_model_was_captured_for(caplog):
+    x = torch.randn(4, 8)
+    pipe = autopipe.split(Pieces(), 2, (x,), costs="estimated")
+    assert pipe.plan.n_microbatches == 1
+    assert not caplog.text
+    assert torch.isfinite(pipe.runtime(lambda y, _: y.square().mean()).step(x).loss)
+    asked = autopipe.split(Pieces(), 2, (x,), costs="estimated", n_microbatches=4)
+    assert asked.plan.n_microbatches == 4
+    assert "4 rows have 1 each" in caplog.text
+    assert "take n_microbatches=1" in caplog.text
