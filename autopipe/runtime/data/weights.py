@@ -25,6 +25,7 @@ from torch import Tensor, fx, nn
 from ...accelerator import is_async, upload
 from ...errors import InputError
 from ...tracing.inputs.structure import flatten, unflatten
+from ...tracing.sizes.rows import LABEL_MODULES, MEANS_OVER_LABELS
 from .microbatch import Batch
 
 if TYPE_CHECKING:
@@ -229,8 +230,6 @@ def _can_run(node: fx.Node, fixed: Mapping[str, Any]) -> bool:
     return node.op in ("placeholder", "call_function", "call_method")
 
 
-_MEANS_OVER_LABELS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
-_LABEL_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _PLACES = {"target": 1, "weight": 2, "ignore_index": 4, "reduction": 6}
 _DEFAULTS = {"target": None, "weight": None, "ignore_index": -100, "reduction": "mean"}
 
@@ -239,11 +238,11 @@ def _options(model: nn.Module, node: fx.Node) -> dict[str, Any] | None:
     """What a call averages over labels with; None for calls that do not."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
-        if not isinstance(module, _LABEL_MODULES):
+        if not isinstance(module, LABEL_MODULES):
             return None
         own = {name: getattr(module, name) for name in _PLACES if name != "target"}
         return {"target": _argument(node, "target"), **own}
-    if node.op == "call_function" and node.target in _MEANS_OVER_LABELS:
+    if node.op == "call_function" and node.target in MEANS_OVER_LABELS:
         return {name: _argument(node, name) for name in _PLACES}
     return None
 
@@ -251,10 +250,10 @@ def _options(model: nn.Module, node: fx.Node) -> dict[str, Any] | None:
 def _said_by(loss_fn: Callable[..., Any] | None) -> dict[str, Any]:
     """What a torch loss says of itself: ``reduction``, and over labels ``ignore_index`` and ``weight``."""
     if isinstance(loss_fn, nn.Module):
-        names = ("reduction", *(("ignore_index", "weight") if isinstance(loss_fn, _LABEL_MODULES) else ()))
+        names = ("reduction", *(("ignore_index", "weight") if isinstance(loss_fn, LABEL_MODULES) else ()))
         return {name: getattr(loss_fn, name) for name in names if hasattr(loss_fn, name)}
     said = dict(loss_fn.keywords) if isinstance(loss_fn, functools.partial) else {}
-    if (loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn) not in _MEANS_OVER_LABELS:
+    if (loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn) not in MEANS_OVER_LABELS:
         return {name: said[name] for name in ("reduction",) if name in said}
     return {name: said.get(name, _DEFAULTS[name]) for name in ("reduction", "ignore_index", "weight")}
 

@@ -1,8 +1,9 @@
 """Whether rows of a batch depend on one another, and which op mixes them: rows are put in others' places.
 
 A graph is run on rows a b, a a and b b. Where rows are alone, a is the same beside b as beside a, and a
-number made from all rows (a mean loss) is the mean of what it is for each. The random numbers are the same in
-each run, so noise drawn inside is no mixing. What follows for microbatches is left to ``runtime``.
+number made from all rows (a mean loss) is the mean of what it is for each: an even one, or one over labels,
+which can be counted. The random numbers are the same in each run, so noise drawn inside is no mixing. What
+follows for microbatches is left to ``runtime``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from ..calls.wording import shown
 from ..record.state import seed
 from .rerun import replay
 
-__all__ = ["Mixing", "Rows", "is_close", "mixing", "rows_of"]
+__all__ = ["LABEL_MODULES", "MEANS_OVER_LABELS", "Mixing", "Rows", "is_close", "mixing", "rows_of"]
+
+MEANS_OVER_LABELS = (nn.functional.cross_entropy, nn.functional.nll_loss)
+LABEL_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 
 _logger = logging.getLogger("autopipe")
 _ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-3}
@@ -77,6 +81,7 @@ def mixing(
         if training and (found[False] or not _may_mix_in_training(form, forms)):
             return Mixing(found[False])
         begin, found[training] = functools.partial(start, training), ""
+        is_counted = any(_is_over_labels(model, call) for call in form.calls)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for alone in (True, False) if takes_two and dim.example > 2 else (False,):
@@ -85,7 +90,7 @@ def mixing(
                     for rows in (given, *_contrary(given, dim, form)):
                         run = rows_of(model, form, rows, dim, device, begin, alone=alone)
                         found[training] = found[training] or _found(
-                            form, run, dim, shapes, is_longer=is_longer
+                            form, run, dim, shapes, is_longer=is_longer, is_counted=is_counted
                         )
                     break
                 except Exception as error:
@@ -166,12 +171,21 @@ def _other(row: Tensor) -> Tensor:
     return row.roll(1, -1) if row.ndim else row
 
 
-def _found(form: Recording, run: Rows, dim: Dim, shapes: _Shapes, *, is_longer: bool) -> str:
+def _is_over_labels(model: nn.Module, call: Call) -> bool:
+    """Whether a call is a loss whose labels the runtime counts, or warns of."""
+    if call.op == "call_module":
+        return isinstance(model.get_submodule(call.target), LABEL_MODULES)
+    return call.target in MEANS_OVER_LABELS
+
+
+def _found(
+    form: Recording, run: Rows, dim: Dim, shapes: _Shapes, *, is_longer: bool, is_counted: bool
+) -> str:
     """What mixes rows in one form, in words, or nothing.
 
     Where results differ by little, though by more than rounding, some op must differ by more.
     """
-    results = _Results(form, run, is_longer)
+    results = _Results(form, run, is_longer, is_counted)
     fault = results.fault(dim, shapes, _ALLOWED)
     if fault:
         where = _first(form, run, dim, shapes)
@@ -183,8 +197,8 @@ def _found(form: Recording, run: Rows, dim: Dim, shapes: _Shapes, *, is_longer: 
 class _Results:
     """What a form gives for rows in some places, its output leaves that calls made."""
 
-    def __init__(self, form: Recording, run: Rows, is_longer: bool) -> None:
-        self._form, self._run, self._is_longer = form, run, is_longer
+    def __init__(self, form: Recording, run: Rows, is_longer: bool, is_counted: bool) -> None:
+        self._form, self._run, self._is_longer, self._is_counted = form, run, is_longer, is_counted
         self._leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
         self._values: dict[str, list[Any]] = {}
         self._numbers = [
@@ -221,7 +235,7 @@ class _Results:
         return ""
 
     def _no_mean(self, i: int, allowed: float, level: Mapping[torch.dtype, float]) -> str:
-        """In words, where a number is no mean of the rows', evenly or weighted by what counts in each.
+        """In words, where a number is no mean of the rows', evenly or weighted by the labels in each.
 
         In both orders: what is clipped, as a loss of ranks is, may be one in one of them alone.
         """
@@ -234,7 +248,7 @@ class _Results:
         if self._is_longer and level is _ALLOWED and min(aa, bb) <= ab <= max(aa, bb):
             return ""  # how the rows weigh cannot be told with others beside them
         share = (bb - ab) / (ab - aa) if ab != aa else math.inf
-        if share > 0 and math.isfinite(share) and not self._is_longer:
+        if self._is_counted and share > 0 and math.isfinite(share) and not self._is_longer:
             found = float(self.of("abb")[i])
             if abs(found - (share * aa + 2 * bb) / (share + 2)) <= allowed * scale:
                 return ""
