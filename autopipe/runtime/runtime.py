@@ -57,8 +57,9 @@ class Runtime(Upkeep):
     mesh: a DeviceMesh with a ``pp`` dim; its other dims are the user's, for :meth:`wrap`.
     autocast: a dtype, or a factory of a context, each stage's forward runs in.
     scaler: the user's ``GradScaler``: scales the loss; an overflow on any rank shows on all.
-    loss_reduction: ``"mean"`` or ``"sum"``; by default what a torch loss says of itself, else the mean: over
-        counted labels for losses inside the model, for ``CrossEntropyLoss`` and ``NLLLoss``; else over rows.
+    loss_reduction: ``"mean"`` or ``"sum"``; by default what a torch loss says of itself, and what capture
+        found the model's own to be, a sum over rows; else the mean: over counted labels for losses inside the
+        model, for ``CrossEntropyLoss`` and ``NLLLoss``; else over rows.
     loss_weight: ``loss_weight(args, kwargs, target)`` weighs a microbatch instead.
     release: free the weights of stages that other ranks own; :meth:`gather_weights` brings them back.
     batch_dims: input name → batch axis, or None for an input every microbatch gets whole; ``target`` too.

@@ -132,6 +132,26 @@ class Tokens(nn.Module):
         return F.cross_entropy(self.head(self.embed(ids)).flatten(0, 1), labels.flatten())
 
 
+class Lasting(nn.Module):
+    """A mean over what lasts, of which rows have unlike much and no loss of torch's says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, lengths):
+        lasts = torch.arange(x.shape[1]) < lengths[:, None]
+        error = self.head(self.body(x)).square().mean(-1)
+        return (error * lasts).sum() / lengths.sum()
+
+
+class Summed(Lasting):
+    """A sum over rows."""
+
+    def forward(self, x, lengths):
+        return (self.head(self.body(x)) - lengths[:, None, None]).square().sum(), self.body(x)
+
+
 def captured_mixing(model, *args):
     torch.manual_seed(0)
     return autopipe.capture(model, args).variation.mixing
@@ -170,6 +190,24 @@ def test_noise_and_unlike_weights_are_no_mixing(caplog):
     assert captured_mixing(Tokens(), ids, labels) == Mixing()
     autopipe.split(Variational(), 2, (x,), costs="estimated", n_microbatches=3).verify()
     assert "microbatches" not in caplog.text
+
+
+@pytest.mark.parametrize("make_model", [Lasting, Summed])
+def test_losses_over_what_is_no_label_are_those_of_the_batch(make_model):
+    torch.manual_seed(0)
+    model = make_model().double()
+    x, lengths = torch.randn(6, 5, 4, dtype=torch.float64), torch.tensor([5, 1, 2, 5, 3, 1])
+    pipe = autopipe.split(model, 2, (x, lengths), costs="estimated", n_microbatches=3)
+    assert pipe.graph.variation.mixing.sums == (make_model is Summed)
+    assert bool(pipe.graph.ops.tail) == (make_model is Lasting)
+    whole = model(x, lengths)
+    loss = whole[0] if make_model is Summed else whole
+    loss.backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    assert abs(pipe.runtime().step(x, lengths).loss.item() - loss.item()) < 1e-10 * loss.item()
+    for p, grad in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(p.grad, grad, rtol=1e-10, atol=1e-10)
 
 
 def test_batch_norm_is_warned_of_once(caplog):

@@ -45,7 +45,8 @@ class Weigher:
     """Weighs microbatches by what the loss averages over.
 
     ``reduction`` is ``"mean"`` or ``"sum"``, or None for what ``loss_fn`` says of itself, else the mean;
-    ``given`` overrules it. Without a ``loss_fn`` the model computes the loss. Where that ``is_whole``,
+    ``given`` overrules it. Without a ``loss_fn`` the model computes the loss, of which the capture tells
+    whether it is a sum. Where that ``is_whole``,
     made of all microbatches together, labels need not be counted.
     """
 
@@ -61,6 +62,8 @@ class Weigher:
         if reduction not in ("mean", "sum", None):
             raise InputError(f"loss_reduction is {reduction!r}; it is 'mean' or 'sum'")
         said = _said_by(loss_fn)
+        if loss_fn is None and capture.variation.mixing.sums:
+            said = {"reduction": "sum"}
         self.is_sum = (reduction or said.get("reduction")) == "sum"
         self._given = given
         self._labels = None if self.is_sum or "ignore_index" not in said else said

@@ -49,10 +49,12 @@ class Mixing:
     """In words, what mixes rows; empty where nothing does.
 
     ``always`` is what does in evaluation, ``training`` what does in training alone: batch norm, for one.
+    ``sums``: the numbers that are made of all rows are sums over them, not means.
     """
 
     always: str = ""
     training: str = ""
+    sums: bool = False
 
 
 @torch.no_grad()
@@ -76,27 +78,29 @@ def mixing(
     if dim is None or dim.packed or device.type == "meta":
         return Mixing()
     found: dict[bool, str] = {}
+    sums: list[bool] = []
     for training in (False, True):
         form = forms[training]
         if training and (found[False] or not _may_mix_in_training(form, forms)):
-            return Mixing(found[False])
+            break
         begin, found[training] = functools.partial(start, training), ""
         is_counted = any(_is_over_labels(model, call) for call in form.calls)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for alone in (True, False) if takes_two and dim.example > 2 else (False,):
                 is_longer = dim.example > 2 and not alone
+                seen: list[_Results] = []
                 try:
                     for rows in (given, *_contrary(given, dim, form)):
                         run = rows_of(model, form, rows, dim, device, begin, alone=alone)
-                        found[training] = found[training] or _found(
-                            form, run, dim, shapes, is_longer=is_longer, is_counted=is_counted
-                        )
+                        seen.append(_Results(form, run, is_longer, is_counted))
+                        found[training] = found[training] or _found(seen[-1], dim, shapes)
+                    sums += () if is_longer or found[training] else seen[0].sums()
                     break
                 except Exception as error:
                     # any Python of the model, on rows it may not take: inputs may point to rows
                     _logger.debug("rows could not be told apart: %s", error)
-    return Mixing(found[False], found[True])
+    return Mixing(found[False], found.get(True, ""), bool(sums) and all(sums))
 
 
 def _contrary(given: Mapping[str, Tensor], dim: Dim, form: Recording) -> Iterator[dict[str, Tensor]]:
@@ -178,27 +182,24 @@ def _is_over_labels(model: nn.Module, call: Call) -> bool:
     return call.target in MEANS_OVER_LABELS
 
 
-def _found(
-    form: Recording, run: Rows, dim: Dim, shapes: _Shapes, *, is_longer: bool, is_counted: bool
-) -> str:
+def _found(results: _Results, dim: Dim, shapes: _Shapes) -> str:
     """What mixes rows in one form, in words, or nothing.
 
     Where results differ by little, though by more than rounding, some op must differ by more.
     """
-    results = _Results(form, run, is_longer, is_counted)
     fault = results.fault(dim, shapes, _ALLOWED)
     if fault:
-        where = _first(form, run, dim, shapes)
+        where = _first(results.form, results.run, dim, shapes)
         return "; ".join(filter(None, (where, fault if results.is_number or not where else "")))
     little = results.fault(dim, shapes, _EQUAL) or not results.are_finite
-    return _first(form, run, dim, shapes) if little else ""
+    return _first(results.form, results.run, dim, shapes) if little else ""
 
 
 class _Results:
     """What a form gives for rows in some places, its output leaves that calls made."""
 
     def __init__(self, form: Recording, run: Rows, is_longer: bool, is_counted: bool) -> None:
-        self._form, self._run, self._is_longer, self._is_counted = form, run, is_longer, is_counted
+        self.form, self.run, self._is_longer, self._is_counted = form, run, is_longer, is_counted
         self._leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
         self._values: dict[str, list[Any]] = {}
         self._numbers = [
@@ -209,8 +210,8 @@ class _Results:
     def of(self, rows: str) -> list[Any]:
         """The leaves for these rows."""
         if rows not in self._values:
-            result = self._run(rows)
-            made = zip(self._form.calls[-1].args[0], result, strict=True)
+            result = self.run(rows)
+            made = zip(self.form.calls[-1].args[0], result, strict=True)
             self._values[rows] = [v for c, v in made if isinstance(c, Call)]
         return self._values[rows]
 
@@ -233,6 +234,16 @@ class _Results:
                 self.is_number = True
                 return f"{_said(self._leaves[i])} is {words}"
         return ""
+
+    def sums(self) -> list[bool]:
+        """Of each number made of rows, whether it is their sum: twice as much for twice the rows."""
+        out = []
+        for i in self._numbers:
+            aa, bb, abb = (float(self.of(rows)[i]) for rows in ("aa", "bb", "abb"))
+            summed = aa / 2 + bb
+            allowed = _ALLOWED.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, abb)))
+            out.append(abs(abb - summed) <= allowed < abs(summed) / 3)
+        return out
 
     def _no_mean(self, i: int, allowed: float, level: Mapping[torch.dtype, float]) -> str:
         """In words, where a number is no mean of the rows', evenly or weighted by the labels in each.
