@@ -42,6 +42,14 @@ def count_microbatches(captured: Capture, asked: int | str | None, n_stages: int
     if asked is None or asked == "auto":
         return _most_taken(captured, min(batch, MICROBATCHES_PER_STAGE * n_stages))
     n = operator.index(asked)  # type: ignore[arg-type]
+    if n > 1 and "batch" not in captured.ops.example_dims:
+        reasons = [f" ({fixed.reason})" for (_, axis), fixed in captured.variation.fixed.items() if axis == 0]
+        _logger.warning(
+            "%s microbatches were asked for, but the batch's size is fixed in this capture%s: planned for 1",
+            asked,
+            "".join(reasons[:1]),
+        )
+        return 1
     if n > batch:
         _logger.warning(
             "%s microbatches were asked for, but the example batch has %s rows: planned for %s; give a batch "

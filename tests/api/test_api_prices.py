@@ -131,3 +131,10 @@ def test_microbatches_are_of_sizes_that_the_model_was_captured_for(caplog):
     assert asked.plan.n_microbatches == 4
     assert "4 rows have 1 each" in caplog.text
     assert "take n_microbatches=1" in caplog.text
+
+
+def test_microbatches_of_a_batch_that_is_fixed_are_told_why(caplog):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    pipe = autopipe.split(model, 2, (torch.randn(4, 8),), costs="estimated", dynamic=False, n_microbatches=4)
+    assert pipe.plan.n_microbatches == 1
+    assert "fixed in this capture (dynamic=False)" in caplog.text

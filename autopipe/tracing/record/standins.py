@@ -25,6 +25,7 @@ from .statements import Taken
 __all__ = ["KeptFunction", "KeptMethod", "hides"]
 
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK}) - {"_non_persistent_buffers_set"}
+"""What a stand-in has of its own. Which buffers are saved is the layer's to say: code may ask its state."""
 _HELD = ("_modules", "_parameters", "_buffers")
 
 
