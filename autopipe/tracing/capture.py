@@ -29,6 +29,7 @@ from .inputs.examples import infer
 from .inputs.structure import Spec, unflatten
 from .later import Later
 from .making import Form
+from .record.bysize import follow_sizes, sizes_of
 from .record.given import all_on, device_of, fresh
 from .record.keeping import tell_left
 from .record.leaves import Policy
@@ -137,7 +138,7 @@ class Capture:
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if self.device.type != "meta" and (changed := self.standing.changed()):
-            self._hold_changed(changed)
+            self._hold_changed(changed, *self.arguments(args, kwargs))
         return self.inputs.bind(self.model, *self.arguments(args, kwargs))
 
     @property
@@ -209,8 +210,20 @@ class Capture:
                 f"{self.inputs.model}: what the model asks of its inputs cannot be asked of these: {error}"
             ) from error
 
-    def _hold_changed(self, changed: Sequence[Change]) -> None:
-        """Record again as the model stands: a change that leaves the graph as it was is of no account."""
+    def _hold_changed(self, changed: Sequence[Change], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record again as the model stands: a change that leaves the graph as it was is of no account.
+
+        Nor are attributes that follow from the sizes of a call's inputs alone.
+        """
+        if attributes := self.standing.changed_attributes():
+            at = self.model.training, sizes_of(args, kwargs)
+            if self.standing.is_known_at(at):
+                return
+            with all_on(self.device, self.model):
+                is_by_size = follow_sizes(self.model, attributes, args, kwargs)
+            if is_by_size:
+                self.standing.tolerate_at(at)
+                return
         if self.standing.n_in_a_row >= _MOST_IN_A_ROW:
             shown = ", ".join(map(str, changed))
             raise InputError(

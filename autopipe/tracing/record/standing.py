@@ -26,7 +26,7 @@ from .codes import come_to, names_in
 from .reach import HOOKS, Reached, reached
 from .reads import Flag
 
-__all__ = ["Change", "Kind", "Standing", "standing_of"]
+__all__ = ["Attribute", "Change", "Kind", "Standing", "standing_of"]
 
 Read = Callable[[], tuple[Any, ...]]
 _SIMPLE = (int, float, str, bytes, bool, type(None), tuple)
@@ -62,6 +62,20 @@ class Change:
 
     def __str__(self) -> str:
         return self.name
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attribute:
+    """A plain attribute of a module, and what it was ``before`` it changed: empty where it was not there."""
+
+    module: nn.Module
+    name: str
+    before: tuple[Any, ...]
+
+    def put_back(self) -> None:
+        vars(self.module).pop(self.name, None)
+        for value in self.before:
+            vars(self.module)[self.name] = value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,8 +131,9 @@ class Standing:
         training = model.training
         # a form is recorded in the modes the model was given in, where the model was in that form's
         self.modes = {training: {modes}, not training: {(not training,) * len(modes)}}
-        self.values = self._read()
         self.others: list[dict[int, tuple[Any, ...]]] = []
+        self._take()
+        self.by_size: tuple[dict[int, tuple[Any, ...]], set[Any]] = {}, set()
         self.n_in_a_row = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -137,7 +152,7 @@ class Standing:
         """What is not as it was; empty as a rule."""
         found = self._differing()
         out = [self.readers[i].change(now, self.values[i]) for i, now in found.items()]
-        if any(o.keys() == found.keys() and all(_equal(found[i], o[i]) for i in o) for o in self.others):
+        if any(_are_same(found, o) for o in self.others):
             out = []
         modes = tuple(m.training for _, m in self.opened)
         if modes not in self.modes[self.model.training]:
@@ -149,6 +164,36 @@ class Standing:
         self.n_in_a_row = self.n_in_a_row if out else 0
         return out
 
+    def changed_attributes(self) -> list[Attribute]:
+        """The attributes of modules that are not as they were; empty where more than those has changed."""
+        found = self._differing()
+        modules = [(place, self.readers[place].module) for place in found]
+        if len(self.changed()) != len(found):
+            return []
+        out = []
+        for place, module in modules:
+            if module is None:
+                return []
+            now = _attributes(vars(module))
+            before = dict(zip(self.names[place], self.values[place], strict=True))
+            out += [
+                Attribute(module, name, (before[name],) if name in before else ())
+                for name in {**before, **now}
+                if not (name in before and name in now and _same(now[name], before[name]))
+            ]
+        return out
+
+    def is_known_at(self, sizes: Any) -> bool:
+        """Whether the present attributes were said to make no difference at these sizes of the inputs."""
+        known, at = self.by_size
+        return sizes in at and _are_same(known, self._differing())
+
+    def tolerate_at(self, sizes: Any) -> None:
+        """The present attributes make no difference at these sizes of the inputs."""
+        known, at = self.by_size
+        found = self._differing()
+        self.by_size = found, {sizes, *(at if _are_same(known, found) else ())}
+
     def _cast_anew(self) -> list[Change]:
         """The autocast and default dtype in force, where they are new and matter."""
         if not self.dtypes or (now := _casts()) in self.casts:
@@ -158,7 +203,7 @@ class Standing:
 
     def accept(self) -> None:
         """Take the present state for the one that was recorded."""
-        self.values, self.others = self._read(), []
+        self._take()
         self._accept_surroundings()
 
     def asks_too(self, dtypes: bool, flags: Mapping[str, Flag]) -> None:
@@ -174,7 +219,7 @@ class Standing:
         if all(_is_switched(now, self.values[i]) for i, now in found.items()):
             self.others = [found, *self.others[: _MOST_KNOWN - 1]]
         else:
-            self.values, self.others = self._read(), []
+            self._take()
         self.n_in_a_row += 1
         self._accept_surroundings()
 
@@ -183,8 +228,11 @@ class Standing:
         self.flags = {name: (ask, ask()) for name, (ask, _) in self.flags.items()}
         self.modes[self.model.training].add(tuple(m.training for _, m in self.opened))
 
-    def _read(self) -> list[tuple[Any, ...]]:
-        return [reader.read() for reader in self.readers]
+    def _take(self) -> None:
+        """Hold the state from now on to what it is."""
+        self.values = [reader.read() for reader in self.readers]
+        self.names = [() if r.module is None else tuple(_attributes(vars(r.module))) for r in self.readers]
+        self.others = []
 
     def _differing(self) -> dict[int, tuple[Any, ...]]:
         """What the readers read that is not as it was, by their place."""
@@ -338,6 +386,10 @@ def _places(model: nn.Module, taken: Iterable[str]) -> list[tuple[Mapping[str, A
         held = vars(model.get_submodule(owner))
         out += [(held[kind], name) for kind in _HELD if name in held.get(kind, ())]
     return out
+
+
+def _are_same(now: Mapping[int, tuple[Any, ...]], before: Mapping[int, tuple[Any, ...]]) -> bool:
+    return now.keys() == before.keys() and all(_equal(now[i], before[i]) for i in before)
 
 
 def _equal(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
