@@ -152,6 +152,15 @@ class Summed(Lasting):
         return (self.head(self.body(x)) - lengths[:, None, None]).square().sum(), self.body(x)
 
 
+class Penalised(Lasting):
+    """A sum over rows, and what the weights cost."""
+
+    def forward(self, x, lengths):
+        return (
+            self.head(self.body(x)) - lengths[:, None, None]
+        ).square().sum() + self.body.weight.square().sum()
+
+
 def captured_mixing(model, *args):
     torch.manual_seed(0)
     return autopipe.capture(model, args).variation.mixing
@@ -192,14 +201,14 @@ def test_noise_and_unlike_weights_are_no_mixing(caplog):
     assert "microbatches" not in caplog.text
 
 
-@pytest.mark.parametrize("make_model", [Lasting, Summed])
+@pytest.mark.parametrize("make_model", [Lasting, Summed, Penalised])
 def test_losses_over_what_is_no_label_are_those_of_the_batch(make_model):
     torch.manual_seed(0)
     model = make_model().double()
     x, lengths = torch.randn(6, 5, 4, dtype=torch.float64), torch.tensor([5, 1, 2, 5, 3, 1])
     pipe = autopipe.split(model, 2, (x, lengths), costs="estimated", n_microbatches=3)
     assert pipe.graph.variation.mixing.sums == (make_model is Summed)
-    assert bool(pipe.graph.ops.tail) == (make_model is Lasting)
+    assert bool(pipe.graph.ops.tail) == (make_model is not Summed)
     whole = model(x, lengths)
     loss = whole[0] if make_model is Summed else whole
     loss.backward()

@@ -95,7 +95,9 @@ def mixing(
                         run = rows_of(model, form, rows, dim, device, begin, alone=alone)
                         seen.append(_Results(form, run, is_longer, is_counted))
                         found[training] = found[training] or _found(seen[-1], dim, shapes)
-                    sums += () if is_longer or found[training] else seen[0].sums()
+                    if not (is_longer or found[training]):
+                        found[training] = seen[0].neither()
+                        sums += seen[0].sums()
                     break
                 except Exception as error:
                     # any Python of the model, on rows it may not take: inputs may point to rows
@@ -239,11 +241,29 @@ class _Results:
         """Of each number made of rows, whether it is their sum: twice as much for twice the rows."""
         out = []
         for i in self._numbers:
-            aa, bb, abb = (float(self.of(rows)[i]) for rows in ("aa", "bb", "abb"))
-            summed = aa / 2 + bb
-            allowed = _ALLOWED.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, abb)))
-            out.append(abs(abb - summed) <= allowed < abs(summed) / 3)
+            _, summed, found, allowed = self._of_three(i)
+            out.append(abs(found - summed) <= allowed < abs(summed) / 3)
         return out
+
+    def neither(self) -> str:
+        """In words, the first number that is neither mean nor sum of what rows give, as a sum and a penalty.
+
+        Not asked where labels weigh rows, nor where noise is drawn, which is other noise for more rows.
+        """
+        if self._is_counted or any(c.is_random for c in self.form.calls):
+            return ""
+        for i in self._numbers:
+            mean, summed, found, allowed = self._of_three(i)
+            if min(abs(found - mean), abs(found - summed)) > allowed:
+                said = f"{found:.6g} for three rows, whose mean is {mean:.6g} and whose sum {summed:.6g}"
+                return f"{_said(self._leaves[i])} is {said}"
+        return ""
+
+    def _of_three(self, i: int) -> tuple[float, float, float, float]:
+        """A number for rows a b b: if it is a mean, if it is a sum, as it is; and how much is rounding."""
+        aa, bb, abb = (float(self.of(rows)[i]) for rows in ("aa", "bb", "abb"))
+        allowed = _ALLOWED.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, abb)))
+        return (aa + 2 * bb) / 3, aa / 2 + bb, abb, allowed
 
     def _no_mean(self, i: int, allowed: float, level: Mapping[torch.dtype, float]) -> str:
         """In words, where a number is no mean of the rows', evenly or weighted by the labels in each.
