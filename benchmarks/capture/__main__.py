@@ -112,7 +112,7 @@ def _report(source: pathlib.Path) -> None:
     (here / "results.json").write_text(json.dumps(data, indent=1) + "\n")
     readme = here / "README.md"
     before, rest = readme.read_text().split("## Result\n", 1)
-    after = rest[rest.index("## Environment\n") :]
+    after = rest[rest.index("\n## ") + 1 :]
     readme.write_text(f"{before}## Result\n\n{section(data, len(entries()))}\n\n{after}")
 
 

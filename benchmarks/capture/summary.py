@@ -125,7 +125,7 @@ def _misses(eager: Mapping[str, Mapping[str, Any]]) -> list[str]:
         failed = next((title for title, rule in COLUMNS if rule(found) is False), None)
         if failed:
             words = (_problem(result) or "no answer").replace("|", "/")
-            words = re.sub(r"(?:/[\w.-]+)+/", "", words)
+            words = re.sub(r"[\w.-]*(?:/[\w.-]+)+/", "", words)
             words = re.sub(r"^graph, \w+: ", "", words)
             out.append(f"- `{name}`: {failed}: {words[:170]}")
     return out or ["none"]
