@@ -151,9 +151,9 @@ class Engine:
         """Make all that depends on which stages there are and where."""
         capture, plan, options, stages = self.capture, self.plan, self.options, self.all_stages
         self._absent = absent(capture, self.stages, stages)
-        own = {m for stage in self.stages for m in stage.modules()}
+        own = dict.fromkeys(m for stage in self.stages for m in stage.modules())  # hooks run in their order
         self._held = tuple(m._parameters for m in own if m._parameters)
-        hooking = own.union(capture.model.modules())
+        hooking = {*own, *capture.model.modules()}
         self._hooks = tuple(hooks for m in hooking for hooks in (m._backward_hooks, m._backward_pre_hooks))
         is_one = self.peers is not None and self.replica_dims.n == 1
         beside = learned(options.loss_fn, capture.model, plan.n_ranks) if is_one else ()

@@ -137,9 +137,10 @@ class Capture:
         return values, self.form_met(values)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        args, kwargs = self.arguments(args, kwargs)
         if self.device.type != "meta" and (changed := self.standing.changed()):
-            self._hold_changed(changed, *self.arguments(args, kwargs))
-        return self.inputs.bind(self.model, *self.arguments(args, kwargs))
+            self._hold_changed(changed, args, kwargs)
+        return self.inputs.bind(self.model, args, kwargs)
 
     @property
     def has_questions(self) -> bool:
@@ -215,7 +216,7 @@ class Capture:
 
         Nor are attributes that follow from the sizes of a call's inputs alone.
         """
-        if attributes := self.standing.changed_attributes():
+        if attributes := self.standing.changed_attributes(len(changed)):
             at = self.model.training, sizes_of(args, kwargs)
             if self.standing.is_known_at(at):
                 return

@@ -164,14 +164,14 @@ class Standing:
         self.n_in_a_row = self.n_in_a_row if out else 0
         return out
 
-    def changed_attributes(self) -> list[Attribute]:
-        """The attributes of modules that are not as they were; empty where more than those has changed."""
+    def changed_attributes(self, n_changes: int) -> list[Attribute]:
+        """The attributes that are not as they were; empty where others of the ``n_changes`` are."""
         found = self._differing()
-        modules = [(place, self.readers[place].module) for place in found]
-        if len(self.changed()) != len(found):
+        modules = {place: self.readers[place].module for place in found}
+        if len(found) != n_changes or any(_are_same(found, o) for o in self.others):
             return []
         out = []
-        for place, module in modules:
+        for place, module in modules.items():
             if module is None:
                 return []
             now = _attributes(vars(module))
