@@ -52,6 +52,7 @@ __all__ = [
     "function_modes",
     "fx_graph",
     "grad_mode",
+    "is_called_plainly",
     "is_operator",
     "plugin_options",
     "pop_function_mode",
@@ -174,6 +175,19 @@ GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
     _MODULES._global_backward_pre_hooks, _MODULES._global_backward_hooks,
 )  # fmt: skip
 """The hooks that run for all modules: what ``register_module_forward_hook`` and its like fill."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def is_called_plainly(module: torch.nn.Module) -> bool:
+    """Whether calling a module comes to its class's ``forward`` and nothing else.
+
+    Not where hooks, code that was compiled for it, or a ``forward`` of its own stand in between.
+    """
+    own = vars(module)
+    is_hooked = any(own[name] for name in _HOOKS) or any(GLOBAL_HOOKS)
+    return not is_hooked and own.get(CALL_HOOK) is None and "forward" not in own
+
 
 APPLY_IS_C = isinstance(vars(torch.autograd.Function).get("apply"), types.ClassMethodDescriptorType)
 """Whether ``autograd.Function.apply`` is C's own, as from torch 2.14: where it was bound to another name

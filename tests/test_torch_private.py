@@ -240,6 +240,28 @@ def test_hooks_on_all_modules_are_seen() -> None:
             handle.remove()
 
 
+def test_a_module_is_called_plainly_unless_something_is_around_its_forward() -> None:
+    layer, called = nn.Linear(1, 1), nn.modules.module
+    assert private.is_called_plainly(layer)
+    put: list[Any] = [
+        lambda: layer.register_forward_pre_hook(lambda m, a: None),
+        lambda: layer.register_forward_hook(lambda m, a, r: None),
+        lambda: layer.register_full_backward_pre_hook(lambda m, g: None),
+        lambda: layer.register_full_backward_hook(lambda m, g, h: None),
+        lambda: called.register_module_forward_hook(lambda m, a, r: None),
+    ]
+    for register in put:
+        handle = register()
+        assert not private.is_called_plainly(layer)
+        handle.remove()
+        assert private.is_called_plainly(layer)
+    layer.forward = layer.forward  # type: ignore[method-assign]
+    assert not private.is_called_plainly(layer)
+    del layer.forward
+    vars(layer)[private.CALL_HOOK] = layer.forward
+    assert not private.is_called_plainly(layer)
+
+
 def test_function_modes_come_and_go() -> None:
     class Mode(TorchFunctionMode):
         pass

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from ..errors import InputError
 from ..plans import Plan
-from ..torch_private import CALL_HOOK
+from ..torch_private import CALL_HOOK, is_called_plainly
 from ..tracing.graphs.scope import Scope
 from ..tracing.record.leaves import is_compiled
 from .again import Block
@@ -161,6 +161,15 @@ class Stage(Scope):
                 f"inputs of this kind were met after {self._get_name()} was made; make it anew from the pipe"
             )
         return forms[form].forward(self, *values)
+
+    def as_called(self) -> Callable[..., tuple[Any, ...]]:
+        """What calling it with nothing but values comes to as it stands now, for many calls in a row.
+
+        Where that is its forward and nothing else, the code of the example's form; else the stage itself.
+        """
+        if not is_called_plainly(self):
+            return self
+        return functools.partial(self._forms["", self.training][0].forward, self)
 
     def _recomputed(self, section: str, training: bool, form: int, block: int, *values: Any) -> Any:
         """What a block of a form makes of what it takes."""

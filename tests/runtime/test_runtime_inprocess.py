@@ -20,6 +20,7 @@ from autopipe.errors import InputError, StepError
 from autopipe.runtime import Runtime
 from autopipe.schedule import NAMES
 from autopipe.schedule import build as build_schedule
+from autopipe.torch_private import CALL_HOOK
 
 TRAINING = [n for n in NAMES if n != "forward-only"]
 PER_RANK = {"interleaved": 2, "looped-bfs": 2, "zbv": 2, "dualpipev": 2}
@@ -315,3 +316,37 @@ def test_sparse_tensors_are_priced_and_cross_stages():
     pipe = autopipe.split(model, 3, (x,), n_microbatches=1, costs="estimated", pin={"first": 1})
     pipe.runtime(lambda output, target: output.square().mean()).step(x)
     torch.testing.assert_close(grads(model.named_parameters()), expected)
+
+
+def test_what_is_put_around_a_stage_between_steps_is_called_in_each_forward():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    x, y = torch.randn(6, 2), torch.randn(6, 1)
+    captured, plan, stages = make(model, (x,), {}, n_stages=2, n_microbatches=3)
+    runtime = Runtime(captured, plan, stages, loss_fn=nn.functional.mse_loss)
+    stage, seen = stages[1], []
+
+    def n_calls():
+        seen.clear()
+        runtime.step(x, target=y)
+        return len(seen)
+
+    def note(module, *_):
+        seen.append(module)
+
+    assert n_calls() == 0
+    registers = [
+        stage.register_forward_pre_hook,
+        stage.register_forward_hook,
+        stage.register_full_backward_pre_hook,
+    ]
+    for register in registers:
+        handle = register(note)
+        assert n_calls() == 3
+        handle.remove()
+        assert n_calls() == 0
+    forward = stage.forward
+    stage.forward = lambda *values, **options: (seen.append(stage), forward(*values, **options))[1]
+    assert n_calls() == 3
+    del stage.forward
+    vars(stage)[CALL_HOOK] = lambda *values: (seen.append(stage), forward(*values))[1]  # as compile() does
+    assert n_calls() == 3

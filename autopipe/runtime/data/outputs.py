@@ -121,6 +121,8 @@ def weighted(losses: Sequence[Tensor | None], weights: Sequence[float | Tensor])
         shares, found = torch.stack(there), torch.stack([loss for loss in losses if loss is not None])
         return torch.where(shares > 0, found.double() * shares, 0.0).sum()
     terms = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
+    if all(loss.is_cpu for loss, _ in terms):  # plain numbers cost a fraction of ops on as small tensors
+        return torch.tensor(sum(loss.item() * w for loss, w in terms), dtype=torch.float64, device="cpu")
     found = torch.stack([loss for loss, _ in terms]).double()
     shares = torch.tensor([w for _, w in terms], dtype=torch.float64, device="cpu")
     return (found * upload(shares, found.device)).sum()

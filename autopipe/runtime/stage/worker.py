@@ -109,6 +109,7 @@ class Worker:
             and not step.batch.forms
             and not self._named
         )
+        self._run = self.stage.as_called() if self.module is self.stage else self.module
         self._scopes: dict[int, rng.Scope] = {}
         self.leaves: dict[str, list[Tensor]] = {
             name: [t.detach().requires_grad_() for t in step.batch.leaves[name]]
@@ -195,7 +196,7 @@ class Worker:
 
     def _call(self, values: Sequence[Any], m: int) -> tuple[Any, ...]:
         if self._is_bare:
-            return self.module(*values)
+            return self._run(*values)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._draws(m))
             stack.enter_context(self.replicas.around_forward())
