@@ -83,6 +83,44 @@ def any_number_of_tensors(self: Any, first: Tensor, *rest: Tensor, scale: float 
     return self.run(first + sum(t * i for i, t in enumerate(rest)) * scale)
 
 
+def of_like_names(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """Two tensors in a list, and three more."""
+    (x,) = sequences(batch, length, seed)
+    return [x, x * 2], x + 1, x - 1, x.sin()
+
+
+@trap(inputs=of_like_names)
+def names_that_differ_by_little(self: Any, x: Any, x_: Tensor, x_1: Tensor, x_1_1: Tensor) -> Tensor:
+    return self.run(x[0] + 2 * x[1] + 3 * x_ + 4 * x_1 + 5 * x_1_1)
+
+
+def by_name_too(batch: int, length: int, seed: int) -> dict[str, Any]:
+    """Keywords that are numbered as arguments in a row are."""
+    (x,) = sequences(batch, length, seed)
+    return {"x": x, "rest_0": x * 2}
+
+
+@trap(inputs=by_name_too)
+def named_as_one_of_a_row(self: Any, x: Tensor, *rest: Tensor, rest_0: Any = 1.0) -> Tensor:
+    return self.run(x + rest_0 + sum(rest))
+
+
+def defaults_before_others(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """A number that is the default, and a tensor behind it."""
+    (x,) = sequences(batch, length, seed)
+    return x, 2.0, x * 2
+
+
+@trap(inputs=defaults_before_others)
+def any_number_behind_a_default(self: Any, x: Tensor, scale: Any = 2.0, *rest: Tensor) -> Tensor:
+    return self.run(x * scale + sum(rest))
+
+
+@trap(inputs=defaults_before_others)
+def position_behind_a_default(self: Any, x: Tensor, scale: Any = 2.0, more: Any = 1.0, /) -> Tensor:
+    return self.run(x * scale + more)
+
+
 def with_a_flag(batch: int, length: int, seed: int) -> tuple[Any, ...]:
     """A flag, a number and a word that are others in some calls."""
     (x,) = sequences(batch, length, seed)

@@ -39,9 +39,14 @@ def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     for name, value in bound.arguments.items():
         parameter = expected.parameters[name]
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            for key in out.keys() & value.keys():
+                raise InputError(
+                    f"{type(model).__name__}.forward takes {key!r} by position alone and another by that "
+                    "name, which are one name to a pipeline; name one of them otherwise"
+                )
             out.update(value)
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            out.update({f"{name}_{i}": v for i, v in enumerate(value)})
+            out.update({f"{name}[{i}]": v for i, v in enumerate(value)})
         elif not _is_default(value, parameter.default):
             out[name] = value
     return out
@@ -108,7 +113,7 @@ class Inputs:
                     f"{type(model).__name__}: argument {_shown(trail)} is a {type(leaf).__name__}, whose "
                     "tensors cannot be followed; pass them in a tuple, a list, a dict or a dataclass"
                 )
-        taken: dict[str, int] = {}
+        taken: set[str] = set()
         names = tuple(
             _unique("_".join(str(key) for _, key in trail), taken) if isinstance(leaf, torch.Tensor) else None
             for trail, leaf in zip(trails, leaves, strict=True)
@@ -215,30 +220,36 @@ class Inputs:
         """(args, kwargs) with other tensors in the captured structure."""
         leaves = [self.constants[i] if n is None else tensors[n] for i, n in enumerate(self.names)]
         given = unflatten(self.spec, leaves)
-        parameters = signature(model.forward).parameters.values()
+        parameters = list(signature(model.forward).parameters.values())
         variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-        if variadic is None:
-            # exported programs tell arguments by position and by name apart
-            n_first = self.n_positional if isinstance(model, fx.GraphModule) else 0
-            return tuple(given.pop(n) for n in _by_position(list(parameters), given, n_first)), given
-        before = list(itertools.takewhile(lambda p: p.name != variadic, parameters))
-        rest = [n for n in given if re.fullmatch(rf"{variadic}_\d+", n)]
-        return tuple(given.pop(n) for n in [*(p.name for p in before if p.name in given), *rest]), given
+        rest = [n for n in given if re.fullmatch(rf"{variadic}\[\d+\]", n)]
+        # exported programs tell arguments by position and by name apart
+        n_first = self.n_positional if isinstance(model, fx.GraphModule) else 0
+        first = _by_position(parameters, given, n_first, has_rest=bool(rest))
+        args = [given.pop(p.name, p.default) for p in first]
+        return (*args, *(given.pop(n) for n in rest)), given
 
 
-def _by_position(parameters: list[inspect.Parameter], given: Mapping[str, Any], n_first: int) -> list[str]:
-    """The arguments to pass by position: the first so many, and those that can come in no other way."""
-    first = itertools.takewhile(lambda p: p.name in given, parameters[:n_first])
-    only = (p for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in given)
-    return list(dict.fromkeys(p.name for p in (*first, *only)))
+def _by_position(
+    parameters: Sequence[inspect.Parameter], given: Mapping[str, Any], n_first: int, *, has_rest: bool
+) -> Sequence[inspect.Parameter]:
+    """The parameters to pass by position: the first so many, and all before what can come in no other way."""
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if has_rest:
+        return places
+    first = list(itertools.takewhile(lambda p: p.name in given, places[:n_first]))
+    only = [i for i, p in enumerate(places) if p.kind is p.POSITIONAL_ONLY and p.name in given]
+    return places[: max(len(first), *(i + 1 for i in only), 0)]
 
 
-def _unique(name: str, taken: dict[str, int]) -> str:
-    """A name that stages and fx keep: they would rename a builtin, such as ``input``, or ``self``."""
+def _unique(name: str, taken: set[str]) -> str:
+    """A name that stages and fx keep, and that none has: they would rename a builtin, or ``self``."""
     name = re.sub(r"\W", "_", name, flags=re.ASCII).strip("_") or "value"
     name += "_1" if keyword.iskeyword(name) or hasattr(builtins, name) or name == "self" else ""
-    taken[name] = taken.get(name, -1) + 1
-    return name if not taken[name] else f"{name}_{taken[name]}"
+    free = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+    found = next(n for n in free if n not in taken)
+    taken.add(found)
+    return found
 
 
 def _shown(trail: Any) -> str:
