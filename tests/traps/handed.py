@@ -94,6 +94,19 @@ def names_that_differ_by_little(self: Any, x: Any, x_: Tensor, x_1: Tensor, x_1_
     return self.run(x[0] + 2 * x[1] + 3 * x_ + 4 * x_1 + 5 * x_1_1)
 
 
+def of_reserved_names(batch: int, length: int, seed: int) -> dict[str, Any]:
+    """Keywords that generated code has for others."""
+    (x,) = sequences(batch, length, seed)
+    return {"x": x, "device": x * 2, "operator": x + 1, "pytree": x - 1, "form": x.sin()}
+
+
+@trap(inputs=of_reserved_names)
+def names_that_code_has_for_others(
+    self: Any, x: Tensor, device: Tensor, operator: Tensor, pytree: Tensor, form: Tensor
+) -> Tensor:
+    return self.run(x + 2 * device + 3 * operator + 4 * pytree + 5 * form)
+
+
 def by_name_too(batch: int, length: int, seed: int) -> dict[str, Any]:
     """Keywords that are numbered as arguments in a row are."""
     (x,) = sequences(batch, length, seed)

@@ -222,3 +222,12 @@ def parametrized_in_glue(self: Any, x: Tensor) -> Tensor:
 def cached_parametrization(self: Any, x: Tensor) -> Tensor:
     with parametrize.cached():
         return self.layers[0](self.layers[0](x))
+
+
+def halved(module: nn.Module, args: Any) -> Any:
+    return (args[0] / 2, *args[1:])
+
+
+@trap(prepare=lambda m: m.register_forward_pre_hook(halved))
+def hook_on_what_is_given_by_position(self: Any, x: Tensor) -> Tensor:
+    return self.run(x)

@@ -5,12 +5,9 @@ Recording each form is left to ``recorder``, making graphs of them to ``emit``.
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import difflib
 import itertools
-import keyword
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +16,7 @@ from torch import fx, nn
 from ...torch_private import fx_graph
 from ..calls.call import Call, Guard, Recording, map_calls
 from ..calls.likeness import is_equal, key
+from ..inputs.names import Namer
 
 __all__ = ["merge", "name_like", "select", "settled", "share_constants", "union"]
 
@@ -59,7 +57,7 @@ def merge(train: Recording, evaluation: Recording) -> dict[bool, Recording]:
     pairs = _match(train.calls, evaluation.calls)
     twins = {id(e): t for t, e in pairs}
     whole = len(pairs) == len(train.calls) == len(evaluation.calls) and train.output == evaluation.output
-    namer = _Namer()
+    namer = Namer()
     if whole and all(_agrees(t, e, twins) for t, e in pairs):
         both = dataclasses.replace(_follow_mode(train, pairs), guards=_guards(train, evaluation, twins))
         return dict.fromkeys((True, False), _name(both, namer))
@@ -108,7 +106,7 @@ def name_like(named: Sequence[Call], form: Recording) -> None:
     """Name the calls of a further form: what is one of the ``named`` as that one."""
     for known, call in _match(named, form.calls):
         call.name = known.name
-    namer = _Namer()
+    namer = Namer()
     namer.taken.update((c.name, 0) for c in named)
     _name(form, namer)
 
@@ -216,29 +214,7 @@ def _blend(a: Any, b: Any, call: Call, flags: dict[str, Call], made: list[Call])
     return chosen
 
 
-_RESERVED = {*keyword.kwlist, *dir(builtins), "self", "torch", "device", "inf", "nan", "NoneType"}
-_RESERVED |= {"fx_pytree", "pytree", "math", "operator", "typing"}
-
-
-class _Namer:
-    """Unique identifiers from hints, in the way of fx, but the same for both forms."""
-
-    def __init__(self) -> None:
-        self.taken: dict[str, int] = {}
-
-    def __call__(self, hint: str) -> str:
-        base = re.sub(r"\W", "_", hint, flags=re.ASCII).strip("_") or "value"
-        if base[0].isdecimal():
-            base = f"_{base}"
-        name = base
-        while name in self.taken or name in _RESERVED:
-            self.taken[base] = self.taken.get(base, 0) + 1
-            name = f"{base}_{self.taken[base]}"
-        self.taken.setdefault(name, 0)
-        return name
-
-
-def _name(recording: Recording, namer: _Namer) -> Recording:
+def _name(recording: Recording, namer: Namer) -> Recording:
     for call in recording.calls:
         if not call.name:
             call.name = namer(call.hint)

@@ -5,21 +5,20 @@ Which sizes may change is left to ``dims``.
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import functools
 import inspect
 import itertools
-import keyword
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from ...errors import InputError
 from .contents import SIMPLE, contents
+from .names import Namer
 from .structure import Spec, flatten, hides_tensors, paths, unflatten
 
 __all__ = ["Inputs", "arguments", "signature"]
@@ -113,9 +112,9 @@ class Inputs:
                     f"{type(model).__name__}: argument {_shown(trail)} is a {type(leaf).__name__}, whose "
                     "tensors cannot be followed; pass them in a tuple, a list, a dict or a dataclass"
                 )
-        taken: set[str] = set()
+        named = Namer()
         names = tuple(
-            _unique("_".join(str(key) for _, key in trail), taken) if isinstance(leaf, torch.Tensor) else None
+            named("_".join(str(key) for _, key in trail)) if isinstance(leaf, torch.Tensor) else None
             for trail, leaf in zip(trails, leaves, strict=True)
         )
         tensors = {i: v for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)}
@@ -223,9 +222,8 @@ class Inputs:
         parameters = list(signature(model.forward).parameters.values())
         variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         rest = [n for n in given if re.fullmatch(rf"{variadic}\[\d+\]", n)]
-        # exported programs tell arguments by position and by name apart
-        n_first = self.n_positional if isinstance(model, fx.GraphModule) else 0
-        first = _by_position(parameters, given, n_first, has_rest=bool(rest))
+        # hooks and exported programs tell arguments by position and by name apart
+        first = _by_position(parameters, given, self.n_positional, has_rest=bool(rest))
         args = [given.pop(p.name, p.default) for p in first]
         return (*args, *(given.pop(n) for n in rest)), given
 
@@ -240,16 +238,6 @@ def _by_position(
     first = list(itertools.takewhile(lambda p: p.name in given, places[:n_first]))
     only = [i for i, p in enumerate(places) if p.kind is p.POSITIONAL_ONLY and p.name in given]
     return places[: max(len(first), *(i + 1 for i in only), 0)]
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    """A name that stages and fx keep, and that none has: they would rename a builtin, or ``self``."""
-    name = re.sub(r"\W", "_", name, flags=re.ASCII).strip("_") or "value"
-    name += "_1" if keyword.iskeyword(name) or hasattr(builtins, name) or name == "self" else ""
-    free = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
-    found = next(n for n in free if n not in taken)
-    taken.add(found)
-    return found
 
 
 def _shown(trail: Any) -> str:
