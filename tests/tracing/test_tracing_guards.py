@@ -205,3 +205,25 @@ def test_without_data_no_question_is_taken_to_be_harmless() -> None:
     assert found.bind((x[:, :4],))
     with pytest.raises(InputError, match="capture again at this size"):
         found.bind((x[:, :5],))
+
+
+WINDOWS: dict[str, Callable[[Tensor], Any]] = {
+    "in one comparison": lambda x: 2 < x.shape[1] <= 6,
+    "in two, the outer one false": lambda x: x.shape[1] <= 6 and x.shape[1] > 2,
+    "in two, the inner one false": lambda x: x.shape[1] > 2 and x.shape[1] <= 6,
+    "of what is left over": lambda x: not (x.shape[1] / 4).is_integer(),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("length", [8, 12, 32])
+def test_answers_that_do_no_harm_together_may_do_some_apart(name: str, length: int) -> None:
+    torch.manual_seed(0)
+    model = Asks(WINDOWS[name]).eval()
+    captured = capture(model, (torch.randn(2, length, D),))
+    for other in (1, 2, 3, 4, 5, 6, 7, 40):
+        given = torch.randn(2, other, D)
+        with contextlib.suppress(InputError):
+            assert torch.allclose(captured(given), model(given), rtol=1e-4, atol=1e-4), other
+    given = torch.randn(3, 16, D)
+    torch.testing.assert_close(captured(given), model(given))

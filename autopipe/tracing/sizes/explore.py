@@ -22,7 +22,7 @@ from ..calls.functions import SIZES, tensors
 from ..inputs.arguments import Inputs
 from ..inputs.packing import packings
 from . import dims as sizing
-from .guards import computed, is_stepped
+from .guards import computed, goes_in_steps, is_stepped
 from .harmless import find_harmless
 from .rerun import replay, with_guards
 from .trials import Explorer, Trial, first, first_line
@@ -261,8 +261,8 @@ def _fitted(
                 values: list[Any] = [call.value, *(s.numbers.get(id(call)) for s in seen)]
                 exact = computed(call, numbers)
                 formula = numbers[id(call)] = formulas(values) if exact is None else exact
-                is_fitted = exact is None and (is_stepped(formula) or _is_lost(call, values, formula))
-                if is_fitted or any(id(c) in guessed for c in call.inputs):
+                is_off = exact is None and (is_stepped(formula) or _is_lost(call, values, formula, numbers))
+                if is_off or any(id(c) in guessed for c in call.inputs):
                     guessed.add(id(call))
             shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], formulas)
         for guard in (g for g in form.guards if id(g) not in harmless):
@@ -276,15 +276,16 @@ def _fitted(
     return Variation(dims, fixed, tuple(checks.values()), shapes, frozenset(unsure))
 
 
-def _is_lost(call: Call, values: Sequence[Any], formula: Size) -> bool:
+def _is_lost(call: Call, values: Sequence[Any], formula: Size, numbers: Mapping[int, Size]) -> bool:
     """Whether a number changes with sizes in a way that no formula tells: a root, say.
 
-    What a tensor holds may: that ``arange(n).max() > 8`` is false at two lengths says nothing of a third.
+    What a tensor holds may: that ``arange(n).max() > 8`` is false at two lengths says nothing of a third. So
+    may a remainder: that ``n / 4 % 1`` is 0 at three lengths.
     """
     if getattr(formula, "free_symbols", ()):
         return False
     is_held = call.target not in SIZES and any(isinstance(c.value, torch.Tensor) for c in call.inputs)
-    return is_held or any(v is not None and v != values[0] for v in values)
+    return is_held or goes_in_steps(call, numbers) or any(v is not None and v != values[0] for v in values)
 
 
 def _behind(form: Recording, inputs: Collection[str]) -> set[int]:

@@ -17,7 +17,7 @@ from ..calls.call import Call, Depends, Guard, Recording
 from ..calls.named import Named
 from .rerun import with_guards
 
-__all__ = ["SIGNS", "ExpectSize", "computed", "is_stepped", "with_checks"]
+__all__ = ["SIGNS", "ExpectSize", "computed", "goes_in_steps", "is_stepped", "with_checks"]
 
 SIGNS = {
     operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
@@ -38,8 +38,7 @@ def computed(call: Call, numbers: Mapping[int, Size]) -> Size | None:
     Only what rounds or divides needs it: two points cannot tell ``n % 16`` from 0. A quotient of whole
     numbers is exact until more is done with it than to round or compare it: then floating point has a say.
     """
-    # math's functions are others while a model is recorded, so that their own stand under a name
-    function = call.target.function if type(call.target) is Named else call.target
+    function = _function(call)
     is_rounding = function in _ROUNDING
     if not is_rounding and function not in _STEPS and function not in _SMOOTH:
         return None
@@ -53,6 +52,18 @@ def computed(call: Call, numbers: Mapping[int, Size]) -> Size | None:
     if function in _STEPS:
         return _STEPS[function](*operands)
     return function(*operands) if any(map(is_stepped, operands)) else None
+
+
+def goes_in_steps(call: Call, numbers: Mapping[int, Size]) -> bool:
+    """Whether a number made of such as change with sizes may be the same at some and another at the next."""
+    function = _function(call)
+    is_step = function in _ROUNDING or function in (operator.mod, operator.floordiv)
+    return is_step and any(_has_symbols(numbers.get(id(c))) for c in call.inputs)
+
+
+def _function(call: Call) -> Any:
+    # math's functions are others while a model is recorded, so that their own stand under a name
+    return call.target.function if type(call.target) is Named else call.target
 
 
 def _is_whole(value: Any) -> bool:

@@ -52,7 +52,8 @@ class Explorer:
     another; ``kind`` tells what a leaf is; ``is_asked_for`` whether inputs are of the kind that the forms are
     for, where there are several. ``by_mode`` says that a form in training is for training alone.
     ``functions`` are those of the model's code whose questions about sizes come out differently, so that it
-    would be of use to keep them whole.
+    would be of use to keep them whole. ``spared`` holds, by id of a guard, the sizes at which it came out
+    differently and did no harm; ``harmless`` are those that do none wherever that was tried.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Explorer:
         self.kind, self.is_meta = kind, device.type == "meta"
         self.is_asked_for = is_asked_for
         self.takes_grad_mode = any(form.takes_grad_mode for form in forms)
+        self.spared: dict[int, set[frozenset[tuple[Dim, int]]]] = {}
         self.harmless: set[int] = set()
         self.functions: dict[Any, None] = {}
         self.by_mode = len(forms) > 1
@@ -95,7 +97,7 @@ class Explorer:
     def run(self, sizes: Mapping[Dim, int]) -> Trial:
         """Replay every form; raises what the model raises.
 
-        A guard that fails is harmless where the result is the model's all the same; else raises
+        A guard that fails is spared where the result is the model's all the same; else raises
         :class:`_Changed`.
         """
         return self._run(sizes, [Sharing(self.kind) if self.is_meta else None for _ in self.forms])
@@ -123,7 +125,8 @@ class Explorer:
                 self.functions.update(inside)
             raise _Changed((pins or [failed[0][1]])[0])
         if failed and not self.is_meta and self._is_compared(sizes):  # on meta no data tell
-            self.harmless.update(id(g) for g, _ in failed)
+            for guard, _ in failed:
+                self.spared.setdefault(id(guard), set()).add(frozenset(sizes.items()))
         return trial
 
     def _failed(self, seen: Sequence[Observation]) -> list[tuple[Guard, str]]:
