@@ -337,3 +337,10 @@ class Energy(nn.Module):
 @trap(energy=Energy)
 def forces_of_a_submodule(self: Any, x: Tensor) -> Tensor:
     return self.run(x + self.energy(x))
+
+
+@trap(around=torch.no_grad)
+def tangent_by_two_derivatives(self: Any, x: Tensor) -> Tensor:
+    h = self.layers[0](x)
+    tangent = torch.autograd.functional.jvp(lambda z: z.sin(), h, torch.ones_like(h), create_graph=True)[1]
+    return self.run(tangent)

@@ -122,8 +122,8 @@ class Reads:
         call = self.ledger.materialise(self.ledger.find(tensor))
         if call.op == "get_attr":
             return
-        if call.op != "placeholder":
-            self.asks_for_grad_mode()
+        if call.op != "placeholder":  # made in the mode that was in force then, whatever is now
+            self.asked.setdefault("grad", self.at.source())
         if call.depends & Depends.INPUT:
             self.asked.setdefault("inputs", self.at.source())
 
