@@ -22,7 +22,7 @@ from ..exports import gather, relays, to_megatron_layout, to_torch_stages
 from ..neighbours.generation import generate
 from ..plans import Plan
 from ..runtime import Runtime, mixing
-from ..stages import Parity, Stage, build, renewed, run_values, verify
+from ..stages import Parity, Stage, build, renewed, run_values, undisturbed, verify
 from ..tracing import Capture
 from .agree import in_group, join_group
 from .checks import check_names
@@ -213,7 +213,11 @@ class Pipe(nn.Module, metaclass=_Short):
             args, kwargs = self.graph.example
         self._meet(*self.graph.arguments(args, kwargs))
         parity = verify(self.graph, self.stages, args, kwargs, rtol=rtol, seed=seed)
-        mixed = mixing(self.graph, self.stages, args, kwargs, self.plan.n_microbatches)
+        try:
+            with undisturbed(self.model):
+                mixed = mixing(self.graph, self.stages, args, kwargs, self.plan.n_microbatches)
+        except Exception as error:  # whatever the model raises: the whole batch runs
+            mixed = f"they cannot be run: {type(error).__name__}: {error}"
         if mixed:
             _logger.warning(
                 "microbatches do not give what the whole batch does: %s. Rows depend on one another, so only "

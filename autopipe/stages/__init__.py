@@ -6,7 +6,7 @@ Recording the graph is left to ``tracing``, deciding the cut to ``solve``, runni
 
 from .build import build, renewed
 from .stage import Section, Stage
-from .verify import Parity, find_loss, relative_error, run_values, verify
+from .verify import Parity, find_loss, relative_error, run_values, undisturbed, verify
 
 __all__ = [
     "Parity",
@@ -17,5 +17,6 @@ __all__ = [
     "relative_error",
     "renewed",
     "run_values",
+    "undisturbed",
     "verify",
 ]

@@ -74,7 +74,7 @@ class MixedRows:
             )
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def mixing(
     capture: Capture,
     stages: Sequence[Stage],
@@ -84,8 +84,9 @@ def mixing(
 ) -> str:
     """In words, which output of the whole batch the microbatches do not give; empty where they give all.
 
-    In evaluation mode, where batch norm and dropout leave rows alone. Of a model that draws noise there what
-    the capture found is told: microbatches draw other noise than the batch.
+    In evaluation mode, where batch norm and dropout leave rows alone; with gradients, which a model may take
+    itself. Of a model that draws noise there what the capture found is told: microbatches draw other noise
+    than the batch.
     """
     with _evaluating(capture.model):
         values, form = capture.bound(*capture.arguments(args, dict(kwargs)))
