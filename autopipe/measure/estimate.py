@@ -18,6 +18,7 @@ from .. import accelerator
 from ..costs import CostTable, OpCost
 from ..graph import Op, OpGraph
 from ..hardware import Device
+from ..tracing import preserved
 from ..units import size_at
 from .account import Kernels
 from .attention import FusedAttention
@@ -117,10 +118,12 @@ def accounts(
 ) -> Survey:
     """The survey of every op at some dims, on the meta device; ops not run have their stand-in's account.
 
+    The model is left as it was: what its layers keep of a run would be tensors without data.
     ``attention`` is whose fused kernels attention counts as (:attr:`Device.attention`).
     """
     replay = Replay(capture, dims=dims, device="meta", dtype=dtype, training=training)
-    with stand_ins(replay, training=training), FusedAttention(attention, autocast) as fused:
+    standing_in = stand_ins(replay, training=training)
+    with preserved(capture.model), standing_in, FusedAttention(attention, autocast) as fused:
         surveyed = survey(replay, autocast)
     every = {
         op.name: surveyed.accounts[replay.ran(op.name)]

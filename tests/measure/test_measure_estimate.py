@@ -216,3 +216,22 @@ def test_half_precision_without_a_mask_runs_flash_attention() -> None:
     for masked, kernel in ((False, "flash"), (True, "memory-efficient")):
         table = estimate(attention(masked), "H200", dtype=torch.bfloat16)
         assert table.notes == (f"attention is assumed to run the {kernel} kernel",)
+
+
+class Keeps(nn.Module):
+    """Counts its calls and keeps a table of its first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.n_calls, self.table = nn.Linear(4, 4), 0, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        self.table = torch.arange(x.shape[1]) if self.table is None else self.table
+        return self.layer(x) * self.table[: x.shape[1], None]
+
+
+def test_an_estimate_leaves_the_model_as_it_was() -> None:
+    model = nn.Sequential(Keeps(), Keeps())
+    estimate(autopipe.capture(model, (torch.randn(2, 3, 4),)), "H100")
+    assert [(m.n_calls, m.table) for m in model] == [(0, None), (0, None)]
