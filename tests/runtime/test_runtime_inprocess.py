@@ -350,3 +350,15 @@ def test_what_is_put_around_a_stage_between_steps_is_called_in_each_forward():
     del stage.forward
     vars(stage)[CALL_HOOK] = lambda *values: (seen.append(stage), forward(*values))[1]  # as compile() does
     assert n_calls() == 3
+
+
+def test_a_layer_that_torchscript_has_trains():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)).double()
+    plain = copy.deepcopy(model)
+    model[1] = torch.jit.script(model[1])
+    x = torch.randn(6, 4, dtype=torch.float64)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated")
+    pipe.runtime(lambda out, target: out.square().mean(), n_microbatches=3).step(x, target=x)
+    plain(x).square().mean().backward()
+    assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12

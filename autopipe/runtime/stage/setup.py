@@ -168,7 +168,7 @@ def written_buffers(stage: Stage, ops: Sequence[Op]) -> list[tuple[nn.Module, st
     return [
         (module, name)
         for path, module in stage.named_modules()
-        for name in module._buffers
+        for name, _ in module.named_buffers(recurse=False)  # a registry may be TorchScript's own
         if f"{path}.{name}".lstrip(".") in written
     ]
 
