@@ -355,6 +355,7 @@ class Made:
             is_asked_for,
         )
         self.explorers.append(explorer)
+        explorer.is_of_a_kind = inputs is not self.inputs
         explorer.by_mode = len(forms) > 1 or all(f is not forms[0] for f in self.firsts)
         try:
             return explore(explorer, known)

@@ -285,3 +285,21 @@ def test_modes_that_go_other_ways_at_other_sizes_do_so_in_any_order() -> None:
             found.model.train(training)
             x = of_length(length, 3).double()
             torch.testing.assert_close(found(x), found.model(x), rtol=1e-12, atol=1e-12)
+
+
+class Pieces(Net):
+    """Goes by how many pieces of a quarter there are, and by where a length lies among others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([piece.cumsum(1) for piece in self.layers[0](x).chunk(4, 1)], 1)
+        place = sum(x.shape[1] > n for n in (4, 6, 16))
+        return self.layers[2](self.layers[1](x) * (1 + place))
+
+
+def test_a_kind_of_two_sizes_is_recorded_when_it_is_met() -> None:
+    torch.manual_seed(0)
+    model = Pieces().eval()
+    pipe = autopipe.split(model, 2, (torch.randn(2, 8, WIDTH),), costs="estimated")
+    for length in (8, 5, 6, 12, 5, 16):
+        x = torch.randn(3, length, WIDTH)
+        torch.testing.assert_close(pipe(x), model(x))

@@ -177,7 +177,7 @@ def _alone(explorer: Explorer, dim: Dim) -> Trial | str:
     so can rows that are told by number which graph they are of. Where other inputs count along the dim, they
     must follow.
     """
-    sizes = [{dim: s} for s in sizing.trial_sizes(dim)]
+    sizes = [{dim: s} for s in _tried(explorer, dim)]
     trial = first(explorer.sketch, sizes)
     is_leading = dim.where[0][1] == 0
     if isinstance(trial, Trial) or (is_leading and not sizing.is_grouped(explorer.given, dim)):
@@ -214,7 +214,7 @@ def _together(
     """
     while trials:
         own = {d: t.sizes[d] for d, t in trials.items()}
-        for sizes in ({d: _next(sizing.trial_sizes(d), n) for d, n in own.items()}, own):
+        for sizes in ({d: _next(_tried(explorer, d), n) for d, n in own.items()}, own):
             joint = first(explorer.run, [sizes])
             reason = explorer.differs(joint, is_shared=not is_new) if isinstance(joint, Trial) else joint
             if isinstance(joint, Trial) and not reason:
@@ -227,6 +227,12 @@ def _together(
             fixed.update({(n, a): Fixed(explorer.given[n].shape[a], said) for n, a in dim.places})
     explorer.check_example()
     return None
+
+
+def _tried(explorer: Explorer, dim: Dim) -> list[int]:
+    """The other sizes of a dim to try, in turn; for a form of sizes of a kind, some that are most alike."""
+    near = (dim.example + 1, dim.example - 1) if explorer.is_of_a_kind else ()
+    return list(dict.fromkeys((*sizing.trial_sizes(dim), *(n for n in near if n > 1))))
 
 
 def _next(sizes: Sequence[int], size: int) -> int:

@@ -53,14 +53,19 @@ def uneven_sizes(found: Variation) -> list[tuple[Dim, int]]:
 
 
 def _probes(dims: Sequence[Dim], found: Variation) -> Iterator[Mapping[Dim, int]]:
-    """Sizes of one dim at which checks fail, the nearest, the farthest and one between; some where formulas
-    are unsure."""
+    """Sizes of one dim at which a check fails, alone if it does: the nearest, the farthest and one between.
+
+    Where formulas are unsure, some sizes near the example's.
+    """
     tried: set[tuple[Dim, int]] = set()
     for dim in (d for d in dims if not d.packed):
         base = {d.name: d.example for d in dims}
         chosen: list[int] = []
         for check in found.checks:
             failing = _failing(check, dim, base)
+            others = [c for c in found.checks if c is not check]
+            alone = [s for s in failing if all(c.holds({**base, dim.name: s}) for c in others)]
+            failing = alone if len(alone) > 1 else failing
             if len(failing) > 1 or (failing and _is_of_one_size(check)):
                 chosen += [failing[0], failing[-1], failing[len(failing) // 2]]
         if found.unsure and dim.name != "batch":

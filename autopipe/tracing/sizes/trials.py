@@ -50,7 +50,8 @@ class Explorer:
     ``call`` runs the model on tensors by placeholder name, ``given`` are the example's; ``start`` puts it
     back as it was given, in training mode or not: a run at one size may leave attributes that do not fit
     another; ``kind`` tells what a leaf is; ``is_asked_for`` whether inputs are of the kind that the forms are
-    for, where there are several. ``by_mode`` says that a form in training is for training alone.
+    for, where there are several. ``by_mode`` says that a form in training is for training alone,
+    ``is_of_a_kind`` that others are for sizes of other kinds.
     ``functions`` are those of the model's code whose questions about sizes come out differently, so that it
     would be of use to keep them whole. ``spared`` holds, by id of a guard, the sizes at which it came out
     differently and did no harm; ``harmless`` are those that do none wherever that was tried.
@@ -77,6 +78,7 @@ class Explorer:
         self.harmless: set[int] = set()
         self.functions: dict[Any, None] = {}
         self.by_mode = len(forms) > 1
+        self.is_of_a_kind = False
         self.drawn_out: set[Dim] = set()
         self.counted: set[Dim] = set()
         self.last_answer: tuple[Any, tuple[list[Any], Spec] | Exception] | None = None
