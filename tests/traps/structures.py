@@ -186,6 +186,15 @@ def scripted_layer(self: Any, x: Tensor) -> Tensor:
     return self.run(self.scripted(x))
 
 
+def with_statistics() -> Any:
+    return torch.jit.script(nn.Sequential(nn.InstanceNorm1d(6, track_running_stats=True), nn.Tanh()))
+
+
+@trap(scripted=with_statistics)
+def scripted_layer_with_buffers(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.scripted(x[:, :6]))
+
+
 @torch.compile(backend="eager", dynamic=False)
 def compiled(x: Tensor) -> Tensor:
     return x.sin() * x.size(1)

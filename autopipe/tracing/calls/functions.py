@@ -329,8 +329,9 @@ class Versions:
         Batch norm's own kernels write its statistics without counting it.
         """
         now = dict(module.named_buffers(prefix=path)) if self.entries else {}
+        owners = dict(module.named_modules(prefix=path)) if self.entries else {}
         for name, tensor, version in self.entries:
-            owner = module.get_submodule(name.removeprefix(f"{path}." if path else "").rpartition(".")[0])
+            owner = owners[name.rpartition(".")[0]]
             tracks = training and owner.training and getattr(owner, "track_running_stats", False)
             if now.get(name) is not tensor or _version(tensor) != version or tracks:
                 yield name, tensor
