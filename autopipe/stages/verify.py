@@ -254,14 +254,11 @@ def _first_difference(capture: Capture, args: tuple[Any, ...], kwargs: dict[str,
             seen.append((names[id(module)], [t.detach().clone() for t in tensors_of(output)]))
 
         targets = {str(n.target) for n in capture.graphs[model.training].nodes if n.op == "call_module"}
-        handles = [model.get_submodule(t).register_forward_hook(hook) for t in sorted(targets)]
-        try:
-            with undisturbed(model), torch.no_grad():
-                _seed(seed)
-                run()
-        finally:
-            for handle in handles:
-                handle.remove()
+        with undisturbed(model), torch.no_grad():  # which takes these hooks off as well
+            for target in sorted(targets):
+                model.get_submodule(target).register_forward_hook(hook)
+            _seed(seed)
+            run()
         return seen
 
     eager = record(lambda: model(*args, **kwargs))
