@@ -71,14 +71,15 @@ def cpu_per_microbatch() -> dict:
     n = 32
     found = launch(
         "compare", 2, 200, model="neurons", options={"n": 2}, row=[1], rows=n,
-        runners={"ours": [1], "torch": [1], "by hand": [1]}, schedule="1f1b", n_microbatches=n,
-        rounds=40, steps=6,
+        runners={"ours": [1], "torch": [1], "by hand": [1], "by hand over a socket": [1]},
+        schedule="1f1b", n_microbatches=n, rounds=40, steps=6,
     )  # fmt: skip
     cpu = found["cpu_s"]
     return {
         "cpu_us_per_microbatch": {name: 1e6 * s / n for name, s in medians(cpu).items()},
         "ours over torch": ratios(cpu["ours"], cpu["torch"]),
         "by hand over torch": ratios(cpu["by hand"], cpu["torch"]),
+        "by hand over a socket over torch": ratios(cpu["by hand over a socket"], cpu["torch"]),
     }
 
 
