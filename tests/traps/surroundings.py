@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .registry import WIDTH, Net, buffers, images, trap
 
@@ -465,3 +466,17 @@ def part_in_eval_that_fills_a_dict(self: Any, x: Tensor) -> Tensor:
     self.part.eval()
     x = self.part(x, made)
     return self.run(x + made["x"])
+
+
+class Fused(nn.Module):
+    """Goes by whether attention may run a fused kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if torch.backends.cuda.flash_sdp_enabled() else x * 3
+
+
+@trap(fused=Fused)
+def kernels_of_attention_around_a_layer(self: Any, x: Tensor) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        y = self.fused(x)
+    return self.run(y + self.fused(x))

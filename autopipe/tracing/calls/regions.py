@@ -1,5 +1,5 @@
-"""Grad mode, autocast and hooks on what autograd saves at each recorded call, and code that restores them,
-and the model's own checkpoints.
+"""Grad mode, autocast, attention's kernels and hooks on what autograd saves at each recorded call, and code
+that restores them, and the model's own checkpoints.
 
 Noticing the state of a call is left to ``recorder``; ``insert`` serves every graph that code is made from.
 """
@@ -48,30 +48,45 @@ def _is_alike(a: Any, b: Any) -> bool:
 class Region:
     """What the model's own code sets of grad mode, autocast and saved tensors' hooks around a call.
 
-    ``autocast`` is a (device type, enabled, dtype, weight cache) tuple per device type that it sets.
+    ``autocast`` is a (device type, enabled, dtype, weight cache) tuple per device type that it sets;
+    ``kernels`` says which of :data:`KERNELS` attention may run.
     """
 
     grad: bool | None = None
     autocast: tuple[tuple[str, bool, torch.dtype, bool], ...] = ()
     saved: SavedHooks | None = None
+    kernels: tuple[bool, ...] | None = None
 
     def __str__(self) -> str:
         grad = [] if self.grad is None else [f"grad={self.grad}"]
         cast = [f"autocast({d}, {e}, {t})" for d, e, t, _ in self.autocast]
-        return ", ".join(grad + cast + ["saved_tensors_hooks"] * (self.saved is not None))
+        return ", ".join(grad + cast + ["saved_tensors_hooks"] * (self.saved is not None) + self._kernels())
+
+    def _kernels(self) -> list[str]:
+        if self.kernels is None:
+            return []
+        return [f"attention by {', '.join(n for n, on in zip(KERNELS, self.kernels, strict=True) if on)}"]
 
 
-Ambient = tuple[bool, tuple[tuple[str, bool, torch.dtype, bool], ...]]
+KERNELS = ("flash", "mem_efficient", "math", "cudnn")
+"""What attention may run, by torch's names."""
+
+Ambient = tuple[bool, tuple[tuple[str, bool, torch.dtype, bool], ...], tuple[bool, ...]]
 
 
 _is_cast, _cast_to, _derives = torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_grad_enabled
+_runs = tuple(getattr(torch.backends.cuda, f"{name}_sdp_enabled") for name in KERNELS)
 """Torch's own, which others stand for while a model is recorded: they note who asks."""
 
 
 def ambient(devices: Collection[str] = ()) -> Ambient:
-    """The grad mode and autocast state in force now, of all kinds of ``devices`` where none are named."""
+    """The grad mode, autocast state and kernels of attention in force now.
+
+    Of all kinds of ``devices`` where none are named.
+    """
     cache = torch.is_autocast_cache_enabled()
-    return _derives(), tuple([(d, _is_cast(d), _cast_to(d), cache) for d in devices or kinds()])
+    casts = tuple([(d, _is_cast(d), _cast_to(d), cache) for d in devices or kinds()])
+    return _derives(), casts, tuple([runs() for runs in _runs])
 
 
 def difference(
@@ -86,12 +101,13 @@ def difference(
         now[0] if sets_grad or base[0] != now[0] else None,
         tuple(n for b, n in zip(base[1], now[1], strict=True) if b != n or n[0] in sets_casts),
         saved,
+        now[2] if base[2] != now[2] else None,
     )
     return None if region == Region() else region
 
 
 def enter(region: Region) -> list[Any]:
-    """Put a region's grad mode and autocast in force; returns what :func:`leave` needs."""
+    """Put what a region sets in force; returns what :func:`leave` needs."""
     contexts: list[Any] = []
     if region.grad is not None:
         contexts.append(torch.set_grad_enabled(region.grad))
@@ -103,7 +119,29 @@ def enter(region: Region) -> list[Any]:
         hooks = saved_tensors_hooks(region.saved.pack, region.saved.unpack)
         hooks.__enter__()
         contexts.append(hooks)
+    if region.kernels is not None:
+        kernels = _Kernels(region.kernels)
+        kernels.__enter__()
+        contexts.append(kernels)
     return contexts
+
+
+class _Kernels:
+    """A context in which attention runs some kernels."""
+
+    def __init__(self, chosen: tuple[bool, ...]) -> None:
+        self.chosen, self.before = chosen, tuple([runs() for runs in _runs])
+
+    def __enter__(self) -> None:
+        _allow(self.chosen)
+
+    def __exit__(self, *error: object) -> None:
+        _allow(self.before)
+
+
+def _allow(kernels: tuple[bool, ...]) -> None:
+    for name, is_on in zip(KERNELS, kernels, strict=True):
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(is_on)
 
 
 def leave(contexts: list[Any]) -> None:
@@ -156,7 +194,8 @@ class _Enter:
         self.region = region
         grad = {None: [], True: ["grad"], False: ["no_grad"]}[region.grad]
         cast = ["autocast"] if region.autocast else []
-        self.__name__ = "_".join(["enter", *grad, *cast, *(["hooks"] if region.saved else [])])
+        more = ["hooks"] * (region.saved is not None) + ["kernels"] * (region.kernels is not None)
+        self.__name__ = "_".join(["enter", *grad, *cast, *more])
         self.__qualname__ = self.__name__
 
     def __call__(self) -> list[Any]:

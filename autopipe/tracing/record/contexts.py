@@ -1,4 +1,4 @@
-"""Contexts that the model's own code is in: grad mode, autocast, hooks on what autograd saves.
+"""Contexts that the model's own code is in: grad mode, autocast, attention's kernels, hooks on what is saved.
 
 One that the code enters is noted even where it changes nothing now: called in other surroundings it will.
 Noticing that one is entered is left to ``patches``, entering it again to ``regions``.
