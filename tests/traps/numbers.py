@@ -317,3 +317,8 @@ def tables_of_two_shapes(self: Any, x: Tensor) -> Tensor:
 @trap(first=lambda: np.ones((2, WIDTH)), second=lambda: np.ones((3, WIDTH)))
 def arrays_of_two_shapes(self: Any, x: Tensor) -> Tensor:
     return self.run(x + torch.tensor(self.first).float().sum(0) + torch.tensor(self.second).float().sum(0))
+
+
+@trap()
+def power_of_a_size_by_remainder(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * pow(x.size(1), 2, 7))

@@ -161,7 +161,12 @@ class _Tracked:
     __rtruediv__ = _reflected(operator.truediv)
     __mod__ = _binary(operator.mod)
     __rmod__ = _reflected(operator.mod)
-    __pow__ = _binary(operator.pow)
+
+    def __pow__(self, other: Any, modulo: Any = None) -> Any:
+        if modulo is not None:
+            return pow(pin(self), pin(other), pin(modulo))
+        return call(operator.pow, self, other) if isinstance(other, (int, float)) else NotImplemented
+
     __rpow__ = _reflected(operator.pow)
     __neg__ = _unary(operator.neg)
     __pos__ = _unary(operator.pos)
