@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, VerificationError
+from ..errors import AutopipeError, InputError, ModelError, VerificationError
 from ..tracing import preserved
 from ..tracing.inputs.caches import switched_off
 from ..tracing.inputs.structure import flatten, unflatten
@@ -96,7 +96,7 @@ def verify(
     below.
 
     Raises :class:`VerificationError` naming the first op that differs, :class:`InputError` for a model on the
-    meta device.
+    meta device, :class:`ModelError` where the model itself fails.
     """
     model = capture.model
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
@@ -111,7 +111,7 @@ def verify(
 
     with torch.inference_mode(False), torch.enable_grad():
         with undisturbed(model), switched_off(model):
-            expected = _observe(model, model, _own(args, kwargs), seed)
+            expected = _expected(model, _own(args, kwargs), seed)
         with undisturbed(model):
             got = _observe(model, ours, _own(args, kwargs), seed)
         return _compare(expected, got, rtol, lambda: _first_difference(capture, args, kwargs, seed))
@@ -153,6 +153,20 @@ def _observe(
             loss.backward()
     gradients = {n: p.grad for n, p in model.named_parameters()}
     return _Observed(tuple(leaf.detach() for leaf in leaves), loss.detach(), gradients)
+
+
+def _expected(model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]], seed: int) -> _Observed:
+    """What the model itself shows."""
+    try:
+        return _observe(model, model, given, seed)
+    except AutopipeError:
+        raise
+    except Exception as error:
+        said = next(iter(str(error).splitlines()), "")
+        raise ModelError(
+            f"{type(model).__name__}'s own forward or backward fails on these inputs: "
+            f"{type(error).__name__}: {said}; verify with inputs that it trains on"
+        ) from error
 
 
 def _seed(seed: int) -> None:

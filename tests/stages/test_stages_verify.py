@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import autopipe
+from autopipe.errors import ModelError
 
 D = 4
 
@@ -104,3 +105,23 @@ def test_microbatches_that_cannot_be_run_are_told(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, "autopipe"):
         assert pipe.verify().max_output_error == 0
     assert "they cannot be run: IndexError" in caplog.text
+
+
+class Overwrites(nn.Module):
+    """Writes over what its own backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        out = self.last(h)
+        h += 1
+        return out
+
+
+def test_a_model_that_does_not_train_itself_is_told() -> None:
+    pipe = autopipe.split(Overwrites(), 2, (torch.randn(6, D),), costs="estimated")
+    with pytest.raises(ModelError, match="Overwrites's own forward or backward fails on these inputs"):
+        pipe.verify()
