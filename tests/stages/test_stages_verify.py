@@ -125,3 +125,24 @@ def test_a_model_that_does_not_train_itself_is_told() -> None:
     pipe = autopipe.split(Overwrites(), 2, (torch.randn(6, D),), costs="estimated")
     with pytest.raises(ModelError, match="Overwrites's own forward or backward fails on these inputs"):
         pipe.verify()
+
+
+class Numbered(nn.Module):
+    """Has its number from an iterator, of which its forward takes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = iter(range(9))
+        self.number = next(self.numbers)
+        self.layers = nn.ModuleList(nn.Linear(D, D) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[1](self.layers[0](x)) + self.number
+
+
+def test_a_model_that_holds_an_iterator_is_as_it_was_captured() -> None:
+    model = Numbered()
+    pipe = autopipe.split(model, 2, (torch.randn(4, D),), n_microbatches=2, costs="estimated")
+    pipe.verify()
+    assert not pipe.graph.standing.changed()
+    assert next(model.numbers) == 1
