@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import pathlib
 import weakref
 from collections.abc import Callable, Collection, Iterator
@@ -34,6 +35,7 @@ from .held import Held
 from .keep.alike import check_weights, fingerprints
 from .keep.away import Away, absent, guard, mark, readable
 from .keep.whole import gather_weights
+from .meeting import meet
 from .options import Options
 from .reduce.parallel import ReplicaDims, Replicas
 from .reduce.partial import watch
@@ -69,7 +71,7 @@ class Engine:
     rank: within the pipeline. stages, workers: those of this process. peers: None when it holds all stages.
     n_loads: calls of ``load_state_dict`` that have reached weights of several ranks.
     records: (start, duration, clock) of recent training steps.
-    frees: whether weights that only others train are given back.
+    frees: whether weights that only others train are given back. absent: those that others train.
     turn: held by the thread that uses the runtime.
     publisher: writes recent steps where they are watched. held: the most memory the stages held.
     """
@@ -144,17 +146,13 @@ class Engine:
         if releases:
             self.part_with_weights()
         else:
-            self._guards = guard(self._absent) if self.peers is not None else []
+            self._guards = guard(self.absent) if self.peers is not None else []
         self.held = Held(self.device, self.stages)
 
     def _lay_out(self) -> None:
         """Make all that depends on which stages there are and where."""
         capture, plan, options, stages = self.capture, self.plan, self.options, self.all_stages
-        self._absent = absent(capture, self.stages, stages)
-        own = dict.fromkeys(m for stage in self.stages for m in stage.modules())  # hooks run in their order
-        self._held = tuple(m._parameters for m in own if m._parameters)
-        hooking = {*own, *capture.model.modules()}
-        self._hooks = tuple(hooks for m in hooking for hooks in (m._backward_hooks, m._backward_pre_hooks))
+        self.absent = absent(capture, self.stages, stages)
         is_one = self.peers is not None and self.replica_dims.n == 1
         beside = learned(options.loss_fn, capture.model, plan.n_ranks) if is_one else ()
         self.loss.trains = {id(t.parameter) for t in beside} if plan.n_ranks > 1 and self.peers else None
@@ -164,42 +162,67 @@ class Engine:
         self.ties = TieSum(ties, self.rank, self.peers.new_group, purpose) if self.peers else None
         self.tied = {id(t.parameter) for t in ties}
         self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
-        self._lines.clear()
         self.records.clear()
-        self.edges = edges_between(self._sections)
-        self.workers = make_workers(
-            capture, plan, self.stages, self._sections, self.edges, self.loss, options.autocast, self.device
-        )
-        self.copies = Copies(self.stages, stages)
-        self._channel = None if self.peers is None else Channel(self.peers, self.device)
-        feed = self._make_feed(self._splitter.read)
         self.intake = Intake(
             capture,
             options,
             self._splitter,
             self._weigher,
-            feed,
+            self._make_feed(self._splitter.read),
             self.peers,
             self.stages,
             self.device,
             self._bind,
+            functools.partial(meet, self),
         )
         self.results = Results(capture, self.outputs, self.peers, stages[-1].rank, self.device)
+        self._wire()
+
+    def _wire(self) -> None:
+        """Make what hangs on the code of the stages, and on the values that they take and give."""
+        capture, plan = self.capture, self.plan
+        own = dict.fromkeys(m for stage in self.stages for m in stage.modules())  # hooks run in their order
+        self._held = tuple(m._parameters for m in own if m._parameters)
+        hooking = {*own, *capture.model.modules()}
+        self._hooks = tuple(hooks for m in hooking for hooks in (m._backward_hooks, m._backward_pre_hooks))
+        self._lines.clear()
+        self.edges = edges_between(self._sections)
+        self.workers = make_workers(
+            capture,
+            plan,
+            self.stages,
+            self._sections,
+            self.edges,
+            self.loss,
+            self.options.autocast,
+            self.device,
+        )
+        self.copies = Copies(self.stages, self.all_stages)
+        self.intake.follow(self.stages, self.all_stages)
+        self._channel = None if self.peers is None else Channel(self.peers, self.device)
         position = Position() if self.peers is None else self.peers.position
         self.executor = Executor(self.workers, self.edges, plan, self._channel, position)
         self.accord: Accord | None = None
         if self.peers is not None and self._channel is not None:
-            self.accord = Accord(capture, self.peers, self._channel, is_fed=feed is not None)
+            self.accord = Accord(capture, self.peers, self._channel, is_fed=self.intake.is_fed)
             self._connect(self.peers)
 
-    def recut(self, plan: Plan, stages: tuple[Stage, ...]) -> None:
-        """Go on with other stages of the same model, whose weights are where they belong."""
-        self.plan, self.all_stages = plan, stages
-        self._sections = sections_of(stages, self.options)
+    def _take_up(self, stages: tuple[Stage, ...]) -> None:
+        """Have these stages of the model in the place of those there are."""
+        self.all_stages, self._sections = stages, sections_of(stages, self.options)
         self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
         for stage in self.stages:
             stage.to(self.device)
-        self.patience.step_s = plan.step_s
+
+    def renew(self, stages: tuple[Stage, ...]) -> None:
+        """Go on with the same stages built anew, as they have further forms now."""
+        self._take_up(stages)
+        self._wire()
+
+    def recut(self, plan: Plan, stages: tuple[Stage, ...]) -> None:
+        """Go on with other stages of the same model, whose weights are where they belong."""
+        self.plan, self.patience.step_s = plan, plan.step_s
+        self._take_up(stages)
         is_summed = self.ties is not None and self.ties.is_whole
         self._lay_out()
         if self.ties is not None:
@@ -247,7 +270,7 @@ class Engine:
     def part_with_weights(self) -> None:
         """From now on the weights of other ranks' stages are theirs alone: reading them here raises."""
         self._end_guard()
-        mark(self._absent)
+        mark(self.absent)
 
     def _end_guard(self) -> None:
         while self._guards:
@@ -258,7 +281,7 @@ class Engine:
         if self.peers is not None:
             self._end_guard()
             gather_weights(self.capture, self.all_stages, self.peers, self.device)
-            self._absent = absent(self.capture, self.stages, self.all_stages)
+            self.absent = absent(self.capture, self.stages, self.all_stages)
 
     def note_load(self, module: nn.Module) -> None:
         """Count a ``load_state_dict`` of weights that several ranks train: every rank is to call it alike.
@@ -281,7 +304,7 @@ class Engine:
 
     def partial(self) -> Iterator[nn.Parameter]:
         """This rank's parameters while others of the model are elsewhere."""
-        if any(isinstance(home.tensor, Away) for home in self._absent):
+        if any(isinstance(home.tensor, Away) for home in self.absent):
             yield from (p for stage in self.stages for p in stage.parameters())
 
     def hooked(self) -> tuple[bool, list[nn.Parameter]]:
@@ -328,10 +351,10 @@ class Engine:
         """
         with autocast_context(self.options.autocast, self.device)():
             try:
-                return self.capture.bind(args, kwargs)
+                return self.capture.values(args, kwargs)
             except StaleError:
-                with readable(self._absent):
-                    return self.capture.bind(args, kwargs)
+                with readable(self.absent):
+                    return self.capture.values(args, kwargs)
 
     def message_bytes(self, clock: Clock) -> dict[Message, int]:
         """How large the messages were that this rank sent in a training step."""

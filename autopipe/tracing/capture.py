@@ -128,19 +128,28 @@ class Capture:
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """What :meth:`bind` gives, and the number of the form that it asks for in the model's mode."""
-        values = self._bound(args, kwargs)
+        values = self.values(args, kwargs)
         return values, self.form_of(values)
 
     def meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """:meth:`bound`; where no form is for the inputs, with one that is recorded on them now."""
-        values = self._bound(args, kwargs)
+        values = self.values(args, kwargs)
         return values, self.form_met(values)
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What :meth:`bind` gives, also where no form is for it: there may be some for its rows."""
         args, kwargs = self.arguments(args, kwargs)
         if self.device.type != "meta" and (changed := self.standing.changed()):
             self._hold_changed(changed, args, kwargs)
         return self.inputs.bind(self.model, args, kwargs)
+
+    def is_met(self, values: Mapping[str, Any]) -> bool:
+        """Whether there is a form for bound inputs in the model's mode."""
+        try:
+            self.form_of(values)
+        except InputError:
+            return False
+        return True
 
     @property
     def has_questions(self) -> bool:

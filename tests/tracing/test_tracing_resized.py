@@ -239,6 +239,39 @@ class Longest(Net):
         return torch.stack([out[:, i] for i in range(n)]).sum(0) * (-1 if n % 2 else 1)
 
 
+def test_a_step_records_what_it_meets_and_goes_on_as_if_it_were_known() -> None:
+    """Lengths that unroll a loop in a training step, in evaluation and in some microbatches of a step."""
+    torch.manual_seed(0)
+    model = Unrolled().double()
+    pipe = autopipe.split(
+        model, 2, (of_length(5).double(),), costs="estimated", time_limit_s=2, n_microbatches=2
+    )
+    rt = pipe.runtime(loss_fn=lambda out, target: (out[0] - target).square().mean())
+    for length in (5, 3, 8, 3):
+        x, target = of_length(length, 4).double(), of_length(length, 4).double()
+        expected = (model(x)[0] - target).square().mean()
+        gradients = torch.autograd.grad(expected, [*model.parameters()][:6])
+        model.zero_grad()
+        torch.testing.assert_close(rt.step(x, target=target).loss, expected.detach())
+        for parameter, gradient in zip(model.parameters(), gradients, strict=False):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
+    model.eval()
+    x = of_length(7, 4).double()
+    torch.testing.assert_close(rt.forward(x)[0], model(x)[0])
+    torch.testing.assert_close(pipe(x)[0], model(x)[0])
+
+
+def test_a_step_records_nothing_for_stages_that_were_wrapped() -> None:
+    torch.manual_seed(0)
+    pipe = autopipe.split(Unrolled(), 2, (of_length(5),), costs="estimated", time_limit_s=2)
+    pipe(of_length(4))
+    rt = pipe.runtime(loss_fn=lambda out, target: out[0].square().mean())
+    rt.wrap(lambda stage: None)
+    assert rt.step(of_length(4)).loss.isfinite()
+    with pytest.raises(InputError, match="wrapped; call pipe"):
+        rt.step(of_length(3))
+
+
 def test_an_answer_of_the_data_is_recorded_when_it_is_met() -> None:
     torch.manual_seed(0)
     model = Longest().double()

@@ -23,13 +23,16 @@ from .weights import Weights
 
 __all__ = ["Feed", "Given"]
 
-Given = tuple[dict[str, Any], Any, int, Weights, tuple[int, ...]]
+Given = tuple[dict[str, Any], Any, int, Weights, tuple[int, ...], bool]
 """(inputs by name, target, asked number of microbatches, weight of each and what they counted, the form each
-asks for): a tensor that is of no use to this rank is on the meta device."""
+asks for, whether some are new): a tensor that is of no use to this rank is on the meta device."""
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What the source says of a batch ahead of its tensors; ``owners`` has None for the target's."""
+    """What the source says of a batch ahead of its tensors; ``owners`` has None for the target's.
+
+    One that ``is_new`` asks for forms that are still to be recorded: every rank gets all of it.
+    """
 
     names: list[str]
     told: Announced
@@ -37,6 +40,7 @@ class Header(msgspec.Struct, frozen=True):
     n_microbatches: int
     weights: tuple[list[float], float | None]
     forms: tuple[int, ...]
+    is_new: bool = False
     fault: str = ""
 
 
@@ -52,12 +56,16 @@ class Feed:
         everywhere: Collection[str] = (),
     ) -> None:
         """``everywhere`` names inputs that all ranks get: what says how a batch is cut."""
-        self.source, self._peers, self._device = source, peers, device
-        self._uses: list[set[str]] = [{*everywhere} for _ in range(peers.n_ranks)]
-        for stage in stages:
-            self._uses[stage.rank].update(stage.inputs)
+        self.source, self._peers, self._device, self._everywhere = source, peers, device, everywhere
         self._last = stages[-1].rank
         self._others = [rank for rank in range(peers.n_ranks) if rank != source]
+        self.follow(stages)
+
+    def follow(self, stages: Sequence[Stage]) -> None:
+        """From now on give these stages what they use."""
+        self._uses: list[set[str]] = [{*self._everywhere} for _ in range(self._peers.n_ranks)]
+        for stage in stages:
+            self._uses[stage.rank].update(stage.inputs)
 
     def give(self, batch: Batch, target: Any, n_microbatches: int, weights: Weights) -> None:
         """Send a batch from the source."""
@@ -70,7 +78,8 @@ class Feed:
                     f"{owner or 'the target'} is {kind}, which rank {self.source} cannot feed to the others; "
                     "make the runtime without feed, and pass every rank the batch"
                 )
-        is_sent = [any(self._is_used(o, r) for r in self._others) for o in owners]
+        is_new = batch.is_new
+        is_sent = [any(is_new or self._is_used(o, r) for r in self._others) for o in owners]
         tensors = [
             accelerator.upload(t, self._device) if sent else t
             for t, sent in zip(tensors, is_sent, strict=True)
@@ -85,7 +94,7 @@ class Feed:
                 "those, or make the runtime without feed, and pass every rank the batch"
             ) from error
         shares = [float(weight) for weight in weights[0]], weights[1]
-        header = Header(names, told, owners, n_microbatches, shares, batch.forms)
+        header = Header(names, told, owners, n_microbatches, shares, batch.forms, is_new)
         laid = [f.to_wire(t) if sent else t for f, t, sent in zip(forms, tensors, is_sent, strict=True)]
         leaving = []
         for rank in self._others:
@@ -93,7 +102,7 @@ class Feed:
             leaving += [
                 self._peers.group.send(t, rank)
                 for t, owner in zip(laid, owners, strict=True)
-                if self._is_used(owner, rank)
+                if is_new or self._is_used(owner, rank)
             ]
         for work in leaving:
             self._peers.group.wait(work)
@@ -102,7 +111,7 @@ class Feed:
     def refuse(self, fault: str) -> None:
         """Say that there is no batch this time, and why."""
         for rank in self._others:
-            self._peers.tell(Header([], Announced([], None, ()), [], 0, ([], 0.0), (), fault), rank)
+            self._peers.tell(Header([], Announced([], None, ()), [], 0, ([], 0.0), (), fault=fault), rank)
         self._peers.finish_telling()
 
     def take(self) -> Given:
@@ -119,7 +128,7 @@ class Feed:
         told = Announcement.heard(header.told)
         tensors = []
         for form, owner in zip(told.tensors, header.owners, strict=True):
-            if not self._is_used(owner, peers.rank):
+            if not (header.is_new or self._is_used(owner, peers.rank)):
                 tensors.append(torch.empty(form.shape, dtype=form.dtype, device="meta"))
                 continue
             laid = form.empty(self._device)
@@ -128,7 +137,7 @@ class Feed:
         peers.position.waits_for = -1
         *values, target = tensors if told.frame is None else told.frame.fill(tensors)
         inputs = dict(zip(header.names, values, strict=True))
-        return inputs, target, header.n_microbatches, header.weights, header.forms
+        return inputs, target, header.n_microbatches, header.weights, header.forms, header.is_new
 
     def _owners(self, names: Sequence[str], whole: Mapping[str, Any], n_tensors: int) -> list[str | None]:
         """Of each tensor the input it is; None for the target's."""

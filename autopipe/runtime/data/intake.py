@@ -21,7 +21,7 @@ from ..options import Options, Request
 from ..wire.peers import Peers
 from .feed import Feed
 from .inputs import tracked
-from .microbatch import Batch, Splitter, with_forms
+from .microbatch import Batch, Splitter
 from .weights import Weigher
 
 if TYPE_CHECKING:
@@ -63,16 +63,22 @@ class Intake:
         stages: Sequence[Stage],
         device: torch.device,
         bind: Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Tensor]],
+        meet: Callable[[Batch], Batch],
     ) -> None:
-        """``bind`` gives a call's inputs by name."""
-        self._bind = bind
+        """``bind`` gives a call's inputs by name, ``meet`` a batch the forms that it asks for."""
+        self._bind, self._meet = bind, meet
         self._capture, self._options, self._device = capture, options, device
         self._splitter, self._weigher, self._feed, self._peers = splitter, weigher, feed, peers
-        self._used = {name for stage in stages for name in stage.inputs}
         self._takes_target = stages[-1].is_last
         self.is_fed = feed is not None
         self._rank = peers.rank if peers else 0
         self._is_source = feed is None or feed.source == self._rank
+
+    def follow(self, own: Sequence[Stage], stages: Sequence[Stage]) -> None:
+        """From now on take in what these use: the stages of this process, and all."""
+        self._used = {name for stage in own for name in stage.inputs}
+        if self._feed is not None:
+            self._feed.follow(stages)
 
     def take(self, request: Request) -> Taken:
         """The batch of this rank's arguments, or as it is fed."""
@@ -105,7 +111,7 @@ class Intake:
             )
         n = int(request.n_microbatches or self._options.n_microbatches)
         free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
-        batch = with_forms(self._splitter.split(free, target, n), self._capture)
+        batch = self._meet(self._splitter.split(free, target, n))
         weights: Sequence[float | Tensor] = [1.0] * batch.n_microbatches
         counted: float | None = None
         if (
@@ -147,9 +153,15 @@ class Intake:
                 f"rank {self._rank} was given inputs, but only rank {feed.source} feeds this pipeline; call "
                 "step() without any here, or make the runtime without feed"
             )
-        leaves, target, n, (weights, counted), forms = feed.take()
-        batch = dataclasses.replace(self._splitter.split(leaves, target, n), forms=forms)
-        return Taken(batch, weights, counted)
+        leaves, target, n, (weights, counted), forms, is_new = feed.take()
+        batch = self._splitter.split(leaves, target, n)
+        if is_new and (found := self._meet(batch).forms) != forms:
+            raise InputError(
+                f"rank {self._rank} has forms {list(found)} of the model for this batch, and rank "
+                f"{feed.source} {list(forms)}: some were recorded on one of them alone; call pipe(...) on "
+                "every rank alike, or only rt.step, rt.evaluate and rt.forward"
+            )
+        return Taken(dataclasses.replace(batch, forms=forms), weights, counted)
 
     def shares(
         self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]

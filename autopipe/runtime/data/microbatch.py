@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,6 +46,7 @@ class Batch:
     packed: rows in each microbatch of every input that leads with several for each of the batch.
     forms: the form of the model that each microbatch asks for by its values, and at last that of the whole
         batch; none where there is but one.
+    is_new: whether no step has run some of these forms yet.
     target: that of the whole batch, as it was given.
     """
 
@@ -57,6 +58,7 @@ class Batch:
     packed: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     forms: tuple[int, ...] = ()
+    is_new: bool = False
     target: Any = None
 
     @property
@@ -298,10 +300,16 @@ def _sizes(n_rows: int, n_microbatches: int) -> tuple[int, ...]:
     return (small + 1,) * extra + (small,) * (n - extra)
 
 
-def with_forms(batch: Batch, capture: Capture) -> Batch:
-    """The batch with the forms that its microbatches and all of it ask for."""
-    if not capture.has_questions:
+def with_forms(
+    batch: Batch, capture: Capture, form_of: Callable[[Mapping[str, Any]], int] | None = None
+) -> Batch:
+    """The batch with the forms that its microbatches and all of it ask for.
+
+    ``form_of`` tells the number of a form from inputs; by default it is that of ``capture``.
+    """
+    if not capture.has_questions and capture.is_met(batch.whole):
         return batch
     microbatches = [{n: c[m] for n, c in batch.leaves.items()} for m in range(batch.n_microbatches)]
     whole = [batch.whole] if capture.ops.tail else []
-    return dataclasses.replace(batch, forms=tuple(map(capture.form_of, [*microbatches, *whole])))
+    forms = tuple(map(form_of or capture.form_of, [*microbatches, *whole]))
+    return dataclasses.replace(batch, forms=forms)

@@ -60,7 +60,9 @@ class Accord:
     """Makes every rank begin the same step, or every rank raise."""
 
     def __init__(self, capture: Capture, peers: Peers, channel: Channel, is_fed: bool) -> None:
-        self._model, self._peers, self._channel, self._is_fed = capture.model, peers, channel, is_fed
+        self._capture, self._model = capture, capture.model
+        self._peers, self._channel, self._is_fed = peers, channel, is_fed
+        self._forms: dict[bool, dict[int, str]] = {False: {}, True: {}}
         self._parameters = tuple(self._model.parameters())
         self._signatures: dict[tuple[Any, ...], int] = {}
         self._said = _Said()
@@ -119,7 +121,7 @@ class Accord:
                     f"loss={step.want_loss},",
                     f"outputs={step.outputs_on or None},",
                     f"trained={sum(flags)} of {len(flags)}",
-                    f"forms {list(batch.forms)} of the model" if any(batch.forms) else "",
+                    self._ways(batch.forms),
                     f"after {n_loads} load_state_dict" if n_loads else "",
                 ),
                 strict=True,
@@ -129,6 +131,16 @@ class Accord:
         words = " ".join(filter(None, ["with", *said.values()]))
         self._said = _Said(key, words, marks, self._sign(batch, sizes, mode))
         return self._said
+
+    def _ways(self, numbers: Sequence[int]) -> str:
+        """What microbatches run beside the form that all ranks planned for, told apart by what it calls."""
+        training = self._model.training
+        for number in {*numbers} - {0, *self._forms[training]}:
+            source = self._capture.forms[training][number].graph.python_code("self").src
+            lines = "\n".join(sorted(source.splitlines()))  # ops that are free of one another in any order
+            self._forms[training][number] = f"{number} ({zlib.crc32(lines.encode()):08x})"
+        shown = [self._forms[training].get(number, "0") for number in numbers]
+        return f"forms {', '.join(shown)} of the model" if any(numbers) else ""
 
     def _sign(self, batch: Batch, sizes: Sequence[tuple[int, ...]], mode: tuple[Any, ...]) -> list[int]:
         """Numbers of what decides the shapes on the wire: ranks meet the same in the same order."""

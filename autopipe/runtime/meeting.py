@@ -1,0 +1,62 @@
+"""Inputs that no form of the model is for, met at a step: recorded then, on every rank, under the same cut.
+
+Recording is left to the capture. Every rank meets the same inputs at the same step, since all have the batch
+or, under ``feed``, are given all of one that is new; that they made the same of them ``accord`` sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from ..stages import renewed
+from .data.microbatch import Batch, with_forms
+from .keep.away import readable
+from .reduce.precision import autocast_context
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+__all__ = ["meet"]
+
+WRAPPED = "the stages were wrapped; call pipe(...) with such inputs on every rank before it makes the runtime"
+
+
+def meet(engine: Engine, batch: Batch) -> Batch:
+    """The batch with the forms that it asks for, which the engine's stages have from now on.
+
+    Raises :class:`InputError` for what cannot be recorded, or not any more.
+    """
+    capture = engine.capture
+    batch = with_forms(batch, capture, functools.partial(_form_of, engine))
+    if max(batch.forms, default=0) < engine.all_stages[0].n_forms(capture.model.training):
+        return batch
+    if engine.was_wrapped:
+        raise InputError(f"{capture.ops.model}: inputs of this kind were met after {WRAPPED}")
+    engine.renew(renewed(capture, engine.all_stages))
+    return dataclasses.replace(batch, is_new=True)
+
+
+def _form_of(engine: Engine, inputs: Mapping[str, Any]) -> int:
+    """The number of the form that inputs ask for; where there is none, of one that is recorded now.
+
+    Not tried where weights of other ranks are gone. Old ones do: recording goes by their shapes.
+    """
+    try:
+        return engine.capture.form_of(inputs)
+    except InputError as refusal:
+        if engine.frees:
+            raise
+        if engine.was_wrapped:
+            raise InputError(f"{refusal}. It is not recorded anew after {WRAPPED}") from refusal
+    words, peers = "recording the model on inputs of a new kind", engine.peers
+    with (
+        contextlib.nullcontext() if peers is None else peers.together(words, waits=False),
+        autocast_context(engine.options.autocast, engine.device)(),
+        readable(engine.absent),
+    ):
+        return engine.capture.form_met(inputs)
