@@ -161,6 +161,23 @@ class Penalised(Lasting):
         ).square().sum() + self.body.weight.square().sum()
 
 
+class Noised(nn.Module):
+    """A loss of its own over noise that each row draws: in both modes, or in training alone."""
+
+    def __init__(self, reduce, *, always=True):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.reduce, self.always = reduce, always
+
+    def forward(self, x):
+        y = self.head(F.dropout(self.body(x), 0.5, self.always or self.training))
+        if self.always:
+            y = y + torch.randn_like(y) * torch.rand(())
+        return self.reduce(
+            y.square().mean(-1), x.new_empty(len(x)).bernoulli_(0.5) if self.always else y[:, 0]
+        )
+
+
 def captured_mixing(model, *args):
     torch.manual_seed(0)
     return autopipe.capture(model, args).variation.mixing
@@ -199,6 +216,30 @@ def test_noise_and_unlike_weights_are_no_mixing(caplog):
     assert captured_mixing(Tokens(), ids, labels) == Mixing()
     autopipe.split(Variational(), 2, (x,), costs="estimated", n_microbatches=3).verify()
     assert "microbatches" not in caplog.text
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_sums_of_noise_are_sums_and_means_are_means(always):
+    x = torch.randn(6, 4)
+    assert captured_mixing(Noised(lambda e, _: e.sum(), always=always), x) == Mixing(sums=True)
+    assert captured_mixing(Noised(lambda e, _: e.mean(), always=always), x) == Mixing()
+    found = captured_mixing(Noised(lambda e, _: e.sum() + 3, always=always), x)
+    assert "for three rows" in found.always
+
+
+def test_means_over_rows_that_are_drawn_run_on_the_whole_batch():
+    model = Noised(lambda e, drawn: (e * drawn).sum() / (drawn.sum() + 0.1))
+    pipe = autopipe.split(model, 2, (torch.randn(6, 4),), costs="estimated", n_microbatches=3)
+    assert pipe.graph.variation.mixing.always
+    assert pipe.graph.ops.tail
+
+
+def test_a_sum_over_noise_is_added_up_over_microbatches():
+    torch.manual_seed(0)
+    x = torch.randn(600, 4)
+    pipe = autopipe.split(Noised(lambda e, _: e.sum()), 2, (x[:6],), costs="estimated", n_microbatches=3)
+    ratio = pipe.runtime().step(x).loss / pipe.model(x)
+    assert 0.8 < ratio < 1.25
 
 
 @pytest.mark.parametrize("make_model", [Lasting, Summed, Penalised])

@@ -67,6 +67,12 @@ def parts(dim: Dim) -> Iterator[Dim]:
         yield Dim(name, dim.example, where)
 
 
+def axis_of(shape: Sequence[Size], dim: str) -> int | None:
+    """The axis that holds the places along a dim; None where none does, −1 where several do."""
+    axes = [a for a, n in enumerate(shape) if symbol(dim) in getattr(n, "free_symbols", ())]
+    return axes[0] if len(axes) == 1 else -1 if axes else None
+
+
 def counts(tensors: Mapping[str, torch.Tensor], dim: Dim) -> list[str]:
     """The inputs that hold the size of ``dim`` as a number, the largest in them: lengths of padded rows."""
     own = {name for name, _ in dim.where}

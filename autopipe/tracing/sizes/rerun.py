@@ -90,11 +90,11 @@ def replay(
     given: Mapping[str, torch.Tensor],
     device: torch.device,
     sharing: Sharing | None = None,
-    look: Callable[[Call, Any], None] | None = None,
+    look: Callable[[Call, Any], Any] | None = None,
 ) -> Observation:
     """Run the recording on the model's own modules; values are dropped after their last use.
 
-    ``look`` is shown each call with its value.
+    ``look`` is shown each call with its value; what it gives, if anything, takes the value's place.
     """
     program = _program(recording)
     calls = program.calls
@@ -127,9 +127,9 @@ def replay(
             shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
             if isinstance(value, (int, float)):
                 numbers[id(call)] = value
+        if look is not None and (other := look(call, value)) is not None:
+            value = other
         values[id(call)] = value
-        if look is not None:
-            look(call, value)
         for used in program.dropped[i]:
             del values[used]
     raise AssertionError("a recording ends in its output")

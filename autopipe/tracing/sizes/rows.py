@@ -25,6 +25,7 @@ from ..calls.call import Call, Recording
 from ..calls.functions import tensors
 from ..calls.wording import shown
 from ..record.state import seed
+from .noise import OwnNoise
 from .rerun import replay
 
 __all__ = ["LABEL_MODULES", "MEANS_OVER_LABELS", "Mixing", "Rows", "is_close", "mixing", "rows_of"]
@@ -93,7 +94,7 @@ def mixing(
                 try:
                     for rows in (given, *_contrary(given, dim, form)):
                         run = rows_of(model, form, rows, dim, device, begin, alone=alone)
-                        seen.append(_Results(form, run, is_longer, is_counted))
+                        seen.append(_Results(form, run, is_longer, is_counted, OwnNoise(dim, shapes)))
                         found[training] = found[training] or _found(seen[-1], dim, shapes)
                     if not (is_longer or found[training]):
                         found[training] = seen[0].neither()
@@ -200,10 +201,14 @@ def _found(results: _Results, dim: Dim, shapes: _Shapes) -> str:
 class _Results:
     """What a form gives for rows in some places, its output leaves that calls made."""
 
-    def __init__(self, form: Recording, run: Rows, is_longer: bool, is_counted: bool) -> None:
+    def __init__(
+        self, form: Recording, run: Rows, is_longer: bool, is_counted: bool, noise: OwnNoise
+    ) -> None:
         self.form, self.run, self._is_longer, self._is_counted = form, run, is_longer, is_counted
+        self._noise, self._is_noisy = noise, any(c.is_random for c in form.calls)
         self._leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
         self._values: dict[str, list[Any]] = {}
+        self._values_of_three: dict[str, list[Any]] = {}
         self._numbers = [
             i for i, c in enumerate(self._leaves) if _is_number(self.of("ab")[i]) and c.op != "placeholder"
         ]
@@ -212,10 +217,12 @@ class _Results:
     def of(self, rows: str) -> list[Any]:
         """The leaves for these rows."""
         if rows not in self._values:
-            result = self.run(rows)
-            made = zip(self.form.calls[-1].args[0], result, strict=True)
-            self._values[rows] = [v for c, v in made if isinstance(c, Call)]
+            self._values[rows] = self._run(rows)
         return self._values[rows]
+
+    def _run(self, rows: str, look: Any = None) -> list[Any]:
+        made = zip(self.form.calls[-1].args[0], self.run(rows, look), strict=True)
+        return [v for c, v in made if isinstance(c, Call)]
 
     @property
     def are_finite(self) -> bool:
@@ -248,22 +255,37 @@ class _Results:
     def neither(self) -> str:
         """In words, the first number that is neither mean nor sum of what rows give, as a sum and a penalty.
 
-        Not asked where labels weigh rows, nor where noise is drawn, which is other noise for more rows.
+        Not asked where labels weigh rows.
         """
-        if self._is_counted or any(c.is_random for c in self.form.calls):
+        if self._is_counted:
             return ""
         for i in self._numbers:
             mean, summed, found, allowed = self._of_three(i)
+            if not self._noise.is_by_row:
+                return f"{_said(self._leaves[i])} is made with noise that cannot be told by rows"
             if min(abs(found - mean), abs(found - summed)) > allowed:
                 said = f"{found:.6g} for three rows, whose mean is {mean:.6g} and whose sum {summed:.6g}"
                 return f"{_said(self._leaves[i])} is {said}"
         return ""
 
     def _of_three(self, i: int) -> tuple[float, float, float, float]:
-        """A number for rows a b b: if it is a mean, if it is a sum, as it is; and how much is rounding."""
-        aa, bb, abb = (float(self.of(rows)[i]) for rows in ("aa", "bb", "abb"))
+        """A number for rows a b b: if it is a mean, if it is a sum, as it is; and how much is rounding.
+
+        A batch of three draws other noise than one of two, so each row is given its own.
+        """
+        values = self._values_of_three or self._each_with_its_noise()
+        aa, bb, abb = (float(values[rows][i]) for rows in ("aa", "bb", "abb"))
         allowed = _ALLOWED.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, abb)))
         return (aa + 2 * bb) / 3, aa / 2 + bb, abb, allowed
+
+    def _each_with_its_noise(self) -> dict[str, list[Any]]:
+        """The leaves for rows of which each draws the same wherever it is."""
+        if self._is_noisy:
+            self._run("ab", self._noise.see)
+        for rows in ("aa", "bb", "abb"):
+            known = not self._is_noisy
+            self._values_of_three[rows] = self.of(rows) if known else self._run(rows, self._noise.put(rows))
+        return self._values_of_three
 
     def _no_mean(self, i: int, allowed: float, level: Mapping[torch.dtype, float]) -> str:
         """In words, where a number is no mean of the rows', evenly or weighted by the labels in each.

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from ...graph import Dim, OpGraph, batch_dim
-from ...units import Size, symbol
+from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.functions import tensors
 from ..calls.perform import run_call
 from ..inputs.structure import flatten, unflatten
 from ..record.state import seed
+from .dims import axis_of
 from .rerun import replay
 from .rows import Mixing, Rows, is_close, rows_of
 
@@ -59,13 +60,7 @@ def row_axes(ops: OpGraph, name: str) -> tuple[int | None, ...]:
     """Where the rows of a batch lie in each tensor of an op's value."""
     batch = batch_dim(ops.dims)
     assert batch is not None
-    return tuple(_axis_in(t.shape, batch.name) for t in ops.by_name[name].outputs)
-
-
-def _axis_in(shape: Sequence[Size], dim: str) -> int | None:
-    """The axis that holds the rows of a batch; None where none does, −1 where several do."""
-    axes = [a for a, n in enumerate(shape) if symbol(dim) in getattr(n, "free_symbols", ())]
-    return axes[0] if len(axes) == 1 else -1 if axes else None
+    return tuple(axis_of(t.shape, batch.name) for t in ops.by_name[name].outputs)
 
 
 def join(parts: Sequence[Any], axes: Sequence[int | None]) -> Any:
@@ -249,7 +244,7 @@ class _View:
 
     def _axis(self, call: Call, i: int) -> int | None:
         known = self.shapes.get(id(call), ())
-        return _axis_in(known[i], self.dim.name) if i < len(known) else -1
+        return axis_of(known[i], self.dim.name) if i < len(known) else -1
 
     def _by_row(self, tensor: Tensor, axis: int) -> tuple[Tensor, ...] | None:
         """The pieces of a tensor that belong to each row; None where it has no such pieces."""

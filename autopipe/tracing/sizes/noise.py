@@ -1,0 +1,73 @@
+"""Noise that goes with its row: what a row was given in one place, it is given in any other.
+
+A batch of more rows draws other noise, and what noise has changed cannot be told from what the rows have.
+Which rows are looked at, and what follows, is left to ``rows``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...graph import Dim
+from ...units import Size
+from ..calls.call import Call, Depends
+from ..calls.functions import tensors
+from ..inputs.structure import mapped
+from .dims import axis_of
+
+__all__ = ["OwnNoise"]
+
+
+class OwnNoise:
+    """What the calls of a form drew for two rows, a and b: seen once, and then put in its place for others.
+
+    Attributes
+    ----------
+    is_by_row: whether every draw put so far was of rows, or of none: not so where one is lost in a sum.
+    """
+
+    def __init__(self, dim: Dim, shapes: Mapping[int, tuple[tuple[Size, ...], ...]]) -> None:
+        self._dim, self._shapes = dim, shapes
+        self._drawn: dict[int, Any] = {}
+        self.is_by_row = True
+
+    def see(self, call: Call, value: Any) -> None:
+        """Keep what a call gives for the rows ``"ab"``."""
+        if call.is_random:
+            self._drawn[id(call)] = mapped(_copy, value)
+
+    def put(self, rows: str) -> Callable[[Call, Any], Any]:
+        """What puts a call's value for other rows, such as ``"abb"``, in the place of what it drew."""
+
+        def of_rows(call: Call, value: Any) -> Any:
+            if not call.is_random:
+                return None
+            drawn = self._drawn[id(call)]
+            made = {id(t): self._of(call, i, t, rows) for i, t in enumerate(tensors(drawn))}
+            if not call.writes:
+                return mapped(lambda leaf: made.get(id(leaf), leaf), drawn)
+            for there, new in zip(tensors(value), made.values(), strict=True):
+                there.copy_(new)
+            return None
+
+        return of_rows
+
+    def _of(self, call: Call, i: int, drawn: Tensor, rows: str) -> Tensor:
+        shapes = self._shapes.get(id(call), ())
+        axis = axis_of(shapes[i], self._dim.name) if i < len(shapes) else -1
+        if axis is None:
+            self.is_by_row = self.is_by_row and not call.depends & Depends.INPUT
+            return drawn
+        if axis < 0 or drawn.shape[axis] % 2:
+            self.is_by_row = False
+            return drawn
+        of = dict(zip("ab", drawn.chunk(2, axis), strict=True))
+        return torch.cat([of[row] for row in rows], axis)
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
