@@ -261,3 +261,106 @@ def helper_that_returns_layers(self: Any, x: Tensor) -> Tensor:
     for layer in _dropped(self.layers, self.training):
         x = layer(x).tanh()
     return x
+
+
+class Marked(dict[str, Any]):
+    """Holds something in an attribute beside its items."""
+
+    def __init__(self, held: Any, **items: Any) -> None:
+        super().__init__(**items)
+        self.held, self.note = held, "beside"
+
+
+class Listed(list[Any]):
+    """A list with a name."""
+
+    name: Any = None
+
+
+class Named(dict[str, Any]):
+    """Its items are its attributes."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class Gives(nn.Module):
+    """A leaf that gives what holds tensors in several places."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(WIDTH, WIDTH), kind
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.layer(x)
+        if self.kind == "dict":
+            return Marked(x.cos(), y=y)
+        if self.kind == "list":
+            made = Listed([y, x.cos()])
+            made.name = x.sin()
+            return made
+        y.held = x.cos()
+        return y
+
+
+class Takes(nn.Module):
+    """A leaf that looks at what was set on the tensor it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + getattr(x, "held", 0)
+
+
+@trap()
+def gives_a_dict_with_attributes(self: Any, x: Tensor) -> Any:
+    return Marked(x.sin(), y=self.run(x))
+
+
+@trap()
+def gives_a_list_with_attributes(self: Any, x: Tensor) -> Any:
+    made = Listed([self.run(x), x.cos()])
+    made.name = {"inner": Marked(x * 2, z=x * 3)}
+    return made
+
+
+@trap()
+def gives_a_dict_of_attributes(self: Any, x: Tensor) -> Any:
+    return Named(y=self.run(x), z=x * 2)
+
+
+@trap(gives=lambda: Gives("dict"))
+def leaf_gives_a_dict_with_attributes(self: Any, x: Tensor) -> Tensor:
+    given = self.gives(x)
+    return self.run(given["y"]) + given.held
+
+
+@trap(gives=lambda: Gives("list"))
+def leaf_gives_a_list_with_attributes(self: Any, x: Tensor) -> Tensor:
+    given = self.gives(x)
+    return self.run(given[0]) + given[1] * given.name
+
+
+@trap("refused")
+def gives_a_tensor_with_an_attribute(self: Any, x: Tensor) -> Tensor:
+    y = self.run(x)
+    y.held = x.cos()  # type: ignore[attr-defined]
+    return y
+
+
+@trap("safe", gives=lambda: Gives("tensor"), takes=Takes)
+def leaf_hands_on_an_attribute_of_a_tensor(self: Any, x: Tensor) -> Tensor:
+    y = self.gives(x)
+    for layer in self.layers:
+        x = layer(x).tanh()
+    return self.takes(y) + x
+
+
+@trap("safe", takes=Takes)
+def leaf_reads_an_attribute_of_a_tensor(self: Any, x: Tensor) -> Tensor:
+    y = self.run(x)
+    y.held = x.cos()  # type: ignore[attr-defined]
+    return self.takes(y)

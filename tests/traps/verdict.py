@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from zoo.cut import uniform_plan
-from zoo.observe import Observation, difference, leaves
+from zoo.observe import Observation, beside, difference, leaves
 from zoo.observe import seed as seed_all
 
 from autopipe.errors import AutopipeError
@@ -203,7 +203,9 @@ def _told(value: Any, depth: int) -> Any:
         inner = vars(value)
     if inner is None or depth > 6:
         return name if callable(value) or depth > 6 else f"{name} {value}"
-    return [name, *((str(k), _told(v, depth + 1)) for k, v in inner.items())]
+    if getattr(value, "__dict__", None) is value:
+        name = f"{name} of attributes"
+    return [name, *((str(k), _told(v, depth + 1)) for k, v in {**inner, **beside(value)}.items())]
 
 
 def _generators() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Observation", "difference", "fingerprint", "flat", "leaves", "observe", "seed"]
+__all__ = ["Observation", "beside", "difference", "fingerprint", "flat", "leaves", "observe", "seed"]
 
 CACHES = (
     "past_key_values",
@@ -46,6 +46,8 @@ def seed(value: int = 0) -> None:
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """(path, tensor) of every tensor in a nested output; caches are left out."""
+    for name, held in beside(value).items():
+        yield from leaves(held, f"{path}.{name}")
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -58,6 +60,15 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
             yield from leaves(item, f"{path}.{index}")
+
+
+def beside(value: Any) -> dict[str, Any]:
+    """What a tensor, or what else holds items, has in attributes that are neither fields nor items again."""
+    if not (type(value) is Tensor or isinstance(value, (Mapping, list, tuple))):
+        return {}
+    held = getattr(value, "__dict__", {})
+    known = getattr(value, "__dataclass_fields__", ("data",))
+    return {} if held is value else {n: v for n, v in held.items() if n not in known}
 
 
 def observe(model: nn.Module, call: Callable[[], Any], *, backward: bool = True) -> Observation:

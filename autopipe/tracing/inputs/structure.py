@@ -22,6 +22,7 @@ __all__ = [
     "flatten",
     "hides_tensors",
     "mapped",
+    "marks",
     "paths",
     "pieces",
     "unflatten",
@@ -41,7 +42,8 @@ class Spec:
     ``kind`` is ``leaf``, ``sequence``, ``fields`` (a namedtuple, or a dataclass with all its attributes),
     ``mapping``, ``record`` (a mapping that is a dataclass too, such as a transformers ``ModelOutput``) or
     ``object``.
-    ``factory`` makes the missing values of a ``defaultdict``.
+    ``factory`` makes the missing values of a ``defaultdict``. ``attributes`` are names of what an object that
+    holds items has beside them; their children come last. One that ``mirrors`` has its items there instead.
     """
 
     kind: Literal["leaf", "sequence", "fields", "mapping", "record", "object"]
@@ -49,6 +51,8 @@ class Spec:
     keys: tuple[Any, ...] = ()
     children: tuple[Spec, ...] = ()
     factory: Any = dataclasses.field(default=None, compare=False)
+    attributes: tuple[str, ...] = ()
+    mirrors: bool = False
 
     @property
     def n_leaves(self) -> int:
@@ -78,7 +82,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 def pieces(value: Any) -> list[tuple[Any, Any]]:
     """What a container holds, by key or name; nothing for a leaf."""
     parts = _parts(value, 0)
-    return [] if parts is None else list(zip(parts[1], parts[2], strict=True))
+    return [] if parts is None else list(zip((*parts[1], *parts[3]), parts[2], strict=True))
 
 
 def _flatten(value: Any, leaves: list[Any], depth: int) -> Spec:
@@ -86,32 +90,56 @@ def _flatten(value: Any, leaves: list[Any], depth: int) -> Spec:
     if parts is None:
         leaves.append(value)
         return LEAF
-    kind, keys, items = parts
+    kind, keys, items, attributes = parts
     factory = value.default_factory if isinstance(value, defaultdict) else None
-    return Spec(kind, type(value), keys, tuple(_flatten(v, leaves, depth + 1) for v in items), factory)
+    children = tuple(_flatten(v, leaves, depth + 1) for v in items)
+    mirrors = kind == "mapping" and _mirrors(value)
+    return Spec(kind, type(value), keys, children, factory, attributes, mirrors)
 
 
-def _parts(value: Any, depth: int) -> tuple[Any, tuple[Any, ...], list[Any]] | None:
-    """(kind, keys, children) of a container; None for a leaf."""
+def _parts(value: Any, depth: int) -> tuple[Any, tuple[Any, ...], list[Any], tuple[str, ...]] | None:
+    """(kind, keys, children, names of the last children, no items) of a container; None for a leaf."""
     cls = type(value)
     if cls in (tuple, list, torch.Size):
-        return "sequence", tuple(range(len(value))), list(value)
+        return "sequence", tuple(range(len(value))), list(value), ()
+    if cls is dict:
+        return "mapping", tuple(value), list(value.values()), ()
     if cls in _LEAF_TYPES or isinstance(value, type):
         return None
     if isinstance(value, (dict, UserDict)):
         kind = "record" if dataclasses.is_dataclass(value) else "mapping"
-        return kind, tuple(value), list(value.values())
+        beside = _beside(value, depth)
+        return kind, tuple(value), [*value.values(), *beside.values()], tuple(beside)
+    if isinstance(value, list):
+        beside = _beside(value, depth)
+        return "sequence", tuple(range(len(value))), [*value, *beside.values()], tuple(beside)
     if isinstance(value, tuple):
         if not hasattr(value, "_fields") and not hasattr(cls, "n_sequence_fields"):
             return None
-        return "fields", tuple(range(len(value))), list(value)
+        beside = _beside(value, depth)
+        return "fields", tuple(range(len(value))), [*value, *beside.values()], tuple(beside)
     if dataclasses.is_dataclass(value):
         names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
         names += [n for n in getattr(value, "__dict__", ()) if n not in names and not _is_cached(cls, n)]
-        return "fields", tuple(names), [getattr(value, n) for n in names]
+        return "fields", tuple(names), [getattr(value, n) for n in names], ()
     if depth < _MAX_DEPTH and carries_tensors(value, _MAX_DEPTH - depth):
-        return "object", tuple(vars(value)), list(vars(value).values())
+        return "object", tuple(vars(value)), list(vars(value).values()), ()
     return None
+
+
+def _beside(value: Any, depth: int) -> dict[str, Any]:
+    """What an object that holds items has in attributes beside them; not deep, as they may lead back."""
+    if _mirrors(value) or depth >= _MAX_DEPTH:
+        return {}
+    cls, items = type(value), {"data"} if isinstance(value, UserDict) else ()
+    known = getattr(cls, "__dataclass_fields__", items)
+    held = getattr(value, "__dict__", {})
+    return {n: v for n, v in held.items() if n not in known and not _is_cached(cls, n)}
+
+
+def _mirrors(value: Any) -> bool:
+    """Whether the attributes of a dict are its items, as where ``self.__dict__ = self``."""
+    return getattr(value, "__dict__", None) is value
 
 
 def _is_cached(cls: type, name: str) -> bool:
@@ -141,6 +169,13 @@ def _holds_tensor(value: Any, depth: int) -> bool:
     if isinstance(value, dict):
         return depth > 0 and any(_holds_tensor(v, depth - 1) for v in value.values())
     return carries_tensors(value, depth)
+
+
+def marks(value: Any) -> list[str]:
+    """Names of attributes with tensors that code has set on a tensor, where :func:`flatten` does not look."""
+    if type(value) is not torch.Tensor:
+        return []
+    return [name for name, held in vars(value).items() if _holds_tensor(held, _MAX_DEPTH)]
 
 
 def hides_tensors(leaf: Any, depth: int = _MAX_DEPTH) -> bool:
@@ -176,7 +211,20 @@ def _unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
 
 
 def _sequence(spec: Spec, values: list[Any]) -> Any:
-    return values if spec.type is list else spec.type(values)
+    if spec.type is list:
+        return values
+    if not issubclass(spec.type, list):
+        return spec.type(values)
+    new = spec.type.__new__(spec.type)
+    n = len(spec.keys)
+    list.extend(new, values[:n])
+    return _with_attributes(new, spec, values[n:])
+
+
+def _with_attributes(new: Any, spec: Spec, values: list[Any]) -> Any:
+    for name, value in zip(spec.attributes, values, strict=True):
+        object.__setattr__(new, name, value)
+    return new
 
 
 def _mapping(spec: Spec, values: list[Any]) -> Any:
@@ -187,19 +235,27 @@ def _mapping(spec: Spec, values: list[Any]) -> Any:
         new.data = {}
     if isinstance(new, defaultdict):
         new.default_factory = spec.factory
-    for key, value in zip(spec.keys, values, strict=True):
+    if spec.mirrors:
+        new.__dict__ = new
+    n = len(spec.keys)
+    _with_attributes(new, spec, values[n:])
+    for key, value in zip(spec.keys, values[:n], strict=True):
         new[key] = value
     return new
 
 
 def _record(spec: Spec, values: list[Any]) -> Any:
-    return spec.type(**dict(zip(spec.keys, values, strict=True)))
+    n = len(spec.keys)
+    new = spec.type(**dict(zip(spec.keys, values[:n], strict=True)))
+    return _with_attributes(new, spec, values[n:])
 
 
 def _fields(spec: Spec, values: list[Any]) -> Any:
-    if issubclass(spec.type, tuple):
-        return spec.type._make(values) if hasattr(spec.type, "_make") else spec.type(values)
-    return _object(spec, values)
+    if not issubclass(spec.type, tuple):
+        return _object(spec, values)
+    n = len(spec.keys)
+    new = spec.type._make(values[:n]) if hasattr(spec.type, "_make") else spec.type(values[:n])
+    return _with_attributes(new, spec, values[n:])
 
 
 def _object(spec: Spec, values: list[Any]) -> Any:
@@ -229,8 +285,5 @@ def paths(spec: Spec) -> list[tuple[Step, ...]]:
     step: Literal["item", "attr"] = "attr"
     if spec.kind in ("sequence", "mapping", "record") or issubclass(spec.type, tuple):
         step = "item"
-    return [
-        ((step, key), *rest)
-        for key, child in zip(spec.keys, spec.children, strict=True)
-        for rest in paths(child)
-    ]
+    steps = [*((step, key) for key in spec.keys), *(("attr", name) for name in spec.attributes)]
+    return [(own, *rest) for own, child in zip(steps, spec.children, strict=True) for rest in paths(child)]

@@ -25,7 +25,7 @@ from ..calls.moded import in_modes, modes_of
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
-from ..inputs.structure import flatten, hides_tensors
+from ..inputs.structure import flatten, hides_tensors, marks
 from . import filling, keeping, pieces
 from .branches import Branches
 from .contexts import Contexts
@@ -250,6 +250,11 @@ class Recorder(TorchFunctionMode):
             copied = twins.copy(key)
         before, is_first = self.kept_since(path, inside), path not in self.keeping
         result = self.perform(call, copied or run_leaf, actual)
+        for name in (name for t in functions.tensors((actual, result)) for name in marks(t)):
+            self.at.keep_whole(
+                f"{call.source}: {path} takes or gives a tensor with another as its attribute {name!r}, "
+                "which is lost where a stage hands it on; return it beside"
+            )
         self.keeping[path] = keeping.kept(inside)
         is_set = next(keeping.differing(before, self.keeping[path]), None) is not None
         call.keeps = is_set and not is_first
@@ -408,6 +413,11 @@ def _check_output(value: Any) -> None:
     if (callable(value) and hasattr(value, "gi_frame")) or hasattr(value, "__next__"):
         raise CaptureError(
             f"the model returns a {type(value).__name__}, which can be read only once; return a tuple or list"
+        )
+    for name in marks(value):
+        raise CaptureError(
+            f"the model returns a tensor with another in its attribute {name!r}, which is lost where stages "
+            "hand it on; return a tuple, a list, a dict or a dataclass"
         )
     if hides_tensors(value):
         raise CaptureError(
