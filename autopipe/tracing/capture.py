@@ -22,7 +22,7 @@ from .calls.call import Call
 from .calls.perform import run_call
 from .graphs import emit, modes, opgraph
 from .graphs.questions import Question, choose
-from .held import held_against_the_model
+from .held import held_against_the_model, held_from_elsewhere
 from .inputs.arguments import Inputs
 from .inputs.caches import switched_off, without_cache
 from .inputs.examples import infer
@@ -449,6 +449,7 @@ def _captured(
         args, kwargs = session.args, session.kwargs
         inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
         made = held_against_the_model(session, inputs, tensors, dynamic, known)
+        session, made = held_from_elsewhere(session, made, is_open)
         inputs = dataclasses.replace(inputs, is_apart=session.runs.is_apart)
         if confirm_at is not None:
             if session.refused is not None:

@@ -6,22 +6,28 @@ One set of forms is left to ``making``, comparing to ``referee``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import CaptureError, InputError, ModelError
+from ..graph import Dim
 from .calls.call import Recording
 from .inputs.arguments import Inputs
+from .inputs.structure import flatten
 from .making import Made
+from .record.given import are_close
 from .record.session import Session
+from .record.state import preserved
 from .referee.referee import Referee
 from .resized import record_at_sizes
+from .sizes.dims import resize
+from .sizes.explore import taken_beside
 from .sizes.variation import Variation
 
-__all__ = ["held_against_the_model"]
+__all__ = ["held_against_the_model", "held_from_elsewhere"]
 
 
 def held_against_the_model(
@@ -56,6 +62,50 @@ def held_against_the_model(
             return made
         if not session.distrust_shifted():
             session.close(fault.path, fault.why)
+
+
+def held_from_elsewhere(session: Session, made: Made, is_open: Callable[[str], bool]) -> tuple[Session, Made]:
+    """The same from where a run at another size leaves the model, where that lets more sizes vary.
+
+    A model that has run before may have tables for the sizes it met, which a recording takes as they are;
+    from there it makes them anew. Only where what it gives for the example is the same from there.
+    """
+    if session.device.type == "meta" or not made.is_narrowed:
+        return session, made
+    for sizes in taken_beside(made.explorers[0], made.variation):
+        session.start(training=False)
+        expected = _answer(session)
+        if not _is_left_otherwise(session, made, sizes) or not are_close(expected, _answer(session)):
+            break
+        _is_left_otherwise(session, made, sizes)
+        with (
+            preserved(session.model, is_open) as snapshot,
+            contextlib.suppress(CaptureError, ModelError, InputError),
+        ):
+            other = Session(
+                session.model,
+                session.args,
+                session.kwargs,
+                session.first_policy,
+                snapshot,
+                sizes_vary=session.sizes_vary,
+            )
+            found = held_against_the_model(other, made.inputs, made.tensors, made.dynamic, None)
+            if len(found.variation.fixed) < len(made.variation.fixed):
+                return other, found
+    return session, made
+
+
+def _answer(session: Session) -> list[Any]:
+    return flatten(session.runs.run(training=False))[0]
+
+
+def _is_left_otherwise(session: Session, made: Made, sizes: Mapping[Dim, int]) -> bool:
+    """Whether a run at other sizes, which is made now, leaves the model other than it was given."""
+    session.start(training=False)
+    with session.on(*made.inputs.rebuild(session.model, resize(made.tensors, sizes))):
+        _answer(session)
+    return not session.runs.snapshot.is_unchanged
 
 
 def _freed(session: Session, made: Made) -> Made:

@@ -1,5 +1,7 @@
 """Attributes that a forward leaves behind by the sizes of its inputs, where the model runs between calls."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -118,3 +120,42 @@ def test_a_table_that_is_exchanged_by_hand_is_not_overlooked():
     model.mask = torch.ones(6, 6)
     with pytest.raises(InputError, match="attributes of Masked"):
         found(x)
+
+
+class Grown(Base):
+    """Makes its table longer where a longer text comes."""
+
+    table = torch.empty(0)
+
+    def forward(self, x):
+        if len(self.table) < x.shape[1]:
+            self.table = torch.arange(x.shape[1], dtype=x.dtype)[:, None] / 10
+        return self.through(x + self.table[: x.shape[1]])
+
+
+@pytest.mark.parametrize("kind", [Masked, Anchored, Grown])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_that_has_run_before_is_captured_for_other_sizes_too(kind, training):
+    torch.manual_seed(0)
+    model = kind().train(training)
+    model(torch.randn(2, 6, 4))
+    before = dict(vars(model))
+    pipe = autopipe.split(model, 2, (torch.randn(2, 6, 4),), costs="estimated")
+    assert all(vars(model)[name] is value for name, value in before.items())
+    for shape in ((2, 6, 4), (3, 9, 4), (2, 6, 4), (1, 5, 4)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(pipe(x), copy.deepcopy(model)(x), rtol=0, atol=0)
+
+
+def test_a_table_of_data_is_none_of_sizes():
+    """What a run leaves goes by its data: from there the model gives something else, and is refused there."""
+    model = Remembering().eval()
+    model(torch.rand(2, 6, 4))
+    found = capture(model, (torch.rand(2, 6, 4),))
+    for shape in ((2, 6, 4), (2, 9, 4)):
+        x = torch.rand(shape)
+        before = dict(vars(model))
+        expected = model(x)
+        vars(model).update(before)
+        if (got := outcome(found, x)) is not None:
+            torch.testing.assert_close(got, expected)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from .rerun import replay, with_guards
 from .trials import Explorer, Trial, first, first_line
 from .variation import Check, Fixed, Variation
 
-__all__ = ["confirm", "explore", "is_narrowed"]
+__all__ = ["confirm", "explore", "is_narrowed", "taken_beside"]
 
 
 def explore(explorer: Explorer, known: Variation | None = None) -> Variation:
@@ -67,10 +67,18 @@ def confirm(
 
 def is_narrowed(explorer: Explorer, found: Variation) -> bool:
     """Whether the model itself takes another size where its forms do not."""
+    return next(taken_beside(explorer, found), None) is not None
+
+
+def taken_beside(explorer: Explorer, found: Variation) -> Iterator[dict[Dim, int]]:
+    """Sizes that the model itself takes where its forms do not, each alone."""
     held = [d for d in sizing.candidates(explorer.inputs) if any(place in found.fixed for place in d.where)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return any(explorer.is_taken({d: size}) for d in held for size in sizing.trial_sizes(d)[:2])
+    for sizes in ({d: size} for d in held for size in sizing.trial_sizes(d)[:2]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            is_taken = explorer.is_taken(sizes)
+        if is_taken:
+            yield sizes
 
 
 def _explore(explorer: Explorer, known: Variation | None) -> Variation:
