@@ -48,7 +48,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .api import Pipe, capture, plan, profile, simulate, split
+    from .api import Pipe, capture, plan, probe, profile, simulate, split
     from .costs import CostTable, OpCost
     from .graph import OpGraph
     from .hardware import Cluster, Device, Link
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
-    "api": ("Pipe", "capture", "plan", "profile", "simulate", "split"),
+    "api": ("Pipe", "capture", "plan", "probe", "profile", "simulate", "split"),
     "costs": ("CostTable", "OpCost"),
     "graph": ("OpGraph",),
     "hardware": ("Cluster", "Device", "Link"),
@@ -94,6 +94,7 @@ __all__ = [
     "VerificationError",
     "capture",
     "plan",
+    "probe",
     "profile",
     "simulate",
     "split",

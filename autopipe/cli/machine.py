@@ -38,15 +38,15 @@ def probe(
     ] = None,
     out: o.Out = None,
 ) -> Told:
-    """Measure the devices here and the links between ranks; writes a cluster file for other verbs.
+    """Measure the devices here, the links between ranks and their pace; writes a cluster file for others.
 
     Under torchrun it measures between the job's own ranks.
     """
+    from ..api import probe as probe_ranks
     from ..look import Column, Table
     from ..look.table import count, seconds, word
-    from ..measure import probe as measure_cluster
 
-    cluster = measure_cluster(ranks)
+    cluster = probe_ranks(ranks)
     if nics is not None:
         cluster = cluster.with_nics(nics)
     if out is not None:
@@ -64,7 +64,9 @@ def probe(
         (a, b, x.latency_s, f"{x.bandwidth_bytes_s / 1e9:.2f} GB/s", word(x.source)) for a, b, x in links
     )
     names = ", ".join(dict.fromkeys(d.name for d in cluster.devices))
-    text = f"{cluster.n_ranks} ranks on {names}\n\n{table(Table('Links', columns, rows))}"
+    speed = cluster.devices[0].speed
+    pace = f", in a pipeline at {speed:.1%} of the pace that costs are measured at" if speed != 1.0 else ""
+    text = f"{cluster.n_ranks} ranks on {names}{pace}\n\n{table(Table('Links', columns, rows))}"
     return Told(cluster.to_dict(), text)
 
 
@@ -92,9 +94,9 @@ def run(
     its own is trained on the mean square of its outputs.
     """
     from .. import accelerator
+    from ..api import probe as probe_ranks
     from ..arguments import number
     from ..errors import InputError
-    from ..measure import probe as measure_links
     from ..measure.load import pace
     from .planning import Request
     from .training import job, train
@@ -105,7 +107,7 @@ def run(
     with job() as n_ranks:
         how = how if how.stages is not None else dataclasses.replace(how, stages=max(2, n_ranks))
         request = Request(model, making)
-        cluster = measure_links() if n_ranks > 1 and request.runs_here else None
+        cluster = probe_ranks() if n_ranks > 1 and request.runs_here else None
         on_processor = request.source == "measured" and accelerator.current().type == "cpu"
         before_s = pace() if on_processor else 0.0
         pipe = request.split(how, cluster)

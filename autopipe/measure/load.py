@@ -6,8 +6,10 @@ What they work on is left to the caller.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
+import mmap
 import os
 import signal
 import statistics
@@ -22,7 +24,7 @@ import torch.distributed as dist
 
 from .. import accelerator
 
-__all__ = ["busy", "pace", "places"]
+__all__ = ["Peers", "busy", "pace", "places"]
 
 
 def places() -> int:
@@ -55,28 +57,67 @@ def pace() -> float:
     return max(float(s) for s in every)
 
 
+class Peers:
+    """Processes that repeat a piece of work until :func:`busy` ends them, and rest when they are asked to."""
+
+    def __init__(self, n_peers: int) -> None:
+        # what is asked of all, then what each one says: memory that forks share
+        self._said = mmap.mmap(-1, 1 + n_peers)
+        self._parent = os.getpid()
+        self.pids: list[int] = []
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Within it no peer works: each first ends what it is at, which is not waited for without end."""
+        self._said[0], most_s = 1, time.monotonic() + _RESTS_WITHIN_S
+        try:
+            while time.monotonic() < most_s and not all(map(self._rests, range(len(self.pids)))):
+                time.sleep(_LOOKS_EVERY_S)
+            yield
+        finally:
+            self._said[0] = 0
+
+    def _rests(self, number: int) -> bool:
+        """Whether a peer rests, or has ended and only is to be waited for."""
+        ended = os.waitid(os.P_PID, self.pids[number], os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return bool(self._said[1 + number]) or ended is not None
+
+    def rest(self, number: int) -> None:
+        """A peer's part, between two pieces of its work: waits as long as it is asked to rest."""
+        while self._said[0]:
+            self._said[1 + number] = 1
+            if os.getppid() != self._parent:
+                return
+            time.sleep(_LOOKS_EVERY_S)
+        self._said[1 + number] = 0
+
+
+_LOOKS_EVERY_S = 1e-3
+_RESTS_WITHIN_S = 10.0
+
+
 @contextlib.contextmanager
-def busy(work: Callable[[], object], n_peers: int, device: torch.device) -> Iterator[None]:
+def busy(work: Callable[[], object], n_peers: int, device: torch.device) -> Iterator[Peers]:
     """Within it ``n_peers`` copies of this process repeat ``work``; they are ended on the way out.
 
     Ranks on one machine share its memory bandwidth, last-level cache and clock budget, so an op takes
     longer in a pipeline than alone. The peers are forks, which have the model already; where that cannot be
     had (another device than the CPU, a platform without a safe fork) nothing is started.
     """
-    peers: list[int] = []
+    peers = Peers(n_peers)
     try:
         if device.type == "cpu" and sys.platform == "linux" and not accelerator.has_begun():
-            for _ in range(n_peers):
-                peers.append(_fork(work))
-        yield
+            for number in range(n_peers):
+                peers.pids.append(_fork(work, peers, number))
+        yield peers
     finally:
-        for pid in peers:
+        for pid in peers.pids:
             os.kill(pid, signal.SIGKILL)
-        for pid in peers:
+        for pid in peers.pids:
             os.waitpid(pid, 0)
 
 
-def _fork(work: Callable[[], object]) -> int:
+def _fork(work: Callable[[], object], peers: Peers, number: int) -> int:
     parent = os.getpid()
     # A signal's Python handler belongs to the parent (a kernel, a launcher): it must not run in the child,
     # so none is delivered before the child has dropped them all.
@@ -87,13 +128,13 @@ def _fork(work: Callable[[], object]) -> int:
             warnings.filterwarnings("ignore", "This process.*is multi-threaded", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _repeat(work, parent)
+            _repeat(work, functools.partial(peers.rest, number), parent)
         return pid
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _repeat(work: Callable[[], object], parent: int) -> NoReturn:
+def _repeat(work: Callable[[], object], rest: Callable[[], object], parent: int) -> NoReturn:
     """The child: works in silence until its parent is gone, and leaves without any of Python's clean-up.
 
     What it inherited (sockets of process groups and kernels, open files) is never read, written, flushed or
@@ -108,6 +149,7 @@ def _repeat(work: Callable[[], object], parent: int) -> NoReturn:
         sys.stdout = sys.stderr = io.StringIO()
         while os.getppid() == parent:
             work()
+            rest()
     finally:
         os._exit(0)
 

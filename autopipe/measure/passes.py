@@ -48,6 +48,8 @@ _GUESS_THERE = 3e14, 2e12
 _UNDISTURBED = 0.97
 """Share of its wall time that a pass must have had a CPU for, or others are in its figures."""
 _MOST_DISTURBED = 20
+_NEXT_TO_EVERY = 10
+"""Of so many pairs of passes, alone and beside peers, one may tell otherwise."""
 
 
 class Passes:
@@ -244,12 +246,15 @@ class Passes:
 
     @property
     def alone(self) -> float:
-        """The whole's seconds with no peer at work over those with them; 1 where either is not known.
+        """The whole's seconds with no peer at work over those with them, found in pairs.
 
-        Of the CPU: waiting for one is not what peers with cores of their own do to one another.
+        1 where next to every pair does not tell that it is less: chance alone would make a gain of what
+        varies. Of the CPU: waiting for one is not what peers with cores of their own do to one another.
         """
-        alone, busy = (self.samples.median("", CPU + x) for x in (ALONE, ""))
-        return min(1.0, alone / busy) if alone and busy else 1.0
+        alone, busy = (self.samples.of("", CPU + x) for x in (ALONE, ""))
+        pairs = sorted(a / b for a, b in zip(reversed(alone), reversed(busy), strict=False))
+        n_told = len(pairs) - len(pairs) // _NEXT_TO_EVERY
+        return statistics.median(pairs) if pairs and pairs[n_told - 1] < 1.0 else 1.0
 
     @property
     def notes(self) -> tuple[str, ...]:

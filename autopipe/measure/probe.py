@@ -33,12 +33,12 @@ from .devices import described, reserved
 from .exchange import exchange
 from .load import places
 
-__all__ = ["probe"]
+__all__ = ["MOST_RANKS", "among", "job_group", "probe"]
 
 _SMALL, _LARGE = 1 << 16, 1 << 24
 _ROUNDS = 7
-_LIMIT_S = 120.0
-_MOST_RANKS = 256
+_LIMIT_S = 240.0
+MOST_RANKS = 256
 """Processes that are started on one machine to measure between them."""
 
 
@@ -57,20 +57,24 @@ def probe(n_ranks: int = 2) -> Cluster:
 
     Raises :class:`CostError` when the processes it starts fail.
     """
-    whole("n_ranks", n_ranks, most=_MOST_RANKS)
+    whole("n_ranks", n_ranks, most=MOST_RANKS)
     if dist.is_initialized():
         return _measure(_device())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        with _group("env://", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])):
+        with job_group("env://", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])):
             return _measure(_device())
-    return _local(n_ranks)
+    return among(n_ranks, __name__)
 
 
-def _local(n_ranks: int) -> Cluster:
-    """Starts ``n_ranks`` processes that measure among themselves; rank 0 leaves the result in a file."""
+def among(n_ranks: int, module: str) -> Cluster:
+    """What ``n_ranks`` processes on this machine that run ``module`` measure among themselves.
+
+    They are given where to meet, how many they are, the file in which rank 0 leaves the cluster, and their
+    rank. Raises :class:`CostError` when one fails, or they take too long.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "cluster.json"
-        command = [sys.executable, "-m", __name__, f"file://{folder}/store", str(n_ranks), str(out)]
+        command = [sys.executable, "-m", module, f"file://{folder}/store", str(n_ranks), str(out)]
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         processes = [
             subprocess.Popen(
@@ -94,7 +98,8 @@ def _local(n_ranks: int) -> Cluster:
 
 
 @contextlib.contextmanager
-def _group(init_method: str, rank: int, n_ranks: int) -> Iterator[None]:
+def job_group(init_method: str, rank: int, n_ranks: int) -> Iterator[None]:
+    """Within it the ranks are a process group: on accelerators where each has one, else over gloo."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", n_ranks))
     has_own = torch.accelerator.is_available() and torch.accelerator.device_count() >= local
     if has_own:
@@ -256,7 +261,7 @@ def _described(name: str, memory: int | None, host_bytes_s: float) -> Device:
 
 
 def _main(init_method: str, n_ranks: str, out: str, rank: str) -> None:
-    with _group(init_method, int(rank), int(n_ranks)):
+    with job_group(init_method, int(rank), int(n_ranks)):
         cluster = _measure(_device())
     if int(rank) == 0:
         pathlib.Path(out).write_text(json.dumps(cluster.to_dict()))

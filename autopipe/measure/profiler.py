@@ -22,8 +22,8 @@ from .clock import device_name, device_settings
 from .devices import described
 from .efficiency import fit
 from .estimate import estimate
-from .load import busy, places
-from .passes import ALONE, CPU, Passes
+from .load import Peers, busy, places
+from .passes import ALONE, Passes
 from .replay import Replay
 from .samples import Samples
 from .standins import stand_ins
@@ -110,11 +110,8 @@ def profile(
         passes = Passes(replay, surveyed, samples, autocast)
         samples.load(["", *(passes.key(n.name) for n in replay.nodes)])
         try:
-            if n_peers and device.type == "cpu" and not samples.of("", CPU + ALONE):
-                for i in range(_WARM + min_passes):
-                    passes.whole(keep=i >= _WARM, beside=ALONE)
-            with busy(functools.partial(passes.whole, keep=False), n_peers, device):
-                _run(passes, min_passes, max_passes, min_s, progress)
+            with busy(functools.partial(passes.whole, keep=False), n_peers, device) as peers:
+                _run(passes, peers, min_passes, max_passes, min_s, progress)
             if not samples.of("", "optimizer of one"):
                 found = optimizer_cost(optimizer, replay.parameters, device, n_peers)
                 for part, value in zip(_OPTIMIZER, found, strict=True):
@@ -149,8 +146,6 @@ def profile(
     )
 
 
-_WARM = 2
-"""Passes before those that count."""
 _OPTIMIZER = ("optimizer of a byte", "optimizer of one", "optimizer bytes")
 _START = "beginning"
 _COMPILED = ("seconds are those of compiled leaf modules; bytes and FLOPs those of the code as written",)
@@ -180,7 +175,9 @@ def _estimated(
     return {name: guess[name] for name in failed}, notes
 
 
-def _run(passes: Passes, min_passes: int, max_passes: int, min_s: float, progress: bool) -> None:
+def _run(
+    passes: Passes, peers: Peers, min_passes: int, max_passes: int, min_s: float, progress: bool
+) -> None:
     done = passes.done
     if done >= min_passes:
         return
@@ -190,6 +187,10 @@ def _run(passes: Passes, min_passes: int, max_passes: int, min_s: float, progres
         bar.update(done)
         for i in range(done, max_passes):
             passes.round()
+            if peers.pids:
+                # right after the same with them at work: a machine's speed changes from second to second
+                with peers.resting():
+                    passes.whole(beside=ALONE)
             bar.update()
             if i + 1 >= min_passes and time.perf_counter() - start > min_s:
                 bar.total = i + 1

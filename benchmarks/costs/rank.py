@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 import autopipe
-from autopipe.measure import probe
 from autopipe.measure.account import Counter
 from autopipe.measure.load import pace
 from autopipe.memory import plan_memory
@@ -88,6 +87,7 @@ def main(name: str, out: str, n_microbatches: int, n_rounds: int, n_steps: int, 
             ],
             "cut": [len(s.ops) for s in pipe.plan.stages],
             "link": dataclasses.asdict(cluster.link(0, n_ranks - 1)),
+            "speed": cluster.devices[0].speed,
         }
         pathlib.Path(out).write_text(json.dumps(result))
     dist.barrier()
@@ -109,7 +109,7 @@ def _predictors(*given: Any) -> tuple[autopipe.Cluster, autopipe.CostTable, floa
     """Links and costs, taken again where the machine's pace changed meanwhile, and its pace."""
     before = pace()
     for _ in range(_TRIES):
-        cluster, table = probe(), _table(*given)
+        cluster, table = autopipe.probe(), _table(*given)
         after = pace()
         if abs(after / before - 1) < UNSTEADY:
             break
@@ -181,8 +181,10 @@ def _step_s(plan: autopipe.Plan, table: autopipe.CostTable) -> float:
     """Seconds of a step of the plan's stages by another profile."""
     stages = []
     for stage in plan.stages:
-        total = table.total(stage.ops)
-        stages.append(dataclasses.replace(stage, forward_s=total.forward_s, backward_s=total.backward_s))
+        total, speed = table.total(stage.ops), plan.cluster.devices[stage.rank].speed
+        stages.append(
+            dataclasses.replace(stage, forward_s=total.forward_s / speed, backward_s=total.backward_s / speed)
+        )
     settings = {**plan.settings, "optimizer_s_per_byte": table.optimizer_s_per_byte}
     return autopipe.simulate(dataclasses.replace(plan, stages=tuple(stages), settings=settings)).step_s
 
@@ -194,12 +196,13 @@ def _stages(
     out = []
     for stage in plan.stages:
         totals = [t.total(stage.ops) for t in tables]
+        speed = plan.cluster.devices[stage.rank].speed
         measured = [r["stages"][stage.index]["measured"] for r in reports]
         row: dict[str, Any] = {"index": stage.index}
         for kind, field in (("F", "forward_s"), ("B", "backward_s")):
             row[kind] = {
-                "predicted_s": getattr(totals[0], field),
-                "interleaved_s": statistics.median(getattr(t, field) for t in totals),
+                "predicted_s": getattr(totals[0], field) / speed,
+                "interleaved_s": statistics.median(getattr(t, field) for t in totals) / speed,
                 "measured_s": statistics.median(m[kind] for m in measured),
             }
         out.append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import time
@@ -146,3 +147,36 @@ def test_peers_do_not_outlive_failing_work() -> None:
     with busy(fails, 1, torch.device("cpu")):
         time.sleep(0.01)
     assert children() == before
+
+
+def test_peers_rest_while_they_are_asked_to_and_go_on_afterwards() -> None:
+    count = mmap.mmap(-1, 2)
+
+    def works(number: int = 0) -> None:
+        count[number] = (count[number] + 1) % 256
+        time.sleep(0.001)
+
+    def goes_on() -> bool:
+        before = count[0]
+        until = time.monotonic() + 5.0
+        while count[0] == before and time.monotonic() < until:
+            time.sleep(0.01)
+        return count[0] != before
+
+    with busy(works, 1, torch.device("cpu")) as peers:
+        assert goes_on()
+        with peers.resting():
+            before = count[0]
+            time.sleep(0.1)
+            assert count[0] == before
+        assert goes_on()
+
+
+def test_a_peer_that_has_ended_is_not_waited_for() -> None:
+    def fails() -> None:
+        raise RuntimeError("no work")
+
+    with busy(fails, 2, torch.device("cpu")) as peers:
+        start = time.monotonic()
+        with peers.resting():
+            assert time.monotonic() - start < 5.0

@@ -10,7 +10,7 @@ from measure_models import Stack, captured
 from torch import nn
 
 from autopipe.measure import Store, profile, profiler, stepping
-from autopipe.measure.passes import Passes
+from autopipe.measure.passes import ALONE, CPU, Passes
 from autopipe.measure.samples import Samples
 from autopipe.measure.stepping import beginning_s, optimizer_cost
 
@@ -87,6 +87,28 @@ def test_no_more_peers_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         table = profile(captured(Stack(2), torch.randn(4, 16)), n_peers=7, **QUICK)
         assert 0 < table.alone <= 1
     assert begun == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("alone_s", "told"),
+    [
+        ([0.7] * 8, 0.7),
+        # one pair of ten may tell otherwise, two are chance
+        ([0.7] * 9 + [1.1], 0.7),
+        ([0.7] * 8 + [1.1] * 2, 1.0),
+        ([0.99, 1.02, 0.97, 0.98, 1.01, 0.96], 1.0),
+        ([1.2] * 8, 1.0),
+        ([], 1.0),
+    ],
+)
+def test_an_idle_peer_is_a_gain_where_next_to_every_pair_tells_it(alone_s: list[float], told: float) -> None:
+    passes = Passes.__new__(Passes)
+    passes.samples = Samples({}, "model")
+    for i, seconds in enumerate(alone_s):
+        pace = 1.0 + 0.3 * (i % 3)  # of a machine that changes it: pairs see the same
+        passes.samples.add("", CPU, pace)
+        passes.samples.add("", CPU + ALONE, seconds * pace)
+    assert passes.alone == pytest.approx(told)
 
 
 @pytest.mark.parametrize(("last_s", "told"), [(1.0, False), (1.2, True)])

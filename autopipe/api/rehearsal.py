@@ -1,0 +1,192 @@
+"""Probes a job's links, and how fast its ranks are at work in a pipeline, on a model made for that.
+
+Measuring links is left to ``measure``; what a speed does to a plan to ``solve``.
+
+Costs are measured with nothing between a stage's passes. In a pipeline a stage's work lies between messages,
+other microbatches and the threads that carry them, and ranks wait where any is late, so a step takes some
+percent longer than its parts say, by how much depending on the machine. Ranks find out together: a small
+pipeline is trained in turns with its own stages alone, all ranks at once, and what a step took is held
+against what those stages would make of it. Model and sizes are fixed, so nothing is fitted to what is planned
+later.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import measure
+from ..arguments import whole
+from ..hardware import Cluster
+from ..measure.probe import MOST_RANKS, among, job_group
+from ..plans import Plan
+from ..runtime import Runtime
+from ..simulator import simulate
+from .verbs import split
+
+__all__ = ["probe"]
+
+_WIDTH, _ROWS, _TOKENS = 256, 2, 96
+_BLOCKS = 3
+"""Of each rank: some tens of milliseconds a microbatch, beside which what a message takes is small."""
+_MICROBATCHES = 8
+_ALONE_S = 0.2
+"""Of the stages alone, between two steps of the pipeline."""
+_TURNS, _MOST_S = 15, 8.0
+"""Turns, fewer where they take long; one at least."""
+_WARM = 2
+"""Steps before those that count."""
+
+
+def probe(n_ranks: int = 2) -> Cluster:
+    """The cluster of the job's ranks: links as :func:`autopipe.measure.probe` finds them, and its pace.
+
+    Where every rank computes on a core of the host's own, its device's ``speed`` is what a pipeline leaves
+    of the pace that costs are measured at, found by training a small one, in some ten seconds. Ranks on
+    accelerators, and those that outnumber the cores, have 1.
+
+    In a job started by ``torchrun`` every rank calls it and gets the same cluster; elsewhere it starts
+    ``n_ranks`` processes on this machine. Raises :class:`CostError` when one of them fails.
+    """
+    whole("n_ranks", n_ranks, most=MOST_RANKS)
+    if dist.is_initialized():
+        return _rehearsed(measure.probe())
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        with job_group("env://", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])):
+            return _rehearsed(measure.probe())
+    return among(n_ranks, __name__)
+
+
+def _rehearsed(cluster: Cluster) -> Cluster:
+    """The cluster with its pace; every rank calls it."""
+    if not cluster.cores or cluster.crowd is not None or cluster.n_ranks < 2:
+        return cluster
+    with torch.random.fork_rng(devices=[]):
+        speed = _speed(cluster)
+    devices = tuple(dataclasses.replace(d, speed=d.speed * speed) for d in cluster.devices)
+    return dataclasses.replace(cluster, devices=devices)
+
+
+class _Block(nn.Module):
+    """What most models are made of: products, attention, a normalisation, and a walk over the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.qkv, self.out = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+        self.up, self.down = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(3 * _WIDTH, _WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, -1)).transpose(1, 3).unbind(2)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        folded: Tensor = self.down(F.gelu(self.up(self.norm(x))))
+        return x + folded
+
+
+class _Model(nn.Module):
+    """A part for each rank, all alike, and a loss that takes next to nothing."""
+
+    def __init__(self, n_ranks: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Sequential(*(_Block() for _ in range(_BLOCKS))) for _ in range(n_ranks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x.square().mean()
+
+
+def _speed(cluster: Cluster) -> float:
+    """What a step's parts say it takes over what it took, at most 1: the median of some turns."""
+    torch.manual_seed(0)
+    n = cluster.n_ranks
+    model = _Model(n)
+    batch = torch.randn(_MICROBATCHES * _ROWS, _TOKENS, _WIDTH, device="cpu")
+    part = copy.deepcopy(model.parts[0])
+    pins = {f"parts.{r}": r for r in range(n)}
+    how: dict[str, Any] = {"cluster": cluster, "costs": "estimated", "pin": pins, "schedule": "1f1b"}
+    pipe = split(model, n, (batch,), n_microbatches=_MICROBATCHES, **how)
+    runtime = pipe.runtime()
+    optimizer = torch.optim.SGD(runtime.parameters(), lr=0.0, momentum=0.9)
+    for _ in range(_WARM):
+        _stepped_s(runtime, optimizer, batch)
+    found: list[float] = []
+    start_s = time.perf_counter()
+    while not found or (len(found) < _TURNS and _slowest(time.perf_counter() - start_s) < _MOST_S):
+        forward_s, backward_s = _alone_s(part, batch[:_ROWS])
+        measured_s = _stepped_s(runtime, optimizer, batch)
+        found.append(_predicted_s(pipe.plan, forward_s, backward_s) / measured_s)
+    return min(1.0, statistics.median(found))
+
+
+def _alone_s(part: nn.Module, x: Tensor) -> tuple[float, float]:
+    """Seconds of a stage's forward and backward with nothing in between, all ranks at it: their mean."""
+    x = x.clone().requires_grad_()
+    seed = torch.ones_like(x)
+    rows: list[tuple[float, float]] = []
+    dist.barrier()
+    until_s = time.perf_counter() + _ALONE_S
+    while time.perf_counter() < until_s or len(rows) < 3:
+        start = time.perf_counter()
+        y = part(x)
+        middle = time.perf_counter()
+        y.backward(seed)
+        rows.append((middle - start, time.perf_counter() - middle))
+    forward_s, backward_s = (statistics.median(s) for s in zip(*rows, strict=True))
+    return _mean(forward_s), _mean(backward_s)
+
+
+def _stepped_s(runtime: Runtime, optimizer: torch.optim.Optimizer, batch: Tensor) -> float:
+    """Seconds of a step, of the rank that took longest."""
+    optimizer.zero_grad()
+    dist.barrier()
+    start = time.perf_counter()
+    runtime.step(batch)
+    stepped_s = _slowest(time.perf_counter() - start)
+    # what a step finds in the caches is what its optimizer has left there
+    optimizer.step()
+    return stepped_s
+
+
+def _predicted_s(plan: Plan, forward_s: float, backward_s: float) -> float:
+    """A step of stages that all take as long, without an optimizer's."""
+    stages = tuple(dataclasses.replace(s, forward_s=forward_s, backward_s=backward_s) for s in plan.stages)
+    return simulate(dataclasses.replace(plan, stages=stages)).before_optimizer_s
+
+
+def _slowest(seconds: float) -> float:
+    """The most that any rank has; the same on every rank."""
+    return _reduced(seconds, dist.ReduceOp.MAX)
+
+
+def _mean(seconds: float) -> float:
+    return _reduced(seconds, dist.ReduceOp.SUM) / dist.get_world_size()
+
+
+def _reduced(seconds: float, how: dist.ReduceOp.RedOpType) -> float:
+    found = torch.tensor([seconds], dtype=torch.float64, device="cpu")
+    dist.all_reduce(found, how)
+    return float(found)
+
+
+def _main(init_method: str, n_ranks: str, out: str, rank: str) -> None:
+    with job_group(init_method, int(rank), int(n_ranks)):
+        cluster = _rehearsed(measure.probe())
+    if int(rank) == 0:
+        pathlib.Path(out).write_text(json.dumps(cluster.to_dict()))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

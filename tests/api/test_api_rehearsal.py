@@ -1,0 +1,48 @@
+"""How fast ranks are at work in a pipeline, found by training a small one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import autopipe
+from autopipe.api import rehearsal
+from autopipe.hardware import Cluster, Device
+from autopipe.measure.load import places
+
+
+@pytest.mark.timeout(300)
+def test_ranks_that_have_a_core_each_have_the_pace_of_a_pipeline() -> None:
+    n_ranks = min(2, places())
+    cluster = autopipe.probe(n_ranks)
+    speeds = {d.speed for d in cluster.devices}
+    assert len(speeds) == 1
+    # on a busy machine a step takes far longer than its parts say, and never less
+    assert 0.05 < speeds.pop() <= 1.0
+    assert Cluster.from_dict(cluster.to_dict()) == cluster
+
+
+@pytest.mark.parametrize("cores", [(), (1,)], ids=["accelerators", "more ranks than cores"])
+def test_other_ranks_keep_theirs(cores: tuple[int, ...]) -> None:
+    cluster = dataclasses.replace(Cluster.uniform(2, Device(speed=0.5)), cores=cores)
+    assert rehearsal._rehearsed(cluster) is cluster
+
+
+def test_a_step_is_predicted_from_what_its_stages_take_alone() -> None:
+    model = rehearsal._Model(2)
+    batch = rehearsal.torch.randn(8, 4, rehearsal._WIDTH)
+    pins = {"parts.0": 0, "parts.1": 1}
+    plan = autopipe.plan(model, 2, (batch,), n_microbatches=8, costs="estimated", pin=pins, schedule="1f1b")
+    assert plan.step_s > 0
+    # eight microbatches of 3 s through two stages, the second a microbatch behind
+    assert rehearsal._predicted_s(plan, 1.0, 2.0) == pytest.approx(27.0, rel=1e-2)
+
+
+def test_every_rank_holds_one_part_of_the_model() -> None:
+    model = rehearsal._Model(3)
+    batch = rehearsal.torch.randn(4, 4, rehearsal._WIDTH)
+    pins = {f"parts.{r}": r for r in range(3)}
+    pipe = autopipe.split(model, 3, (batch,), n_microbatches=4, costs="estimated", pin=pins)
+    sizes = {sum(p.numel() for p in stage.parameters()) for stage in pipe.stages}
+    assert len(sizes) == 1
