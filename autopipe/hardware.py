@@ -11,7 +11,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from .arguments import number, whole
+from .arguments import brief, flag, mapping, number, one_of, sequence, text, whole
 from .errors import InputError
 from .schema import Bytes, Index, Line, Name, Positive, Rate, Seconds, build, differs, refuse, versioned
 
@@ -48,6 +48,7 @@ class Link:
         number("host_s", self.host_s, unit="seconds", most=_LONGEST_S)
         number("host_s_per_byte", self.host_s_per_byte, unit="seconds", most=_LONGEST_S)
         number("bandwidth_bytes_s", self.bandwidth_bytes_s, above=True, unit="bytes per second")
+        text("source", self.source)
 
     def seconds(self, n_bytes: float) -> float:
         """Seconds to move ``n_bytes``; 0 for nothing."""
@@ -126,7 +127,11 @@ class Device:
         if self.memory_bytes is not None:
             whole("memory_bytes", self.memory_bytes, 0, 2**60, also="None for no limit")
         whole("reserved_bytes", self.reserved_bytes, 0, 2**60)
-        for dtype, rate in self.flops_s.items():
+        text("name", self.name)
+        text("source", self.source)
+        one_of("attention", self.attention, ("", "cpu", "cuda"))
+        flag("launches_ahead", self.launches_ahead)
+        for dtype, rate in mapping("flops_s", self.flops_s, "a dict of dtype to FLOP/s").items():
             number(f"flops_s[{dtype!r}]", rate, above=True, most=_FASTEST, unit="FLOP/s")
         number("bandwidth_bytes_s", self.bandwidth_bytes_s, most=_FASTEST, unit="bytes per second")
         number("host_bandwidth_bytes_s", self.host_bandwidth_bytes_s, most=_FASTEST, unit="bytes per second")
@@ -159,6 +164,7 @@ class Cluster:
     cores: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         n = len(self.devices)
         if not n:
             raise InputError("a cluster has no devices; it has one for each rank, at least 1")
@@ -174,6 +180,27 @@ class Cluster:
         for pair in self.links:
             if not (0 <= pair[0] < n and 0 <= pair[1] < n) or pair[0] == pair[1]:
                 raise InputError(f"links has {pair}, which are no two of the ranks 0 to {n - 1}")
+
+    def _check_kinds(self) -> None:
+        """Raise :class:`InputError` for what is made of other things than a cluster is."""
+        for device in sequence("devices", self.devices, "a tuple of a Device for each rank"):
+            if not isinstance(device, Device):
+                raise InputError(f"devices has {brief(device)}; it must be a Device for each rank")
+        for what, given in (("hosts", self.hosts), ("nics", self.nics)):
+            for place in sequence(what, given, "a tuple of a number for each rank"):
+                whole(f"a number in {what}", place, 0)
+        sequence("cores", self.cores, "a tuple of a number for each host")
+        if not isinstance(self.links, Mapping):
+            raise InputError(f"links is {brief(self.links)}; it must be a dict of (from, to) ranks to a Link")
+        for pair in self.links:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise InputError(f"links has {brief(pair)}; it must be a dict of (from, to) ranks to a Link")
+            for rank in pair:
+                whole("a rank in links", rank, 0)
+        links = {"local": self.local, "remote": self.remote}
+        for name, link in {**links, **{f"links[{pair}]": link for pair, link in self.links.items()}}.items():
+            if not isinstance(link, Link):
+                raise InputError(f"{name} is {brief(link)}; it must be a Link")
 
     @classmethod
     def uniform(cls, n_ranks: int, device: Device | None = None, link: Link | None = None) -> Cluster:
@@ -283,6 +310,8 @@ class Cluster:
 
     def picked(self, ranks: Sequence[int]) -> Cluster:
         """The cluster of some of the ranks, numbered anew in the order given."""
+        for rank in sequence("ranks", ranks, "a list of ranks of the cluster"):
+            whole("a rank to pick", rank, 0, self.n_ranks - 1)
         place = {rank: x for x, rank in enumerate(ranks)}
         links = {(place[a], place[b]): k for (a, b), k in self.links.items() if a in place and b in place}
         return dataclasses.replace(

@@ -190,3 +190,34 @@ def test_one_byte_decides_with_one_rank_too_small():
         except InfeasibleError:
             continue
         assert all(s.memory_bytes <= most for s, most in zip(other.stages, less, strict=True))
+
+
+TWO = (Device(), Device())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Cluster(2), lambda: Cluster((1, 2)), lambda: Cluster("ab"),
+        lambda: Cluster(TWO, hosts=("a", "b")), lambda: Cluster(TWO, hosts=(0, -1)),
+        lambda: Cluster(TWO, nics=0.5), lambda: Cluster(TWO, cores=None),
+        lambda: Cluster(TWO, local=None), lambda: Cluster(TWO, remote=3),
+        lambda: Cluster(TWO, links=[(0, 1)]), lambda: Cluster(TWO, links={(0, 1): 3}),
+        lambda: Cluster(TWO, links={"01": Link()}), lambda: Cluster(TWO, links={(0, "1"): Link()}),
+        lambda: Cluster(TWO).picked([0, 5]), lambda: Cluster(TWO).picked(["0"]),
+        lambda: Device(flops_s=3), lambda: Device(name=None), lambda: Device(attention="flash"),
+        lambda: Device(launches_ahead="yes"), lambda: Link(source=3),
+    ],
+)  # fmt: skip
+def test_what_is_made_of_other_things_than_a_cluster_is_refused(make):
+    with pytest.raises(InputError, match=r"must be|use one of|can be at most"):
+        make()
+
+
+@pytest.mark.parametrize("odd", ["x", None, (), b"1"])
+def test_costs_that_are_no_numbers_are_refused(odd):
+    table = costs()
+    first = next(iter(table.costs))
+    table = CostTable({**table.costs, first: OpCost(forward_s=odd)}, table.dims)
+    with pytest.raises(CostError, match="forward_s of op"):
+        solve(SMALL, table, Cluster(TWO), n_stages=2, n_microbatches=4)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Mapping, Sequence
 
 from ...costs import TIMES, CostTable, OpCost
@@ -190,7 +191,8 @@ def _check_costs(graph: OpGraph, costs: CostTable) -> None:
     for where, cost, most_of in rows:
         for name, most in most_of.items():
             value = getattr(cost, name)
-            if not 0 <= value <= most:
+            is_number = isinstance(value, numbers.Real)
+            if not is_number or not 0 <= value <= most:
                 raise CostError(
                     f"{name}{where} is {value}; costs are from 0 to {most:g}: measure again, "
                     "or give a cost table without it"
