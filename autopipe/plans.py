@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypedDict
 
 from .costs import Degrees
+from .errors import PlanError
 from .hardware import Cluster
 from .plandiff import PlanDiff, changed
 from .presets import Offload, Optimizer, Precision
@@ -214,6 +215,11 @@ class Plan(Shown):
             for op in stage.ops:
                 out[op] = (*out.get(op, ()), stage.index)
         return out
+
+    def check(self) -> None:
+        """Raise :class:`PlanError` where parts contradict one another, as of one that was edited by hand."""
+        for path, fault in _faults(self):
+            raise PlanError(f"the plan contradicts itself: its {path} {fault}; plan again, or change both")
 
     def diff(self, other: Plan) -> PlanDiff:
         """What is different in ``other``. Linear in the ops of both."""

@@ -76,9 +76,10 @@ def _check_unwrapped(model: nn.Module) -> None:
 
 
 def check_plan(plan: Any) -> None:
-    """Raise :class:`InputError` for what is no plan."""
+    """Raise :class:`InputError` for what is no plan, :class:`PlanError` for one that contradicts itself."""
     if not isinstance(plan, Plan):
         raise InputError(f"plan is {brief(plan)}; it must be a Plan: Plan.from_json reads one from a file")
+    plan.check()
 
 
 def check_options(options: Mapping[str, Any]) -> None:

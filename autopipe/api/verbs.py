@@ -162,7 +162,7 @@ def split(
         number("stall_limit_s", stall_limit_s, above=True, most=1e9, unit="seconds")
     join_group(stall_limit_s)
     if plan is not None:
-        if not isinstance(plan, (Plan, str, pathlib.Path)):
+        if not isinstance(plan, (str, pathlib.Path)):
             check_plan(plan)
         given = plan if isinstance(plan, Plan) else Plan.from_json(plan)
         _check_decided(given, n_stages, options)

@@ -60,6 +60,7 @@ class Request:
             )
         if self.n_microbatches is not None:
             whole("n_microbatches", self.n_microbatches, most=MOST_MICROBATCHES, also="None")
+        flag("like_step", self.like_step)
         if not isinstance(self.outputs, bool):
             one_of("return_outputs" if self.loss else "outputs_on", self.outputs, get_args(Where))
 
@@ -92,7 +93,8 @@ class Options:
 
     def __post_init__(self) -> None:
         n = whole("n_microbatches", self.n_microbatches, most=MOST_MICROBATCHES)
-        object.__setattr__(self, "n_microbatches", n)  # numpy's numbers multiply tuples in their own way
+        # as Python's own: numpy's multiply tuples in their own way, and messages have no tensors
+        object.__setattr__(self, "n_microbatches", n)
         flag("release", self.release)
         flag("check_finite", self.check_finite)
         one_of("mixed_rows", self.mixed_rows, ("tail", "refuse", "allow"))
@@ -105,11 +107,12 @@ class Options:
         if self.loss_reduction is not None:
             one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
         if self.stall_limit_s is not None:
-            number("stall_limit_s", self.stall_limit_s, above=True, most=1e9, unit="seconds")
+            limit_s = number("stall_limit_s", self.stall_limit_s, above=True, most=1e9, unit="seconds")
+            object.__setattr__(self, "stall_limit_s", limit_s)
         if not isinstance(self.weights, (str, pathlib.Path, type(None))):
             called("weights", self.weights, "a checkpoint, or a function of (module, path)")
         if self.feed is not None:
-            whole("feed", self.feed, 0, also="None")
+            object.__setattr__(self, "feed", whole("feed", self.feed, 0, also="None"))
         if self.autocast is not None and not isinstance(self.autocast, torch.dtype):
             called("autocast", self.autocast, "a dtype or a function that makes a context")
         if not isinstance(self.mesh, (DeviceMesh, type(None))):

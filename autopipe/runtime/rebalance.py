@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..arguments import brief, number, whole
 from ..costs import CostTable, OpCost
 from ..errors import AutopipeError, InputError
 from ..graph import OpGraph
@@ -154,6 +155,39 @@ class Cutter:
         self, engine: Engine, costs: CostTable | None, adopt: Callable[[Plan, tuple[Stage, ...]], object]
     ) -> None:
         self._engine, self._costs, self._adopt = engine, costs, adopt
+
+    def check(
+        self,
+        plan: Any,
+        optimizers: Mapping[str, Any],
+        *,
+        least_gain: Any,
+        speeds: Any,
+        time_limit_s: Any,
+    ) -> None:
+        """Raise :class:`InputError` for what :meth:`Runtime.rebalance` cannot be given."""
+        n_ranks = self._engine.plan.n_ranks
+        if not isinstance(plan, (Plan, type(None))):
+            raise InputError(
+                f"plan is {brief(plan)}; it must be a Plan: Plan.from_json reads one from a file"
+            )
+        if plan is not None:
+            plan.check()
+        number("least_gain", least_gain)
+        if time_limit_s is not None:
+            number("time_limit_s", time_limit_s, most=1e9, unit="seconds")
+        if not isinstance(speeds, (Mapping, type(None))):
+            raise InputError(
+                f"speeds is {brief(speeds)}; it must be a dict of rank to factor, such as {{0: 2.0}}"
+            )
+        for rank, factor in (speeds or {}).items():
+            whole("a rank in speeds", rank, 0, n_ranks - 1)
+            number(f"speeds[{rank}]", factor, above=True, most=1e24)
+        for name, optimizer in optimizers.items():
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise InputError(
+                    f"{name} is {brief(optimizer)}; rebalance() takes optimizers and moves their state"
+                )
 
     def cut(
         self,

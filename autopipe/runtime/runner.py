@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import accelerator
+from ..arguments import brief
 from ..errors import InputError, StepError
 from ..stages import rng
 from ..stages.gradients import making
@@ -45,11 +46,12 @@ class Runner:
     ----------
     syncs: whether a step ends with gradients summed over ranks. factor: what gradients are multiplied by.
     share: what they are multiplied by beside replicas' own, where that is not each step's to say.
+    is_summed: whether the last step did so.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.syncs, self.factor = True, 1.0
+        self.syncs, self.factor, self.is_summed = True, 1.0, True
         self.share: Tensor | None = None
         self._has_added = self._is_running = False
         self._hooked: Sequence[nn.Parameter] = ()
@@ -75,6 +77,8 @@ class Runner:
 
     def accumulate(self, batches: Iterable[Any], n_microbatches: int | None) -> StepResult:
         """See :meth:`Runtime.accumulate`."""
+        if not isinstance(batches, Iterable):
+            raise InputError(f"batches is {brief(batches)}; {_BATCHES}")
         with self.engine.turn:
             try:
                 return self._accumulate([_call_of(i, b) for i, b in enumerate(batches)], n_microbatches)
@@ -101,6 +105,16 @@ class Runner:
             loss = loss.to(found.device) + share * found.double()
         is_scaled = self.engine.options.scaler is not None
         return StepResult(StepLoss.of(loss.to(found.dtype), is_scaled=is_scaled))
+
+    def check_summed(self, words: str) -> None:
+        """Raise :class:`InputError` where ranks have yet to sum gradients, which ``words`` needs whole."""
+        engine = self.engine
+        if not self.is_summed and engine.peers is not None and (engine.tied or engine.replica_dims.n > 1):
+            what = "tied parameters" if engine.tied else "replicas"
+            raise InputError(
+                f"{words} comes after a step within no_sync(), and the gradients of {what} are not summed "
+                "yet; make the last step before it outside no_sync(), or call accumulate()"
+            )
 
     @contextlib.contextmanager
     def changed(self, *, syncs: bool = True, times: float = 1.0) -> Iterator[None]:
@@ -138,6 +152,7 @@ class Runner:
         is_scaled = engine.options.scaler is not None
         result = StepResult(StepLoss.of(result.loss, adds=adds, is_scaled=is_scaled), result.outputs)
         engine.n_steps += 1
+        self.is_summed = self.syncs
         step_s = time.perf_counter() - start_s - self._waited_s
         engine.records.append((clock.origin_s, step_s, clock))
         if engine.publisher is not None:
@@ -366,7 +381,10 @@ def _call_of(i: int, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), dict(batch)
     if isinstance(batch, (tuple, list)):
         return tuple(batch), {}
-    raise InputError(
-        f"batch {i} of accumulate() is a {type(batch).__name__}; give a list of batches, each a mapping of "
-        "step()'s keyword arguments, such as {'x': x, 'target': y}, or a tuple of its positional ones"
-    )
+    raise InputError(f"batch {i} of accumulate() is a {type(batch).__name__}; {_BATCHES}")
+
+
+_BATCHES = (
+    "give a list of batches, each a mapping of step()'s keyword arguments, such as {'x': x, 'target': y}, or "
+    "a tuple of its positional ones"
+)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..arguments import number
+from ..arguments import called, flag, number
 from ..costs import CostTable
 from ..errors import InputError
 from ..plans import Plan
@@ -305,10 +305,14 @@ class Runtime(Upkeep):
     ) -> Tensor:
         """Clip the norm of the whole model's gradients, over all ranks, tied parameters counted once.
 
-        Every rank calls it. ``norm_type`` is above 0, ``inf`` included. Returns the norm before clipping.
+        Every rank calls it alike. ``norm_type`` is above 0, ``inf`` included. Returns the norm before
+        clipping. Raises :class:`InputError` after a step within :meth:`no_sync`, whose gradients ranks have
+        yet to sum.
         """
         max_norm = number("max_norm", max_norm)
         norm_type = number("norm_type", norm_type, above=True)
+        flag("error_if_nonfinite", error_if_nonfinite)
+        self._runner.check_summed("clipping gradients")
         engine, parameters = self._engine, [p for _, p in self.named_parameters()]
         with self._engine.together("clipping gradients", waits=True):
             norm = clip_grad_norm(
@@ -333,5 +337,6 @@ class Runtime(Upkeep):
         for one, each sharded module gathers its own as it runs. Make the optimizer afterwards. Raises
         :class:`InputError` where the wrapper unties what stages of one rank share.
         """
+        called("wrapper", wrapper, "a function of a stage")
         with self._engine.turn:
             self._engine.wrap(wrapper)

@@ -142,11 +142,13 @@ class Upkeep:
         Raises :class:`InputError` on every rank, with nothing moved, for stages that :meth:`wrap` changed,
         for optimizers whose groups are not alike on every rank, and where there is nothing to plan from.
         """
+        given = {key: optimizer for key, optimizer in optimizers.items() if optimizer is not None}
+        self._cutter.check(plan, given, least_gain=least_gain, speeds=speeds, time_limit_s=time_limit_s)
         by = self.report() if plan is None else plan
         with self._engine.together("cutting anew", waits=False):
             return self._cutter.cut(
                 by,
-                {key: optimizer for key, optimizer in optimizers.items() if optimizer is not None},
+                given,
                 least_gain=least_gain,
                 speeds=speeds,
                 time_limit_s=time_limit_s,
@@ -181,6 +183,6 @@ class Upkeep:
         """
         record.publish(
             self._engine,
-            pathlib.Path(folder),
+            place("folder", folder),
             number("every_s", every_s, above=True, most=1e6, unit="seconds"),
         )

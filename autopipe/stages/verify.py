@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..arguments import number, whole
 from ..errors import AutopipeError, InputError, ModelError, VerificationError
 from ..tracing import preserved
 from ..tracing.inputs.caches import switched_off
@@ -98,6 +99,9 @@ def verify(
     Raises :class:`VerificationError` naming the first op that differs, :class:`InputError` for a model on the
     meta device, :class:`ModelError` where the model itself fails.
     """
+    if rtol is not None:
+        rtol = number("rtol", rtol)
+    seed = whole("seed", seed, 0, 2**63 - 1)
     model = capture.model
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         raise InputError(

@@ -35,7 +35,15 @@ PROFILE = (
     "n_microbatches", "dims", "device", "dtype", "autocast", "compiled", "training", "optimizer", "n_peers",
     "min_passes", "max_passes", "min_s", "progress",
 )  # fmt: skip
+VERIFY = ("rtol", "seed")
 SIMULATE = ("plan", "schedule", "n_microbatches", "overlap", "costs")
+VERBS = {
+    "split": SPLIT,
+    "runtime": RUNTIME,
+    "profile": PROFILE,
+    "simulate": SIMULATE,
+    "verify": VERIFY,
+}
 
 
 def model() -> nn.Module:
@@ -57,16 +65,14 @@ def call(verb, name, value, pipe):
         autopipe.profile(model(), (x,), **{**quick, **given})
     elif verb == "simulate":
         autopipe.simulate(**{"plan": pipe.plan, **given})
+    elif verb == "verify":
+        pipe.verify(**given)
     else:
         runtime = pipe.runtime(**{"loss_fn": nn.functional.mse_loss, **given})
         runtime.step(x, target=x)
 
 
-CASES = [
-    (verb, name)
-    for verb, names in {"split": SPLIT, "runtime": RUNTIME, "profile": PROFILE, "simulate": SIMULATE}.items()
-    for name in names
-]
+CASES = [(verb, name) for verb, names in VERBS.items() for name in names]
 
 
 @pytest.mark.parametrize(("verb", "name"), CASES, ids=lambda t: t)
@@ -94,6 +100,8 @@ def test_an_odd_argument_is_refused_by_name_or_taken(verb, name, pipe):
         ("runtime", "device", "cuda:99"),
         ("profile", "n_microbatches", -3), ("profile", "dtype", "float32"),
         ("simulate", "n_microbatches", 0), ("simulate", "n_microbatches", 10**30),
+        ("verify", "rtol", "1"), ("verify", "rtol", float("nan")), ("verify", "seed", None),
+        ("verify", "seed", 1.5), ("verify", "seed", 10**30),
         ("simulate", "overlap", 1), ("simulate", "schedule", "2f2b"), ("simulate", "costs", {}),
     ],
 )  # fmt: skip

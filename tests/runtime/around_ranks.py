@@ -9,7 +9,9 @@ import copy
 import dataclasses
 import functools
 import math
+import pathlib
 import pickle
+import tempfile
 import warnings
 
 import numpy as np
@@ -23,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from traps.surroundings import default_dtype, deterministic
 
 import autopipe
-from autopipe.errors import AutopipeError, InputError, StepError
+from autopipe.errors import AutopipeError, InputError, PlanError, StepError
 
 
 def mean_square(output, target):
@@ -303,6 +305,25 @@ CALLS = {
     "norms of negative order": lambda rt, x, y: rt.clip_grad_norm_(1.0, norm_type=-math.inf),
     "no batches": lambda rt, x, y: rt.accumulate([]),
     "a batch that is none": lambda rt, x, y: rt.accumulate([x]),
+    "batches that are none": lambda rt, x, y: rt.accumulate(None),
+    "microbatches that show their address": lambda rt, x, y: rt.step(x, target=y, n_microbatches=object()),
+    "random numbers in words": lambda rt, x, y: rt.forward(x, like_step="yes"),
+    "a wrapper that is none": lambda rt, x, y: rt.wrap(None),
+    "a wrapper that makes no module": lambda rt, x, y: rt.wrap(lambda stage: 3),
+    "a gain in words": lambda rt, x, y: rt.rebalance(least_gain="1"),
+    "no gain": lambda rt, x, y: rt.rebalance(least_gain=math.nan),
+    "a plan that is none": lambda rt, x, y: rt.rebalance(plan=rt.plan.to_json()),
+    "a plan that contradicts itself": lambda rt, x, y: rt.rebalance(
+        plan=dataclasses.replace(rt.plan, stages=rt.plan.stages[::-1])
+    ),
+    "speeds in a row": lambda rt, x, y: rt.rebalance(speeds=[1.0, 2.0]),
+    "a speed of no rank": lambda rt, x, y: rt.rebalance(speeds={9: 2.0}),
+    "a rank in words": lambda rt, x, y: rt.rebalance(speeds={"0": 2.0}),
+    "no speed": lambda rt, x, y: rt.rebalance(speeds={0: 0}),
+    "a time in words": lambda rt, x, y: rt.rebalance(time_limit_s="1"),
+    "an optimizer that is none": lambda rt, x, y: rt.rebalance(scheduler=3),
+    "no folder": lambda rt, x, y: rt.publish(None),
+    "a folder without a name": lambda rt, x, y: rt.publish(""),
     "a copy": lambda rt, x, y: copy.deepcopy(rt),
     "a shallow copy": lambda rt, x, y: copy.copy(rt),
     "a pickle": lambda rt, x, y: pickle.dumps(rt),
@@ -315,7 +336,7 @@ def calls():
     x, y = batch()
     for name, call in CALLS.items():
         print(name, flush=True)
-        with pytest.raises(InputError):
+        with pytest.raises((InputError, PlanError)):
             call(pair.rt, x, y)
     pair.agrees(x, y, n_microbatches=np.int64(3))
     first, second = pair.rt.scaled(0.5), pair.rt.scaled(4)
@@ -333,6 +354,31 @@ def calls():
     if not is_whole():
         with pytest.raises(StepError, match=r"outputs=(all|last)"):
             pair.rt.step(x, target=y, return_outputs="all" if rank() else "last")
+
+
+def unlike():
+    """Ranks that clip in unlike ways, save in unlike places or not all an optimizer are told, and go on."""
+    if is_whole():
+        return
+    pair = Pair()
+    x, y = batch()
+    optimizer = torch.optim.SGD(list(pair.rt.parameters()), 0.1)
+    pair.rt.step(x, target=y)
+    mean_square(pair.plain(x), y).backward()
+    for norm, order in ((0.1 + rank(), 2.0), (0.1, 1.0 + rank()), (0.1, (2.0, math.inf)[rank()])):
+        with pytest.raises(InputError, match=r"clips gradients with .*, and another with other values"):
+            pair.rt.clip_grad_norm_(norm, order)
+    pair.same_gradients()
+    with tempfile.TemporaryDirectory() as folder:
+        with pytest.raises(InputError, match=r"rank 0 gave .*0, rank 1 gave .*1: a save is one folder"):
+            pair.rt.save(f"{folder}/{rank()}")
+        mine = {"optimizer": optimizer} if rank() else {}
+        with pytest.raises(InputError, match=r"rank 1 gave an optimizer and rank 0.* gave none"):
+            pair.rt.save("kept", **mine)
+        assert not pathlib.Path("kept").exists()
+    nn.utils.clip_grad_norm_(pair.plain.parameters(), 0.1)
+    pair.rt.clip_grad_norm_(0.1)
+    pair.same_gradients()
 
 
 def optimizers():
@@ -450,7 +496,9 @@ def groups():
     torch.testing.assert_close(pair.rt.clip_grad_norm_(1.0), torch.zeros(()))
 
 
-CHECKED = (modes, batches, targets, losses, interrupted, calls, optimizers, hooks, loads, several, groups)
+CHECKED = (
+    modes, batches, targets, losses, interrupted, calls, unlike, optimizers, hooks, loads, several, groups,
+)  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 
 

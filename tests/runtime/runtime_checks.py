@@ -182,6 +182,9 @@ def accumulation_and_zero_grad():
     for pattern in ((True, True), (False, True), (True, False, True), (True, True, True)):
         for i, sync in enumerate(pattern):
             both(sync, 4 + i)
+            if not sync and world > 1:
+                with pytest.raises(InputError, match="tied parameters are not summed yet"):
+                    runtime.clip_grad_norm_(1.0)
         compare()
         for p in runtime.parameters():
             if p.grad is not None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ...accelerator import is_async, upload
+from ...arguments import number
 from ...errors import InputError
 from ...tracing.inputs.structure import flatten, unflatten
 from ...tracing.sizes.rows import LABEL_MODULES, MEANS_OVER_LABELS
@@ -134,7 +135,8 @@ class Weigher:
             pieces = {id(bound[name]): batch.leaves[name][m] for name in (*batch.axes, *batch.packed)}
             part = unflatten(spec, [pieces.get(id(leaf), leaf) for leaf in leaves])
             own_args, own_kwargs = part
-            weights.append(float(self._given(own_args, own_kwargs, batch.targets[m])))
+            given = self._given(own_args, own_kwargs, batch.targets[m])
+            weights.append(number("what loss_weight gave for a microbatch", given))
         return weights
 
 

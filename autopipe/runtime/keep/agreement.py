@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -21,7 +22,15 @@ from .replicas import Replica
 if TYPE_CHECKING:
     from ..engine import Engine
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "Asked"]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a rank was called with: where to save, whether an optimizer came along, and whether it trains."""
+
+    path: str
+    has_optimizer: bool
+    trains: bool
 
 
 class Agreement:
@@ -79,6 +88,25 @@ class Agreement:
                 f"{path} is not the same save for every rank (by rank: "
                 f"{', '.join(f'{n:08x}' for n in numbers)}): it was replaced meanwhile, or each host has one "
                 "of its own; load from a folder that all ranks share; nothing was changed"
+            )
+
+    def check_alike(self, asked: Asked) -> None:
+        """Raise :class:`InputError` on every rank where one saves elsewhere, or without its optimizer.
+
+        A rank that trains nothing has none.
+        """
+        peers = self._engine.peers
+        everyone = [asked] if peers is None else peers.gather(asked)
+        paths = {a.path: rank for rank, a in enumerate(everyone)}
+        if len(paths) > 1:
+            places = ", ".join(f"rank {rank} gave {path}" for path, rank in paths.items())
+            raise InputError(f"{places}: a save is one folder of all ranks; give every rank the same")
+        with_one = [rank for rank, a in enumerate(everyone) if a.has_optimizer]
+        without = [rank for rank, a in enumerate(everyone) if a.trains and not a.has_optimizer]
+        if with_one and without:
+            raise InputError(
+                f"rank {with_one[0]} gave an optimizer and rank {without[0]}, which trains parameters too, "
+                "gave none, so that its state would be lost; give every rank's own"
             )
 
     # -- replicas -----------------------------------------------------------------------------------

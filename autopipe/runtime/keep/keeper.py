@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import AutopipeError, InputError, StoreError
-from .agreement import Agreement
+from .agreement import Agreement, Asked
 from .background import Saving
 from .byname import Holding
 from .cargo import Cargo, Told, owned, staged
@@ -77,6 +77,7 @@ class Keeper:
             last.wait()
         saving = Saving(path)
         with agreement.together("saving a checkpoint"):
+            agreement.check_alike(self._asked(objects, str(path)))
             cargo = self._cargo(objects, is_single, max_bytes)
             if is_single:
                 with agreement.first_replica_saves(path):
@@ -134,6 +135,12 @@ class Keeper:
         except StoreError as error:
             return None, str(error)
 
+    def _asked(self, objects: Mapping[str, Any], path: str = "") -> Asked:
+        """What this rank was called with, as far as ranks are to be called alike."""
+        given = any(isinstance(thing, torch.optim.Optimizer) for thing in objects.values())
+        trains = any(parameter.requires_grad for _, parameter in self._named())
+        return Asked(path, given, trains)
+
     @property
     def _holding(self) -> Holding:
         engine, own = self._engine, list(self._named())
@@ -180,6 +187,7 @@ class Keeper:
         """See :meth:`Runtime.load`."""
         self._settle()
         with self._agreement.together("loading a checkpoint"):
+            self._agreement.check_alike(self._asked(objects))
             self._load(path, objects, strict)
             self._engine.part_with_weights()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,12 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
+from ... import accelerator
 from ...arguments import brief
 from ...errors import InputError, StepError
 from ...torch_private import foreach_norm
 from ..wire.group import Group
 
 __all__ = ["autocast_context", "clip_grad_norm", "placeholder", "spread_overflow"]
+
+_MARKS = 1 << 16
+"""So many marks of what ranks are to have alike, whose squares add up exactly."""
 
 Autocast = torch.dtype | Callable[[], contextlib.AbstractContextManager[Any]] | None
 
@@ -91,16 +96,27 @@ def clip_grad_norm(
     """Scale all gradients so that their norm over every rank is at most ``max_norm``; the norm before.
 
     ``counted`` are those of ``parameters`` whose norm this rank contributes: a tied one counts on one rank
-    only. Sums are in fp32 or wider.
+    only. Sums are in fp32 or wider. Raises :class:`InputError`, with gradients as they were, where ranks clip
+    in unlike ways; not on an accelerator, where looking would wait for the device.
     """
     norms = [n.to(device) for n in foreach_norms([p.grad for p in counted if p.grad is not None], norm_type)]
-    wide = torch.float64 if any(n.dtype is torch.float64 for n in norms) else torch.float32
+    wide = torch.float64 if any(p.dtype is torch.float64 for p in parameters) else torch.float32
     own = torch.stack([n.to(wide) for n in norms]) if norms else torch.zeros(1, device=device, dtype=wide)
     infinite = norm_type == math.inf
     # fp64 on the wire: ranks may differ in their widest dtype
     total = (own.max() if infinite else (own**norm_type).sum()).double()
     if group is not None:
-        group.all_reduce(total, ReduceOp.MAX if infinite else ReduceOp.SUM)
+        mark = float(zlib.crc32(f"{max_norm!r} {norm_type!r}".encode()) % _MARKS)
+        shown = [mark, -mark] if infinite else [mark, mark * mark]
+        marks = torch.tensor(shown, dtype=total.dtype, device="cpu")
+        told = torch.cat([total[None], accelerator.upload(marks, device)])
+        group.all_reduce(told, ReduceOp.MAX if infinite else ReduceOp.SUM)
+        total = told[0]
+        if not accelerator.is_async(device) and not _are_alike(told[1:].tolist(), len(group.ranks), infinite):
+            raise InputError(
+                f"this rank clips gradients with max_norm={max_norm:g} and norm_type={norm_type:g}, and "
+                "another with other values; give every rank the same"
+            )
     if not infinite:
         total = total ** (1.0 / norm_type)
     if error_if_nonfinite and not torch.isfinite(total):
@@ -110,6 +126,12 @@ def clip_grad_norm(
         )
     nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
     return total.to(wide)
+
+
+def _are_alike(shown: Sequence[float], n_ranks: int, are_largest: bool) -> bool:
+    """Whether all ranks had one mark, told by the largest and the least, or by their sum and squares."""
+    first, second = shown
+    return first == -second if are_largest else first * first == n_ranks * second
 
 
 def foreach_norms(grads: Sequence[Tensor], order: float) -> list[Tensor]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ... import accelerator
+from ...arguments import brief
 from ...errors import InputError
 from ...memory import optimizer_ratio, whole_at_once
 from ...plans import Plan
@@ -87,6 +88,11 @@ def wrap_all(
             continue
         before = dict(worker.stage.named_parameters(remove_duplicate=False))
         made = wrapper(worker.stage)
+        if not isinstance(made, (nn.Module, type(None))):
+            raise InputError(
+                f"the wrapper made {brief(made)} of stage {worker.stage.index}; it must give a module that "
+                "calls the stage, or None where it changed the stage in place"
+            )
         worker.wrap(worker.stage if made is None else made)
         after = dict(worker.stage.named_parameters(remove_duplicate=False))
         for name, old in before.items():

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -243,11 +242,11 @@ class Peers(Talk):
         """Raise ``error``, which keeps this rank from beginning a step: the pipeline goes on if it keeps all.
 
         ``n_marks``: of how many :meth:`agree` is told.
-        Where another rank begins the step, or is kept by something else, all end with :class:`StepError`.
+        Where another rank begins the step all end with :class:`StepError`. What keeps each need not be the
+        same, nor told in the same words, which may show an object by its address.
         """
-        words = f"{type(error).__name__}: {error}"
         try:
-            mine = [step, REFUSED, zlib.crc32(words.encode()), *[0] * n_marks]
+            mine = [step, REFUSED, *[0] * (n_marks + 1)]
             if mine == self._of_before(mine):
                 raise error
         except (RuntimeError, ConnectionError, StepError) as lost:

@@ -27,7 +27,11 @@ __all__ = ["Talk"]
 
 T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 << 20
-FOREIGN = "(somebody else reaches its ports: keep them within the job's own network)"
+STRANGE = (
+    "rank {} was sent what is no message of this call: another rank is at another one (step, evaluate, save, "
+    "merge and report on every rank alike, not under `if rank == 0`), or it is without the job's key "
+    "(somebody else reaches its ports: keep them within the job's own network)"
+)
 N_PINGS = 8
 TOLD_AHEAD = 32
 """How many messages may be on their way to be heard; they are small."""
@@ -64,20 +68,12 @@ class Talk:
         length = torch.zeros(1, dtype=torch.int64, device="cpu")
         self.control.recv(length, peer).wait(FOREVER)
         if not 0 < int(length) <= MAX_MESSAGE_BYTES:
-            raise StepError(
-                self.watch.publish(f"rank {self.rank} was sent a message of {int(length)} bytes {FOREIGN}")
-            )
+            raise StepError(self.watch.publish(STRANGE.format(self.rank)))
         data = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         self.control.recv(data, peer).wait(FOREVER)
         text = self.board.seal.open(place, data.numpy().tobytes())
         if text is None:
-            raise StepError(
-                self.watch.publish(
-                    f"rank {self.rank} was sent what is no message of this call: another rank is at another "
-                    "one (step, evaluate, save, merge and report on every rank alike, not under `if rank == "
-                    f"0`), or it is without the job's key {FOREIGN}"
-                )
-            )
+            raise StepError(self.watch.publish(STRANGE.format(self.rank)))
         return msgspec.json.decode(text, type=kind)
 
     def finish_telling(self) -> None:
