@@ -7,12 +7,13 @@ relied on, and that no other module reaches for one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import keyword
 import logging
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -237,28 +238,40 @@ def plugin_options() -> Any:
     return torch.distributed.distributed_c10d._DistributedBackendOptions()  # type: ignore[attr-defined]
 
 
-def fx_graph() -> torch.fx.Graph:
+def fx_graph(hidden: Container[str] = ()) -> torch.fx.Graph:
     """An empty graph whose code reaches modules and tensors of any name, such as ``in`` or ``lambda``.
 
-    fx asks only whether a name is an identifier, which keywords are, and quotes no quotation marks.
+    ``hidden`` are names under which the module that runs the code has something of its own, beside what it
+    has registered. fx asks only whether a name is an identifier, which keywords are, quotes no quotation
+    marks, and takes what a class has under a name for what is registered.
     """
     graph = torch.fx.Graph()
-    graph.set_codegen(_CodeGen())
+    graph.set_codegen(_CodeGen(hidden))
     return graph
 
 
 class _CodeGen(torch.fx.graph.CodeGen):
+    def __init__(self, hidden: Container[str]) -> None:
+        super().__init__()
+        self.hidden = hidden
+
     def _gen_python_code(self, *args: Any, **kwargs: Any) -> Any:
         theirs = torch.fx.graph._format_target
-        torch.fx.graph._format_target = _attribute
+        torch.fx.graph._format_target = functools.partial(_attribute, self.hidden)
         try:
             return super()._gen_python_code(*args, **kwargs)
         finally:
             torch.fx.graph._format_target = theirs
 
 
-def _attribute(base: str, target: str) -> str:
-    for name in target.split("."):
-        is_plain = name.isidentifier() and not keyword.iskeyword(name)
-        base = f"{base}.{name}" if is_plain else f"getattr({base}, {json.dumps(name, ensure_ascii=False)})"
+def _attribute(hidden: Container[str], base: str, target: str) -> str:
+    is_held = base == "self"  # else it is a method of a value
+    for i, name in enumerate(target.split(".")):
+        quoted = json.dumps(name, ensure_ascii=False)
+        if is_held and (hasattr(torch.nn.Module, name) or (not i and name in hidden)):
+            base = f"{base}.__getattr__({quoted})"
+        elif name.isidentifier() and not keyword.iskeyword(name):
+            base = f"{base}.{name}"
+        else:
+            base = f"getattr({base}, {quoted})"
     return base

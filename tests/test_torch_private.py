@@ -341,3 +341,19 @@ def test_code_of_a_graph_reaches_parts_of_any_name(name: str) -> None:
     made = copy.deepcopy(torch.fx.GraphModule(root, graph))
     x = torch.ones(1, 2)
     assert made(x).equal(root[name](x) * root[name].bias)
+
+
+@pytest.mark.parametrize("name", ["type", "own"])
+def test_code_of_a_graph_reaches_parts_that_what_holds_them_hides(name: str) -> None:
+    layer, root = nn.Linear(2, 2), nn.Module()
+    root._modules[name] = layer
+    graph = private.fx_graph(hidden={"own"})
+    x = graph.placeholder("x")
+    y = graph.call_module(name, (x,))
+    graph.output(graph.call_function(torch.mul, (y, graph.get_attr(f"{name}.bias"))))
+    code = graph.python_code("self")
+    namespace = dict(code.globals)
+    exec(code.src, namespace)
+    object.__setattr__(root, "own", None)
+    x = torch.ones(1, 2)
+    assert namespace["forward"](root, x).equal(layer(x) * layer.bias)

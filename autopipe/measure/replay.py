@@ -23,6 +23,7 @@ from .. import accelerator
 from ..errors import CostError, InputError
 from ..graph import TensorSpec
 from ..torch_private import pytree
+from ..tracing.calls.perform import registered
 from ..tracing.calls.regions import recomputed
 from ..tracing.inputs.structure import flatten, unflatten
 from ..tracing.sizes.dims import resize
@@ -197,7 +198,7 @@ class Replay:
         if target in self.capture.constants:
             constant = self.capture.constants[target]
             return constant.to(self.device) if isinstance(constant, Tensor) else self._on_device(constant)
-        return functools.reduce(getattr, target.split("."), self.model)
+        return registered(self.model, target)
 
     def call(self, node: fx.Node, env: Mapping[str, Any]) -> Any:
         """Runs one node on the values in ``env``."""
@@ -239,7 +240,7 @@ class Replay:
                 if read.op == "get_attr" and str(read.target) not in (*self.capture.constants, "_device"):
                     value = self._attribute(str(read.target))
                     inside = [*value.modules()] if isinstance(value, nn.Module) else []
-                    found.update((id(m), m) for m in (self.model.get_submodule(owner), *inside))
+                    found.update((id(m), m) for m in (registered(self.model, owner), *inside))
             if node.op == "call_module":
                 found.update((id(m), m) for m in self.model.get_submodule(str(node.target)).modules())
         return tuple(found.values())

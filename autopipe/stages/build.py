@@ -18,8 +18,8 @@ from ..tracing.calls import regions
 from ..tracing.graphs.scope import OWN, attach
 from . import rng
 from .again import Block
-from .parts import RECOMPUTED, Part, runs
-from .stage import Section, Stage, StageForm
+from .parts import Part, runs
+from .stage import RECOMPUTED, Section, Stage, StageForm
 
 if TYPE_CHECKING:
     from ..tracing import Capture

@@ -16,11 +16,9 @@ from ..errors import PlanError
 from ..graph import OpGraph
 from ..torch_private import fx_graph
 from . import rng
+from .stage import HIDDEN, RECOMPUTED
 
-__all__ = ["RECOMPUTED", "Part", "runs"]
-
-RECOMPUTED = "_recomputed"
-"""The method of a stage that runs one of its blocks."""
+__all__ = ["Part", "runs"]
 
 
 class Part:
@@ -29,7 +27,7 @@ class Part:
     def __init__(self, ops: OpGraph, form: tuple[str, bool, int]) -> None:
         """``form`` says whose part this is: of a section, in a mode, of the form with a number."""
         self.ops, self.form = ops, form
-        self.graph = fx_graph()
+        self.graph = fx_graph(HIDDEN)
         self.copies: dict[fx.Node, fx.Node] = {}
         self.blocks: list[fx.Graph] = []
 

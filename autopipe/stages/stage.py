@@ -20,11 +20,14 @@ from torch import Tensor, fx, nn
 from ..errors import InputError
 from ..plans import Plan
 from ..torch_private import CALL_HOOK, is_called_plainly
-from ..tracing.graphs.scope import Scope
+from ..tracing.graphs.scope import OWN, Scope
 from ..tracing.record.leaves import is_compiled
 from .again import Block
 
-__all__ = ["Section", "Stage", "StageForm"]
+__all__ = ["HIDDEN", "RECOMPUTED", "Section", "Stage", "StageForm"]
+
+RECOMPUTED = "_recomputed"
+"""The method of a stage that runs one of its blocks."""
 
 _counter = itertools.count()
 
@@ -107,6 +110,14 @@ class Stage(Scope):
     sections: what may be run of it in one call, by name.
     """
 
+    index: int
+    rank: int
+    is_last: bool
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sections: Mapping[str, Section]
+    _plan: Plan
+    _forms: dict[tuple[str, bool], tuple[StageForm, ...]]
     _anchor: Tensor
 
     def __init__(
@@ -200,3 +211,7 @@ class Stage(Scope):
 
     def extra_repr(self) -> str:
         return f"{', '.join(self.inputs)} -> {', '.join(self.outputs) or 'output'}"
+
+
+HIDDEN = frozenset({*dir(Stage), *Stage.__annotations__} - {*OWN, RECOMPUTED})
+"""Names under which a stage has something of its own, beside what of the model it has registered."""

@@ -91,6 +91,33 @@ def parts_of_any_name(self: Any, x: Tensor) -> Tensor:
     return self.run(x * self.scales["from"] + self.scales["\n"])
 
 
+@trap(outputs=linear, index=linear, rank=linear, graph=linear, code=linear, sections=linear, paths=linear)
+def parts_named_as_a_stage_names_its_own(self: Any, x: Tensor) -> Tensor:
+    x = self.code(self.graph(self.index(x).tanh()).tanh()).tanh()
+    return self.run(self.outputs(self.rank(self.sections(self.paths(x))).tanh()))
+
+
+class Blocks(nn.Module):
+    """Layers in a list, whose weights are registered under the name of a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = [linear(), linear()]
+        self.parameters = nn.ParameterList([p for block in self.blocks for p in block.parameters()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x - block(x).relu()
+        return x
+
+
+@trap(part=Blocks)
+def weights_named_as_a_method(self: Any, x: Tensor) -> Tensor:
+    for block in self.part.blocks:
+        x = block(x).tanh()
+    return self.run(self.part(x))
+
+
 @trap(stack=lambda: nn.Sequential(linear(), nn.ReLU(), linear(), nn.Tanh()))
 def part_of_a_sequence(self: Any, x: Tensor) -> Tensor:
     return self.run(self.stack[2:](self.stack[:2](x)))

@@ -15,7 +15,7 @@ from . import regions
 from .call import Call, Depends, map_calls
 from .functions import on_one_device
 
-__all__ = ["Run", "ask", "is_size_of_made", "run_call"]
+__all__ = ["Run", "ask", "is_size_of_made", "registered", "run_call"]
 
 Run = Callable[[Call, Any, Any], Any]
 """(call, args, kwargs) → what it gives."""
@@ -74,7 +74,19 @@ def lookup(model: nn.Module, target: str, constants: Mapping[str, Any], device: 
         return device
     if target in constants:
         return constants[target]
-    value: Any = model
-    for name in target.split(".") if target else ():
-        value = getattr(value, name)
+    return registered(model, target)
+
+
+def registered(module: nn.Module, path: str) -> Any:
+    """What lies at a dotted path, also where a class has something else under a name there."""
+    value: Any = module
+    for name in path.split(".") if path else ():
+        value = _registered(value, name) if hasattr(type(value), name) else getattr(value, name)
     return value
+
+
+def _registered(module: nn.Module, name: str) -> Any:
+    try:
+        return nn.Module.__getattr__(module, name)
+    except AttributeError:  # it computes what it has there, as a parametrized module does
+        return getattr(module, name)

@@ -13,7 +13,7 @@ from torch import fx, nn
 from ...torch_private import fx_graph
 from ..calls import regions
 from ..calls.call import Recording, map_calls
-from .scope import attach
+from .scope import OWN, attach
 
 __all__ = ["graph", "module"]
 
@@ -39,14 +39,14 @@ def module(
     model: nn.Module, source: fx.Graph, constants: dict[str, Any], device: torch.device
 ) -> fx.GraphModule:
     """A linted graph module over the model's own submodules, parameters and buffers."""
-    copied = fx_graph()
+    out = fx.GraphModule(nn.Module(), fx_graph(), type(model).__name__)
+    copied = fx_graph(hidden={*dir(out)} - {*OWN})
     copied.output(copied.graph_copy(source, {}))
     regions.insert(copied)
-    out = fx.GraphModule(nn.Module(), fx_graph(), type(model).__name__)
+    copied.lint()  # while it has no holder, whose own attributes it would take for what is registered
     out.training = model.training
     out._device = device  # type: ignore[assignment]
     attach(out, model, (n.target for n in copied.nodes if n.op in ("call_module", "get_attr")), constants)
     out.graph = copied
-    out.graph.lint()
     out.recompile()
     return out

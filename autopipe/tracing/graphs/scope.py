@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..calls.perform import registered
+
 __all__ = ["OWN", "Scope", "attach"]
 
 OWN = ("training", "_device")
@@ -60,11 +62,10 @@ def attach(holder: nn.Module, model: nn.Module, targets: Iterable[str], constant
         *path, name = target.split(".")
         scope, twin = holder, model
         for part in path:
-            twin = getattr(twin, part)
+            twin = registered(twin, part)
             existing = scope._modules.get(part)
             if existing is None:
-                existing = Scope(twin)
-                scope.add_module(part, existing)
+                existing = scope._modules[part] = Scope(twin)
             if not isinstance(existing, Scope):
                 break  # the whole submodule is here already
             scope = existing
@@ -81,8 +82,15 @@ def _keep(holder: nn.Module, name: str, value: Any) -> None:
 
 
 def _share(scope: nn.Module, twin: nn.Module, name: str) -> None:
-    value = getattr(twin, name)
-    if name in twin._buffers:
-        scope.register_buffer(name, value, name not in twin._non_persistent_buffers_set)
-    else:
-        setattr(scope, name, value)
+    """Registered as in the model, whatever else the holder has under that name."""
+    for theirs, own in (
+        (twin._parameters, scope._parameters),
+        (twin._buffers, scope._buffers),
+        (twin._modules, scope._modules),
+    ):
+        if name in theirs:
+            own[name] = theirs[name]  # type: ignore[assignment]
+            if name in twin._non_persistent_buffers_set:
+                scope._non_persistent_buffers_set.add(name)
+            return
+    setattr(scope, name, getattr(twin, name))

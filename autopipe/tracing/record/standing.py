@@ -21,6 +21,7 @@ from ...errors import InputError
 from ...torch_private import CALL_HOOK, GLOBAL_HOOKS, UnseenByFunctions
 from ..calls import regions
 from ..calls.call import Call, Recording
+from ..calls.perform import registered
 from .cells import Cell, content
 from .codes import come_to, names_in
 from .reach import HOOKS, Reached, reached
@@ -383,7 +384,7 @@ def _places(model: nn.Module, taken: Iterable[str]) -> list[tuple[Mapping[str, A
     out = []
     for target in taken:
         owner, _, name = target.rpartition(".")
-        held = vars(model.get_submodule(owner))
+        held = vars(registered(model, owner))
         out += [(held[kind], name) for kind in _HELD if name in held.get(kind, ())]
     return out
 
