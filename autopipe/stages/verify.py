@@ -292,9 +292,5 @@ def _first_difference(capture: Capture, args: tuple[Any, ...], kwargs: dict[str,
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Put gradients, buffers, attributes, what else the model's code reaches and the random state back."""
-    with preserved(model) as snapshot:
-        # a model that was captured takes nothing from iterators, and without them it is not as it was then
-        snapshot.spent.put_back()
-        for parameter in model.parameters():
-            parameter.grad = None
+    with preserved(model):
         yield

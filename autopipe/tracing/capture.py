@@ -444,7 +444,11 @@ def _captured(
     def is_open(path: str) -> bool:
         return not policy.is_inside_leaf(path)
 
-    with torch.inference_mode(False), switched_off(model), preserved(model, is_open) as snapshot:
+    with (
+        torch.inference_mode(False),
+        switched_off(model),
+        preserved(model, is_open, holds_back=True) as snapshot,
+    ):
         session = Session(model, args, kwargs, policy, snapshot, sizes_vary=bool(dynamic))
         args, kwargs = session.args, session.kwargs
         inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))

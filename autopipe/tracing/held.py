@@ -79,7 +79,7 @@ def held_from_elsewhere(session: Session, made: Made, is_open: Callable[[str], b
             break
         _is_left_otherwise(session, made, sizes)
         with (
-            preserved(session.model, is_open) as snapshot,
+            preserved(session.model, is_open, holds_back=True) as snapshot,
             contextlib.suppress(CaptureError, ModelError, InputError),
         ):
             other = Session(

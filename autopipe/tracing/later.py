@@ -79,7 +79,7 @@ class Later:
             torch.inference_mode(False),
             all_on(self._device, model),
             switched_off(model),
-            preserved(model, is_open) as snapshot,
+            preserved(model, is_open, holds_back=True) as snapshot,
         ):
             args, kwargs = inputs.rebuild(model, tensors)
             made.session = session = Session(model, args, kwargs, attempt.policy, snapshot)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import autopipe
 from autopipe.errors import InputError
+from autopipe.tracing import preserved
 from autopipe.tracing.record.standing import Kind
 
 
@@ -52,3 +53,26 @@ def test_other_layers_are_told_from_other_state():
     del model.what
     model.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
     assert {c.kind for c in capture.standing.changed()} == {Kind.WEIGHTS}
+
+
+class Numbered(nn.Module):
+    """Has its number from an iterator, of which its forward takes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = iter(range(9))
+        self.number = next(self.numbers)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[1](self.layers[0](x)) + self.number
+
+
+def test_a_model_that_is_preserved_is_as_it_was_captured():
+    model, x = Numbered(), torch.randn(2, 4)
+    found = autopipe.capture(model, (x,))
+    with preserved(model):
+        assert not found.standing.changed()
+        found.bind((torch.randn(5, 4),))
+    assert not found.standing.changed()
+    assert next(model.numbers) == 1

@@ -35,13 +35,20 @@ _SMALL = 1 << 16
 class Snapshot:
     """A model's attributes and buffers at one moment, and what its code reaches from them.
 
-    What several modules reach is said to be of one whose path ``is_first``, if there is such.
+    What several modules reach is said to be of one whose path ``is_first``, if there is such. Iterators that
+    the model holds are put aside where it ``holds_back``.
     """
 
-    def __init__(self, model: nn.Module, is_first: Callable[[str], bool] = lambda path: True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        is_first: Callable[[str], bool] = lambda path: True,
+        *,
+        holds_back: bool = False,
+    ) -> None:
         self.model, self.training = model, model.training
         self.reached = reached(model, is_first)
-        self.spent = Spent(model, self.reached)
+        self.spent = Spent(model, self.reached) if holds_back else None
         self.modules = [(path, m, _Held(vars(m))) for path, m in model.named_modules()]
         # a scripted module keeps its mode where its attributes do not show it
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
@@ -322,9 +329,15 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @contextlib.contextmanager
-def preserved(model: nn.Module, is_first: Callable[[str], bool] = lambda path: True) -> Iterator[Snapshot]:
-    """Whatever happens inside, leave ``model`` and the random generators as they were."""
-    snapshot = Snapshot(model, is_first)
+def preserved(
+    model: nn.Module, is_first: Callable[[str], bool] = lambda path: True, *, holds_back: bool = False
+) -> Iterator[Snapshot]:
+    """Whatever happens inside, leave ``model`` and the random generators as they were.
+
+    Where it ``holds_back``, who takes from an iterator that the model holds is told, as what is taken cannot
+    be put back; elsewhere they stay in their places, since a captured model takes nothing from them.
+    """
+    snapshot = Snapshot(model, is_first, holds_back=holds_back)
     python, numpy = random.getstate(), np.random.get_state()
     gradients = [(p, p.grad) for p in model.parameters()]
     kind = snapshot.devices[0].type if snapshot.devices else "cpu"
@@ -337,7 +350,8 @@ def preserved(model: nn.Module, is_first: Callable[[str], bool] = lambda path: T
             for parameter, gradient in gradients:
                 parameter.grad = gradient
             snapshot.restore()
-            snapshot.spent.put_back()
+            if snapshot.spent is not None:
+                snapshot.spent.put_back()
             random.setstate(python)
             np.random.set_state(numpy)
 
