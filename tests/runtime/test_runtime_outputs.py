@@ -1,6 +1,7 @@
 """Outputs of the full batch, made of those of its microbatches."""
 
 import logging
+import math
 
 import pytest
 import torch
@@ -83,3 +84,35 @@ def test_an_output_without_a_batch_that_differs_is_warned_of(caplog):
         runtime.forward(x)
         runtime.forward(x)
     assert caplog.text.count("has no batch axis and differs") == 1
+
+
+class Numbers(nn.Module):
+    """Numbers made of sizes beside a tensor; ``in_layer`` is one that a layer gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.b(torch.tanh(self.a(x)))
+        return {
+            "h": h,
+            "rows": len(x),
+            "places": h.shape[0] * x.shape[1],
+            "odd": 2 * x.size(0) + 1,
+            "share": 1 / x.shape[0],
+            "root": math.sqrt(h.numel()),
+            "shape": tuple(h.shape),
+            "width": h.shape[-1],
+            "seven": 7,
+        }
+
+
+@pytest.mark.parametrize("rows", [4, 7])
+def test_numbers_of_the_batch_are_the_whole_batchs(rows, caplog):
+    model, x = Numbers(), torch.randn(rows, 3, 4)
+    runtime = Runtime(*make(model, (torch.randn(4, 3, 4),), {}, n_stages=2, n_microbatches=3))
+    found, wanted = runtime.forward(x), model(x)
+    torch.testing.assert_close(found.pop("h"), wanted.pop("h"))
+    assert found == wanted
+    assert not caplog.text

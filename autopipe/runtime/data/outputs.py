@@ -6,7 +6,7 @@ Rebuilding the model's own output structure is left to ``tracing``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor, fx
 
 from ...accelerator import upload
 from ...errors import InputError
-from ...units import symbol
+from ...graph import OpGraph
+from ...units import size_at, symbol
 from ..wire.announcement import Announcement, Form
 from ..wire.boundary import flatten
 from ..wire.peers import Peers
@@ -53,13 +54,19 @@ class Outputs:
     ) -> list[Any]:
         """Flat output leaves of the full batch from those of each microbatch.
 
-        A tensor with a batch axis is concatenated along it, a scalar averaged by ``weights``. The rest is
-        taken from the first microbatch; a warning says so where another one's differs.
+        A tensor with a batch axis is concatenated along it, a scalar averaged by ``weights``; a Python number
+        made of sizes is what the full batch's make. The rest is taken from the first microbatch; a warning
+        says so where another one's differs.
         """
         if len(parts) == 1:
             return list(parts[0])
-        leaves = zip(self._leaves(batch), zip(*parts, strict=True), strict=True)
-        return [self._join_leaf(name, axes, leaf, batch, weights) for (name, axes), leaf in leaves]
+        joined = []
+        for (name, axes), node, leaf in zip(
+            self._leaves(batch), self._nodes(), zip(*parts, strict=True), strict=True
+        ):
+            number = self._number(node, leaf, batch)
+            joined.append(self._join_leaf(name, axes, leaf, batch, weights) if number is None else number)
+        return joined
 
     def _join_leaf(
         self,
@@ -90,10 +97,8 @@ class Outputs:
         ops = self._capture.ops
         split = set(batch.axes.items())
         sizes = {symbol(d.name) for d in ops.dims if split & set(d.where)}
-        graph = self._capture.graphs[self._capture.model.training]
-        node = next(n for n in reversed(graph.nodes) if n.op == "output")
         found: list[tuple[str, tuple[int, ...] | None]] = []
-        for i, leaf in enumerate(node.args[0]):
+        for i, leaf in enumerate(self._nodes()):
             op = ops.by_name.get(leaf.name) if isinstance(leaf, fx.Node) else None
             is_own = isinstance(leaf, fx.Node) and leaf.op == "get_attr"
             axes: tuple[int, ...] | None = () if is_own else None
@@ -102,6 +107,46 @@ class Outputs:
                 axes = tuple(a for a, n in enumerate(shape) if sizes & getattr(n, "free_symbols", set()))
             found.append((str(i) if op is None else op.name, axes))
         return found
+
+    def _nodes(self) -> list[Any]:
+        """What gives each output leaf in the model's present mode: a node, or the constant that it is."""
+        graph = self._capture.graphs[self._capture.model.training]
+        return [*next(n for n in reversed(graph.nodes) if n.op == "output").args[0]]
+
+    def _number(self, node: Any, leaf: Sequence[Any], batch: Batch) -> int | float | None:
+        """The full batch's number whose microbatches' are ``leaf``; None where sizes do not tell it."""
+        if not isinstance(node, fx.Node) or any(type(x) not in (int, float) for x in leaf):
+            return None
+        pieces = ({n: c[m] for n, c in batch.leaves.items()} for m in range(batch.n_microbatches))
+        *parts, whole = (_by_sizes(self._capture.ops, node, given) for given in (*pieces, batch.whole))
+        return whole if parts == list(leaf) else None
+
+
+def _by_sizes(graph: OpGraph, node: fx.Node, inputs: Mapping[str, Any]) -> Any:
+    """What a number is for inputs of these sizes; None where it is not made of sizes alone."""
+    dims = {d.name: inputs[name].shape[axis] for d in graph.dims for name, axis in d.places[:1]}
+
+    def value(node: fx.Node) -> Any:
+        op = graph.by_name.get(node.name)
+        if op is None or (op.kind == "module" if op.is_size else len(op.outputs) != 1):
+            raise _Untold
+        if not op.is_size:
+            return torch.empty([int(size_at(n, dims)) for n in op.outputs[0].shape], device="meta")
+        args = fx.map_arg(node.args, value)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:])
+        if any(isinstance(a, Tensor) for a in args) or not callable(node.target):
+            raise _Untold
+        return node.target(*args)
+
+    try:
+        return value(node)
+    except _Untold:
+        return None
+
+
+class _Untold(Exception):
+    """Sizes alone do not tell a number."""
 
 
 def _lead_with(rows: Sequence[int], tensors: Sequence[Tensor]) -> bool:
