@@ -29,6 +29,7 @@ from .inputs.examples import infer
 from .inputs.structure import Spec, unflatten
 from .later import Later
 from .making import Form
+from .notes import told
 from .record.bysize import follow_sizes, sizes_of
 from .record.given import all_on, device_of, fresh
 from .record.keeping import tell_left
@@ -488,7 +489,7 @@ def _captured(
         dynamic=dynamic,
         forms=graphs,
         questions=made.questions,
-        notes=tuple(session.notes),
+        notes=(*session.notes, *told(made)),
         left=made.forms[True][0].left,
         later=Later(session, made),
     )

@@ -30,6 +30,7 @@ from .sizes.guards import with_checks
 from .sizes.lengths import read_from_inputs
 from .sizes.rows import mixing
 from .sizes.tail import find_tail
+from .sizes.tally import by_call
 from .sizes.trials import Explorer
 from .sizes.variation import Check, Fixed, Variation
 from .sizes.witness import witnesses
@@ -182,6 +183,10 @@ class Made:
                 two[batch.name] = 2
             is_two = all(check.holds(two) for check in variation.checks)
             found = known.mixing if known else mixing(session.model, *told, takes_two=is_two)
+            if not (known or found.always or found.training):
+                held = (variation.dims, session.device, session.start)
+                written = by_call(session.model, merged[True], self.tensors, *held)
+                found = dataclasses.replace(found, by_call=written)
             tail = find_tail(session.model, *told, found)
             variation = dataclasses.replace(variation, mixing=found, tail=tail)
         taken = {c.name for form in distinct for c in form.calls}

@@ -274,3 +274,32 @@ def test_batch_norm_is_warned_of_once(caplog):
 def test_rows_that_are_all_alike_hide_nothing():
     x = torch.ones(6, 4)
     assert " @ " in captured_mixing(Contrast(), x, x).always
+
+
+class Tallies(nn.Module):
+    """Counts its calls, averages over them, and counts its rows, which comes out the same in any pieces."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 4)
+        for name in ("calls", "average", "rows"):
+            self.register_buffer(name, torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+            self.rows += len(x)
+            self.average.lerp_(x.detach().mean(), 0.1)
+        return self.b(self.a(x)).square().mean()
+
+
+def test_what_is_written_at_each_call_is_told_by_name(caplog):
+    pipe = autopipe.split(Tallies(), 2, (torch.randn(8, 4),), costs="estimated", n_microbatches=2)
+    (note,) = pipe.graph.notes
+    assert "calls, average, a.weight_u and" in note
+    assert "rows" not in pipe.graph.variation.mixing.by_call
+    caplog.clear()
+    runtime = pipe.runtime()
+    for _ in range(2):
+        runtime.step(torch.randn(8, 4))
+    assert caplog.text.count("calls, average, a.weight_u") == 1

@@ -72,6 +72,9 @@ class MixedRows:
                 name,
                 always or f"in training: {training}",
             )
+        if found.by_call and self._model.training and not self._warned:
+            self._warned = True
+            _logger.warning("%s: %s", name, found.said_by_call)
 
 
 @torch.enable_grad()

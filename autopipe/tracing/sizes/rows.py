@@ -50,12 +50,27 @@ class Mixing:
     """In words, what mixes rows; empty where nothing does.
 
     ``always`` is what does in evaluation, ``training`` what does in training alone: batch norm, for one.
-    ``sums``: the numbers that are made of all rows are sums over them, not means.
+    ``sums``: the numbers that are made of all rows are sums over them, not means. ``by_call`` are buffers and
+    attributes that a training forward leaves otherwise when it is called on the rows in two batches, where
+    nothing else is to be said of them.
     """
 
     always: str = ""
     training: str = ""
     sums: bool = False
+    by_call: tuple[str, ...] = ()
+
+    @property
+    def said_by_call(self) -> str:
+        """What ``by_call`` means for a step, in words; empty where there is none."""
+        if not self.by_call:
+            return ""
+        more = f" and {len(self.by_call) - 3} more" if len(self.by_call) > 3 else ""
+        return (
+            f"a forward in training changes {', '.join(self.by_call[:3])}{more} at each call, and a step "
+            "calls it once for each microbatch, so that these end otherwise than after one call on the whole "
+            "batch; n_microbatches=1 makes them the same"
+        )
 
 
 @torch.no_grad()

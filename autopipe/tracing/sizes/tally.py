@@ -1,0 +1,82 @@
+"""What a training forward writes in its model as often as it is called: counts, averages, power iterations.
+
+Cut into microbatches a batch is several calls, which leave such things otherwise than one does. That rows
+depend on one another is left to ``rows``, telling people to ``capture`` and ``runtime``.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...graph import Dim, batch_dim
+from ..calls.call import Recording
+from ..record.given import close_to
+from ..record.state import seed
+from .rerun import replay
+
+__all__ = ["by_call"]
+
+_logger = logging.getLogger("autopipe")
+
+
+@torch.no_grad()
+def by_call(
+    model: nn.Module,
+    form: Recording,
+    given: Mapping[str, Tensor],
+    dims: Sequence[Dim],
+    device: torch.device,
+    start: Callable[[bool], None],
+) -> tuple[str, ...]:
+    """The buffers and numbers, by name, that two batches leave otherwise than one of all their rows does.
+
+    Three runs of a training ``form``, where it writes to any at all; ``start`` sets mode and state. Nothing
+    is found on the meta device, nor where the form does not run on twice the rows of ``given``.
+    """
+    dim = batch_dim(dims)
+    if dim is None or dim.packed or device.type == "meta" or not _writes(model, form):
+        return ()
+
+    def left_by(*batches: Mapping[str, Tensor]) -> dict[str, Any]:
+        start(True)
+        seed(device)
+        for batch in batches:
+            replay(model, form, batch, device)
+        return dict(_held(model))
+
+    other = dict(given)
+    other.update({name: given[name].detach().flip(axis) for name, axis in dim.where})
+    both = dict(given)
+    both.update({name: torch.cat([given[name].detach(), other[name]], axis) for name, axis in dim.where})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            apart, at_once = left_by(given, other), left_by(both)
+    except Exception as error:  # any Python of the model, on rows it may not take
+        _logger.debug("what a forward writes could not be looked at: %s", error)
+        return ()
+    return tuple(name for name, value in at_once.items() if not close_to(value, apart.get(name)))
+
+
+def _writes(model: nn.Module, form: Recording) -> bool:
+    """Whether a form writes to buffers, or to what a layer that stays whole keeps for its next call."""
+    buffers = dict(model.named_buffers())
+    memory = [c.storages for c in form.calls if c.op == "get_attr" and c.target in buffers]
+    held = frozenset[int]().union(*memory)
+    return form.keeps or any(c.mutated or c.writes & held for c in form.calls)
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """A copy of every buffer, and the numbers and tensors in attributes."""
+    yield from ((name, buffer.detach().clone()) for name, buffer in model.named_buffers())
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, (int, float, Tensor)) and name != "training":
+                shown = f"{path}.{name}".lstrip(".")
+                yield shown, value.detach().clone() if isinstance(value, Tensor) else value
