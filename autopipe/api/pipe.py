@@ -156,7 +156,7 @@ class Pipe(nn.Module, metaclass=_Short):
                 "...), which takes the Trainer's own arguments, in one process or many"
             )
         values, form = self._meet(args, kwargs)
-        return self.graph.assemble(run_values(self.stages, values, form))
+        return self.graph.answer(run_values(self.stages, values, form), args, kwargs)
 
     def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """A call's inputs by name and the form that they ask for, which the stages have then."""

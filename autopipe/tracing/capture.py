@@ -26,7 +26,8 @@ from .held import held_against_the_model, held_from_elsewhere
 from .inputs.arguments import Inputs
 from .inputs.caches import switched_off, without_cache
 from .inputs.examples import infer
-from .inputs.structure import Spec, unflatten
+from .inputs.structure import Spec, flatten, unflatten
+from .inputs.written import Written, write_back
 from .later import Later
 from .making import Form
 from .notes import told
@@ -270,7 +271,19 @@ class Capture:
 
     def assemble(self, leaves: Sequence[Any], training: bool | None = None) -> Any:
         """The model's output structure from the flat tuple that the output node returns."""
-        return unflatten(self.outputs[self.model.training if training is None else training], leaves)
+        made = unflatten(self.outputs[self.model.training if training is None else training], leaves)
+        return made.result if isinstance(made, Written) else made
+
+    def answer(self, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What :meth:`assemble` gives in the model's mode, for a call with these arguments.
+
+        Where the model writes into them, they have then what it would have left there.
+        """
+        made = unflatten(self.outputs[self.model.training], leaves)
+        if not isinstance(made, Written):
+            return made
+        write_back(self.model, *self.arguments(args, kwargs), made)
+        return made.result
 
     def open(self, *paths: str) -> Capture:
         """The same capture with the leaves at ``paths`` opened.
@@ -303,7 +316,7 @@ class Capture:
         training = self.model.training
         module = self._others[training, number] if number else self.modules[training]
         module.training = training
-        return self.assemble(module(*values.values()), training)
+        return self.answer(module(*values.values()), args, kwargs)
 
 
 def _is_same(a: Capture, b: Capture, training: bool) -> bool:
@@ -351,7 +364,9 @@ def capture(
     if not args and not kwargs:
         args, kwargs = infer(model)
     policy = Policy(model, pinned=frozenset(closed)).with_opened(open)
-    found = _capture(model, tuple(args), dict(kwargs or {}), policy, dynamic)
+    leaves, spec = flatten((tuple(args), dict(kwargs or {})))
+    args, kwargs = unflatten(spec, leaves)  # calls may write into the caller's containers
+    found = _capture(model, args, kwargs or {}, policy, dynamic)
     tell_left(model, found.left)
     return found
 

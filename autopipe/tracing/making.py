@@ -23,6 +23,7 @@ from .calls.perform import run_call
 from .graphs import emit, modes
 from .graphs.questions import Question, choose, questions, with_sizes
 from .inputs.arguments import Inputs
+from .inputs.written import called
 from .record.session import Session
 from .record.tracked import pinned, plain
 from .sizes.explore import explore, is_narrowed
@@ -345,8 +346,7 @@ class Made:
         inputs = inputs or self.inputs
 
         def call(given: Mapping[str, torch.Tensor]) -> Any:
-            args, kwargs = inputs.rebuild(session.model, given)
-            return session.model(*args, **kwargs)
+            return called(session.model, *inputs.rebuild(session.model, given))
 
         explorer = Explorer(
             session.model,

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .inputs.written import names_written
 from .making import Made
 
 __all__ = ["told"]
 
 
 def told(made: Made) -> Iterator[str]:
-    """Of what a call does beside what it returns, what a step does otherwise."""
+    """Of what a call does beside what it returns, all that a step does otherwise."""
     if by_call := made.variation.mixing.said_by_call:
         yield by_call
+    written = [name for forms in made.forms.values() for name in names_written(forms[0].output)]
+    if written:
+        yield (
+            f"a forward writes {', '.join(dict.fromkeys(written))}, among its arguments: calls of the pipe "
+            "write there too, steps of a runtime do not; return it, to have it"
+        )

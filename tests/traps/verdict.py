@@ -6,6 +6,7 @@ The models are left to ``registry``.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import enum
 import random
@@ -73,7 +74,7 @@ def _verdict(trap: Trap) -> tuple[str, str]:
         return "silent", f"the capture changed {said}"
 
     def pipe(*args: Any, **kwargs: Any) -> Any:
-        return found.assemble(run_stages(found, stages, args, kwargs))
+        return found.answer(run_stages(found, stages, args, kwargs), args, kwargs)
 
     try:
         refused = _calls(trap, twin, model, pipe, contextlib.nullcontext)
@@ -159,7 +160,9 @@ def _observed(model: nn.Module, call: Any, given: Any, seed: int) -> tuple[Obser
     held = {n: b.detach().to_dense().clone() for n, b in model.named_buffers()}
     model.zero_grad(set_to_none=True)
     outputs = {p: t.detach() for p, t in outputs.items()}
-    told = {f"argument {i}": a.detach() for i, a in enumerate(inputs)}
+    told: dict[str, Any] = {f"argument {i}": a.detach() for i, a in enumerate(inputs)}
+    told["the arguments"] = _told((args, kwargs), 0)
+    told |= {f"what is in the arguments at {p}": t.detach() for p, t in leaves((args, kwargs))}
     return Observation(outputs, grads, held), {**_generators(), **told, "what is returned": _told(result, 0)}
 
 
@@ -179,6 +182,10 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return {k: _mapped(v, change) for k, v in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return type(value)(**{k: _mapped(v, change) for k, v in vars(value).items()})
+    if any(isinstance(v, (Tensor, dict)) for v in getattr(value, "__dict__", {}).values()):
+        made = copy.copy(value)
+        vars(made).update(_mapped(vars(value), change))
+        return made
     return value
 
 

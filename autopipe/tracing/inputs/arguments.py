@@ -21,7 +21,7 @@ from .contents import SIMPLE, contents
 from .names import Namer
 from .structure import Spec, flatten, hides_tensors, paths, unflatten
 
-__all__ = ["Inputs", "arguments", "signature"]
+__all__ = ["Inputs", "arguments", "shown", "signature"]
 
 
 def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Inputs:
         for trail, leaf in zip(trails, leaves, strict=True):
             if hides_tensors(leaf):
                 raise InputError(
-                    f"{type(model).__name__}: argument {_shown(trail)} is a {type(leaf).__name__}, whose "
+                    f"{type(model).__name__}: argument {shown(trail)} is a {type(leaf).__name__}, whose "
                     "tensors cannot be followed; pass them in a tuple, a list, a dict or a dataclass"
                 )
         named = Namer()
@@ -121,7 +121,7 @@ class Inputs:
         inputs = cls(
             model=type(model).__name__,
             names=names,
-            shown=tuple(_shown(trail) for trail in trails),
+            shown=tuple(map(shown, trails)),
             spec=spec,
             constants={i: v for i, v in enumerate(leaves) if i not in tensors},
             dtypes={i: t.dtype for i, t in tensors.items()},
@@ -240,7 +240,8 @@ def _by_position(
     return places[: max(len(first), *(i + 1 for i in only), 0)]
 
 
-def _shown(trail: Any) -> str:
+def shown(trail: Any) -> str:
+    """The steps to a piece of the arguments as a person would write them: ``batch["mask"]``."""
     (_, first), *rest = trail
     return str(first) + "".join(f"[{k!r}]" if kind == "item" else f".{k}" for kind, k in rest)
 

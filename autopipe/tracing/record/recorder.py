@@ -26,6 +26,7 @@ from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
 from ..inputs.structure import flatten, hides_tensors, marks
+from ..inputs.written import called
 from . import filling, keeping, pieces
 from .branches import Branches
 from .contexts import Contexts
@@ -118,7 +119,7 @@ class Recorder(TorchFunctionMode):
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")
         )
         with self.draws, self:
-            result = model(*args, **kwargs)
+            result = called(model, args, kwargs)
         return self.finish(result)
 
     def finish(self, result: Any) -> Recording:

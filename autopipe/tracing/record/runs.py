@@ -22,6 +22,7 @@ from ..calls.kinds import kind_of
 from ..calls.sharing import Twins
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
+from ..inputs.written import called
 from . import attributes, casts, memos, opaque, telling
 from .given import are_close, device_of, fresh, other_data, united
 from .identity import compares
@@ -261,7 +262,7 @@ class Runs:
         args, kwargs = fresh(given if change is None else change(given), self.device, is_one=is_one)
         seed(self.device)
         with self.route.suspended():
-            return self.model(*args, **kwargs)
+            return called(self.model, args, kwargs)
 
     def explain(self, error: Exception, failed: str | None, training: bool) -> NoReturn:
         """A run raised: is it the model's own error, or something that recording brought about?"""

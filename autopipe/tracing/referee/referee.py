@@ -21,6 +21,7 @@ from ..calls.call import Call, Recording
 from ..inputs.arguments import Inputs
 from ..inputs.contents import are_told_alike
 from ..inputs.structure import Spec, flatten
+from ..inputs.written import called
 from ..record.state import generators, seed
 from ..sizes import dims as sizing
 from ..sizes.rerun import replay
@@ -200,8 +201,7 @@ class Referee:
         return self._shown(self._run_model, training, given, watched)
 
     def _run_model(self, tensors: Mapping[str, Tensor]) -> _Given:
-        args, kwargs = self.inputs.rebuild(self.model, tensors)
-        return flatten(self.model(*args, **kwargs))
+        return flatten(called(self.model, *self.inputs.rebuild(self.model, tensors)))
 
     def _graph(self, training: bool, given: Mapping[str, Tensor], watched: bool = False) -> _Shown:
         return self._shown(functools.partial(self._run_graph, training), training, given, watched)
