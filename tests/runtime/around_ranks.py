@@ -381,6 +381,32 @@ def unlike():
     pair.same_gradients()
 
 
+def fed():
+    """Under feed, batches that do not fit, or more on one rank than on another, are refused by all alike."""
+    pair = Pair(feed=0)
+    x, y = batch()
+    cuts = slice(0, 2), slice(2, 7), slice(7, 8)
+    batches = [{"input": x[cut], "target": y[cut]} for cut in cuts]
+
+    def given(own, n_others):
+        return own if is_whole() or rank() == 0 else [{}] * n_others
+
+    for n_others in (2, 4) if not is_whole() else ():
+        with pytest.raises(InputError, match=rf"got 3 batches on rank 0, .* and {n_others} on rank 1"):
+            pair.rt.accumulate(given(batches, n_others))
+    odd = [*batches[:2], {"input": x.long(), "target": y}]
+    for bad in (odd, [{"wrong": x}], [{"input": "text"}, *batches]):
+        with pytest.raises(InputError):
+            pair.rt.accumulate(given(bad, len(bad)))
+    pair.rt.accumulate(given(batches, 3))
+    mean_square(pair.plain(x), y).backward()
+    pair.same_gradients()
+    if is_whole():
+        return
+    with pytest.raises(StepError, match=r"no message of this call"):
+        pair.rt.save("nowhere") if rank() else pair.rt.gather_weights()
+
+
 def optimizers():
     """Optimizers replaced and grown, other rates, layers frozen and thawed, gradients zeroed in place."""
     pair = Pair()
@@ -497,7 +523,8 @@ def groups():
 
 
 CHECKED = (
-    modes, batches, targets, losses, interrupted, calls, unlike, optimizers, hooks, loads, several, groups,
+    modes, batches, targets, losses, interrupted, calls, unlike, fed, optimizers, hooks, loads, several,
+    groups,
 )  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 

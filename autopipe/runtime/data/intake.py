@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -42,6 +43,18 @@ class Taken:
     weights: Sequence[float | Tensor]
     counted: float | None
     inputs: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+Calls = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
+"""(positional, keyword arguments) of each of several batches."""
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """How many batches a rank was given; of the one that feeds, what each counts, or why one does not fit."""
+
+    n: int
+    counts: list[float | None] = []
+    fault: str = ""
 
 
 class Intake:
@@ -163,28 +176,55 @@ class Intake:
             )
         return Taken(dataclasses.replace(batch, forms=forms), weights, counted)
 
-    def shares(
-        self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
-    ) -> tuple[list[float], float | None]:
+    def shares(self, calls: Calls) -> tuple[list[float], float | None]:
         """What each batch's loss weighs in that of all together, alike on every rank; and what all counted.
 
-        That is None for sums.
+        That is None for sums. Raises :class:`InputError`, under feed on every rank alike, for a batch that
+        does not fit, and where ranks were given unlike numbers of them.
         """
-        found: list[float | None] = []
-        if self._is_source:
-            for args, given in calls:
-                own = {name: value for name, value in given.items() if name != "target"}
-                kwargs, target = self._route(own, given.get("target"))
-                bound = self._bind(args, kwargs)
-                batch = self._splitter.split(bound, target, 1)
-                found.append(self._weigher.measure(batch, args, kwargs, bound))
-        if self._feed is not None and self._peers is not None:
-            found = self._peers.share(found, self._feed.source, list[float | None])
+        if self._feed is None or self._peers is None:
+            found = self._measured(calls)
+        else:
+            found = self._agreed(calls, self._feed.source, self._peers)
         counts = [1.0 if n is None else n for n in found]
         total = 1.0 if None in found else sum(counts)
         if total == 0:
             raise InputError("none of the batches has a label that counts; leave such batches out")
         return [n / total for n in counts], None if None in found else total
+
+    def _measured(self, calls: Calls) -> list[float | None]:
+        """What each batch's loss averages over; None for sums."""
+        found = []
+        for args, given in calls:
+            own = {name: value for name, value in given.items() if name != "target"}
+            kwargs, target = self._route(own, given.get("target"))
+            bound = self._bind(args, kwargs)
+            batch = self._splitter.split(bound, target, 1)
+            found.append(self._weigher.measure(batch, args, kwargs, bound))
+        return found
+
+    def _agreed(self, calls: Calls, source: int, peers: Peers) -> list[float | None]:
+        """What the rank that feeds has measured, where every rank was given as many batches."""
+        own: Exception | None = None
+        mine = Counted(len(calls))
+        if self._is_source:
+            try:
+                mine = Counted(len(calls), self._measured(calls))
+            except Exception as error:  # loss_weight is any Python; the others wait to be told
+                own = error
+                mine = Counted(len(calls), fault=str(error) if isinstance(error, InputError) else repr(error))
+        with peers.together("weighing batches", waits=False):
+            everyone = peers.gather(mine)
+        given = everyone[source]
+        if given.fault:
+            raise own or InputError(given.fault)
+        odd = next((rank for rank, each in enumerate(everyone) if each.n != given.n), None)
+        if odd is not None:
+            raise InputError(
+                f"accumulate() got {given.n} batches on rank {source}, which feeds the others, and "
+                f"{everyone[odd].n} on rank {odd}: give the others as many empty ones, [{{}}] * {given.n}"
+            )
+        return given.counts
 
     def _route(self, kwargs: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
         """The target's way: to ``loss_fn``, or without one to the model's own argument of that name."""
