@@ -24,9 +24,10 @@ from torch.futures import Future
 from ..errors import InputError, StoreError
 from ..runtime.keep.folder import MANIFEST, Draft
 from ..runtime.keep.loading import Checkpoint, Opened, described, done, fill, open_checkpoint
+from ..runtime.keep.optimizer import LISTED
 from ..runtime.keep.stored import Source, Stored
 from ..runtime.keep.tensorfile import Spec
-from ..runtime.keep.training import LISTED, filled, find_stored
+from ..runtime.keep.training import filled, find_stored
 
 __all__ = ["dcp_reader", "to_dcp"]
 

@@ -252,7 +252,7 @@ class Engine:
         is_as_captured = not self.capture.standing.changed()
         replaced = wrap_all(self.workers, wrapper, self.rank)
         if self.peers is not None:
-            check_replicas(self.workers, pipeline_ranks(self.options.mesh, self.plan.n_ranks))
+            check_replicas(self.workers, self.ranks)
         self.was_wrapped = True
         Replicas.join([worker.replicas for worker in self.workers.values()])
         self._lines.clear()
@@ -306,6 +306,11 @@ class Engine:
         """This rank's parameters while others of the model are elsewhere."""
         if any(isinstance(home.tensor, Away) for home in self.absent):
             yield from (p for stage in self.stages for p in stage.parameters())
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The job's ranks that this pipeline runs on; none where this process holds all stages."""
+        return pipeline_ranks(self.options.mesh, self.plan.n_ranks)
 
     def hooked(self) -> tuple[bool, list[nn.Parameter]]:
         """Whether backward calls hooks of the user's, and the parameters that have some on whole gradients.

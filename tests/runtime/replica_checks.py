@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import itertools
 import pathlib
 
@@ -182,6 +183,51 @@ def sharded_saves(directory):
             assert shared.worst(found, plain.state_dict()) < shared.EXACT
     dist.barrier()
     assert sorted(p.name for p in path.iterdir()) == [*map(str, range(5)), "file", "one.pt"]
+
+
+def shared_states(directory):
+    """2 × 2: an optimizer whose state replicas share is saved once it is whole, and never in parts."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    path, mesh = pathlib.Path(directory), dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    group, replica = mesh.get_group("dp"), mesh.get_local_rank("dp")
+
+    def made(group=group):
+        runtime = Runtime(*mlp(2)[1:], loss_fn=F.mse_loss, mesh=mesh, stall_limit_s=20.0)
+        runtime.wrap(lambda stage: DistributedDataParallel(stage, process_group=mesh.get_group("dp")))
+        kind = functools.partial(
+            ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW, process_group=group
+        )
+        return runtime, kind(runtime.parameters(), lr=0.01)
+
+    plain = mlp(2)[0]
+    reference = torch.optim.AdamW(plain.parameters(), 0.01)
+    torch.manual_seed(4)
+    runtime, optimizer = made()
+    for i in range(4):
+        x = torch.randn(16, 8, dtype=torch.float64)
+        mine = x.chunk(2)[replica]
+        optimizer.zero_grad(), reference.zero_grad()
+        runtime.step(mine, target=mine)
+        F.mse_loss(plain(x), x).backward()
+        optimizer.step(), reference.step()
+        if i == 0:
+            with pytest.raises(StoreError, match=r"consolidate_state_dict|by the first replica"):
+                runtime.save(path / "parts", optimizer=optimizer)
+            optimizer.consolidate_state_dict()
+            runtime.save(path / "0", optimizer=optimizer)
+            runtime, optimizer = made()
+            runtime.load(path / "0", optimizer=optimizer)
+        if i == 1:
+            optimizer.consolidate_state_dict()
+            runtime.save(path / "1", optimizer=optimizer)
+            runtime, _ = made()
+            optimizer = torch.optim.AdamW(runtime.parameters(), 0.01)
+            runtime.load(path / "1", optimizer=optimizer)
+    compare_whole(runtime, plain)
+    _, optimizer = made(None)
+    with pytest.raises(InputError, match=r"ZeroRedundancyOptimizer shares .* ranks \[0, 1, 2, 3\]"):
+        optimizer.step()
 
 
 def sharded_values_are_refused():

@@ -39,8 +39,9 @@ def test_check_of_files(check, tmp_path):
 
 
 @pytest.mark.timeout(120)
-def test_saves_of_shards_and_replicas(tmp_path):
-    run_ranks(SCRIPT, 4, "sharded_saves", tmp_path, timeout_s=100)
+@pytest.mark.parametrize("check", ["sharded_saves", "shared_states"])
+def test_saves_of_shards_and_replicas(check, tmp_path):
+    run_ranks(SCRIPT, 4, check, tmp_path, timeout_s=100)
 
 
 @pytest.mark.timeout(120)

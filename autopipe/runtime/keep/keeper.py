@@ -122,7 +122,9 @@ class Keeper:
         try:
             if is_single:
                 return {name: module.get_extra_state() for name, module in extras.items()}, ""
-            state = collect(objects, list(self._named()), engine.device, extras)
+            state = collect(
+                objects, list(self._named()), engine.device, extras, is_kept=self._agreement.writes
+            )
             state |= {"holding": self._holding.told(), "counts": {"forwards": engine.n_forwards}}
         except Exception as error:  # of the user's own objects
             if engine.peers is None and replica.n == 1:

@@ -20,8 +20,8 @@ from ..stage.setup import exchange
 from ..wire.peers import Peers
 from ..wire.values import Unfit, dtype_of, dumps, loads, name_of
 from .away import unmark
+from .optimizer import LISTED, names_in
 from .tensorfile import text_of
-from .training import LISTED, names_in
 
 if TYPE_CHECKING:
     from ..engine import Engine

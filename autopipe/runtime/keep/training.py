@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, StoreError
-from ...torch_private import pytree
 from .byname import NOTHING, Holding, by_position, fitting
+from .optimizer import LISTED, as_saved, named_state, names_in, place_for
 from .replicas import ALONE, Replica
 from .stored import Stored
 
 if TYPE_CHECKING:
     from .loading import Checkpoint
 
-__all__ = ["LISTED", "Restoring", "collect", "filled", "find_stored", "names_in"]
+__all__ = ["Restoring", "collect", "filled", "find_stored"]
 
 ELEMENTWISE = frozenset(
     (
@@ -40,8 +40,6 @@ ELEMENTWISE = frozenset(
     )
 )
 """State that torch's optimizers keep for each element of a parameter."""
-LISTED = ("params", "param_names")
-"""What is a group's own whatever else it has in common with another."""
 
 
 def collect(
@@ -49,10 +47,13 @@ def collect(
     named: Sequence[tuple[str, nn.Parameter]],
     device: torch.device,
     extras: Mapping[str, nn.Module] | None = None,
+    *,
+    is_kept: bool = True,
 ) -> dict[str, Any]:
     """This rank's training state as a tree of plain values and tensors.
 
-    ``extras`` are the modules whose ``get_extra_state`` it saves.
+    ``extras`` are the modules whose ``get_extra_state`` it saves. ``is_kept`` is False where optimizers are
+    another replica's to save.
 
     Raises :class:`InputError` for what has no ``state_dict``, or an optimizer of other parameters.
     """
@@ -61,7 +62,7 @@ def collect(
         if thing is None:
             continue
         if isinstance(thing, torch.optim.Optimizer):
-            optimizers[key] = _of_optimizer(thing, named)
+            optimizers[key] = named_state(thing, named, is_kept=is_kept)
         elif callable(getattr(thing, "state_dict", None)):
             others[key] = thing.state_dict()
         else:
@@ -71,31 +72,6 @@ def collect(
             )
     kept = {name: module.get_extra_state() for name, module in (extras or {}).items()}
     return {"optimizers": optimizers, "objects": others, "random": _random_state(device), "extras": kept}
-
-
-def _of_optimizer(
-    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
-) -> dict[str, Any]:
-    name_of = names_in(optimizer, named)
-    groups = [
-        {**group, "params": [name_of[id(p)] for p in group["params"] if id(p) in name_of]}
-        for group in optimizer.param_groups
-    ]
-    state = {name_of[id(p)]: dict(s) for p, s in optimizer.state.items() if id(p) in name_of}
-    return {"kind": type(optimizer).__qualname__, "groups": groups, "state": state}
-
-
-def names_in(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]) -> dict[int, str]:
-    """The name of each parameter by its id; a placeholder has none."""
-    name_of = {id(p): name for name, p in named}
-    own = [p for group in optimizer.param_groups for p in group["params"]]
-    foreign = [tuple(p.shape) for p in own if id(p) not in name_of and not hasattr(p, "is_placeholder")]
-    if foreign:
-        raise InputError(
-            f"the optimizer has parameters that are not this rank's, of shapes {foreign[:3]}; make it of "
-            "runtime.parameters() or named_parameters()"
-        )
-    return name_of
 
 
 def _random_state(device: torch.device) -> dict[str, Any]:
@@ -341,7 +317,7 @@ class Restoring:
                 if not isinstance(value, Stored) or value.is_array:
                     made[i][kind] = filled(value)
                 else:
-                    made[i][kind] = read[f"{i}/{kind}"] = _place_for(value, parameter)
+                    made[i][kind] = read[f"{i}/{kind}"] = place_for(value, parameter)
                     stored[f"{i}/{kind}"] = value
         self._checkpoint.read(read, stored)
         numbers = iter(range(len(flat)))
@@ -359,7 +335,7 @@ class Restoring:
         self._undo.append(functools.partial(optimizer.__setstate__, before))
         optimizer.load_state_dict({"state": made, "param_groups": groups})
         for i, (_, parameter) in enumerate(flat):
-            _as_saved(optimizer.state.get(parameter, {}), made.get(i, {}), parameter.device)
+            as_saved(optimizer, parameter, made.get(i, {}))
 
     def undo(self) -> None:
         """Put every object back as it was before :meth:`apply`."""
@@ -367,27 +343,5 @@ class Restoring:
             self._undo.pop()()
 
 
-def _as_saved(state: dict[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:
-    """Undo what ``load_state_dict`` rounds to the parameter's dtype: fp32 moments of bf16, quantised ones."""
-
-    def put(tensor: Any) -> Any:
-        return tensor.to(device) if isinstance(tensor, Tensor) else tensor
-
-    for kind, value in saved.items():
-        found = state.get(kind)
-        if not isinstance(value, Tensor):
-            state[kind] = pytree.tree_map(put, value)
-        elif isinstance(found, Tensor) and found.dtype != value.dtype:
-            state[kind] = value.to(found.device)
-
-
 def _text(option: Any) -> str:
     return "" if any(find_stored([option])) else str(option)
-
-
-def _place_for(value: Stored, parameter: nn.Parameter) -> Tensor:
-    """Memory for a state tensor: sharded as its parameter where it has the same shape."""
-    if hasattr(parameter, "device_mesh") and value.spec.shape == tuple(parameter.shape):
-        return torch.empty_like(parameter, dtype=value.spec.dtype, requires_grad=False)
-    device = parameter.device if value.spec.shape == tuple(parameter.shape) else "cpu"
-    return torch.empty(value.spec.shape, dtype=value.spec.dtype, device=device)

@@ -1,10 +1,12 @@
 """What of torch's wants every parameter of a model, refused where a rank has a part of them.
 
 ``torch.nn.utils.clip_grad_norm_`` would clip each rank's part by that part's own norm, and ``LBFGS`` search
-along it. An optimizer's ``state_dict`` goes by position: one rank's would fit another's, whose layers have
-the same shapes. A module's ``load_state_dict`` is counted: where one rank alone calls it, its weights are no
-longer those that the others' go with. Clipping over all ranks is left to ``precision``, keeping the state of
-all to ``keep``.
+along it; an optimizer that shares its work among ranks would do so among those of other stages.
+
+An optimizer's ``state_dict`` goes by position: one rank's would fit another's, whose layers have the same
+shapes. A module's ``load_state_dict`` is counted: where one rank alone calls it, its weights are no longer
+those that the others' go with. Clipping over all ranks is left to ``precision``, keeping the state of all to
+``keep``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+import torch.distributed as dist
 from torch import Tensor, nn, optim
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...arguments import brief
 from ...errors import InputError, StaleError
@@ -40,11 +44,16 @@ class Partial(Protocol):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Those that this rank trains, by name."""
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those of the job that hold the model's parts."""
+
     def note_load(self, module: nn.Module) -> None:
         """That a module, maybe of this model, has taken a ``state_dict``."""
 
 
 _watched: weakref.WeakSet[Partial] = weakref.WeakSet()
+_hooks: list[Any] = []
 
 
 def watch(owner: Partial) -> None:
@@ -63,6 +72,25 @@ def watch(owner: Partial) -> None:
             made = changed(present)
             made.looks_for_parts = True
             setattr(place, name, made)
+    if not _hooks:
+        _hooks.append(register_optimizer_step_pre_hook(_refuse_other_stages))
+
+
+def _refuse_other_stages(optimizer: optim.Optimizer, *_: Any) -> None:
+    """Raise :class:`InputError` where an optimizer works with ranks whose parameters are others."""
+    group = getattr(optimizer, "process_group", None)
+    if not isinstance(group, dist.ProcessGroup):
+        return
+    ranks = set(dist.get_process_group_ranks(group))
+    held = {id(p) for own in optimizer.param_groups for p in own["params"]}
+    for owner in _watched:
+        if len(ranks & {*owner.ranks}) > 1 and any(id(p) in held for _, p in owner.named_parameters()):
+            raise InputError(
+                f"{type(optimizer).__name__} shares its parameters among ranks {sorted(ranks)}, and the "
+                f"pipeline's, {list(owner.ranks)}, hold other stages' and not replicas of them: make it with "
+                "process_group=mesh.get_group('dp'), of the mesh that pipe.runtime(mesh=...) was given, or "
+                "without replicas take a plain optimizer"
+            )
 
 
 def _looking(clip: Any) -> Any:
