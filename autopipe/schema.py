@@ -22,6 +22,7 @@ import msgspec
 
 from .arguments import brief
 from .errors import StoreError
+from .files import read_text
 
 __all__ = [
     "Bytes",
@@ -76,17 +77,7 @@ _LONGEST = 20_000
 
 def load(path: str | pathlib.Path, what: str) -> dict[str, Any]:
     """The JSON object in a file. Raises :class:`StoreError` where there is none that :func:`parse` takes."""
-    place = pathlib.Path(path)
-    try:
-        size = place.stat().st_size
-        if size > _MOST_BYTES:
-            raise StoreError(
-                f"cannot read {what} from {path}: it has {size} bytes, none of ours has {_MOST_BYTES}"
-            )
-        text = place.read_bytes().decode()
-    except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read {what} from {path}: {error}") from error
-    return parse(text, f"{what} {path}")
+    return parse(read_text(path, _MOST_BYTES, what), f"{what} {path}")
 
 
 def parse(text: str, what: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from ..errors import InputError, StoreError
 from ..runtime import Runtime
+from ..runtime.keep.pickled import unpickled
 from .module import PipelineModule
 from .together import meet
 
@@ -257,6 +258,6 @@ def _load(runtime: Runtime, path: pathlib.Path, optimizers: list[Any]) -> dict[s
         raise StoreError(
             f"{path} is no checkpoint of a pipeline: it has no {REST}; give a folder that one saved"
         )
-    found: dict[str, Any] = torch.load(path / REST, weights_only=True)
+    found: dict[str, Any] = unpickled(path / REST)
     runtime.load(path / "model", **_named(optimizers))
     return found

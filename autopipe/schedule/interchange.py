@@ -8,11 +8,12 @@ from __future__ import annotations
 import csv
 import io
 import os
-import pathlib
 import re
 from collections.abc import Iterable
 
+from ..arguments import brief
 from ..errors import ScheduleError, StoreError
+from ..files import read_text
 from .actions import Action, Schedule, parse_action
 from .validate import check
 
@@ -20,6 +21,7 @@ __all__ = ["from_csv", "to_csv"]
 
 _COMMUNICATION = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)\d*")
 _OVERLAP = re.compile(r"\((.*)\)OVERLAP_F_B")
+_MOST_BYTES = 1 << 28
 
 
 def to_csv(schedule: Schedule) -> str:
@@ -77,20 +79,23 @@ def from_csv(source: str | os.PathLike[str], *, name: str = "csv") -> Schedule:
 
 def _table(source: str | os.PathLike[str]) -> list[list[str]]:
     try:
-        text = source if isinstance(source, str) else pathlib.Path(source).read_text()
+        text = source if isinstance(source, str) else read_text(source, _MOST_BYTES, "a schedule")
         return list(csv.reader(io.StringIO(text)))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         shown = "text" if isinstance(source, str) else os.fspath(source)
         raise StoreError(f"cannot read a schedule from {shown}: {error}") from error
 
 
 def _parse(cell: str, where: str) -> list[Action]:
     overlap = _OVERLAP.fullmatch(cell)
-    if overlap:
-        return [a for part in overlap[1].split(";") for a in _parse(part.strip(), where)]
-    if not cell or _COMMUNICATION.fullmatch(cell):
-        return []
-    action = parse_action(cell)
+    texts = [text.strip() for text in overlap[1].split(";")] if overlap else [cell]
+    return [_action(text, where) for text in texts if text and not _COMMUNICATION.fullmatch(text)]
+
+
+def _action(text: str, where: str) -> Action:
+    action = parse_action(text)
     if action is None:
-        raise ScheduleError(f"{where}: cannot read {cell!r}; an action is written like 2F0, 0I3, 1W2 or 3B1")
-    return [action]
+        raise ScheduleError(
+            f"{where}: cannot read {brief(text)}; an action is written like 2F0, 0I3, 1W2 or 3B1"
+        )
+    return action

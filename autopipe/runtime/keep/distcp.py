@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from ...errors import StoreError
-from .tensorfile import Spec, has_nan, is_plain, open_regular
+from ...files import open_regular
+from .tensorfile import Spec, has_nan, is_plain
 
 __all__ = ["MAX_METADATA_BYTES", "METADATA", "Distcp"]
 

@@ -31,12 +31,13 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ...errors import StoreError
+from ...files import read_bytes
 from ..wire.values import Unfit, loads
 from .distcp import MAX_METADATA_BYTES, METADATA, Distcp
 from .extra import is_extra
 from .folder import MANIFEST, resolve, steps_in
 from .foreign import renamed, sort_out
-from .manifest import Manifest, digest, open_files, read_manifest, read_plain
+from .manifest import MAX_TEXT_BYTES, Manifest, digest, open_files, read_manifest
 from .pickled import Pickled
 from .stored import Source, Stored
 from .tensorfile import Spec, TensorFile
@@ -153,7 +154,7 @@ class Checkpoint(Opened):
                 return Stored(tensors, inner)
 
             try:
-                state = loads(read_plain(self.path / name), take)
+                state = loads(read_bytes(self.path / name, MAX_TEXT_BYTES, follows_links=False), take)
             except Unfit as error:
                 raise StoreError(f"{self.path / name} is damaged: {error}; use another checkpoint") from error
             if not _is_state(state):
@@ -197,7 +198,8 @@ class Checkpoint(Opened):
 
     def _open_distributed(self, known: Collection[str]) -> None:
         """What ``torch.distributed.checkpoint`` saved: a model under whichever key, optimizers, the rest."""
-        opened = Distcp(self.path, read_plain(self.path / METADATA, most=MAX_METADATA_BYTES))
+        data = read_bytes(self.path / METADATA, MAX_METADATA_BYTES, follows_links=False)
+        opened = Distcp(self.path, data)
         found = sort_out(opened.tree(lambda name: Stored(opened, name)), known, self.path)
         self._at = {name: (opened, stored.name) for name, stored in found.weights.items()}
         self.states = [{"optimizers": found.optimizers, "objects": found.objects, "extras": found.extras}]
@@ -334,7 +336,7 @@ def _which(path: pathlib.Path) -> tuple[int, int, int] | None:
 def _indexed(index: pathlib.Path) -> dict[str, set[str] | None]:
     """The files an index names, with the tensors it says they hold."""
     try:
-        found = json.loads(read_plain(index, follows_links=True))["weight_map"]
+        found = json.loads(read_bytes(index, MAX_TEXT_BYTES))["weight_map"]
         files: dict[str, set[str] | None] = {}
         for tensor, name in found.items():
             if not isinstance(name, str) or pathlib.PurePath(name).name != name or name in ("", ".."):

@@ -6,7 +6,6 @@ Tensors are left to ``tensorfile``, drafting and renaming to ``folder``.
 from __future__ import annotations
 
 import hashlib
-import os
 import pathlib
 import stat
 import zlib
@@ -16,10 +15,20 @@ from typing import Annotated
 import msgspec
 
 from ...errors import StoreError
+from ...files import read_bytes
 from .folder import MANIFEST
-from .tensorfile import Spec, TensorFile, open_regular
+from .tensorfile import Spec, TensorFile
 
-__all__ = ["FORMAT", "VERSION", "FileRecord", "Manifest", "digest", "open_files", "read_manifest"]
+__all__ = [
+    "FORMAT",
+    "MAX_TEXT_BYTES",
+    "VERSION",
+    "FileRecord",
+    "Manifest",
+    "digest",
+    "open_files",
+    "read_manifest",
+]
 
 FORMAT, VERSION = "autopipe checkpoint", 2
 LOADABLE = (".safetensors", ".bin", ".pt", ".pth", ".distcp")
@@ -70,7 +79,7 @@ def digest(specs: Mapping[str, Spec]) -> str:
 
 def read_manifest(path: pathlib.Path) -> Manifest:
     """The manifest of the checkpoint in ``path``. Raises :class:`StoreError` for any but a whole one."""
-    data = read_plain(path / MANIFEST)
+    data = read_bytes(path / MANIFEST, MAX_TEXT_BYTES, follows_links=False)
     try:
         head = msgspec.json.decode(data)
         known = isinstance(head, dict) and head.get("format") == FORMAT
@@ -97,18 +106,6 @@ def read_manifest(path: pathlib.Path) -> Manifest:
     return found
 
 
-def read_plain(path: pathlib.Path, *, follows_links: bool = False, most: int = MAX_TEXT_BYTES) -> bytes:
-    """All of a regular file of at most ``most`` bytes. Raises :class:`StoreError`."""
-    fd, n_bytes = open_regular(path, follows_links=follows_links)
-    with os.fdopen(fd, "rb") as file:
-        if n_bytes > most:
-            raise StoreError(f"{path} has {n_bytes} bytes; such a file of a checkpoint has at most {most}")
-        try:
-            return file.read()
-        except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror}") from error
-
-
 def open_files(path: pathlib.Path, manifest: Manifest) -> dict[str, TensorFile]:
     """The tensor files of a checkpoint, open, headers as the manifest says; small files are checked whole.
 
@@ -125,7 +122,7 @@ def open_files(path: pathlib.Path, manifest: Manifest) -> dict[str, TensorFile]:
         elif (n_bytes := (path / name).lstat().st_size) != record.n_bytes:
             faults.append(f"{name} has {n_bytes} bytes and should have {record.n_bytes}")
         elif not name.endswith(".safetensors"):
-            if zlib.crc32(read_plain(path / name)) != record.checksum:
+            if zlib.crc32(read_bytes(path / name, MAX_TEXT_BYTES, follows_links=False)) != record.checksum:
                 faults.append(f"{name} is damaged")
         else:
             opened[name] = file = TensorFile(path / name, follows_links=False)

@@ -10,15 +10,41 @@ import pathlib
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import StoreError
+from ...files import open_regular
 from .extra import is_extra
-from .tensorfile import Spec, has_nan, is_plain, open_regular
+from .tensorfile import Spec, has_nan, is_plain
 
-__all__ = ["Pickled"]
+__all__ = ["Pickled", "unpickled"]
+
+
+def unpickled(path: pathlib.Path) -> Any:
+    """What a file of ``torch.save`` holds. Raises :class:`StoreError` for more than plain values."""
+    os.close(open_regular(path)[0])
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                bad = archive.testzip()
+            if bad is not None:
+                raise StoreError(f"{path} is damaged: {bad} in it does not fit its checksum; use another")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old and odd forms, which are told below or fit
+            return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # a damaged or hostile pickle ends in any error there is
+        first = str(error).strip().splitlines()[:1]
+        raise StoreError(
+            f"{path} cannot be read as tensors: {type(error).__name__}: {''.join(first)}; nothing but "
+            "tensors, numbers and texts is ever loaded"
+        ) from error
 
 
 class Pickled:
@@ -27,26 +53,8 @@ class Pickled:
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         self.note: dict[str, str] = {}
-        os.close(open_regular(path, follows_links=True)[0])
-        try:
-            if zipfile.is_zipfile(path):
-                with zipfile.ZipFile(path) as archive:
-                    bad = archive.testzip()
-                if bad is not None:
-                    raise StoreError(f"{path} is damaged: {bad} in it does not fit its checksum; use another")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of old and odd forms, which are told below or fit
-                found = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
-        except StoreError:
-            raise
-        except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-        except Exception as error:  # a damaged or hostile pickle ends in any error there is
-            first = str(error).strip().splitlines()[:1]
-            raise StoreError(
-                f"{path} cannot be read as tensors: {type(error).__name__}: {''.join(first)}; nothing but "
-                "tensors, numbers and texts is ever loaded"
-            ) from error
+        found = unpickled(path)
+
         if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
             raise StoreError(
                 f"{path} holds no mapping of names to tensors, as a model's state_dict is; save that"

@@ -15,7 +15,6 @@ import math
 import mmap
 import os
 import pathlib
-import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from ... import accelerator
 from ...errors import InputError, StoreError
+from ...files import open_regular
 from ..wire.values import dtype_of, name_of
 from .threads import in_threads
 
@@ -37,7 +37,6 @@ __all__ = [
     "has_nan",
     "is_plain",
     "of_text",
-    "open_regular",
     "text_of",
     "write_tensors",
 ]
@@ -214,20 +213,6 @@ def _begin_write_back(fd: int, at: int, n_bytes: int) -> None:
 
 
 # -- reading ----------------------------------------------------------------------------------------------
-
-
-def open_regular(path: pathlib.Path, *, follows_links: bool) -> tuple[int, int]:
-    """(descriptor, size in bytes) of a regular file. Raises :class:`StoreError`, for pipes too."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follows_links else os.O_NOFOLLOW)
-    try:
-        fd = os.open(path, flags)
-    except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(fd)
-        raise StoreError(f"{path} is no regular file; give the file itself, not a link, a pipe or a folder")
-    return fd, found.st_size
 
 
 class TensorFile:
