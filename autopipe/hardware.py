@@ -8,7 +8,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from .arguments import brief, flag, mapping, number, one_of, sequence, text, whole
@@ -61,9 +62,9 @@ class Link:
         return (n_bytes / self.bandwidth_bytes_s, self.latency_s) if n_bytes else (0.0, 0.0)
 
     @property
-    def rates(self) -> Link:
-        """What messages take on it, wherever that is known from, whatever they take from hosts."""
-        return Link(self.latency_s, self.bandwidth_bytes_s, direct_s=self.direct_s)
+    def figures(self) -> Link:
+        """What messages take on it, wherever that is known from."""
+        return dataclasses.replace(self, source="")
 
     def _is_direct(self, n_bytes: float) -> bool:
         return 0 < n_bytes < DIRECT_BYTES and self.direct_s > 0
@@ -82,11 +83,12 @@ class Link:
         an end's work with the bytes of a message, which is such a copy and the network's part. No piece goes
         directly, however small.
         """
-        if n_ranks < 2:
+        if n_ranks < 2 or not n_bytes:
             return 0.0
-        piece, ring = n_bytes / n_ranks, dataclasses.replace(self, direct_s=0.0)
-        pieces_s = 2 * (n_ranks - 1) * (ring.seconds(piece) + 2 * ring.working_s(piece))
-        return pieces_s + 2 * n_bytes * self.host_s_per_byte
+        piece = n_bytes / n_ranks
+        passed_s = self.latency_s + piece / self.bandwidth_bytes_s
+        worked_s = self.host_s + piece * self.host_s_per_byte
+        return 2 * (n_ranks - 1) * (passed_s + 2 * worked_s) + 2 * n_bytes * self.host_s_per_byte
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -271,7 +273,7 @@ class Cluster:
 
     @functools.cached_property
     def kinds(self) -> tuple[Link, ...]:
-        """Links of every latency and bandwidth that some two ranks have; none where there is one rank.
+        """A link for all the figures that some two ranks have one of; none where there is one rank.
 
         O(ranks + links).
         """
@@ -280,7 +282,7 @@ class Cluster:
         found = list(self.links.values())
         found += [self.local] * (n_given < n_local)
         found += [self.remote] * (len(self.links) - n_given < self.n_ranks * (self.n_ranks - 1) - n_local)
-        return tuple({link.rates: link for link in found}.values())
+        return tuple({link.figures: link for link in found}.values())
 
     def wires(self, source: int, destination: int) -> tuple[int, ...]:
         """The shared interfaces that a message between two ranks holds: its sender's, then its receiver's."""
@@ -299,6 +301,14 @@ class Cluster:
         if (source, destination) in self.links:
             return self.links[source, destination]
         return self.local if self.host(source) == self.host(destination) else self.remote
+
+    def all_reduce_s(self, n_bytes: float, ranks: Collection[int]) -> float:
+        """Seconds for some ranks to sum ``n_bytes`` round a ring, whichever way it goes through them.
+
+        Known error: the slowest link between any two of them counts, which a ring may be able to avoid.
+        """
+        links = {self.link(*pair) for pair in itertools.permutations({*ranks}, 2)}
+        return max((link.all_reduce_s(n_bytes, len({*ranks})) for link in links), default=0.0)
 
     @property
     def crowd(self) -> tuple[int, int] | None:

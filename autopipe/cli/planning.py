@@ -14,7 +14,7 @@ from ..costs import CostTable
 from ..errors import InputError, PlanError
 from ..graph import OpGraph
 from ..hardware import Cluster
-from ..plans import Plan
+from ..plans import Plan, Tie
 from ..schema import load
 from .options import MODEL_HELP, Making, Planning
 from .output import aside
@@ -234,8 +234,17 @@ def _under(plan: Plan, memory: str | None, path: pathlib.Path | None) -> Plan:
         cluster = read_cluster(path)
         if cluster.n_ranks != plan.n_ranks:
             raise PlanError(f"the plan is for {plan.n_ranks} ranks, {path} has {cluster.n_ranks}; plan again")
-        plan = dataclasses.replace(plan, cluster=cluster)
+        plan = dataclasses.replace(plan, cluster=cluster, ties=_ties_over(plan, cluster))
     return plan
+
+
+def _ties_over(plan: Plan, cluster: Cluster) -> tuple[Tie, ...]:
+    """The plan's ties, with what they take over a cluster's links."""
+    ranks = [{plan.placement[s] for s in tie.stages} for tie in plan.ties]
+    seconds = [cluster.all_reduce_s(tie.n_bytes, r) for tie, r in zip(plan.ties, ranks, strict=True)]
+    trains = any(stage.backward_s for stage in plan.stages)
+    rows = zip(plan.ties, seconds, strict=True)
+    return tuple(dataclasses.replace(tie, seconds=s if trains else 0.0) for tie, s in rows)
 
 
 def _opened(request: Request, plan: Plan) -> Capture:

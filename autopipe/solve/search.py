@@ -312,7 +312,7 @@ def _ordered(case: Case, problem: Problem, deadline: float, stopped: threading.E
                 lower = max(lower, bound(found, lower, deadline, stopped))
     found.sort(key=lambda f: (f[2].bottleneck_ns, f[0].order != case.order))
     kept = [*found[:_KEPT_ORDERS], *(f for f in found[_KEPT_ORDERS:] if f[0].order == case.order)]
-    return [(c, p, dataclasses.replace(a, lower_ns=min(a.lower_ns, lower))) for c, p, a in kept]
+    return [(c, p, dataclasses.replace(a, lower_ns=lower)) for c, p, a in kept]
 
 
 def _others(found: list[Answered], lower: int, deadline: float, stopped: threading.Event) -> int:
@@ -342,7 +342,7 @@ def _least_of_any(found: list[Answered], lower: int, deadline: float, stopped: t
     if len({(s.speed, s.limit_bytes) for s in problem.stages}) > 1:
         return lower
     stages = tuple(dataclasses.replace(s, nic=-1) for s in problem.stages)
-    anywhere = dataclasses.replace(problem, stages=stages, pair_ns=None)
+    anywhere = dataclasses.replace(problem, stages=stages, pair_ns=None, link_of=None)
     return chain(anywhere, time_limit_s=max(0.0, _part(deadline, 4) - time.perf_counter())).lower_ns
 
 

@@ -100,7 +100,24 @@ def problem(draw: random.Random, n_items: int = 0) -> Problem:
         holds_received=draw.random() < 0.1,
         moments=schedule.moments,
     )
+    made = _unlike(draw, made, ns)
     return made if n_items or draw.random() < 0.85 else _shuffled(draw, made)
+
+
+def _unlike(draw: random.Random, made: Problem, ns: _Sizes) -> Problem:
+    """The same where what is summed takes longer over some of the links."""
+    ranks = sorted({stage.rank for stage in made.stages})
+    if len(ranks) < 2 or not any(s.sync_ns for s in made.shares) or draw.random() < 0.6:
+        return made
+    longer = 0, ns.up_to(8), ns.up_to(20)
+    shares = tuple(
+        dataclasses.replace(s, link_ns=tuple(tuple(n + x for x in longer) for n in (s.sync_ns, *s.more_ns)))
+        if s.sync_ns
+        else s
+        for s in made.shares
+    )
+    link_of = {pair: draw.randrange(3) for pair in itertools.permutations(ranks, 2)}
+    return dataclasses.replace(made, shares=shares, link_of=link_of)
 
 
 def planted(draw: random.Random) -> tuple[Problem, tuple[int, ...]]:

@@ -36,7 +36,18 @@ def entangled(draw) -> Problem:
             )
             for a, b in itertools.permutations(range(problem.n_stages), 2)
         }
-    return dataclasses.replace(problem, shares=shares, pair_ns=pairs)
+    link_of = None
+    if draw(st.booleans()):
+        longer = 0, draw(st.integers(0, 5)), draw(st.integers(0, 9))
+        shares = tuple(
+            dataclasses.replace(
+                s, link_ns=tuple(tuple(n + x for x in longer) for n in (s.sync_ns, *s.more_ns))
+            )
+            for s in shares
+        )
+        pairs_of = itertools.permutations(range(problem.n_stages), 2)
+        link_of = {pair: draw(st.integers(0, 2)) for pair in pairs_of}
+    return dataclasses.replace(problem, shares=shares, pair_ns=pairs, link_of=link_of)
 
 
 @settings(max_examples=300, deadline=None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import Any, overload
 
 import numpy as np
@@ -91,8 +92,9 @@ class Share:
     """What every stage that holds one of ``items`` must hold too: a parameter, or an op computed again.
 
     Where two ranks hold it, the first stage of each pays ``sync_ns`` per microbatch; where three or more do,
-    the entries of ``more_ns`` in turn (none: the same). ``tied``: stages of one rank hold one copy.
-    ``host_ns`` as in :class:`Item`.
+    the entries of ``more_ns`` in turn (none: the same). Where links are unlike, these are the least, and
+    ``link_ns`` has for each number of ranks from two on the price over each kind of link.
+    ``tied``: stages of one rank hold one copy. ``host_ns`` as in :class:`Item`.
     """
 
     items: tuple[int, ...]
@@ -106,9 +108,13 @@ class Share:
     more_ns: tuple[int, ...] = ()
     tied: bool = False
     host_ns: tuple[int, int] = (0, 0)
+    link_ns: tuple[tuple[int, ...], ...] = ()
 
-    def price_ns(self, n_ranks: int) -> int:
-        """What each stage pays where so many ranks hold it."""
+    def price_ns(self, n_ranks: int, kinds: Collection[int] = ()) -> int:
+        """What each stage pays where so many ranks hold it, over the slowest of these kinds of links."""
+        if n_ranks > 1 and self.link_ns and kinds:
+            row = self.link_ns[min(n_ranks - 2, len(self.link_ns) - 1)]
+            return max(row[kind] for kind in kinds)
         if n_ranks < 3 or not self.more_ns:
             return self.sync_ns if n_ranks > 1 else 0
         return self.more_ns[min(n_ranks - 3, len(self.more_ns) - 1)]

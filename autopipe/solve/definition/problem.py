@@ -13,7 +13,8 @@ solvers. This module is the definition that every solver, bound and test is held
                  + forward once more of what is recomputed: blocks, or the whole stage
                  + values it computes again rather than receive, each rounded
     transfers(s) = what it sends and receives, once per value (or per receiver)
-    sync(s)      = summing the gradients of the shares it is its rank's first to touch and others touch too
+    sync(s)      = summing the gradients of the shares it is its rank's first to touch and others touch too,
+                   as long as over the slowest link between any two of these ranks
     memory(s)    = static + in flight × kept + workspace + 2 × received + sent
     kept         = saved, less what recomputed blocks give up (the largest counts once as workspace)
                  + received, where that is held and what is saved is not
@@ -28,7 +29,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .blocks import cheapest_blocks, freed_bytes, redone_bytes
 from .copies import Crossing, Moving, Taker, settle
@@ -62,6 +64,7 @@ class Problem:
     edges: (earlier, later) item pairs with earlier < later; stages must not decrease along them.
     pair_ns: prices of each net by (sender's rank, receiver's rank), (send, receive) where links differ; the
         nets' own prices are then the cheapest pair's, so every bound holds.
+    link_of: the kind of link from rank to rank, where what shares cost hangs on it (``Share.link_ns``).
     sender_pays: ``once`` per value, or per ``receiver`` stage.
     holds_received: what items save lies elsewhere; a microbatch in flight keeps what its stage received.
     recompute: ``never``, ``always`` (whole stages) or ``auto``: where a rank would not fit otherwise, the
@@ -84,6 +87,7 @@ class Problem:
     allow_empty: bool = False
     holds_received: bool = False
     moments: tuple[tuple[tuple[tuple[int, ...], int], ...], ...] = ()
+    link_of: Mapping[tuple[int, int], int] | None = None
 
     @property
     def n_stages(self) -> int:
@@ -102,7 +106,8 @@ class Problem:
     def is_separable(self) -> bool:
         """Whether a stage's load depends on its own items alone, and adds up, as the exact method needs."""
         paid_alike = not any(s.more_ns and len(s.items) > 2 for s in self.shares)
-        once = self.pair_ns is None and self.sender_pays == "once" and not self.stages_on
+        alike = self.pair_ns is None and self.link_of is None
+        once = alike and self.sender_pays == "once" and not self.stages_on
         alone = self.one_stage_per_rank and all(n.again_ns < 0 for n in self.nets)
         return alone and once and paid_alike and not self.has_hosts
 
@@ -253,8 +258,13 @@ class Problem:
             tallies[s].add(share)
             if first.setdefault(self.stages[s].rank, s) != s and share.tied:
                 tallies[s].extra_bytes += share.static_bytes
+        price_ns = share.price_ns(len(first), self._kinds(first) if share.link_ns else ())
         for s in first.values():
-            tallies[s].sync_ns += share.price_ns(len(first))
+            tallies[s].sync_ns += price_ns
+
+    def _kinds(self, ranks: Iterable[int]) -> set[int]:
+        """The kinds of links between these ranks, where they are told apart."""
+        return {self.link_of[pair] for pair in itertools.permutations(ranks, 2)} if self.link_of else set()
 
     def _transfer(
         self, n: int, source: int, touched: set[int], tallies: list[Tally], crossings: list[Crossing]

@@ -38,7 +38,13 @@ def cheapest(problem: Problem) -> Problem:
         nets = tuple(dataclasses.replace(n, link_ns=row) for n, row in zip(nets, tables, strict=True))
     nets = tuple(_least(net, problem) for net in nets)
     return dataclasses.replace(
-        problem, pair_ns=None, sender_pays="once", shares=shares, nets=nets, stages=stages
+        problem,
+        pair_ns=None,
+        link_of=None,
+        sender_pays="once",
+        shares=shares,
+        nets=nets,
+        stages=stages,
     )
 
 
@@ -53,12 +59,12 @@ def at_one_pace(problem: Problem) -> Problem:
 
 
 def apart(problem: Problem, *, limited: bool) -> Problem:
-    """The problem with every stage on a rank of its own, which has its limit or none."""
+    """The problem with every stage on a rank of its own, which has its limit or none, and all links alike."""
     stages = (
         dataclasses.replace(s, rank=x, nic=-1, limit_bytes=s.limit_bytes if limited else HUGE)
         for x, s in enumerate(problem.stages)
     )
-    return dataclasses.replace(problem, stages=tuple(stages), moments=())
+    return dataclasses.replace(problem, stages=tuple(stages), moments=(), pair_ns=None, link_of=None)
 
 
 def _paced(problem: Problem, by_hosts: bool) -> Problem:

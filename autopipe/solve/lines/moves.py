@@ -62,7 +62,7 @@ def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple
 
 def fitting(problem: Problem, order: Sequence[int], deadline: float) -> tuple[int, ...] | None:
     """An assignment that fits, by moves from the chains of an order whose bytes and loads are even."""
-    free = dataclasses.replace(apart(problem, limited=False), recompute="never", pair_ns=None)
+    free = dataclasses.replace(apart(problem, limited=False), recompute="never")
     with contextlib.suppress(OutOfTime):
         for even in (_by_bytes(free), free):
             found = near_chain(even, order, lower_bound(even), deadline)

@@ -223,4 +223,4 @@ def _alike(cluster: Cluster, limits: Sequence[int], a: int, b: int) -> bool:
         return cluster.host(a) == cluster.host(b) or sizes == [1, 1]
     others = [x for x in range(cluster.n_ranks) if x not in (a, b)]
     pairs = itertools.chain([((a, b), (b, a))], *([((a, x), (b, x)), ((x, a), (x, b))] for x in others))
-    return all(cluster.link(*p).rates == cluster.link(*q).rates for p, q in pairs)
+    return all(cluster.link(*p).figures == cluster.link(*q).figures for p, q in pairs)

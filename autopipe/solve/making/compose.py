@@ -12,7 +12,7 @@ from ...costs import OpCost
 from ...graph import OpGraph, ParameterSpec
 from ...plans import Boundary, StagePlan, Tie
 from ..definition.problem import Problem, StageLoad
-from .source import Source, slowest_link
+from .source import Source
 
 __all__ = ["Layout", "lay_out"]
 
@@ -133,7 +133,7 @@ def _boundaries(source: Source, home: dict[str, int], placed: dict[str, set[int]
 
 
 def _ties(source: Source, ops: Sequence[Sequence[str]], placement: Sequence[int]) -> tuple[Tie, ...]:
-    graph, link = source.graph, slowest_link(source.cluster)
+    graph, training = source.graph, source.settings.training
     users: dict[str, set[int]] = {}
     for s, held in enumerate(ops):
         for op in held:
@@ -144,9 +144,8 @@ def _ties(source: Source, ops: Sequence[Sequence[str]], placement: Sequence[int]
         p = graph.parameter[name]
         if not p.requires_grad or (len(stages) < 2 and len(p.names) < 2):
             continue
-        n_ranks = len({placement[s] for s in stages})
-        apart = n_ranks > 1
-        seconds = link.all_reduce_s(p.bytes, n_ranks) if source.settings.training else 0.0
-        mode = "sync" if apart else "colocate"
+        ranks = {placement[s] for s in stages}
+        seconds = source.cluster.all_reduce_s(p.bytes, ranks) if training else 0.0
+        mode = "sync" if len(ranks) > 1 else "colocate"
         out.append(Tie(name, p.names, tuple(sorted(stages)), p.bytes, mode, seconds))  # type: ignore[arg-type]
     return tuple(out)

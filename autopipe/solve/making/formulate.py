@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..definition.contract import merge
 from ..definition.problem import HUGE, Item, Net, Problem, Share, Stage
 from ..definition.relaxed import at_one_pace
 from .clones import inputs_of
-from .source import Source, cheapest_link, slowest_link
+from .source import Source, cheapest_link
 
 __all__ = ["formulate"]
 
@@ -85,6 +86,11 @@ class _Maker:
             if a in self.index and b in self.index
         }
         shares = (*self._parameters(), *self._recomputed())
+        link_of = None
+        if any(share.link_ns for share in shares):
+            place = {link.figures: x for x, link in enumerate(self.cluster.kinds)}
+            pairs = itertools.permutations(sorted(set(placement)), 2)
+            link_of = {pair: place[self.cluster.link(*pair).figures] for pair in pairs}
         problem = Problem(
             items=tuple(items),
             edges=tuple(sorted(edges)),
@@ -97,6 +103,7 @@ class _Maker:
             recompute=self.settings.recompute,
             holds_received=self.costs.offloaded and self.settings.training,
             moments=schedule.moments,
+            link_of=link_of,
         )
         return self._pinned(problem)
 
@@ -137,7 +144,7 @@ class _Maker:
             return None
         ranks = sorted(set(placement))
         links = {(a, b): self.cluster.link(a, b) for a in ranks for b in ranks if a != b}
-        rates = {pair: link.rates for pair, link in links.items()}
+        rates = {pair: link.figures for pair, link in links.items()}
         tables = {
             rate: tuple(self._price(self.graph.by_name[n.value], rate) for n in nets)
             for rate in set(rates.values())
@@ -151,20 +158,26 @@ class _Maker:
             places = {self.index[op.name]} if op.name in self.index else self.users[op.name]
             for name in (*op.parameters, *op.buffers):
                 users.setdefault(self.graph.parameter[name].name, set()).update(places)
-        slow = slowest_link(self.cluster)
+        kinds = self.cluster.kinds
         for name, places in users.items():
             p = self.graph.parameter[name]
             trained = p.requires_grad and self.settings.training
             ratio = 2 + self.settings.optimizer_bytes_per_parameter_byte if trained else 1
             n_ranks = range(2, min(len(places), self.cluster.n_ranks) + 1) if trained else range(0)
-            prices = [ns(slow.all_reduce_s(p.bytes, n) / self.n_microbatches) for n in n_ranks]
+            rows = [
+                tuple(ns(link.all_reduce_s(p.bytes, n) / self.n_microbatches) for link in kinds)
+                for n in n_ranks
+            ]
+            least = [min(row) for row in rows]
+            unlike = any(len(set(row)) > 1 for row in rows)
             yield Share(
                 tuple(sorted(places)),
                 name,
                 static_bytes=round(p.bytes * ratio),
-                sync_ns=prices[0] if prices else 0,
-                more_ns=tuple(prices[1:]),
+                sync_ns=least[0] if least else 0,
+                more_ns=tuple(least[1:]),
                 tied=trained,
+                link_ns=tuple(rows) if unlike else (),
             )
 
     def _recomputed(self) -> Iterable[Share]:

@@ -157,8 +157,16 @@ def cheapest_link(cluster: Cluster) -> Link:
 
 
 def slowest_link(cluster: Cluster) -> Link:
-    """The link over which a megabyte takes longest."""
-    return max(cluster.kinds or (cluster.local,), key=lambda link: link.seconds(1 << 20))
+    """A link at least as slow as any between two ranks."""
+    links = cluster.kinds or (cluster.local,)
+    direct_s = max(link.direct_s for link in links)
+    return Link(
+        max(*(link.latency_s for link in links), direct_s),
+        min(link.bandwidth_bytes_s for link in links),
+        host_s=max(link.host_s for link in links),
+        host_s_per_byte=max(link.host_s_per_byte for link in links),
+        direct_s=direct_s if all(link.direct_s for link in links) else 0.0,
+    )
 
 
 def _check_whole(graph: OpGraph, costs: CostTable) -> None:

@@ -28,6 +28,7 @@ def drawn(seed: int) -> Problem:
         shares=tuple(dataclasses.replace(s, more_ns=()) for s in made.shares),
         stages=tuple(stages),
         pair_ns=None,
+        link_of=None,
         sender_pays="once",
         moments=(),
     )
