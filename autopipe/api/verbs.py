@@ -16,6 +16,7 @@ from ..arguments import brief, number, whole
 from ..costs import CostTable
 from ..errors import InputError
 from ..plans import Plan
+from ..runtime.keep.away import shapes_of
 from ..simulator import Timeline
 from ..simulator import simulate as _simulate
 from ..solve import solve
@@ -50,9 +51,10 @@ def profile(
     where = options.get("device")
     if is_described(where):
         raise InputError(f"device is {brief(where)}; measuring needs a torch device of this machine")
-    captured = model if isinstance(model, Capture) else capture(model, args, kwargs)
-    dims = {**microbatch_dims(captured, pieces), **(options.pop("dims", None) or {})}
-    return profiled(captured, dims=dims, **options)
+    with shapes_of(model.model if isinstance(model, Capture) else model):
+        captured = model if isinstance(model, Capture) else capture(model, args, kwargs)
+        dims = {**microbatch_dims(captured, pieces), **(options.pop("dims", None) or {})}
+        return profiled(captured, dims=dims, **options)
 
 
 def simulate(plan: Plan, **options: Any) -> Timeline:
@@ -73,11 +75,15 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Plan:
-    """Plan without building stages; works on the meta device. Options are those of :func:`split`."""
+    """Plan without building stages; works on the meta device, and while ranks train the model.
+
+    Options are those of :func:`split`.
+    """
     check_model(model, args, kwargs)
     _check_options("plan", {**options, "n_stages": n_stages})
     join_group()
-    return make_plan(model, n_stages, args, kwargs, **options).plan
+    with shapes_of(model.model if isinstance(model, Capture) else model):
+        return make_plan(model, n_stages, args, kwargs, **options).plan
 
 
 def split(

@@ -234,6 +234,24 @@ def loaded():
         torch.testing.assert_close(value, other[name], msg=name)
 
 
+def planned():
+    """A model is priced and planned again while ranks train it: that takes no value of its weights."""
+    model, pipe = make()
+    before = autopipe.plan(pipe.graph, 2, costs="estimated", n_microbatches=2)
+    rt = pipe.runtime(loss_fn=mean_square)
+    train(rt, torch.optim.SGD(rt.parameters(), 0.1), 1)
+    kinds = [type(t) for t in (*model.parameters(), *model.buffers())]
+    for given in (pipe.graph, model):
+        args = () if given is pipe.graph else (torch.randn(8, 8),)
+        again = autopipe.plan(given, 2, args, costs="estimated", n_microbatches=2)
+        assert (again.graph_digest, again.n_stages) == (before.graph_digest, 2)
+    once = {"min_passes": 1, "max_passes": 1, "min_s": 0.0, "progress": False}
+    assert autopipe.profile(pipe.graph, n_microbatches=2, **once).costs.keys() >= {"head"}
+    assert [type(t) for t in (*model.parameters(), *model.buffers())] == kinds
+    assert "running_mean" in model.norm._buffers
+    train(rt, torch.optim.SGD(rt.parameters(), 0.1), 1)
+
+
 class Critic(nn.Module):
     def __init__(self, net):
         super().__init__()
@@ -491,6 +509,7 @@ CHECKED = (
     chained,
     stale,
     clipping,
+    planned,
     loaded,
     two_pipelines,
     merged_between,

@@ -28,7 +28,7 @@ from ...torch_private import UnseenByFunctions
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Away", "Home", "absent", "guard", "mark", "readable", "unmark"]
+__all__ = ["Away", "Home", "absent", "guard", "mark", "readable", "shapes_of", "unmark"]
 
 GRADIENT_READERS = ("torch.optim", "torch.amp", "torch.nn.modules", "autopipe")
 """Modules that may ask for an absent gradient: they pass over parameters without one."""
@@ -177,3 +177,11 @@ def readable(homes: Iterable[Home]) -> Iterator[None]:
         yield
     finally:
         mark(marked)
+
+
+@contextlib.contextmanager
+def shapes_of(model: nn.Module) -> Iterator[None]:
+    """Within it a model's old values may be read, as :func:`readable` has it: to plan and price it."""
+    tensors = (*model.parameters(), *model.buffers())
+    with readable([tensor._home for tensor in tensors if isinstance(tensor, Away)]):
+        yield
