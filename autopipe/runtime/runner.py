@@ -46,12 +46,13 @@ class Runner:
     ----------
     syncs: whether a step ends with gradients summed over ranks. factor: what gradients are multiplied by.
     share: what they are multiplied by beside replicas' own, where that is not each step's to say.
-    is_summed: whether the last step did so.
+    is_summed: whether the last step did so. n_summed: how many have begun that do.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.syncs, self.factor, self.is_summed = True, 1.0, True
+        self.n_summed = 0
         self.share: Tensor | None = None
         self._has_added = self._is_running = False
         self._hooked: Sequence[nn.Parameter] = ()
@@ -267,7 +268,7 @@ class Runner:
             worker.begin(step)
         engine.copies.begin()
         engine.loss.begin(engine.end_worker.step if engine.end_worker else step)
-        if step.grad and engine.n_steps < LOOKED_AT and engine.options.feed is None:
+        if step.grad and self.syncs:
             self._compare_replicas(step)
         if step.grad and engine.accord is not None:
             engine.part_with_weights()
@@ -283,9 +284,23 @@ class Runner:
                 engine.ties.compare()
 
     def _compare_replicas(self, step: StepInputs) -> None:
-        if any(worker.is_replicated for worker in self.engine.workers.values()):
-            with self.engine.outside("comparing its batch with the other replicas'"):
-                self.engine.replica_dims.notice_equal(step.batch.checksum(), self.engine.device)
+        """Look at what replicas have in common, now and then.
+
+        In steps that sum gradients alone: each replica makes as many of those, whatever else it does.
+        """
+        engine, n_before = self.engine, self.n_summed
+        self.n_summed += 1
+        if not engine.was_wrapped and engine.rank == 0:
+            engine.replica_dims.notice_unwrapped()
+        replicated = [worker for worker in engine.workers.values() if worker.is_replicated]
+        if not replicated or not is_due(n_before):
+            return
+        if n_before < LOOKED_AT and engine.options.feed is None:
+            with engine.outside("comparing its batch with the other replicas'"):
+                engine.replica_dims.notice_equal(step.batch.checksum(), engine.device)
+        with engine.outside("comparing its weights with the other replicas'"):
+            for worker in replicated:
+                worker.replicas.compare(worker.stage.index)
 
     def _synchronise(self) -> None:
         engine = self.engine

@@ -1,9 +1,11 @@
 """What ranks do that hold the same stages: replicas in DDP and FSDP2, layers split by tensor parallelism."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import itertools
+import math
 import pathlib
 
 import pytest
@@ -67,7 +69,11 @@ class Reductions(TorchDispatchMode):
 
 
 def _is_gradient(tensor):
-    return tensor.numel() > 1 and tensor.is_floating_point()
+    """Sums of weights, which replicas compare, come twice, once negated."""
+    if tensor.numel() < 2 or not tensor.is_floating_point():
+        return False
+    first, second = tensor.flatten().tensor_split(2)
+    return not torch.equal(first, -second)
 
 
 def reductions(runtime, x):
@@ -409,6 +415,44 @@ def sent_early(runtime):
 
             made.finish = look
     return found
+
+
+def replicas_in_step():
+    """2 × 2: replicas may accumulate and fail in unlike numbers of batches; unlike weights are told."""
+    mesh = dist.init_device_mesh(shared.KIND, (2, 2), mesh_dim_names=("pp", "dp"))
+    group, replica = mesh.get_group("dp"), mesh.get_local_rank("dp")
+    model, *made = mlp(2)
+    plain, fails = copy.deepcopy(model), []
+
+    def loss_fn(output, target):
+        return F.mse_loss(output, target) * (math.nan if fails else 1.0)
+
+    runtime = Runtime(*made, loss_fn=loss_fn, mesh=mesh, stall_limit_s=20.0)
+    runtime.wrap(lambda stage: DistributedDataParallel(stage, process_group=group))
+    optimizer, reference = (torch.optim.SGD(p, 0.1) for p in (runtime.parameters(), plain.parameters()))
+    torch.manual_seed(4)
+    x = torch.randn(16, 8, dtype=torch.float64)
+    if replica:  # a forward of its own
+        runtime.evaluate(x, target=x)
+    for i in range(3):
+        x = torch.randn(16, 8, dtype=torch.float64)
+        mine = x[:4] if replica == 0 else x[4:]
+        runtime.accumulate([{"x": part, "target": part} for part in mine.split(4)])
+        F.mse_loss(plain(x), x).backward()
+        clip_and_step(runtime, optimizer, plain, reference)
+        optimizer.zero_grad(), reference.zero_grad()
+        if i == 0:
+            fails += [True] * replica
+            with pytest.raises(StepError, match="the loss is nan") if replica else contextlib.nullcontext():
+                runtime.step(mine, target=mine)
+            fails.clear()
+            optimizer.zero_grad()
+    compare_whole(runtime, plain)
+    with torch.no_grad():
+        for parameter in runtime.parameters() if dist.get_rank() == 1 else ():
+            parameter.mul_(1.5)
+    with pytest.raises(StepError, match=r"stage 0: .* have other values on each of its replicas, ranks 0, 1"):
+        runtime.step(x, target=x)
 
 
 def replicas_draw_their_own():

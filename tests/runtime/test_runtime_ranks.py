@@ -21,6 +21,7 @@ def test_ranks_equal_one_process(n_ranks):
     [
         ("rendezvous", 3),
         ("replicas", 4),
+        ("replicas_in_step", 4),
         ("buckets", 2),
         ("shares_of_labels", 2),
         ("wrapping_unties_nothing_in_silence", 2),

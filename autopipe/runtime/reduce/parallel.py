@@ -7,6 +7,7 @@ first and reduced over the replicas once per step.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
@@ -16,7 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ...errors import StepError
 from .buckets import Buckets
+from .same import Apart
 
 __all__ = ["ReplicaDims", "Replicas"]
 
@@ -28,10 +31,35 @@ class Replicas:
 
     def __init__(self, module: nn.Module) -> None:
         self.ddp = module if isinstance(module, nn.parallel.DistributedDataParallel) else None
+        if self.ddp is not None:
+            # buffers were made alike when it was made; replicas may run their first forward at unlike times
+            self.ddp.require_forward_param_sync = False
         fsdp = getattr(dist, "fsdp", None)
         self._fsdp: Any = module if fsdp is not None and isinstance(module, fsdp.FSDPModule) else None
         self._buckets: Buckets | None = None
         self._has_run = False
+        self._apart = Apart()
+
+    def compare(self, stage: int) -> None:
+        """Raise :class:`StepError` where DDP's replicas of a stage have different values of a parameter.
+
+        Every replica calls it. On an accelerator a step or so after they were compared.
+        """
+        if self.ddp is None:
+            return
+        group = self.ddp.process_group
+        named = [(n, p) for n, p in self.ddp.module.named_parameters() if p.requires_grad]
+        where = ", ".join(map(str, dist.get_process_group_ranks(group)))
+        largest = functools.partial(dist.all_reduce, op=dist.ReduceOp.MAX, group=group)
+        self._apart.look(where, [n for n, _ in named], [p for _, p in named], largest)
+        found = self._apart.told()
+        if found is not None:
+            more = f" and {len(found[1]) - 3} more" if len(found[1]) > 3 else ""
+            raise StepError(
+                f"stage {stage}: {', '.join(found[1][:3])}{more} have other values on each of its replicas, "
+                f"ranks {found[0]}, whose gradients are averaged; load the same weights on all, and give "
+                "their optimizers the same options"
+            )
 
     @property
     def is_plain(self) -> bool:
@@ -114,7 +142,7 @@ class ReplicaDims:
         names: tuple[str, ...] = getattr(mesh, "mesh_dim_names", None) or ()
         self._names = [name for name in names if name != "pp" and name not in ONE_BATCH]
         self.index, self.n = 0, 1
-        self._has_noticed = False
+        self._has_noticed = self._has_warned = False
         for name in self._names:
             size = self._mesh.size(names.index(name))
             self.n *= size
@@ -143,6 +171,19 @@ class ReplicaDims:
                     n,
                     name,
                 )
+
+    def notice_unwrapped(self) -> None:
+        """Say so, once, where replicas train and no stage was wrapped."""
+        if self.n > 1 and not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "the mesh has %d replicas of the pipeline (%s) and no stage was wrapped, so that each trains "
+                "a model of its own: rt.wrap(lambda s: DistributedDataParallel(s, process_group="
+                "mesh.get_group(%r))) averages their gradients, unless you do",
+                self.n,
+                " × ".join(self._names),
+                self._names[0],
+            )
 
     def share(self, counted: float, device: torch.device) -> Tensor:
         """What an even average over the replicas has to be multiplied by to weigh each by what it counted.

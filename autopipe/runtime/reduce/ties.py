@@ -10,22 +10,19 @@ drop theirs: so the next sum counts what was there once, with ``zero_grad`` betw
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import nn
 from torch.distributed import ReduceOp
 
-from ...accelerator import Later
 from ...errors import StepError
 from ...stages import Stage
 from ..wire.group import Group
-from .sums import local, sum_gradients
+from .same import Apart
+from .sums import sum_gradients
 
 __all__ = ["Tie", "TieSum", "find_ties", "learned"]
-
-SAME = 1e-3
-"""How far apart sums of copies may be, relative to their norm: other values are about 1 apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +73,7 @@ class TieSum:
             self._groups[ranks] = (new_group(purpose, ranks), [t.parameter for t in members])
             self._names[ranks] = [t.name for t in members]
         self.is_summed = False
-        self._looked: list[tuple[tuple[int, ...], Later]] = []
+        self._apart = Apart()
 
     def replace(self, replaced: Mapping[int, nn.Parameter]) -> None:
         """Sum the gradients of other parameters from now on: id of the old → the new."""
@@ -89,31 +86,22 @@ class TieSum:
         held = [p for _, parameters in self._groups.values() for p in parameters]
         return self.is_summed or all(p.grad is None for p in held)
 
-    @torch.no_grad()
     def compare(self) -> None:
         """Raise :class:`StepError` where holders have different values of a parameter, not only roundings."""
         for ranks, (group, parameters) in self._groups.items():
-            values = [local(p) for p in parameters]
-            values = [torch.view_as_real(v) if v.is_complex() else v for v in values]
-            sums = torch.stack([v.sum(dtype=torch.float64) for v in values])
-            norms = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in values]
-            ends = torch.cat([sums, -sums])
-            group.all_reduce(ends, ReduceOp.MAX)
-            apart = (ends[: len(sums)] + ends[len(sums) :]) > SAME * torch.stack(norms)
-            self._looked.append((ranks, Later(apart)))
+            where = ", ".join(map(str, ranks))
+            largest = functools.partial(group.all_reduce, op=ReduceOp.MAX)
+            self._apart.look(where, self._names[ranks], parameters, largest)
         self._judge()
 
     def _judge(self) -> None:
-        """Judge what has been compared and has arrived: on an accelerator that is a step or so later."""
-        while self._looked and self._looked[0][1].has_come():
-            ranks, apart = self._looked.pop(0)
-            names = [n for n, differs in zip(self._names[ranks], apart.read(), strict=True) if differs]
-            if names:
-                raise StepError(
-                    f"tied parameter {', '.join(names)} has other values on each of ranks "
-                    f"{', '.join(map(str, ranks))}; make the model with the same seed or checkpoint on every "
-                    "rank, and give its copies the same learning rate and weight decay"
-                )
+        found = self._apart.told()
+        if found is not None:
+            raise StepError(
+                f"tied parameter {', '.join(found[1])} has other values on each of ranks {found[0]}; make "
+                "the model with the same seed or checkpoint on every rank, and give its copies the same "
+                "learning rate and weight decay"
+            )
 
     def before_step(self) -> None:
         """Make the gradients of the last sum count once in the next."""

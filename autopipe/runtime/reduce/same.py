@@ -1,0 +1,56 @@
+"""Whether ranks that hold copies of a parameter still have the same values of it, but for roundings.
+
+Which ranks those are, and when to look, is left to whoever asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ...accelerator import Later
+from .sums import local
+
+__all__ = ["Apart"]
+
+SAME = 1e-3
+"""How far apart sums of copies may be, relative to their norm: other values are about 1 apart."""
+
+
+class Apart:
+    """Parameters whose copies differ, found out by comparing their sums.
+
+    On an accelerator what was compared is known a step or so later: nothing waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._looked: list[tuple[str, Sequence[str], Later]] = []
+
+    @torch.no_grad()
+    def look(
+        self,
+        where: str,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        largest: Callable[[Tensor], object],
+    ) -> None:
+        """Compare copies: ``largest`` puts the largest over their holders, ``where`` in words, in place."""
+        values = [local(p) for p in parameters]
+        values = [torch.view_as_real(v) if v.is_complex() else v for v in values]
+        sums = torch.stack([v.sum(dtype=torch.float64) for v in values])
+        norms = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in values]
+        ends = torch.cat([sums, -sums])
+        largest(ends)
+        apart = (ends[: len(sums)] + ends[len(sums) :]) > SAME * torch.stack(norms)
+        self._looked.append((where, names, Later(apart)))
+
+    def told(self) -> tuple[str, list[str]] | None:
+        """Where copies differ, and which: the first of what has come."""
+        while self._looked and self._looked[0][2].has_come():
+            where, names, apart = self._looked.pop(0)
+            differing = [n for n, differs in zip(names, apart.read(), strict=True) if differs]
+            if differing:
+                return where, differing
+        return None
