@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autopipe.errors import InputError
 from autopipe.tracing import capture
 
 WIDTH = 8
@@ -154,6 +155,35 @@ def test_what_is_left_for_others_is_told(caplog: Any) -> None:
     assert found.left == ("features", "loss")
     (record,) = caplog.records
     assert "Leaving's forward leaves in features, loss what it computes" in record.getMessage()
+
+
+class Hooked(nn.Module):
+    """Reads what hooks of its layers have put into an attribute, and into a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        self.features: dict[str, Tensor] = {}
+        self.scale = 1.0
+        self.layers[0].register_forward_hook(lambda m, args, out: setattr(self, "first", out))
+        self.layers[1].register_forward_hook(lambda m, args, out: self.features.update(last=out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layers[2](self.layers[1](self.layers[0](x).relu()))
+        return self.scale * (out + self.first + self.features["last"])
+
+
+def test_what_hooks_of_layers_put_into_a_model_is_no_change_of_it() -> None:
+    model, beside = Hooked(), Hooked()
+    beside.load_state_dict(model.state_dict())
+    found = capture(model, (torch.randn(2, WIDTH),))
+    for _ in range(12):
+        x = torch.randn(2, WIDTH)
+        torch.testing.assert_close(found(x), beside(x))
+        assert not found.standing.changed()
+    model.scale = 2.0
+    with pytest.raises(InputError, match=r"Hooked\.scale"):
+        found(x)
 
 
 def test_leaves_set_their_attributes_themselves(caplog: Any) -> None:

@@ -170,7 +170,8 @@ class Recording:
     ``"layout"``, how they lie in memory, each with the line that does; ``dtypes`` tells whether the code
     asked for what autocast has a say in, and ``flags`` are questions to torch and the process, each with how
     to ask again and the answer; ``keeps`` whether a leaf has set, beside buffers, what its own code reads;
-    ``left`` are the attributes in which glue leaves what it computes with gradients.
+    ``left`` are the attributes in which glue leaves what it computes with gradients; ``filled`` those of open
+    modules, by path and name, in which hooks of leaves put what the leaves gave.
     ``program`` is how it was last run again.
     """
 
@@ -186,6 +187,7 @@ class Recording:
     flags: Mapping[str, tuple[Callable[[], Any], Any]] = dataclasses.field(default_factory=dict)
     keeps: bool = False
     left: tuple[str, ...] = ()
+    filled: frozenset[tuple[str, str]] = frozenset()
     program: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property

@@ -87,6 +87,7 @@ class Recorder(TorchFunctionMode):
         self.leaf_path, self.watched = "", watched
         self.beginning: keeping.Kept = {}
         self.is_kept = False
+        self.filled: set[tuple[str, str]] = set()
         self.keeping: dict[str, keeping.Kept] = {}
         self.checkpointed = Depth()
         self.failed: str | None = None
@@ -151,6 +152,7 @@ class Recorder(TorchFunctionMode):
             dtypes=self.reads.dtypes,
             flags=self.reads.flags,
             keeps=self.is_kept,
+            filled=frozenset(self.filled),
             left=tuple(keeping.left(is_open, self.ledger.is_computed)),
         )
 
@@ -177,10 +179,12 @@ class Recorder(TorchFunctionMode):
         if self.at.stack and path and self.at.is_leaf(path) and not calls_otherwise(module):
             inside = list(module.modules())
             if not self.is_swapped(inside):
-                with self.at.hushed, self.stepped_aside():
-                    result = self.leaf(module, inside, path, original, args, kwargs)
-                if path in self.hooked:
-                    self.run_hooks(module, path, args, kwargs, result)
+                has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in inside)
+                with self.noting_filled() if has_hooks else contextlib.nullcontext():
+                    with self.at.hushed, self.stepped_aside():
+                        result = self.leaf(module, inside, path, original, args, kwargs)
+                    if path in self.hooked:
+                        self.run_hooks(module, path, args, kwargs, result)
                 return result
         if module._backward_hooks or module._backward_pre_hooks:
             raise CloseModule(
@@ -194,6 +198,16 @@ class Recorder(TorchFunctionMode):
             raise
         finally:
             self.at.stack.pop()
+
+    @contextlib.contextmanager
+    def noting_filled(self) -> Iterator[None]:
+        """Note in which attributes of open modules a leaf's hooks put something meanwhile."""
+        paths = [p for p, _ in self.model.named_modules() if not self.at.is_in_leaf(p)]
+        opened = {p: self.model.get_submodule(p) for p in paths}
+        before = keeping.kept([*opened.values()])
+        yield
+        changed = {*keeping.differing(before, keeping.kept([*opened.values()]))}
+        self.filled |= {(p, name) for p, m in opened.items() for at, name in changed if at == id(m)}
 
     def run_hooks(self, module: nn.Module, path: str, args: Any, kwargs: Any, result: Any) -> None:
         """What forward hooks keep of a leaf's result is kept of the recorded one."""

@@ -87,10 +87,16 @@ class Reader:
     read: Read
     kind: Kind = Kind.STATE
     module: nn.Module | None = None
+    filled: frozenset[str] = frozenset()
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The attributes of the module by name, without those that are ``filled`` in each call."""
+        return {} if self.module is None else _attributes(vars(self.module), self.filled)
 
     def change(self, now: tuple[Any, ...], before: tuple[Any, ...]) -> Change:
         """That ``now`` is otherwise than ``before``; of attributes, with the first that is."""
-        fields = {} if self.module is None else _attributes(vars(self.module))
+        fields = self.fields
         if not len(fields) == len(now) == len(before):
             return Change(self.name, self.kind)
         field = next(k for k, a, b in zip(fields, now, before, strict=True) if not _same(a, b))
@@ -105,7 +111,8 @@ class Standing:
     module and name; of every parameter its dtype and whether it
     takes a gradient; and each one's mode beside the model's. Where the code asked for ``dtypes``, the
     autocast that the model is called under; what else it asked of torch, of the process and of leaves, the
-    ``flags``. ``found`` is what was reached before the model was recorded.
+    ``flags``. What hooks of leaves put into the attributes ``filled``, by path and name, is none of it: so
+    they do in each call. ``found`` is what was reached before the model was recorded.
     """
 
     def __init__(
@@ -116,18 +123,20 @@ class Standing:
         dtypes: bool,
         flags: Mapping[str, Flag],
         functions: Sequence[tuple[str, str]] = (),
+        filled: Collection[tuple[str, str]] = (),
         found: Reached | None = None,
     ) -> None:
-        self.model, self.dtypes, self.flags = model, dtypes, dict(flags)
+        self.model, self.dtypes, self.flags, self.filled = model, dtypes, dict(flags), filled
         self.taken, self.functions = taken, functions
         self.casts = {_casts()}
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
         if found is None or not found.is_still(is_open):
             found = reached(model, is_open)
-        beside = _of_open(found, is_open)
+        held = [vars(model.get_submodule(path)).get(name) for path, name in filled]
+        beside = _of_open(found, is_open, {*map(id, held)})
         called = functools.partial(_at, [(vars(sys.modules[module]), name) for module, name in functions])
         own = Reader("a function of torch", called)
-        self.readers = [*_readers(model, self.opened, taken), own, *beside]
+        self.readers = [*_readers(model, self.opened, taken, filled), own, *beside]
         modes = tuple(m.training for _, m in self.opened)
         training = model.training
         # a form is recorded in the modes the model was given in, where the model was in that form's
@@ -146,7 +155,7 @@ class Standing:
                 "call it once, which holds that against the capture, or capture again"
             )
         opened = frozenset(path for path, _ in self.opened)
-        how = self.taken, self.modes, self.dtypes, self.flags, self.casts, self.functions
+        how = self.taken, self.modes, self.dtypes, self.flags, self.casts, self.functions, self.filled
         return _copied, (self.model, opened, *how)
 
     def changed(self) -> list[Change]:
@@ -175,7 +184,7 @@ class Standing:
         for place, module in modules.items():
             if module is None:
                 return []
-            now = _attributes(vars(module))
+            now = self.readers[place].fields
             before = dict(zip(self.names[place], self.values[place], strict=True))
             out += [
                 Attribute(module, name, (before[name],) if name in before else ())
@@ -232,7 +241,7 @@ class Standing:
     def _take(self) -> None:
         """Hold the state from now on to what it is."""
         self.values = [reader.read() for reader in self.readers]
-        self.names = [() if r.module is None else tuple(_attributes(vars(r.module))) for r in self.readers]
+        self.names = [() if r.module is None else tuple(r.fields) for r in self.readers]
         self.others = []
 
     def _differing(self) -> dict[int, tuple[Any, ...]]:
@@ -253,13 +262,17 @@ def _is_switched(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
 
 
 def _readers(
-    model: nn.Module, opened: Iterable[tuple[str, nn.Module]], taken: Iterable[str]
+    model: nn.Module,
+    opened: Iterable[tuple[str, nn.Module]],
+    taken: Iterable[str],
+    filled: Collection[tuple[str, str]],
 ) -> Iterator[Reader]:
     """What is read of the modules themselves."""
     for path, module in opened:
         shown, held = path or type(model).__name__, vars(module)
-        values = functools.partial(_attribute_values, held)
-        yield Reader(f"the attributes of {shown}", values, module=module)
+        without = frozenset(name for at, name in filled if at == path)
+        values = functools.partial(_attribute_values, held, without)
+        yield Reader(f"the attributes of {shown}", values, module=module, filled=without)
         yield Reader(f"the hooks of {shown}", functools.partial(_values_in, held, HOOKS))
         yield Reader(f"what {shown} holds", functools.partial(_values_in, held, _HELD), Kind.WEIGHTS)
     layers = functools.partial(_at, _places(model, taken))
@@ -283,8 +296,8 @@ def _kind_of(ask: Callable[[], Any]) -> Kind:
     return Kind.INFERENCE if is_of_inference else Kind.STATE
 
 
-def _attribute_values(held: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(_attributes(held).values())
+def _attribute_values(held: Mapping[str, Any], without: frozenset[str]) -> tuple[Any, ...]:
+    return tuple(_attributes(held, without).values())
 
 
 def _values_in(held: Mapping[str, Mapping[Any, Any]], names: Iterable[str]) -> tuple[Any, ...]:
@@ -311,8 +324,8 @@ def _casts() -> tuple[Any, torch.dtype]:
     return regions.ambient()[1], torch.get_default_dtype()
 
 
-def _attributes(held: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in held.items() if k not in _OF_ALL}
+def _attributes(held: Mapping[str, Any], without: frozenset[str]) -> dict[str, Any]:
+    return {k: v for k, v in held.items() if k not in _OF_ALL and k not in without}
 
 
 def _copied(
@@ -324,22 +337,24 @@ def _copied(
     flags: dict[str, Flag],
     casts: set[Any],
     functions: Sequence[tuple[str, str]],
+    filled: Collection[tuple[str, str]],
 ) -> Standing:
-    made = Standing(model, opened.__contains__, taken, dtypes, flags, functions)
+    made = Standing(model, opened.__contains__, taken, dtypes, flags, functions, filled)
     made.modes, made.casts = modes, casts
     return made
 
 
-def _of_open(found: Reached, is_open: Callable[[str], bool]) -> list[Reader]:
-    """What lies beside the attributes of open modules, each with how to read it."""
-    return [Reader(name, read) for path, name, read in _beside(found) if is_open(path)]
+def _of_open(found: Reached, is_open: Callable[[str], bool], filled: Collection[int]) -> list[Reader]:
+    """What lies beside the attributes of open modules, each with how to read it, but for the ``filled``."""
+    return [Reader(name, read) for path, name, read in _beside(found, filled) if is_open(path)]
 
 
-def _beside(found: Reached) -> Iterator[tuple[str, str, Read]]:
+def _beside(found: Reached, filled: Collection[int]) -> Iterator[tuple[str, str, Read]]:
     for path, name, known, names in found.files:
         yield path, f"a global of {name}", functools.partial(_picked, known, tuple(sorted(names)))
     for path, name, holder in found.holders:
-        yield path, name, functools.partial(_items, holder)
+        if id(holder) not in filled:
+            yield path, name, functools.partial(_items, holder)
     for path, name, cell in found.cells:
         if _is_value(content(cell)):
             yield path, name, functools.partial(_content, cell)
@@ -423,7 +438,8 @@ def standing_of(
     written = {name for c in calls for name in c.mutated}  # and read in the stage of the layer that does it
     is_open = functools.partial(_is_open, _leaves(calls))
     named = sorted(taken - {*constants, *written, ""})
-    return Standing(model, is_open, named, dtypes, flags, _functions_of_torch(calls), found)
+    filled = frozenset[tuple[str, str]]().union(*(f.filled for fs in forms.values() for f in fs))
+    return Standing(model, is_open, named, dtypes, flags, _functions_of_torch(calls), filled, found)
 
 
 def _functions_of_torch(calls: Sequence[Call]) -> list[tuple[str, str]]:
