@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from ..errors import AutopipeError, CaptureError, InputError, ModelError
 from ..graph import Dim, OpGraph
 from .calls.call import Call
+from .calls.named import held_by
 from .calls.perform import run_call
 from .graphs import emit, modes, opgraph
 from .graphs.questions import Question, choose
@@ -325,7 +326,8 @@ def _is_same(a: Capture, b: Capture, training: bool) -> bool:
     def outline(of: Capture) -> list[Any]:
         graph = modes.settled(of.graphs[training], of.model)
         code = graph.python_code("self").src
-        return [code, [(n.meta.get("region"), n.meta.get("recompute")) for n in graph.nodes]]
+        held = [held_by(n.target) for n in graph.nodes]
+        return [code, held, [(n.meta.get("region"), n.meta.get("recompute")) for n in graph.nodes]]
 
     def is_equal(x: Any, y: Any) -> bool:
         if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):

@@ -112,6 +112,74 @@ def func_grad_of_layers(self: Any, x: Tensor) -> Tensor:
     return self.run(torch.func.grad(lambda t: self.run(t).square().sum())(x))
 
 
+class Factored(nn.Module):
+    """Of layers with names of their own, which it reaches by itself in functions that are transformed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.factor = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.last(self.transformed(self.first(x))))
+
+
+@trap()
+class FuncGradOfOwnLayer(Factored):
+    def transformed(self, x: Tensor) -> Tensor:
+        return torch.func.grad(lambda t: (self.inner(t).tanh() * self.factor).sum())(x)
+
+
+@trap()
+class FuncJacrevOfOwnLayer(Factored):
+    def transformed(self, x: Tensor) -> Tensor:
+        jacobians = torch.vmap(torch.func.jacrev(lambda t: self.inner(t).tanh()))(x.flatten(0, 1))
+        return jacobians.diagonal(dim1=-2, dim2=-1).view_as(x)
+
+
+@trap()
+class FuncJvpOfOwnMethod(Factored):
+    def field(self, x: Tensor) -> Tensor:
+        return self.inner(x).sin()
+
+    def transformed(self, x: Tensor) -> Tensor:
+        value, tangent = torch.func.jvp(self.field, (x,), (torch.ones_like(x),))
+        return value + tangent
+
+
+@trap("safe", later=lambda m: setattr(m, "factor", 3.0))
+class FuncGradWithFactorThatChanges(FuncGradOfOwnLayer):
+    pass
+
+
+@trap("safe", later=lambda m: setattr(m, "factor", 3.0))
+class FuncGradAroundNumberThatChanges(Factored):
+    def transformed(self, x: Tensor) -> Tensor:
+        inner, factor = self.inner, self.factor
+        return torch.func.grad(lambda t: (inner(t).tanh() * factor).sum())(x)
+
+
+@trap()
+class FuncGradAroundNumberByMode(Factored):
+    def transformed(self, x: Tensor) -> Tensor:
+        inner, factor = self.inner, 3.0 if self.training else 1.0
+        return torch.func.grad(lambda t: (inner(t).tanh() * factor).sum())(x)
+
+
+@trap("safe", later=lambda m: setattr(m, "factor", 3.0))
+class KeptMethodWithFactorThatChanges(Factored):
+    def transformed(self, x: Tensor) -> Tensor:
+        steps = 0
+        while x.norm().item() > 1 and steps < 20:
+            x, steps = self.inner(x).tanh() * 0.1 * self.factor, steps + 1
+        return x
+
+
+@trap(later=lambda m: setattr(m, "epoch", 1))
+class KeptMethodBesideWhatChanges(KeptMethodWithFactorThatChanges):
+    pass
+
+
 @trap("safe")
 def func_jacrev(self: Any, x: Tensor) -> Tensor:
     return self.run(torch.func.jacrev(lambda t: t.square().sum((0, 1)))(x).sum(0))

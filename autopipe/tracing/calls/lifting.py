@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..inputs.contents import SIMPLE, contents
 from .named import Named
 
-__all__ = ["Closure", "Mapped", "lift"]
+__all__ = ["Closure", "Mapped", "Transform", "lift", "plainly"]
 
 Rebuild = Callable[[Sequence[Any]], Any]
+_DEEPEST = 6
 
 
 def lift(func: Any, wanted: Callable[[Any], bool]) -> tuple[list[Any], Rebuild]:
@@ -96,6 +98,36 @@ def _is_filled(cell: types.CellType) -> bool:
         return False
 
 
+def plainly(value: Any, depth: int = _DEEPEST) -> Any:
+    """The plain values that a function is made around, in a form that compares; of tensors the class alone.
+
+    >>> def around(k):
+    ...     return lambda x: x * k
+    >>> plainly(around(2)) == plainly(around(2)), plainly(around(2)) == plainly(around(3))
+    (True, False)
+    """
+    if isinstance(value, SIMPLE):
+        return type(value), value
+    if isinstance(value, (torch.Tensor, nn.Module)) or depth == 0:
+        return type(value)
+    parts: Any = None
+    if isinstance(value, functools.partial):
+        parts = value.func, value.args, value.keywords
+    elif isinstance(value, types.MethodType):
+        parts = value.__func__, value.__self__
+    elif isinstance(value, types.FunctionType):
+        cells = tuple(c.cell_contents for c in value.__closure__ or () if _is_filled(c))
+        parts = value.__defaults__, value.__kwdefaults__, cells
+        return value.__code__, plainly(parts, depth - 1)
+    elif type(value) in (tuple, list):
+        parts = value
+    elif type(value) is dict:
+        return {k: plainly(v, depth - 1) for k, v in value.items()}
+    if parts is None:
+        return value if callable(value) else contents(value)
+    return type(value), tuple(plainly(part, depth - 1) for part in parts)
+
+
 class Closure(Named):
     """Makes a function anew around other tensors and modules than those it was made around."""
 
@@ -107,43 +139,58 @@ class Closure(Named):
     def __call__(self, *lifted: Any) -> Any:
         return self.rebuild(lifted)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Closure) and self.code == other.code and self.n_lifted == other.n_lifted
-
     @property
-    def code(self) -> Any:
-        """What tells apart functions that are made anew at each run."""
-        return getattr(self.function, "__code__", self.function)
+    def holds(self) -> Any:
+        return plainly(self.function)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Closure) and self.holds == other.holds and self.n_lifted == other.n_lifted
 
     def __hash__(self) -> int:
         return hash((self.n_lifted, type(self)))
 
 
-class Mapped(Named):
-    """A transform of a function, such as ``vmap``: takes what was lifted from its closure, then arguments.
+class Transform(Named):
+    """A transform of a function, such as ``vmap``: takes the function, then arguments.
 
     ``how`` is what the transform takes between the two, as vmap's (in_dims, out_dims, randomness,
     chunk_size).
     """
 
-    def __init__(
-        self,
-        vmap: Callable[..., Any],
-        rebuild: Rebuild,
-        n_lifted: int,
-        how: tuple[Any, ...],
-        name: str = "vmap",
-    ) -> None:
-        super().__init__(vmap, name, f"torch.{name}" if name == "vmap" else f"torch.func.{name}")
-        self.rebuild, self.n_lifted, self.how = rebuild, n_lifted, how
+    def __init__(self, transform: Callable[..., Any], how: tuple[Any, ...], name: str) -> None:
+        super().__init__(transform, name, f"torch.{name}" if name == "vmap" else f"torch.func.{name}")
+        self.how = how
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        func = self.rebuild(args[: self.n_lifted])
-        return self.function(func, *self.how, *args[self.n_lifted :], **kwargs)
+    def __call__(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.function(func, *self.how, *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        is_alike = isinstance(other, Mapped) and self.__name__ == other.__name__
-        return is_alike and (self.n_lifted, self.how) == (other.n_lifted, other.how)  # type: ignore[attr-defined]
+        is_alike = isinstance(other, Transform) and self.__name__ == other.__name__
+        return is_alike and self.how == other.how  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((self.__name__, type(self)))
+
+
+class Mapped(Named):
+    """A transform of a function around what was lifted from its closure: takes that, then arguments."""
+
+    def __init__(
+        self, transform: Transform, inner: Callable[..., Any], rebuild: Rebuild, n_lifted: int
+    ) -> None:
+        super().__init__(transform, transform.__name__, transform.shown)
+        self.inner, self.rebuild, self.n_lifted = inner, rebuild, n_lifted
+
+    @property
+    def holds(self) -> Any:
+        return plainly(self.inner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self.rebuild(args[: self.n_lifted]), *args[self.n_lifted :], **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        is_alike = isinstance(other, Mapped) and self.function == other.function
+        return is_alike and (self.n_lifted, self.holds) == (other.n_lifted, other.holds)  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         return hash((self.n_lifted, type(self)))

@@ -14,7 +14,7 @@ from ... import torch_private
 from ...torch_private import is_operator
 from ..inputs.structure import Spec, unflatten
 
-__all__ = ["CustomFunction", "Named", "Rebuild", "Told", "nameable", "qualified_name"]
+__all__ = ["CustomFunction", "Named", "Rebuild", "Told", "held_by", "nameable", "qualified_name"]
 
 
 def nameable(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,6 +58,11 @@ class Named:
         module = getattr(function, "__module__", None) or ""
         self.shown = shown or f"{module}.{getattr(function, '__qualname__', plain)}".lstrip(".")
 
+    @property
+    def holds(self) -> Any:
+        """The plain values that it goes by beside its arguments, in a form that compares."""
+        return ()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
@@ -66,6 +71,11 @@ class Named:
 
     def __hash__(self) -> int:
         return hash(self.function)
+
+
+def held_by(target: Any) -> Any:
+    """The plain values that what a call calls goes by beside its arguments, in a form that compares."""
+    return target.holds if isinstance(target, Named) else ()
 
 
 class Rebuild(Named):

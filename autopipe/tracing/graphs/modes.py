@@ -16,6 +16,7 @@ from torch import fx, nn
 from ...torch_private import fx_graph
 from ..calls.call import Call, Guard, Recording, map_calls
 from ..calls.likeness import is_equal, key
+from ..calls.named import held_by
 from ..inputs.names import Namer
 
 __all__ = ["merge", "name_like", "select", "settled", "share_constants", "union"]
@@ -147,7 +148,7 @@ def _aligned(
 
 def _agrees(train: Call, evaluation: Call, twins: dict[int, Call]) -> bool:
     """Whether two matched calls take matching values, whatever their constants are."""
-    if train.region != evaluation.region:
+    if train.region != evaluation.region or held_by(train.target) != held_by(evaluation.target):
         return False
     return _same_shape((train.args, train.kwargs), (evaluation.args, evaluation.kwargs), twins)
 

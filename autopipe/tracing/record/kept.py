@@ -106,7 +106,7 @@ class Kept:
         kwargs: Any,
     ) -> Any:
         """A function that stays whole reaches modules and tensors by what it is given: it takes those too."""
-        path, function = self.at.path, standins.KeptFunction(run, held, rebuild, self._is_cut)
+        path, function = self.at.path, standins.KeptFunction(run, reaching, held, rebuild, self._is_cut)
         args = tuple(None if i in reaching else a for i, a in enumerate(args))
         kwargs = {k: None if k in reaching else v for k, v in kwargs.items()}
         encoded, actual = self.ledger.encode_call(args, kwargs)
@@ -257,9 +257,17 @@ class Kept:
         kwargs: Any,
         name: str = "vmap",
     ) -> Any:
-        """A transform of a function over arguments; what lies in the function's closure is among them."""
+        """A transform of a function over arguments; what lies in the function's closure is among them.
+
+        Of the whole model the function takes the layers that it names.
+        """
+        named_transform = lifting.Transform(transform, how, name)
+        with self.at.hushed:
+            reached, remake = lifting.lift({0: func}, self._is_reached)
+        if any(isinstance(v, nn.Module) and not self.at.modules[id(v)] for v in reached):
+            return self._reaching(named_transform, {0: func}, reached, remake, (func, *args), kwargs)
         held, rebuild = self.ledger.lifted(func, with_modules=True)
-        function = lifting.Mapped(transform, rebuild, len(held), how, name)
+        function = lifting.Mapped(named_transform, func, rebuild, len(held))
         return self.custom(function, function, (*held, *args), kwargs)
 
     def copied(self, tensor: torch.Tensor) -> Any:

@@ -18,6 +18,7 @@ from torch import nn
 from ...errors import InputError
 from ...torch_private import CALL_HOOK
 from ..calls.functions import tensors
+from ..calls.lifting import plainly
 from ..calls.named import Named
 from .opaque import Recorded
 from .statements import Taken
@@ -41,9 +42,16 @@ class _Double:
             if k not in _OF_ALL and not isinstance(v, Recorded) and next(tensors(v), None) is None
         }
         self.lacks = frozenset(name for kind in _HELD for name in vars(module)[kind])
+        self.named: frozenset[str] = frozenset()
 
-    def hold(self, module: nn.Module, noted: Mapping[str, _Noted], named: Iterable[str]) -> list[Any]:
+    @property
+    def holds(self) -> Any:
+        """The attributes that code names, in a form that compares."""
+        return plainly({k: v for k, v in self.attributes.items() if k in self.named})
+
+    def hold(self, module: nn.Module, noted: Mapping[str, _Noted], named: Sequence[str]) -> list[Any]:
         """Settle on what was noted in a call and on what the code names besides; gives their values."""
+        self.named = frozenset(named)
         wanted = {kind: (*noted[kind].names, *(n for n in named if n in noted[kind])) for kind in _HELD}
         self.held = tuple((kind, n) for kind in _HELD for n in dict.fromkeys(wanted[kind]))
         return [vars(module)[kind][n] for kind, n in self.held]
@@ -106,6 +114,10 @@ class KeptMethod(Named):
         super().__init__(self.run, name, f"{cls.__module__}.{cls.__qualname__}.{name}")
         self.name, self.double = name, _Double(module)
 
+    @property
+    def holds(self) -> Any:
+        return self.double.holds
+
     def first(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
         """The result of a call, and the submodules and tensors that it and later calls take."""
         noted = {kind: _Noted(vars(module)[kind]) for kind in _HELD}
@@ -136,13 +148,18 @@ class KeptFunction(Named):
     def __init__(
         self,
         function: Callable[..., Any],
+        reaching: Mapping[int | str, Any],
         held: Sequence[Any],
         rebuild: Callable[[Sequence[Any]], dict[int | str, Any]],
         is_cut: Callable[[Any], bool],
     ) -> None:
         super().__init__(function, shown=function.shown if isinstance(function, Named) else "")
-        self.rebuild = rebuild
+        self.reaching, self.rebuild = reaching, rebuild
         self.doubles = [_Double(v) if is_cut(v) else None for v in held]
+
+    @property
+    def holds(self) -> Any:
+        return plainly({**self.reaching}), [d and d.holds for d in self.doubles]
 
     def first(self, held: Sequence[Any], args: Any, kwargs: Any) -> tuple[Any, list[tuple[Any, list[Any]]]]:
         """The result of a call, and each of the held with what its stand-in and later calls take."""
@@ -182,6 +199,7 @@ class KeptFunction(Named):
 
     def __eq__(self, other: object) -> bool:
         is_alike = isinstance(other, KeptFunction) and self.function == other.function
+        is_alike = is_alike and self.holds == other.holds  # type: ignore[attr-defined]
         return is_alike and [d and d.held for d in self.doubles] == [d and d.held for d in other.doubles]  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
