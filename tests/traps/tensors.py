@@ -17,7 +17,7 @@ import torch.utils.dlpack
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 
-from .registry import WIDTH, tokens, trap
+from .registry import WIDTH, Net, tokens, trap
 
 TABLE = torch.linspace(-1, 1, WIDTH)
 POOL = concurrent.futures.ThreadPoolExecutor(1)
@@ -151,6 +151,30 @@ def through_a_list(self: Any, x: Tensor) -> Tensor:
 @trap("safe")
 def legacy_constructor(self: Any, x: Tensor) -> Tensor:
     return self.run(torch.Tensor(x.detach()) * 2)
+
+
+@trap()
+def tensor_of_its_class_filled(self: Any, x: Tensor) -> Tensor:
+    room = torch.Tensor(*x.shape).to(x)
+    for i in range(WIDTH):
+        room[..., i] = x[..., i] * (i + 1)
+    return self.run(room + torch.Tensor(x.size()).fill_(0.5))
+
+
+@trap()
+class tensor_of_a_type(Net):
+    """Made by a class that torch does not show, and filled where it is made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + torch.FloatTensor(x.size(0), x.size(1), 1).fill_(1.0)
+        mask = torch.BoolTensor(x.size(0), x.size(1)).zero_()
+        return self.run(x.masked_fill(mask[..., None] | (x > 1), 1.0))
+
+
+@trap()
+def new_of_a_size(self: Any, x: Tensor) -> Tensor:
+    ones = x.data.new(x.size()).fill_(1.0)
+    return self.run(x * ones + x.new(x.size(0), x.size(1), 1).zero_())
 
 
 @trap()

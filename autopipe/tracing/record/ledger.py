@@ -138,7 +138,8 @@ class Ledger:
         if id(tensor) not in self.unseen.before and not self.unseen.note(tensor, self.at.source()):
             self.at.keep_whole(
                 f"{self.at.source()}: a tensor of shape {list(tensor.shape)} comes by a way that torch does "
-                "not show (another thread, numpy, pickle, memory shared by hand) and changes with the inputs"
+                "not show (another thread, numpy, pickle, memory shared by hand) and changes with the inputs",
+                self.at.running(),
             )
 
     def hold_together(self, call: Call, result: Any) -> None:

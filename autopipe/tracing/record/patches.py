@@ -281,6 +281,19 @@ def _vmap(route: Route, original: Any) -> Any:
     return vmap_impl
 
 
+def _made(route: Route, original: Any) -> Any:
+    """A tensor that its class makes of sizes, which no mode sees."""
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes = args[0] if len(args) == 1 and isinstance(args[0], torch.Size) else args
+        is_sized = cls is torch.Tensor and sizes and not kwargs and all(isinstance(n, int) for n in sizes)
+        if is_sized and route.active is not None:
+            return torch.empty(tuple(sizes), device="cpu")
+        return original(cls, *args, **kwargs)
+
+    return __new__
+
+
 def _from_numpy(route: Route, original: Any) -> Any:
     def from_numpy(array: Any) -> Any:
         recorder = route.active
@@ -360,6 +373,7 @@ _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     *((context, "__exit__", _left) for context in ENTERED),
     *ASKED,
     (*BACKWARD, _run_backward),
+    (torch.Tensor, "__new__", _made),
     (torch.Tensor, "__reduce_ex__", _reduced),
     (*GRAD, _grad_of("grad")),
     (*GRAD_AND_VALUE, _grad_of("grad_and_value")),

@@ -334,6 +334,8 @@ class Recorder(TorchFunctionMode):
             self.kept.refuse_backward()
         if func is torch.Tensor.__deepcopy__:
             func, args = copy.deepcopy, args[:1]  # what it was told of other copies is not for a graph
+        if func is torch.Tensor.new and len(args) == 2 and isinstance(args[1], torch.Size):
+            args = args[0], *args[1]  # a graph has tuples for sizes, which are data here
         encoded, actual = self.ledger.encode_call(args, kwargs)
         call = functions.as_call(func, *encoded)
         call.path, call.source = self.at.path, self.at.source()
