@@ -114,11 +114,14 @@ class _Walk:
 
 def come_to(start: Iterable[str], classes: Sequence[type]) -> frozenset[str]:
     """The names in classes that code may come to from methods of these names on, from each to the next."""
+    held: dict[str, list[Any]] = {}
+    for cls in classes:
+        for name, value in vars(cls).items():
+            held.setdefault(name, []).append(value)
     names = set(start)
     waiting = list(names)
     while waiting:
-        name = waiting.pop()
-        for value in [vars(cls)[name] for cls in classes if name in vars(cls)]:
+        for value in held.get(waiting.pop(), ()):
             new = {n for code in _codes(value) for n in names_in(code)} - names
             names |= new
             waiting += new

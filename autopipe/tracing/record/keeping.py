@@ -36,12 +36,11 @@ def kept(inside: Sequence[nn.Module]) -> Kept:
     out: Kept = {}
     for module in inside:
         cls: Any = type(module)
-        held, asked = vars(module), goes_by(cls)
-        out.update({(id(module), n): (b, ()) for n, b in module._buffers.items() if n in asked})
-        for name in asked if len(asked) < len(held) else held:
-            if name in held and name in asked:
-                value = held[name]
-                out[id(module), name] = value, () if type(value) in _SIMPLE else _content(value)
+        held, asked, number = vars(module), goes_by(cls), id(module)
+        out.update({(number, n): (b, ()) for n, b in module._buffers.items() if n in asked})
+        for name in asked.intersection(held):
+            value = held[name]
+            out[number, name] = value, () if type(value) in _SIMPLE else _content(value)
     return out
 
 
