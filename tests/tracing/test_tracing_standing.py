@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -76,3 +77,23 @@ def test_a_model_that_is_preserved_is_as_it_was_captured():
         found.bind((torch.randn(5, 4),))
     assert not found.standing.changed()
     assert next(model.numbers) == 1
+
+
+class Gaps(nn.Module):
+    """Makes its own constant in each call, in which an element is missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.title = "one"
+
+    def forward(self, x: Tensor) -> Tensor:
+        gaps = torch.from_numpy(np.array([0.0, 1.0, np.nan, 3.0], dtype=np.float32))
+        return self.layers[1](self.layers[0](x) + gaps.nan_to_num())
+
+
+def test_a_constant_that_holds_not_a_number_is_the_same_when_it_is_made_again():
+    model, x = Gaps(), torch.randn(8, 4)
+    capture = autopipe.capture(model, (x,))
+    model.title = "another"
+    assert torch.equal(capture(x), model(x))

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ...torch_private import FUNCTION_HOMES, export_flags, set_export_flags
+from ..inputs.contents import are_equal_tensors
 from .call import UNSAFE, Call, Depends
 from .named import Named, nameable
 
@@ -290,11 +291,6 @@ _LOOKED_AT = 1 << 16
 """Of tensors with at most so many elements the content may be compared."""
 
 
-def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit for bit, so that a not-a-number is no change."""
-    return a.shape == b.shape and bool(torch.equal(a, b) or ((a == b) | ((a != a) & (b != b))).all())
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Versions:
     """Tensors and how often each had been written to at some moment."""
@@ -320,7 +316,7 @@ class Versions:
 
     def written(self) -> list[torch.Tensor]:
         """Those written to since."""
-        changed = {id(t) for t, before in self.copies if not _is_equal(t, before)}
+        changed = {id(t) for t, before in self.copies if not are_equal_tensors(t, before)}
         return [t for _, t, version in self.entries if _version(t) != version or id(t) in changed]
 
     def changed(self, module: nn.Module, path: str, training: bool) -> Iterator[tuple[str, torch.Tensor]]:

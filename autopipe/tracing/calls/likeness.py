@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..inputs.contents import are_equal_tensors
 from .call import Call, Recording, calls_in
 from .functions import tensors
 from .named import qualified_name
@@ -77,8 +78,7 @@ def _is_same(a: Any, b: Any, twins: dict[int, Call]) -> bool:
     if isinstance(a, Call) or isinstance(b, Call):
         return isinstance(b, Call) and twins.get(id(b)) is a
     if isinstance(a, torch.Tensor):
-        alike = isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape
-        return alike and (a is b or (not a.is_meta and torch.equal(a, b)))
+        return isinstance(b, torch.Tensor) and are_equal_tensors(a, b)
     if isinstance(a, (tuple, list)):
         return type(a) is type(b) and len(a) == len(b) and all(map(_is_same, a, b, [twins] * len(a)))
     if isinstance(a, (dict, UserDict)):

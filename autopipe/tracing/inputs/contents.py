@@ -1,4 +1,4 @@
-"""What plain objects hold, in a form that compares, and whether two values that are no tensors are alike.
+"""What plain objects hold, in a form that compares, and whether two values are alike, tensors or others.
 
 Taking structures with tensors in them apart is left to ``structure``.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["SIMPLE", "are_told_alike", "contents"]
+__all__ = ["SIMPLE", "are_equal_tensors", "are_told_alike", "contents"]
 
 SIMPLE = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, enum.Enum)
 _DEEPEST = 4
@@ -49,3 +49,17 @@ def are_told_alike(a: Any, b: Any) -> bool:
     if isinstance(a, SIMPLE) or isinstance(b, SIMPLE):
         return bool(a == b)
     return contents(a) == contents(b)
+
+
+def are_equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are alike in dtype, place and shape and equal in each element.
+
+    Not-a-number is equal to itself. Where no elements can be compared, on meta or in another layout than
+    strided, a tensor is equal to itself alone.
+    """
+    if a is b:
+        return True
+    is_alike = a.dtype == b.dtype and a.device == b.device and a.shape == b.shape
+    if not is_alike or a.is_meta or not a.layout is b.layout is torch.strided:
+        return False
+    return bool(torch.equal(a, b) or ((a == b) | ((a != a) & (b != b))).all())

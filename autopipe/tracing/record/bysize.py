@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..inputs.contents import are_equal_tensors
 from ..inputs.structure import flatten
 from .given import device_of, fresh, other_data
 from .standing import Attribute
@@ -58,8 +59,7 @@ def _are_equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
 
 
 def _is_equal(a: Any, b: Any) -> bool:
-    """Whether two values are the same bit for bit; objects only where they are one."""
+    """Whether two values are the same; objects only where they are one."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        is_alike = a.dtype == b.dtype and a.device == b.device and a.shape == b.shape
-        return is_alike and bool(torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
+        return are_equal_tensors(a, b)
     return a is b or (type(a) is type(b) and isinstance(a, (int, float, str, bytes)) and a == b)

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ..inputs.contents import are_equal_tensors
+
 __all__ = ["Unseen", "alive", "same_memory", "twin_in_memory"]
 
 
@@ -37,12 +39,9 @@ class Unseen:
         held = self.by_line.setdefault(source, [])
         held.append(tensor.detach().clone())
         others = self.expected.get(source, [])
-        return self.is_probe or (len(held) <= len(others) and _is_equal(held[-1], others[len(held) - 1]))
-
-
-def _is_equal(a: Tensor, b: Tensor) -> bool:
-    is_alike = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and not a.is_meta
-    return is_alike and bool(torch.equal(a, b))
+        return self.is_probe or (
+            len(held) <= len(others) and are_equal_tensors(held[-1], others[len(held) - 1])
+        )
 
 
 def twin_in_memory(tensor: Tensor, known: Iterable[object]) -> Tensor | None:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ... import accelerator
+from ..inputs.contents import are_equal_tensors
 from .cells import content
 from .glance import Glance, Seen, are_same
 from .reach import Reached, reached, saved, state_of
@@ -104,7 +105,7 @@ class Snapshot:
             for tensor, value in self.tensors.values():
                 if tensor.shape != value.shape:
                     tensor.data = value.clone()
-                elif not _equal(tensor, value):
+                elif not are_equal_tensors(tensor, value):
                     tensor.data.copy_(value)
 
     def tensors_held(self) -> Iterator[torch.Tensor]:
@@ -149,7 +150,7 @@ class Snapshot:
         written = [
             (path, name)
             for path, name, tensor in self.reached.tensors
-            if id(tensor) in self.tensors and not _equal(*self.tensors[id(tensor)])
+            if id(tensor) in self.tensors and not are_equal_tensors(*self.tensors[id(tensor)])
         ]
         return drawn + written + self.beside.changes()
 
@@ -387,8 +388,3 @@ def generators(device: torch.device | None = None) -> tuple[Any, ...]:
     if there is not None and there is not torch.default_generator:
         own += there.get_state().numpy().tobytes()
     return (*outside, own)
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit for bit, so that a not-a-number is no change."""
-    return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())
