@@ -13,8 +13,9 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypedDict
 
+from .arguments import brief
 from .costs import Degrees
-from .errors import PlanError
+from .errors import InputError, PlanError
 from .hardware import Cluster
 from .plandiff import PlanDiff, changed
 from .presets import Offload, Optimizer, Precision
@@ -222,7 +223,11 @@ class Plan(Shown):
             raise PlanError(f"the plan contradicts itself: its {path} {fault}; plan again, or change both")
 
     def diff(self, other: Plan) -> PlanDiff:
-        """What is different in ``other``. Linear in the ops of both."""
+        """What is different in ``other``, which must be a plan. Linear in the ops of both."""
+        if not isinstance(other, Plan):
+            raise InputError(
+                f"other is {brief(other)}; it must be a Plan: Plan.from_json reads one from a file"
+            )
         rows = zip(_figures(self), _figures(other), strict=True)
         return PlanDiff(
             figures=tuple((what, a, b, unit) for (what, a, unit), (_, b, _) in rows),

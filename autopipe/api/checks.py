@@ -196,6 +196,7 @@ def _optimizer(name: str, value: Any) -> None:
 _CHECKS: Mapping[str, Check] = {
     "n_stages": _count(MOST_STAGES),
     "n_ranks": _optional(_at_least(1, MOST_STAGES)),
+    "min_ranks": _at_least(1, MOST_STAGES),
     "n_microbatches": _count(MOST_MICROBATCHES),
     "schedule": _word(*NAMES, "auto"),
     "balance": _balance,
@@ -214,6 +215,7 @@ _CHECKS: Mapping[str, Check] = {
     "device_order": _word("hosts", "given", "auto"),
     "optimizer_bytes_per_parameter_byte": _number(0, most=1e3),
     "time_limit_s": _optional(_number(0, most=1e9, unit="seconds")),
+    "stall_limit_s": _optional(_number(0, above=True, most=1e9, unit="seconds")),
     "dynamic": _dynamic,
     "open": _names,
     "closed": _names,

@@ -108,6 +108,7 @@ def split(
         them (transformers' ``dummy_inputs``, Lightning's ``example_input_array``, and such).
     n_ranks: how many processes share the stages; by default the cluster's, else the process group's, else
         what the schedule needs for ``n_stages``.
+    min_ranks: with ``n_stages="auto"``, the fewest ranks that may share them; in a process group, all do.
     n_microbatches: pieces of a batch per step, or ``"auto"``; by default four per stage, at most the batch.
     schedule: ``gpipe``, ``1f1b``, ``interleaved``, ``looped-bfs``, ``zb-h1``, ``zb-h2``, ``zbv``,
         ``dualpipev``, ``cost-aware`` (made from the plan's times) or ``auto``.

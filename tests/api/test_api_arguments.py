@@ -1,6 +1,7 @@
 """Odd arguments of the public functions: each is refused by an error that names it, or is what it says."""
 
 import contextlib
+import inspect
 import os
 import random
 import time
@@ -11,7 +12,9 @@ import torch
 from torch import nn
 
 import autopipe
-from autopipe.errors import AutopipeError, InputError
+from autopipe.api.planning import make_plan
+from autopipe.errors import AutopipeError, InputError, PlanError
+from autopipe.solve import solve
 
 ODD = (
     None, True, -1, 0, 1.5, float("nan"), float("inf"), 10**30, -(10**30), np.int64(2), "", "x", "auto",
@@ -25,7 +28,8 @@ SPLIT = (
     "model", "n_stages", "args", "kwargs", "plan", "n_ranks", "n_microbatches", "schedule", "balance",
     "costs", "cluster", "device", "memory_limit", "ties", "pin", "dynamic", "store", "time_limit_s",
     "together", "uncut", "recompute", "clone", "overlap", "sender_pays", "device_order",
-    "optimizer_bytes_per_parameter_byte",
+    "optimizer_bytes_per_parameter_byte", "min_ranks", "stall_limit_s", "open", "closed", "precision",
+    "optimizer", "offload",
 )  # fmt: skip
 RUNTIME = (
     "loss_fn", "n_microbatches", "schedule", "device", "mesh", "autocast", "scaler", "loss_reduction",
@@ -44,6 +48,30 @@ VERBS = {
     "simulate": SIMULATE,
     "verify": VERIFY,
 }
+
+
+def test_every_option_of_split_is_tried_here():
+    known = {*inspect.signature(autopipe.split).parameters} - {"options"}
+    takes = (*inspect.signature(make_plan).parameters.values(), *inspect.signature(solve).parameters.values())
+    known |= {p.name for p in takes if p.kind is p.KEYWORD_ONLY}
+    assert known == {*SPLIT}
+
+
+def test_a_plan_is_told_apart_from_plans_alone(pipe):
+    for other in (None, 5, "x", pipe):
+        with pytest.raises(InputError, match=r"other is .* must be a Plan"):
+            pipe.plan.diff(other)
+
+
+def test_the_path_of_no_module_pins_nothing(pipe):
+    with pytest.raises(PlanError, match="pin '' matches no op"):
+        autopipe.plan(pipe.graph, 2, costs="estimated", pin={"": 1})
+
+
+def test_the_fewest_ranks_are_as_many_as_asked(pipe):
+    options = {"costs": "estimated", "n_ranks": 3, "n_microbatches": 1}
+    assert autopipe.plan(pipe.graph, "auto", **options).n_ranks == 1
+    assert autopipe.plan(pipe.graph, "auto", min_ranks=2, **options).n_ranks >= 2
 
 
 def model() -> nn.Module:

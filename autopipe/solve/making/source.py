@@ -91,7 +91,8 @@ class Source:
         found = [
             op
             for op in ops
-            if op.name == prefix or under(op.module_path) or (op.kind == "module" and under(op.target))
+            if prefix
+            and (op.name == prefix or under(op.module_path) or (op.kind == "module" and under(op.target)))
         ]
         if not found:
             example = next((op.module_path for op in ops if op.module_path), ops[0].name if ops else "")
