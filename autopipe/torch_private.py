@@ -41,6 +41,7 @@ __all__ = [
     "GRAD_AND_VALUE",
     "JVP",
     "LINEARIZE",
+    "TOTAL_NORM",
     "VJP",
     "VMAP",
     "TorchDispatchMode",
@@ -219,6 +220,10 @@ LINEARIZE = (_TRANSFORMS, "linearize")
 CLIP = (importlib.import_module("torch.nn.utils.clip_grad"), "_clip_grads_with_norm_")
 """What ``torch.nn.utils.clip_grad_norm_`` ends in, looked up at each call; the public function that clips by
 a given norm is the same function under a name of its own."""
+
+TOTAL_NORM = (CLIP[0], "_group_tensors_by_device_and_dtype")
+"""What ``torch.nn.utils.get_total_norm`` begins with, looked up at each call, whatever name its caller has it
+under; other functions of the module call it too."""
 
 # ---------------------------------------------------------------- torch.distributed
 

@@ -178,11 +178,54 @@ def test_values_come_back_as_what_they_were(value):
         '{"~":"default","v":["int",[3]]}',
         '{"~":"default","v":["int"]}',
         '{"~":"queue","v":[]}',
+        '{"~":"parameter","v":["x",true]}',
+        '{"~":"parameter","v":["x"]}',
     ],
 )
 def test_values_that_name_what_they_may_not_are_refused(text):
     with pytest.raises(Unfit):
         loads(text)
+
+
+class Kept:
+    """What a user keeps beside the model; ``takes`` says whether it takes any state."""
+
+    def __init__(self, state, takes=True):
+        self.state, self.takes = state, takes
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        if not self.takes:
+            raise RuntimeError("another kind")
+        self.state = state
+
+
+def test_parameters_in_what_users_keep_stay_such(tmp_path):
+    _, runtime = runtime_of()
+    mine = {"scale": nn.Parameter(torch.ones(2)), "frozen": [nn.Parameter(torch.zeros(3), False)]}
+    runtime.save(tmp_path / "c", kept=Kept({**mine, "plain": torch.ones(1)}))
+    other = Kept({})
+    runtime.load(tmp_path / "c", kept=other)
+    found = [other.state["scale"], other.state["frozen"][0]]
+    assert [(type(p), p.requires_grad, p.sum().item()) for p in found] == [
+        (nn.Parameter, True, 2.0),
+        (nn.Parameter, False, 0.0),
+    ]
+    assert type(other.state["plain"]) is torch.Tensor
+
+
+def test_an_object_that_takes_no_state_leaves_all_else_as_it_was(tmp_path, caplog):
+    _, runtime = runtime_of()
+    runtime.save(tmp_path / "c", first=Kept({"a": 1}), second=Kept({"b": 2}))
+    first = Kept({"a": 3})
+    with pytest.raises(
+        StoreError, match="second does not take the state saved for it: RuntimeError: another"
+    ):
+        runtime.load(tmp_path / "c", first=first, second=Kept({"b": 4}, takes=False))
+    assert first.state == {"a": 3}
+    assert "second does not take back what it had: RuntimeError: another kind" in caplog.text
 
 
 def test_a_function_that_makes_missing_values_is_named():

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .tensorfile import Spec
 
@@ -29,20 +29,29 @@ class Source(Protocol):
 
 
 class Stored:
-    """A tensor of a checkpoint that has not been read: where it is, and whether it was numpy's."""
+    """A tensor of a checkpoint that has not been read: where it is, and whether numpy's or a parameter.
 
-    __slots__ = ("file", "is_array", "name")
+    ``trains`` is None where it was none, else whether that required a gradient.
+    """
 
-    def __init__(self, file: Source, name: str, is_array: bool = False) -> None:
-        self.file, self.name, self.is_array = file, name, is_array
+    __slots__ = ("file", "is_array", "name", "trains")
+
+    def __init__(self, file: Source, name: str, is_array: bool = False, trains: bool | None = None) -> None:
+        self.file, self.name, self.is_array, self.trains = file, name, is_array, trains
 
     def numpy(self) -> Stored:
         """The same, to be read as an array."""
         return Stored(self.file, self.name, True)
 
+    def parameter(self, trains: bool) -> Stored:
+        """The same, to be read as a parameter."""
+        return Stored(self.file, self.name, trains=trains)
+
     def read(self) -> Any:
-        """The tensor, or array."""
+        """The tensor, array or parameter."""
         tensor = self.file.read(self.name)
+        if self.trains is not None:
+            return nn.Parameter(tensor, self.trains)
         return tensor.numpy() if self.is_array else tensor
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import logging
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from .loading import Checkpoint
 
 __all__ = ["Restoring", "collect", "filled", "find_stored"]
+
+_logger = logging.getLogger(__name__)
 
 ELEMENTWISE = frozenset(
     (
@@ -150,7 +153,7 @@ class Restoring:
         self._holding = holding
         self._named = named
         self._objects = {key: thing for key, thing in objects.items() if thing is not None}
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[tuple[str, Callable[[], None]]] = []
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -280,15 +283,17 @@ class Restoring:
             if isinstance(thing, torch.optim.Optimizer):
                 self._put(key, functools.partial(self._apply_optimizer, key), thing)
                 continue
-            self._undo.append(functools.partial(thing.load_state_dict, copy.deepcopy(thing.state_dict())))
+            before = copy.deepcopy(thing.state_dict())
+            self._undo.append((key, functools.partial(thing.load_state_dict, before)))
             self._put(key, thing.load_state_dict, filled(self._state_of(key)))
         for name in self._extras.keys() & self._checkpoint.extras.keys():
             module = self._extras[name]
             before = copy.deepcopy(module.get_extra_state())
-            self._undo.append(functools.partial(module.set_extra_state, before))
+            self._undo.append((name, functools.partial(module.set_extra_state, before)))
             self._put(name, module.set_extra_state, filled(self._checkpoint.extras[name]))
         if self._device is not None:
-            self._undo.append(functools.partial(_set_random, self._device, _random_state(self._device)))
+            before = _random_state(self._device)
+            self._undo.append(("random", functools.partial(_set_random, self._device, before)))
             self._put("random", functools.partial(_set_random, self._device), filled(self._random()))
 
     def _put(self, key: str, take: Callable[[Any], object], state: Any) -> None:
@@ -332,7 +337,7 @@ class Restoring:
                 }
             )
         before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
-        self._undo.append(functools.partial(optimizer.__setstate__, before))
+        self._undo.append((key, functools.partial(optimizer.__setstate__, before)))
         optimizer.load_state_dict({"state": made, "param_groups": groups})
         for i, (_, parameter) in enumerate(flat):
             as_saved(optimizer, parameter, made.get(i, {}))
@@ -340,7 +345,11 @@ class Restoring:
     def undo(self) -> None:
         """Put every object back as it was before :meth:`apply`."""
         while self._undo:
-            self._undo.pop()()
+            key, put_back = self._undo.pop()
+            try:
+                put_back()
+            except Exception as error:  # the object's own, of whatever kind; the others go on
+                _logger.warning("%s does not take back what it had: %s: %s", key, type(error).__name__, error)
 
 
 def _text(option: Any) -> str:

@@ -12,10 +12,11 @@ those that the others' go with. Clipping over all ranks is left to ``precision``
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...arguments import brief
 from ...errors import InputError, StaleError
-from ...torch_private import CLIP
+from ...torch_private import CLIP, TOTAL_NORM
 
 __all__ = ["Partial", "refuse_line_search", "watch"]
 
@@ -61,7 +62,7 @@ def watch(owner: Partial) -> None:
     _watched.add(owner)
     places = (
         (*CLIP, _looking),
-        (nn.utils, "get_total_norm", _telling),
+        (*TOTAL_NORM, _telling),
         (optim.Optimizer, "state_dict", _signed),
         (optim.Optimizer, "load_state_dict", _comparing),
         (nn.Module, "load_state_dict", _counted),
@@ -108,19 +109,24 @@ def _looking(clip: Any) -> Any:
     return clipped
 
 
-def _telling(get_total_norm: Any) -> Any:
-    """The norm, with a warning where it is of a part: who sums it over ranks by hand is right."""
+def _telling(grouped: Any) -> Any:
+    """What ``get_total_norm`` begins with, and a warning where that is asked of a part.
 
-    @functools.wraps(get_total_norm)
-    def told(tensors: Tensor | Iterable[Tensor], *args: Any, **kwargs: Any) -> Any:
-        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        part = {id(p.grad) for owner in _watched for p in owner.partial() if p.grad is not None}
-        if any(id(t) in part for t in tensors):
-            _logger.warning(
-                "get_total_norm got the gradients that this rank trains, and gives the norm of those alone: "
-                'rt.clip_grad_norm_(float("inf")) gives that of all ranks, rt.clip_grad_norm_(max_norm) clips'
-            )
-        return get_total_norm(tensors, *args, **kwargs)
+    Who sums it over ranks by hand is right.
+    """
+    asks = inspect.unwrap(nn.utils.get_total_norm).__code__
+
+    @functools.wraps(grouped)
+    def told(lists: Sequence[Sequence[Tensor]], *args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_code is asks:
+            part = {id(p.grad) for owner in _watched for p in owner.partial() if p.grad is not None}
+            if any(id(t) in part for tensors in lists for t in tensors):
+                _logger.warning(
+                    "get_total_norm got the gradients that this rank trains, and gives the norm of those "
+                    'alone: rt.clip_grad_norm_(float("inf")) gives that of all ranks, '
+                    "rt.clip_grad_norm_(max_norm) clips"
+                )
+        return grouped(lists, *args, **kwargs)
 
     return told
 

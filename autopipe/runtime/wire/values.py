@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = ["Unfit", "dtype_of", "dumps", "loads", "name_of"]
 
@@ -75,6 +75,8 @@ def _encode(value: Any, aside: SetAside | None, where: str, depth: int) -> Any:
     if isinstance(value, Tensor):
         if aside is None:
             raise Unfit(f"{where or 'the value'} is a tensor")
+        if isinstance(value, nn.Parameter):
+            return _tagged("parameter", [aside(value, where), value.requires_grad])
         return _tagged("tensor", aside(value, where))
     if isinstance(value, np.ndarray) and aside is not None and value.dtype.kind in "biufc":
         return _tagged("array", aside(torch.from_numpy(np.ascontiguousarray(value)), where))
@@ -112,10 +114,13 @@ def _decode(found: Any, take: Callable[[str], Tensor] | None) -> Any:
     if TAG not in found:
         return {key: _decode(item, take) for key, item in found.items()}
     kind, value = found[TAG], found["v"]
-    if kind in ("tensor", "array"):
-        if take is None or not isinstance(value, str):
+    if kind in ("tensor", "array", "parameter"):
+        name, trains = value if kind == "parameter" else (value, False)
+        if take is None or not isinstance(name, str) or not isinstance(trains, bool):
             raise Unfit("a tensor where none can be")
-        tensor = take(value)
+        tensor = take(name)
+        if kind == "parameter":
+            return nn.Parameter(tensor, trains) if isinstance(tensor, Tensor) else tensor.parameter(trains)
         return tensor if kind == "tensor" else tensor.numpy()
     if kind == "number":
         return _number(value[0])(_decode(value[1], take))
