@@ -45,6 +45,32 @@ class Clipped(nn.Module):
         return F.relu(told[1:] - told[:-1]).sum()
 
 
+class Hardest(nn.Module):
+    """Of two rows of two kinds nothing is left of the loss in any order, of more there is."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, kind):
+        told = self.b(self.a(x).relu())
+        apart, is_same = torch.cdist(told, told), kind[:, None] == kind
+        farthest, nearest = (apart * is_same).amax(1), (apart + 1e9 * is_same).amin(1)
+        return F.relu(farthest - nearest + 0.1).mean()
+
+
+class Constant(nn.Module):
+    """A number that is the same for all rows is no sign that they mix."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        told = self.b(self.a(x).relu())
+        return told.square().mean(), told.new_tensor(3.0), (told * 0).sum()
+
+
 def found(model, *args, **kwargs):
     torch.manual_seed(0)
     captured, _, stages = make(model, args, kwargs, n_stages=2)
@@ -63,6 +89,18 @@ def test_rows_that_depend_on_one_another_in_one_order_alone(is_reversed):
     assert bool(model(x)) != bool(model(x.flip(0)))
     captured = autopipe.capture(model, (x.flip(0) if is_reversed else x,))
     assert "alone give 0 and 0" in captured.variation.mixing.always
+
+
+def test_rows_whose_loss_is_clipped_to_nothing():
+    torch.manual_seed(0)
+    model, x, kind = Hardest().double(), 3 * torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % 2
+    assert not bool(model(x[:2], kind[:2]))
+    pipe = autopipe.split(model, 2, (x, kind), costs="estimated", n_microbatches=4)
+    assert "cdist" in pipe.graph.variation.mixing.always
+    whole = model(x, kind).item()
+    assert whole
+    assert pipe.runtime().step(x, kind).loss.item() == pytest.approx(whole, rel=1e-10)
+    assert not autopipe.capture(Constant(), (torch.randn(6, 4),)).variation.mixing.always
 
 
 def test_rows_that_do_not():

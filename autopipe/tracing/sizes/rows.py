@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ...graph import Dim, batch_dim
 from ...units import Size
-from ..calls.call import Call, Recording
+from ..calls.call import Call, Depends, Recording
 from ..calls.functions import tensors
 from ..calls.wording import shown
 from ..record.state import seed
@@ -203,13 +203,14 @@ def _is_over_labels(model: nn.Module, call: Call) -> bool:
 def _found(results: _Results, dim: Dim, shapes: _Shapes) -> str:
     """What mixes rows in one form, in words, or nothing.
 
-    Where results differ by little, though by more than rounding, some op must differ by more.
+    Where results differ by little, though by more than rounding, some op must differ by more. Where a number
+    is the same whatever the rows, as a loss that is clipped, it tells nothing, and the ops are asked too.
     """
     fault = results.fault(dim, shapes, _ALLOWED)
     if fault:
         where = _first(results.form, results.run, dim, shapes)
         return "; ".join(filter(None, (where, fault if results.is_number or not where else "")))
-    little = results.fault(dim, shapes, _EQUAL) or not results.are_finite
+    little = results.fault(dim, shapes, _EQUAL) or not results.are_telling
     return _first(results.form, results.run, dim, shapes) if little else ""
 
 
@@ -240,11 +241,11 @@ class _Results:
         return [v for c, v in made if isinstance(c, Call)]
 
     @property
-    def are_finite(self) -> bool:
-        """Whether the numbers among them tell anything: a mean of nothing does not."""
-        return all(
-            math.isfinite(float(self.of(rows)[i])) for rows in ("ab", "aa", "bb") for i in self._numbers
-        )
+    def are_telling(self) -> bool:
+        """Whether the numbers made of inputs tell anything: no mean of nothing does, nor one that stays."""
+        made = [i for i in self._numbers if self._leaves[i].depends & Depends.INPUT]
+        figures = [[float(self.of(rows)[i]) for rows in ("ab", "aa", "bb")] for i in made]
+        return all(all(map(math.isfinite, each)) and len({*each}) > 1 for each in figures)
 
     def fault(self, dim: Dim, shapes: _Shapes, allowed: Mapping[torch.dtype, float]) -> str:
         """The first leaf that is not as rows alone make it, in words; ``is_number`` says which kind."""
