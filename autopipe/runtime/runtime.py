@@ -276,7 +276,8 @@ class Runtime(Upkeep):
         tuple of its positional ones. A batch weighs by what the loss averages over, rows or counted labels:
         batches may be ragged. What compares rows sees those of one batch. Ranks sum their gradients once, in
         the last.
-        Returns the loss of all batches together. Under ``feed`` the other ranks pass as many empty ones.
+        Returns the loss of all batches together. Under ``feed`` the other ranks pass as many empty ones,
+        else every rank raises :class:`InputError`. Replicas may pass unlike numbers.
         """
         return self._runner.accumulate(batches, n_microbatches)
 
