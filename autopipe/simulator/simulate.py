@@ -144,7 +144,8 @@ def simulate(
     rank at a time, all of them for None. Known error: the scattering of gradients hides behind the last
     backward.
 
-    Raises :class:`InputError` where a given schedule is not for as many stages and ranks as the plan.
+    Raises :class:`InputError` where a given schedule is not for as many stages and ranks as the plan, or the
+    costs are of other ops.
     """
     if n_microbatches is not None:
         whole("n_microbatches", n_microbatches)
@@ -156,6 +157,12 @@ def simulate(
         one_of("schedule", schedule, NAMES)
     if costs is not None and not isinstance(costs, CostTable):
         raise InputError(f"costs is {brief(costs)}; it must be a CostTable")
+    for stage in plan.stages:
+        if costs is not None and stage.forward_s > 0 and not any(op in costs.costs for op in stage.ops):
+            raise InputError(
+                f"the cost table has none of the {len(stage.ops)} ops of the plan's stage {stage.index} "
+                f"({', '.join(stage.ops[:3])}); give the table that the plan was made with"
+            )
     if not isinstance(schedule, Schedule):
         schedule = plan_schedule(plan, schedule, n_microbatches)
     elif (schedule.n_stages, schedule.n_ranks) != (plan.n_stages, plan.n_ranks):

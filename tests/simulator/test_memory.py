@@ -8,6 +8,7 @@ from plans import make_plan
 from strategies import schedules
 
 from autopipe.costs import CostTable, OpCost
+from autopipe.errors import InputError
 from autopipe.memory import plan_memory, rank_memory, stage_memory, tied_bytes
 from autopipe.plans import Tie
 from autopipe.schedule import build, in_flight
@@ -103,3 +104,10 @@ def test_op_costs_make_a_plans_memory_closer():
     assert simulate(plan, costs=costs).memory == tuple(
         dataclasses.replace(m, in_flight=n) for m, n in zip(walked, (2, 1), strict=True)
     )
+
+
+@pytest.mark.parametrize("names", [(), ("op0",), ("another", "op1")])
+def test_costs_of_another_model_are_refused(names):
+    costs = CostTable(dict.fromkeys(names, OpCost(1.0, 2.0)))
+    with pytest.raises(InputError, match="none of the 1 ops"):
+        simulate(make_plan(n_stages=2), costs=costs)
