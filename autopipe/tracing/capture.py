@@ -417,11 +417,12 @@ def _captured_at(
     dynamic: Any,
     confirm_at: Mapping[str, torch.Tensor] | None,
     known: Variation | None,
+    below: int | None = None,
 ) -> Capture | None:
     """A capture on the example at other sizes; None where it does not fit the example itself."""
     inputs, tensors = Inputs.of(model, args, kwargs)
     given = inputs.rebuild(model, dims.resize(tensors, cut))
-    found = _captured(model, *given, policy, dynamic, confirm_at, known)
+    found = _captured(model, *given, policy, dynamic, confirm_at, known, below)
     if not are_free({place for d in cut for place in d.where}, found.ops.dims):
         return None
     found = found.with_example(args, kwargs, tuple(cut))
@@ -434,11 +435,13 @@ def _elsewhere(found: Capture, cut: Mapping[Dim, int]) -> Capture:
     uneven = () if found.device.type == "meta" else uneven_sizes(found.variation)
     args, kwargs = found.example
     tensors = Inputs.of(found.model, args, kwargs)[1]
+    told = found.model, args, kwargs, found.policy, found.dynamic
+    n_checks = len(found.variation.checks)
     for dim, size in uneven:
         at = {**cut, next(d for d in found.ops.dims if d.name == dim.name): size}
         with contextlib.suppress(CaptureError, ModelError, InputError):
-            other = _captured_at(at, found.model, args, kwargs, found.policy, found.dynamic, tensors, None)
-            if other is not None and len(other.variation.checks) < len(found.variation.checks):
+            other = _captured_at(at, *told, tensors, None, below=n_checks)
+            if other is not None and len(other.variation.checks) < n_checks:
                 return dataclasses.replace(other, at=at)
     return found
 
@@ -451,8 +454,12 @@ def _captured(
     dynamic: Any,
     confirm_at: Mapping[str, torch.Tensor] | None = None,
     known: Variation | None = None,
+    below: int | None = None,
 ) -> Capture:
-    """A capture on the example; where ``confirm_at`` is given, its shapes are held against a run on it."""
+    """A capture on the example; where ``confirm_at`` is given, its shapes are held against a run on it.
+
+    One that no fewer than ``below`` checks limit to some sizes is given up.
+    """
     lazy = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if is_lazy(t)]
     if lazy:
         raise InputError(
@@ -471,7 +478,7 @@ def _captured(
         session = Session(model, args, kwargs, policy, snapshot, sizes_vary=bool(dynamic))
         args, kwargs = session.args, session.kwargs
         inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
-        made = held_against_the_model(session, inputs, tensors, dynamic, known)
+        made = held_against_the_model(session, inputs, tensors, dynamic, known, below)
         session, made = held_from_elsewhere(session, made, is_open)
         inputs = dataclasses.replace(inputs, is_apart=session.runs.is_apart)
         if confirm_at is not None:

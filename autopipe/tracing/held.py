@@ -31,11 +31,17 @@ __all__ = ["held_against_the_model", "held_from_elsewhere"]
 
 
 def held_against_the_model(
-    session: Session, inputs: Inputs, tensors: dict[str, torch.Tensor], dynamic: Any, known: Variation | None
+    session: Session,
+    inputs: Inputs,
+    tensors: dict[str, torch.Tensor],
+    dynamic: Any,
+    known: Variation | None,
+    below: int | None = None,
 ) -> Made:
     """Forms that are the model on other data, and what may vary; recorded again where they are not.
 
-    Not asked of a model on meta. Where forms follow questions about the data, that of the example is.
+    Not asked of a model on meta. Where forms follow questions about the data, that of the example is. Raises
+    :class:`CaptureError` where no fewer than ``below`` checks say which sizes they are right for.
     """
     while True:
         made = _freed(session, Made(session, inputs, tensors, session.forms(), dynamic, known))
@@ -58,6 +64,8 @@ def held_against_the_model(
         )
         fault = referee.fault()
         if fault is None:
+            if below is not None and len(made.variation.checks) >= below and not made.is_narrowed:
+                raise CaptureError(f"{len(made.variation.checks)} checks say which sizes it is right for")
             record_at_sizes(session, made)
             return made
         if not session.distrust_shifted():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from traps.registry import WIDTH, Net
 
 import autopipe
 from autopipe.errors import InputError
-from autopipe.tracing import Capture, capture
+from autopipe.tracing import Capture, capture, held
 
 
 class Windowed(Net):
@@ -336,3 +337,25 @@ def test_a_kind_of_two_sizes_is_recorded_when_it_is_met() -> None:
     for length in (8, 5, 6, 12, 5, 16):
         x = torch.randn(3, length, WIDTH)
         torch.testing.assert_close(pipe(x), model(x))
+
+
+class Odd(Net):
+    """Goes another way for an odd length, so that a recording of one way is not right for the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.run(x)
+        return x * 2 if x.shape[1] % 2 else x.flip(1)
+
+
+def test_forms_for_other_sizes_are_made_of_the_recording_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ready: list[Any] = []
+    original = held.record_at_sizes
+    monkeypatch.setattr(held, "record_at_sizes", lambda *args: (ready.append(args), original(*args)))
+    model = Odd()
+    captured = capture(model, (torch.randn(2, 6, WIDTH),))
+    assert len(ready) == 1
+    for length in (6, 8, 5):
+        x = torch.randn(3, length, WIDTH)
+        assert torch.equal(captured(x), model(x))
