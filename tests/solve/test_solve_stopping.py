@@ -113,6 +113,13 @@ def test_a_balance_that_is_no_weight_is_refused(weight):
         made(balance=lambda op: weight)
 
 
+def test_a_balance_that_raises_is_told_with_what_it_is_called_with():
+    with pytest.raises(InputError, match=r"balance raises KeyError for op 'embed'.*autopipe\.graph\.Op"):
+        made(balance=lambda op: {}[op.name])
+    with pytest.raises(InputError, match="balance raises TypeError"):
+        made(balance=lambda: 1.0)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

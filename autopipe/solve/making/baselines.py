@@ -46,7 +46,13 @@ def weights_of(graph: OpGraph, problem: Problem, balance: str | Weigh) -> tuple[
 
 
 def _weight(balance: Weigh, op: Op) -> float:
-    weight = balance(op)
+    try:
+        weight = balance(op)
+    except Exception as error:
+        raise InputError(
+            f"balance raises {type(error).__name__} for op {op.name!r}: {error}; it is called with each op "
+            "of the graph (autopipe.graph.Op) and gives its weight, a number"
+        ) from error
     weight = int(weight) if isinstance(weight, bool) else weight
     return number(f"the weight that balance gave op {op.name!r}", weight, most=_HEAVIEST)
 
