@@ -34,7 +34,7 @@ from .later import Later
 from .making import Form
 from .notes import told
 from .record.bysize import follow_sizes, sizes_of
-from .record.given import all_on, device_of, fresh
+from .record.given import all_on, check_values, device_of, fresh
 from .record.keeping import tell_left
 from .record.leaves import Policy
 from .record.session import Session
@@ -366,6 +366,7 @@ def capture(
         raise InputError(f"model is {type(model).__name__}; capture takes a torch.nn.Module")
     if not args and not kwargs:
         args, kwargs = infer(model)
+    check_values(model, args, kwargs)
     policy = Policy(model, pinned=frozenset(closed)).with_opened(open)
     leaves, spec = flatten((tuple(args), dict(kwargs or {})))
     args, kwargs = unflatten(spec, leaves)  # calls may write into the caller's containers

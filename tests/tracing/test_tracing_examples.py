@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import autopipe
 from autopipe.errors import InputError
@@ -145,3 +146,28 @@ def test_names_of_inputs_are_free() -> None:
     x, edges = torch.randn(2, 4), {(0, 1): torch.randn(2, 4), (1, "a"): torch.randn(2, 4)}
     pipe = autopipe.split(model, 2, (x, edges), costs="estimated", balance="parameters")
     assert torch.equal(pipe(x, edges), model(x, edges))
+
+
+@pytest.mark.parametrize("fake", [("model",), ("x",), ("model", "x"), ()])
+def test_fake_tensors_are_told(fake) -> None:
+    def made() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4)
+
+    model, x = made()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model_of_none, x_of_none = made()
+        if not fake:
+            with pytest.raises(InputError, match="tensors that are made here are fake"):
+                autopipe.split(model, 2, (x,), costs="estimated")
+            return
+    model, x = model_of_none if "model" in fake else model, x_of_none if "x" in fake else x
+    with pytest.raises(InputError, match=r"are fake \(FakeTensorMode\)"):
+        autopipe.split(model, 2, (x,), costs="estimated")
+
+
+def test_a_default_device_without_values_is_nothing_to_a_model_that_makes_none() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(4, 4)
+    with torch.device("meta"):
+        pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
+        pipe.verify()
+    assert torch.equal(pipe(x), model(x))

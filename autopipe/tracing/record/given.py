@@ -12,10 +12,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import InputError
 from ..inputs.contents import are_told_alike
 from ..inputs.structure import flatten, unflatten
 
-__all__ = ["all_on", "are_close", "close_to", "device_of", "doubled", "fresh", "other_data", "united"]
+__all__ = [
+    "all_on",
+    "are_close",
+    "check_values",
+    "close_to",
+    "device_of",
+    "doubled",
+    "fresh",
+    "other_data",
+    "united",
+]
 
 
 def device_of(model: nn.Module, *given: Any) -> torch.device:
@@ -25,6 +36,21 @@ def device_of(model: nn.Module, *given: Any) -> torch.device:
     tensors = (v for v in flatten(given)[0] if isinstance(v, torch.Tensor))
     held = next(tensors, None) if held is None else held
     return torch.device("cpu") if held is None else held.device
+
+
+def check_values(model: nn.Module, *given: Any) -> None:
+    """Raise :class:`InputError` for fake tensors, and where every new tensor is one."""
+    held = {
+        "the model's parameters": [*model.parameters(), *model.buffers()],
+        "the arguments": flatten(given)[0],
+        "the tensors that are made here": [torch.empty(0)],
+    }
+    for name, tensors in held.items():
+        if any(getattr(t, "fake_mode", None) is not None for t in tensors):
+            raise InputError(
+                f"{name} are fake (FakeTensorMode) and have no values to record a model on; make model "
+                "and arguments outside of that mode, or on torch.device('meta') to plan without weights"
+            )
 
 
 @contextlib.contextmanager
