@@ -15,7 +15,6 @@ import torch
 from torch import fx
 
 from ..errors import AutopipeError, CaptureError
-from ..graph import batch_dim
 from .calls.call import Call, Recording
 from .calls.likeness import is_same, prune
 from .calls.named import Named
@@ -179,11 +178,7 @@ class Made:
         if self.dynamic:
             session = self.session
             told = (merged, self.tensors, variation.dims, variation.shapes, session.device, session.start)
-            two = {d.name: d.example for d in variation.dims}
-            if (batch := batch_dim(variation.dims)) is not None:
-                two[batch.name] = 2
-            is_two = all(check.holds(two) for check in variation.checks)
-            found = known.mixing if known else mixing(session.model, *told, takes_two=is_two)
+            found = known.mixing if known else mixing(session.model, *told, takes=variation.takes_rows)
             if not (known or found.always or found.training):
                 held = (variation.dims, session.device, session.start)
                 written = by_call(session.model, merged[True], self.tensors, *held)

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import autopipe
+from autopipe.errors import InputError
 from autopipe.runtime import mixing
 from autopipe.tracing.sizes.rows import Mixing
 
@@ -341,3 +342,74 @@ def test_what_is_written_at_each_call_is_told_by_name(caplog):
     for _ in range(2):
         runtime.step(torch.randn(8, 4))
     assert caplog.text.count("calls, average, a.weight_u") == 1
+
+
+class Edges(nn.Module):
+    """Sums over edges, which tell their ends by number."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, edges):
+        x = self.a(x)
+        return self.b(x.index_add(0, edges[1], x[edges[0]])).square().mean()
+
+
+class Picks(Edges):
+    """Takes rows of one argument in the order that another tells."""
+
+    def forward(self, x, places):
+        return self.b(torch.tanh(self.a(x[places]))).square().mean()
+
+
+class Along(Edges):
+    """Takes places within each row, which are nobody else's."""
+
+    def forward(self, x, places):
+        x = self.a(x).gather(1, places[..., None].expand(-1, -1, 4))
+        return self.b(torch.tanh(x)).square().mean()
+
+
+class Bags(nn.Module):
+    """Sums over bags, which begin at offsets."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.EmbeddingBag(9, 4), nn.Linear(4, 4)
+
+    def forward(self, tokens, offsets):
+        return self.b(torch.tanh(self.a(tokens, offsets))).square().mean()
+
+
+def pointing(seed):
+    torch.manual_seed(seed)
+    return {
+        "a graph": (Edges(), (torch.randn(20, 4), torch.randint(0, 20, (2, 30)))),
+        "few edges": (Edges(), (torch.randn(20, 4), torch.tensor([[18, 12], [17, 3]]))),
+        "as many edges": (Edges(), (torch.randn(8, 4), torch.randint(0, 8, (2, 8)))),
+        "an order": (Picks(), (torch.randn(8, 4), torch.randperm(8))),
+        "one row": (Picks(), (torch.randn(8, 4), torch.full((8,), 3))),
+        "bags": (Bags(), (torch.randint(0, 9, (16,)), torch.arange(0, 16, 4))),
+        "bags of one": (Bags(), (torch.randint(0, 9, (8,)), torch.arange(8))),
+    }
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", list(pointing(0)))
+def test_inputs_that_point_to_rows_are_not_cut(name, seed):
+    model, args = pointing(seed)[name]
+    pipe = autopipe.split(model, 2, args, costs="estimated", n_microbatches=2)
+    assert pipe.graph.variation.mixing.always
+    with pytest.raises(InputError, match=r"depend on one another .*[^ ]\), so .* pass n_microbatches=1"):
+        pipe.runtime().step(*args)
+    loss = pipe.runtime(n_microbatches=1).step(*args).loss
+    torch.testing.assert_close(loss, model(*args).detach(), check_dtype=False)
+
+
+def test_inputs_that_point_into_their_own_row_are_cut():
+    torch.manual_seed(0)
+    model, args = Along(), (torch.randn(8, 5, 4), torch.randint(0, 5, (8, 3)))
+    pipe = autopipe.split(model, 2, args, costs="estimated", n_microbatches=2)
+    assert not pipe.graph.variation.mixing.always
+    torch.testing.assert_close(pipe.runtime().step(*args).loss, model(*args).detach())

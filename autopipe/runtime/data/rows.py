@@ -57,7 +57,7 @@ class MixedRows:
             why = ""
             if self._mode == "tail":
                 told = "the plan does not have what follows in its last stage: plan again" if tail.ops else ""
-                why = f"; {tail.obstacle or told}"
+                why = "; ".join(["", *filter(None, [tail.obstacle or told])])
             raise InputError(
                 f"rows of a batch of {name} depend on one another ({always}{why}), so its microbatches do "
                 "not give what the batch gives; pass n_microbatches=1, or move the loss that compares rows "

@@ -12,7 +12,7 @@ import torch
 from .call import Call
 from .named import qualified_name
 
-__all__ = ["example_of", "shown"]
+__all__ = ["example_of", "said", "shown"]
 
 _DEPTH = 4
 _SIGNS = {
@@ -50,6 +50,12 @@ def _name(value: Any) -> str:
     return (
         qualified_name(value.target).rpartition(".")[2] if value.op == "call_function" else str(value.target)
     )
+
+
+def said(call: Call) -> str:
+    """What a call is and where in the model's code it stands."""
+    what = call.target if call.op == "call_module" else shown(call, 3)
+    return f"{what} at {call.source}" if call.source else str(what)
 
 
 def example_of(tensor: Any) -> str:

@@ -23,9 +23,10 @@ from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Depends, Recording
 from ..calls.functions import tensors
-from ..calls.wording import shown
+from ..calls.wording import said
 from ..record.state import seed
 from .noise import OwnNoise
+from .pieces import fault_in_pieces
 from .rerun import replay
 
 __all__ = ["LABEL_MODULES", "MEANS_OVER_LABELS", "Mixing", "Rows", "is_close", "mixing", "rows_of"]
@@ -50,6 +51,7 @@ class Mixing:
     """In words, what mixes rows; empty where nothing does.
 
     ``always`` is what does in evaluation, ``training`` what does in training alone: batch norm, for one.
+    ``points``: inputs point to rows by number, so that no order of them tells what follows from a mixing.
     ``sums``: the numbers that are made of all rows are sums over them, not means. ``by_call`` are buffers and
     attributes that a training forward leaves otherwise when it is called on the rows in two batches, where
     nothing else is to be said of them.
@@ -58,6 +60,7 @@ class Mixing:
     always: str = ""
     training: str = ""
     sums: bool = False
+    points: bool = False
     by_call: tuple[str, ...] = ()
 
     @property
@@ -83,12 +86,13 @@ def mixing(
     device: torch.device,
     start: Callable[[bool], None],
     *,
-    takes_two: bool,
+    takes: Callable[[int], bool],
 ) -> Mixing:
     """Run the forms on the tensors ``given``, three to ten times each; ``start`` sets the mode.
 
-    Where the forms are right for two rows (``takes_two``), on two alone, as only these tell how rows weigh.
-    Nothing is found on the meta device, nor where the graph does not run on rows in other places.
+    Where the forms are right for two rows (``takes`` tells for how many), on two alone, as only these tell
+    how rows weigh. Where the graph does not run on rows in other places, it is run on pieces of the batch.
+    Nothing is found on the meta device.
     """
     dim = batch_dim(dims)
     if dim is None or dim.packed or device.type == "meta":
@@ -103,7 +107,8 @@ def mixing(
         is_counted = any(_is_over_labels(model, call) for call in form.calls)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for alone in (True, False) if takes_two and dim.example > 2 else (False,):
+            is_sure = False
+            for alone in (True, False) if takes(2) and dim.example > 2 else (False,):
                 is_longer = dim.example > 2 and not alone
                 seen: list[_Results] = []
                 try:
@@ -114,10 +119,17 @@ def mixing(
                     if not (is_longer or found[training]):
                         found[training] = seen[0].neither()
                         sums += seen[0].sums()
+                    is_sure = not is_longer
                     break
                 except Exception as error:
                     # any Python of the model, on rows it may not take: inputs may point to rows
                     _logger.debug("rows could not be told apart: %s", error)
+            if not (training or is_sure or found[False]) and any(map(_may_point, given.values())):
+                axes = functools.partial(_axes, dim=dim, shapes=shapes)
+                told = (model, form, given, dim, device, begin)
+                fault = fault_in_pieces(*told, takes=takes, rows_of=axes, is_close=is_close)
+                if fault:
+                    return Mixing(fault, points=True)
     return Mixing(found[False], found.get(True, ""), bool(sums) and all(sums))
 
 
@@ -159,6 +171,10 @@ def rows_of(
         return replay(model, form, _rows(given, dim, rows, alone), device, look=look).result
 
     return run
+
+
+def _may_point(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
 def _may_mix_in_training(form: Recording, forms: Mapping[bool, Recording]) -> bool:
@@ -253,11 +269,11 @@ class _Results:
             values = {rows: self.of(rows)[i] for rows in ("ab", "aa", "bb")}
             if any(_differ(values, axis, allowed) for axis in _axes(call, 0, dim, shapes)):
                 self.is_number = False
-                return _said(call)
+                return said(call)
         for i in self._numbers:
             if words := self._no_mean(i, allowed.get(self.of("ab")[i].dtype, _ALLOWED_BELOW), allowed):
                 self.is_number = True
-                return f"{_said(self._leaves[i])} is {words}"
+                return f"{said(self._leaves[i])} is {words}"
         return ""
 
     def sums(self) -> list[bool]:
@@ -278,10 +294,10 @@ class _Results:
         for i in self._numbers:
             mean, summed, found, allowed = self._of_three(i)
             if not self._noise.is_by_row:
-                return f"{_said(self._leaves[i])} is made with noise that cannot be told by rows"
+                return f"{said(self._leaves[i])} is made with noise that cannot be told by rows"
             if min(abs(found - mean), abs(found - summed)) > allowed:
-                said = f"{found:.6g} for three rows, whose mean is {mean:.6g} and whose sum {summed:.6g}"
-                return f"{_said(self._leaves[i])} is {said}"
+                three = f"{found:.6g} for three rows, whose mean is {mean:.6g} and whose sum {summed:.6g}"
+                return f"{said(self._leaves[i])} is {three}"
         return ""
 
     def _of_three(self, i: int) -> tuple[float, float, float, float]:
@@ -322,11 +338,6 @@ class _Results:
             if abs(found - (share * aa + 2 * bb) / (share + 2)) <= allowed * scale:
                 return ""
         return f"{ab:.6g} for two rows that alone give {aa:.6g} and {bb:.6g}"
-
-
-def _said(call: Call) -> str:
-    what = call.target if call.op == "call_module" else shown(call, 3)
-    return f"{what} at {call.source}" if call.source else str(what)
 
 
 def _axes(call: Call, index: int, dim: Dim, shapes: _Shapes) -> list[int]:
@@ -373,5 +384,5 @@ def _first(form: Recording, run: Callable[..., Any], dim: Dim, shapes: _Shapes) 
         for i in range(len(shapes.get(id(call), ()))):
             values = {rows: kept.get((id(call), i)) for rows, kept in seen.items()}
             if call.op != "output" and any(_differ(values, a) for a in _axes(call, i, dim, shapes)):
-                return _said(call)
+                return said(call)
     return ""

@@ -93,7 +93,7 @@ def find_tail(
     rows in evaluation too. Else they are left out, and each microbatch is a batch of its own there.
     """
     dim = batch_dim(dims)
-    if dim is None or not (found.always or found.training):
+    if dim is None or found.points or not (found.always or found.training):
         return Tail()
 
     def tried(quiet: bool) -> Tail:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import InputError
-from ...graph import Dim
+from ...graph import Dim, batch_dim
 from ...units import Size
 from ..inputs.arguments import Inputs
 from ..inputs.packing import packed_fault
@@ -91,6 +91,12 @@ class Variation:
     unsure: frozenset[int] = frozenset()
     mixing: Mixing = dataclasses.field(default_factory=Mixing)
     tail: Tail = dataclasses.field(default_factory=Tail)
+
+    def takes_rows(self, n: int) -> bool:
+        """Whether so many rows alter nothing that the model asks of its sizes."""
+        batch = batch_dim(self.dims)
+        sizes = {d.name: n if d is batch else d.example for d in self.dims}
+        return all(check.holds(sizes) for check in self.checks)
 
     def is_for(self, inputs: Inputs, values: Mapping[str, Any]) -> bool:
         """Whether :meth:`check` finds nothing."""

@@ -1,0 +1,109 @@
+"""Whether a form gives for pieces of a batch what it gives for all of it: inputs may point to rows by number.
+
+Edges of a graph do, offsets of bags, and indices into what is beside them; such rows cannot change places as
+``rows`` has them do, which asks here then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...graph import Dim
+from ..calls.call import Call, Recording
+from ..calls.functions import tensors
+from ..calls.wording import said
+from .rerun import replay
+from .trials import first_line
+
+__all__ = ["fault_in_pieces"]
+
+_Batch = Mapping[str, Tensor]
+
+
+@torch.no_grad()
+def fault_in_pieces(
+    model: nn.Module,
+    form: Recording,
+    given: _Batch,
+    dim: Dim,
+    device: torch.device,
+    start: Callable[[], None],
+    *,
+    takes: Callable[[int], bool],
+    rows_of: Callable[[Call, int], Sequence[int]],
+    is_close: Callable[[Tensor, Tensor], bool],
+) -> str:
+    """In words, the first call that gives other rows for a piece, or takes none; empty where there is none.
+
+    Three runs of a form, or six. ``start`` sets mode and state, ``takes`` tells for how many rows the form is
+    right, ``rows_of`` the axes of a call's tensor that are rows.
+    """
+
+    whole: dict[tuple[int, int], Tensor] = {}
+
+    def run(batch: _Batch, look: Callable[[Call, Any], None]) -> None:
+        start()
+        replay(model, form, batch, device, look=look)
+
+    def keep(call: Call, value: Any) -> None:
+        for i, tensor in enumerate(tensors(value)):
+            if len(rows_of(call, i)) == 1:
+                whole[id(call), i] = tensor.detach().clone()
+
+    def fault(piece: _Batch, begin: int) -> str:
+        seen: set[int] = set()
+        other: list[Call] = []
+
+        def compare(call: Call, value: Any) -> None:
+            seen.add(id(call))
+            for i, tensor in enumerate(tensors(value)):
+                if (id(call), i) in whole:
+                    (axis,) = rows_of(call, i)
+                    expected = whole[id(call), i].narrow(axis, begin, tensor.shape[axis])
+                    if expected.shape != tensor.shape or not is_close(expected, tensor):
+                        other.append(call)
+
+        try:
+            run(piece, compare)
+        except Exception as error:
+            at = next(c for c in form.calls if id(c) not in seen)
+            return f"{said(at)} does not take a piece of the batch: {first_line(error)}"
+        is_noisy = any(c.is_random for c in form.calls)
+        what = "gives other rows for a piece of the batch than for all of it"
+        return f"{said(other[0])} {what}" if other and not is_noisy else ""
+
+    name, axis = dim.where[0]
+    for batch, pieces in _ways(given, dim, takes):
+        whole.clear()
+        try:
+            run(batch, keep)
+        except Exception:  # whatever it is: then these rows do not go together
+            continue
+        begins = (0, pieces[0][name].shape[axis])
+        if found := next(filter(None, map(fault, pieces, begins)), ""):
+            return found
+    return ""
+
+
+def _ways(given: _Batch, dim: Dim, takes: Callable[[int], bool]) -> Iterator[tuple[_Batch, Sequence[_Batch]]]:
+    """A batch, and pieces that make it up: as many rows again behind those given; halves of these.
+
+    Rows that come again come from the last to the first, so that who points to a row by number finds another.
+    """
+    n = dim.example
+    if takes(2 * n):
+        again = {**given, **{name: given[name].flip(axis) for name, axis in dim.where}}
+        both = {name: torch.cat([given[name], again[name]], axis) for name, axis in dim.where}
+        yield {**given, **both}, (given, again)
+    if n > 3 and takes(n // 2) and takes(n - n // 2):
+        yield (
+            given,
+            [
+                {**given, **{name: given[name].narrow(axis, first, last - first) for name, axis in dim.where}}
+                for first, last in ((0, n // 2), (n // 2, n))
+            ],
+        )
