@@ -43,7 +43,7 @@ def check_values(model: nn.Module, *given: Any) -> None:
     held = {
         "the model's parameters": [*model.parameters(), *model.buffers()],
         "the arguments": flatten(given)[0],
-        "the tensors that are made here": [torch.empty(0)],
+        "the tensors that are made here": [torch.empty(0, device="cpu")],
     }
     for name, tensors in held.items():
         if any(getattr(t, "fake_mode", None) is not None for t in tensors):
