@@ -412,3 +412,45 @@ def tangent_by_two_derivatives(self: Any, x: Tensor) -> Tensor:
     h = self.layers[0](x)
     tangent = torch.autograd.functional.jvp(lambda z: z.sin(), h, torch.ones_like(h), create_graph=True)[1]
     return self.run(tangent)
+
+
+@trap()
+def vmap_over_a_layer(self: Any, x: Tensor) -> Tensor:
+    return self.run(torch.vmap(lambda row: self.layers[0](row).sin())(x))
+
+
+@trap()
+def grad_through_a_layer(self: Any, x: Tensor) -> Tensor:
+    return self.run(torch.func.grad(lambda z: self.layers[0](z).sin().sum())(x))
+
+
+@trap()
+def grad_of_each_row_through_a_layer(self: Any, x: Tensor) -> Tensor:
+    return self.run(torch.vmap(torch.func.grad(lambda z: self.layers[0](z).sin().sum()))(x))
+
+
+@trap()
+def jacobian_through_a_layer(self: Any, x: Tensor) -> Tensor:
+    return self.run(torch.func.jacrev(lambda z: self.layers[0](z).sin().sum((0, 1)))(x).sum(0))
+
+
+@trap()
+def forward_jacobian_through_a_layer(self: Any, x: Tensor) -> Tensor:
+    return self.run(torch.func.jacfwd(lambda z: self.layers[0](z).sin().sum((0, 1)))(x).sum(0))
+
+
+@trap()
+def hessian_of_each_place_through_a_layer(self: Any, x: Tensor) -> Tensor:
+    of_one = torch.func.hessian(lambda z: self.layers[0](z).sin().sum())
+    return self.run(torch.vmap(torch.vmap(of_one))(x).sum(-1))
+
+
+@trap()
+def jacobian_of_a_function(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + torch.vmap(torch.vmap(torch.func.jacrev(torch.sin)))(x).sum(-1))
+
+
+@trap("refused")
+def linear_part_of_the_loss(self: Any, x: Tensor) -> Tensor:
+    value, part = torch.func.linearize(lambda z: z.sin() * 2, self.run(x))
+    return value + part(torch.ones_like(value))

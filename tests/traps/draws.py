@@ -55,7 +55,7 @@ def own_torch_generator_twice(self: Any, x: Tensor) -> Tensor:
     return self.run(x + torch.randn(WIDTH, generator=self.rng))
 
 
-@trap("safe")
+@trap("refused")
 def generator_made_in_forward(self: Any, x: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(3)
     return self.run(x + torch.randn(WIDTH, generator=generator))
@@ -121,7 +121,7 @@ def layer_drop(self: Any, x: Tensor) -> Tensor:
     return x
 
 
-@trap("safe")
+@trap("refused")
 def seeded_in_forward(self: Any, x: Tensor) -> Tensor:
     torch.manual_seed(7)
     return self.run(x + torch.randn(WIDTH))
@@ -188,3 +188,51 @@ class CountingMethod(NoisyMethod):
     def noisy(self, x: Tensor) -> Tensor:
         self.scale.mul_(0.5 + random.random())
         return super().noisy(x)
+
+
+@trap()
+class ForkedStatement(Net):
+    """What is drawn from a fork of the generator is the same at each call, and nothing else is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            noise = torch.randn(WIDTH)
+        return self.run(x + noise + torch.randn(WIDTH))
+
+
+def seeded_noise(like: Tensor) -> Tensor:
+    """The same noise each time, from a generator that is made for it."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(WIDTH, generator=generator) + torch.rand(like.shape, generator=generator)
+
+
+@trap()
+def generator_made_by_a_function(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + seeded_noise(x))
+
+
+class SeededNoise(nn.Module):
+    """That, as a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(3)
+        return x + torch.randn(WIDTH, generator=generator)
+
+
+@trap(noise=SeededNoise)
+def generator_made_in_a_layer(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.noise(x))
+
+
+@trap("refused")
+def state_of_the_generator_put_back(self: Any, x: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    first = torch.rand(WIDTH)
+    torch.set_rng_state(state)
+    return self.run(x + first - torch.rand(WIDTH))
+
+
+@trap()
+def global_generator_by_name(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + torch.randn(WIDTH, generator=torch.default_generator))

@@ -335,3 +335,14 @@ class Picks(nn.Module):
 def rows_picked_in_a_leaf(self: Any, x: Tensor) -> Tensor:
     rows = self.picks(x)
     return self.run(rows.sum(0) * (2 if rows.size(0) > 6 else 1))
+
+
+@trap()
+def branch_as_a_function(self: Any, x: Tensor) -> Tensor:
+    return self.run(torch.cond(x.sum() > 0, torch.sin, lambda z: z.cos() * 2, (x,)))
+
+
+@trap("refused")
+def branch_as_a_function_on_what_layers_give(self: Any, x: Tensor) -> Tensor:
+    x = self.run(x)
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))

@@ -19,25 +19,15 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from ...torch_private import (
-    APPLY_IS_C,
-    BACKWARD,
-    CHECKPOINT,
-    CUSTOM_FUNCTION,
-    GRAD,
-    GRAD_AND_VALUE,
-    JVP,
-    LINEARIZE,
-    VJP,
-    VMAP,
-    grad_mode,
-)
+from ...torch_private import APPLY_IS_C, BACKWARD, CHECKPOINT, CUSTOM_FUNCTION, grad_mode
 from ..calls.named import CustomFunction, Named
 from .asking import ASKED, Maker
 from .contexts import ENTERED
 from .kept import is_copying
 from .route import Route
+from .seeding import SEEDING
 from .tracked import TrackedFloat, TrackedInt, call, counted, pin
+from .transforms import TRANSFORMS
 
 __all__ = ["applied"]
 
@@ -204,43 +194,6 @@ def _reduced(route: Route, original: Any) -> Any:
     return __reduce_ex__
 
 
-def _grad_of(name: str) -> Maker:
-    """``torch.func.grad`` and its like, which take what is given to the function in one piece."""
-
-    def make(route: Route, original: Any) -> Any:
-        def impl(func: Any, argnums: Any, has_aux: Any, args: Any, kwargs: Any) -> Any:
-            recorder = route.active
-            if recorder is None:
-                return original(func, argnums, has_aux, args, kwargs)
-            return recorder.kept.mapped(original, func, (argnums, has_aux), (args, kwargs), {}, name)
-
-        return impl
-
-    return make
-
-
-def _jvp(route: Route, original: Any) -> Any:
-    def impl(func: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = route.active
-        if recorder is None:
-            return original(func, *args, **kwargs)
-        return recorder.kept.mapped(original, func, (), args, kwargs, "jvp")
-
-    return impl
-
-
-def _refused_function(name: str) -> Maker:
-    def make(route: Route, original: Any) -> Any:
-        def transform(*args: Any, **kwargs: Any) -> Any:
-            if (recorder := route.active) is not None:
-                recorder.kept.refuse_function(name)
-            return original(*args, **kwargs)
-
-        return transform
-
-    return make
-
-
 def _scripted(route: Route, original: Any) -> Any:
     """A call of a scripted function, of which no mode sees anything."""
 
@@ -266,19 +219,6 @@ def _checkpoint(route: Route, original: Any) -> Any:
             yield
 
     return generator
-
-
-def _vmap(route: Route, original: Any) -> Any:
-    def vmap_impl(
-        func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk_size: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        how = (in_dims, out_dims, randomness, chunk_size)
-        recorder = route.active
-        if recorder is None:
-            return original(func, *how, *args, **kwargs)
-        return recorder.kept.mapped(original, func, how, args, kwargs)
-
-    return vmap_impl
 
 
 def _made(route: Route, original: Any) -> Any:
@@ -375,14 +315,10 @@ _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     (*BACKWARD, _run_backward),
     (torch.Tensor, "__new__", _made),
     (torch.Tensor, "__reduce_ex__", _reduced),
-    (*GRAD, _grad_of("grad")),
-    (*GRAD_AND_VALUE, _grad_of("grad_and_value")),
-    (*JVP, _jvp),
-    (*VJP, _refused_function("vjp")),
-    (*LINEARIZE, _refused_function("linearize")),
+    *TRANSFORMS,
+    *SEEDING,
     (torch.jit.ScriptFunction, "__call__", _scripted),
     (*CHECKPOINT, _checkpoint),
-    (*VMAP, _vmap),
     (torch, "from_numpy", _from_numpy),
     (builtins, "len", _len),
     (builtins, "range", _range),

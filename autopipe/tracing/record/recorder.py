@@ -336,6 +336,12 @@ class Recorder(TorchFunctionMode):
             func, args = copy.deepcopy, args[:1]  # what it was told of other copies is not for a graph
         if func is torch.Tensor.new and len(args) == 2 and isinstance(args[1], torch.Size):
             args = args[0], *args[1]  # a graph has tuples for sizes, which are data here
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Generator) and value is not torch.default_generator:
+                self.at.keep_whole(
+                    f"{self.at.source()}: {name} draws from a generator of the model's own, which a graph "
+                    "does not seed anew"
+                )
         encoded, actual = self.ledger.encode_call(args, kwargs)
         call = functions.as_call(func, *encoded)
         call.path, call.source = self.at.path, self.at.source()

@@ -1,0 +1,116 @@
+"""Functions that take functions: ``torch.func``'s transforms and ``torch.cond``, as a recording has them.
+
+What lies in the closures of what they take is found by ``kept``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from ...torch_private import GRAD, GRAD_AND_VALUE, JVP, LINEARIZE, VJP, VMAP
+from .asking import Maker
+from .route import Route
+
+__all__ = ["TRANSFORMS"]
+
+
+def _grad_of(name: str) -> Maker:
+    """``torch.func.grad`` and its like, which take what is given to the function in one piece."""
+
+    def make(route: Route, original: Any) -> Any:
+        def impl(func: Any, argnums: Any, has_aux: Any, args: Any, kwargs: Any) -> Any:
+            recorder = route.active
+            if recorder is None:
+                return original(func, argnums, has_aux, args, kwargs)
+            return recorder.kept.mapped(original, func, (argnums, has_aux), (args, kwargs), {}, name)
+
+        return impl
+
+    return make
+
+
+def _jvp(route: Route, original: Any) -> Any:
+    def impl(func: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = route.active
+        if recorder is None:
+            return original(func, *args, **kwargs)
+        return recorder.kept.mapped(original, func, (), args, kwargs, "jvp")
+
+    return impl
+
+
+def _refused_function(name: str) -> Maker:
+    def make(route: Route, original: Any) -> Any:
+        def transform(*args: Any, **kwargs: Any) -> Any:
+            if (recorder := route.active) is not None:
+                recorder.kept.refuse_function(name)
+            return original(*args, **kwargs)
+
+        return transform
+
+    return make
+
+
+def _applied(name: str) -> Maker:
+    """``torch.func.jacrev`` and its like, which give a function that others are called through."""
+
+    def make(route: Route, original: Any) -> Any:
+        def at_once(func: Any, how: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(func, *how, **options)(*args, **kwargs)
+
+        def transform(func: Any, *how: Any, **options: Any) -> Any:
+            plainly = original(func, *how, **options)
+
+            @functools.wraps(plainly)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                recorder = route.active
+                if recorder is None:
+                    return plainly(*args, **kwargs)
+                return recorder.kept.mapped(at_once, func, (how, options), args, kwargs, name)
+
+            return call
+
+        return transform
+
+    return make
+
+
+def _cond(route: Route, original: Any) -> Any:
+    """A branch as a function, of which the model takes one side: as where Python itself branches."""
+
+    def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+        if route.active is None:
+            return original(pred, true_fn, false_fn, operands)
+        return (true_fn if pred else false_fn)(*operands)
+
+    return cond
+
+
+def _vmap(route: Route, original: Any) -> Any:
+    def vmap_impl(
+        func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk_size: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        how = (in_dims, out_dims, randomness, chunk_size)
+        recorder = route.active
+        if recorder is None:
+            return original(func, *how, *args, **kwargs)
+        return recorder.kept.mapped(original, func, how, args, kwargs)
+
+    return vmap_impl
+
+
+TRANSFORMS: tuple[tuple[Any, str, Maker], ...] = (
+    (*GRAD, _grad_of("grad")),
+    (*GRAD_AND_VALUE, _grad_of("grad_and_value")),
+    (*JVP, _jvp),
+    (*VJP, _refused_function("vjp")),
+    (*LINEARIZE, _refused_function("linearize")),
+    (torch.func, "linearize", _refused_function("linearize")),
+    *((torch.func, name, _applied(name)) for name in ("jacrev", "jacfwd", "hessian")),
+    (*VMAP, _vmap),
+    (torch, "cond", _cond),
+)
+"""(owner, name, what makes of a route and the original what stands there) of each function."""
