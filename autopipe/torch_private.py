@@ -35,6 +35,7 @@ __all__ = [
     "CHECKPOINT",
     "CLIP",
     "CUSTOM_FUNCTION",
+    "DYNAMO",
     "FUNCTION_HOMES",
     "GLOBAL_HOOKS",
     "GRAD",
@@ -214,6 +215,10 @@ GRAD, GRAD_AND_VALUE = (_TRANSFORMS, "grad_impl"), (_TRANSFORMS, "grad_and_value
 JVP, VJP = (_TRANSFORMS, "_jvp_with_argnums"), (_TRANSFORMS, "_vjp_with_argnums")
 LINEARIZE = (_TRANSFORMS, "linearize")
 """What the transforms of ``torch.func`` end in, as (module, name)."""
+
+DYNAMO = "torch._dynamo"
+"""The compiler's module, which many a function of torch imports at its first call: as it is imported it looks
+at functions and classes of torch and Python, and asks that they have the parameters that it knows."""
 
 # ---------------------------------------------------------------- what clips
 

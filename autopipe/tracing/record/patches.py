@@ -19,10 +19,11 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from ...torch_private import APPLY_IS_C, BACKWARD, CHECKPOINT, CUSTOM_FUNCTION, grad_mode
+from ...torch_private import APPLY_IS_C, BACKWARD, CHECKPOINT, CUSTOM_FUNCTION, DYNAMO, grad_mode
 from ..calls.named import CustomFunction, Named
 from .asking import ASKED, Maker
 from .contexts import ENTERED
+from .importing import imported_outside
 from .kept import is_copying
 from .route import Route
 from .seeding import SEEDING
@@ -37,8 +38,11 @@ def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
     """A route for calls of ``modules``, and of what the function mode does not see, which is patched."""
     route = Route(modules)
     patches = [*_patched(route), *_forwards(route)]
+    is_on = False
 
     def put_back() -> None:
+        nonlocal is_on
+        is_on = False
         for patch in patches:
             if patch.original is _INHERITED:
                 delattr(patch.owner, patch.name)
@@ -46,11 +50,16 @@ def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
                 setattr(patch.owner, patch.name, patch.original)
 
     def put_on() -> None:
+        nonlocal is_on
+        is_on = True
         for patch in patches:
             setattr(patch.owner, patch.name, patch.replacement)
 
     @contextlib.contextmanager
     def suspended() -> Iterator[None]:
+        if not is_on:
+            yield
+            return
         put_back()
         try:
             yield
@@ -60,7 +69,8 @@ def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
     route.suspended = suspended
     try:
         put_on()
-        yield route
+        with imported_outside(suspended, DYNAMO):
+            yield route
     finally:
         route.suspended = contextlib.nullcontext
         put_back()
