@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from ..errors import AutopipeError, CaptureError, InputError, ModelError
 from ..graph import Dim, OpGraph
 from .calls.call import Call
+from .calls.lifting import plainly
 from .calls.named import held_by
 from .calls.perform import run_call
 from .graphs import emit, modes, opgraph
@@ -322,18 +323,23 @@ class Capture:
 
 
 def _is_same(a: Capture, b: Capture, training: bool) -> bool:
-    """Whether two captures of one model hold the same graph for a mode."""
+    """Whether two captures of one model hold the same graph for a mode, and give it in the same structure."""
 
     def outline(of: Capture) -> list[Any]:
         graph = modes.settled(of.graphs[training], of.model)
         code = graph.python_code("self").src
         held = [held_by(n.target) for n in graph.nodes]
-        return [code, held, [(n.meta.get("region"), n.meta.get("recompute")) for n in graph.nodes]]
+        return [
+            code,
+            held,
+            of.outputs[training],
+            [(n.meta.get("region"), n.meta.get("recompute")) for n in graph.nodes],
+        ]
 
     def is_equal(x: Any, y: Any) -> bool:
-        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
-            return are_equal_tensors(x, y)
-        return x is y or (type(x) is type(y) and not isinstance(x, torch.Tensor))
+        if isinstance(x, torch.Tensor):
+            return isinstance(y, torch.Tensor) and are_equal_tensors(x, y)
+        return x is y or (type(x) is type(y) and bool(plainly(x) == plainly(y)))
 
     names = {str(n.target) for n in a.graphs[training].nodes if n.op == "get_attr"} & {*a.constants}
     return outline(a) == outline(b) and all(

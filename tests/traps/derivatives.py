@@ -166,6 +166,32 @@ class FuncGradAroundNumberByMode(Factored):
         return torch.func.grad(lambda t: (inner(t).tanh() * factor).sum())(x)
 
 
+class Chosen(Factored):
+    """Derives by one of two arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = 0
+
+    def by(self, place: int, x: Tensor) -> Tensor:
+        inner = self.inner
+        return torch.func.grad(lambda a, b: (inner(a).tanh() * b).sum(), argnums=place)(x, x * 2)
+
+    def transformed(self, x: Tensor) -> Tensor:
+        return self.by(self.place, x)
+
+
+@trap("safe", later=lambda m: setattr(m, "place", 1))
+class FuncGradByArgumentThatChanges(Chosen):
+    pass
+
+
+@trap()
+class FuncGradByArgumentOfMode(Chosen):
+    def transformed(self, x: Tensor) -> Tensor:
+        return self.by(int(self.training), x)
+
+
 @trap("safe", later=lambda m: setattr(m, "factor", 3.0))
 class KeptMethodWithFactorThatChanges(Factored):
     def transformed(self, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import types
 from collections.abc import Iterator
@@ -348,3 +349,59 @@ def losses_gathered(self: Any, x: Tensor) -> Tensor:
     y = self.run(x)
     self.losses.append(float(y.detach().mean()))
     return y
+
+
+# ------------------------------------------------------------ what no line of a graph shows
+
+
+class Applied(nn.Linear):
+    """A leaf that is given a function, or settings, beside its input."""
+
+    def forward(self, x: Tensor, how: Any) -> Tensor:
+        x = super().forward(x)
+        return how(x) if callable(how) else x * how.rate
+
+
+def applied() -> Applied:
+    return Applied(WIDTH, WIDTH)
+
+
+@trap("safe", part=applied, function=lambda: torch.tanh, later=lambda m: setattr(m, "function", torch.relu))
+def function_given_to_a_layer(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.part(x, self.function))
+
+
+def settings(rate: float) -> Any:
+    return types.SimpleNamespace(rate=rate)
+
+
+@trap("safe", part=applied, how=lambda: settings(1.0), later=lambda m: setattr(m, "how", settings(3.0)))
+def settings_given_to_a_layer(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.part(x, self.how))
+
+
+@trap(part=applied, how=lambda: settings(2.0), later=lambda m: setattr(m, "how", settings(2.0)))
+def equal_settings_given_to_a_layer(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.part(x, self.how))
+
+
+@trap("safe", key=lambda: "first", later=lambda m: setattr(m, "key", "second"))
+def key_of_what_is_returned(self: Any, x: Tensor) -> Any:
+    return {self.key: self.run(x)}
+
+
+class Picked(nn.Linear):
+    """A leaf that goes by what a mapping holds."""
+
+    def forward(self, given: Any) -> Tensor:
+        return super().forward(given["first"]) if "first" in given else super().forward(given["second"]) * 3
+
+
+@trap(
+    "safe",
+    part=lambda: Picked(WIDTH, WIDTH),
+    key=lambda: "first",
+    later=lambda m: setattr(m, "key", "second"),
+)
+def key_of_what_is_given_to_a_layer(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.part(collections.UserDict({self.key: x})))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..inputs.contents import SIMPLE, contents
-from .named import Named
+from .named import Named, held_by
 
 __all__ = ["Closure", "Mapped", "Transform", "lift", "plainly"]
 
@@ -161,6 +161,10 @@ class Transform(Named):
         super().__init__(transform, name, f"torch.{name}" if name == "vmap" else f"torch.func.{name}")
         self.how = how
 
+    @property
+    def holds(self) -> Any:
+        return plainly(self.how)
+
     def __call__(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return self.function(func, *self.how, *args, **kwargs)
 
@@ -183,7 +187,7 @@ class Mapped(Named):
 
     @property
     def holds(self) -> Any:
-        return plainly(self.inner)
+        return held_by(self.function), plainly(self.inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self.rebuild(args[: self.n_lifted]), *args[self.n_lifted :], **kwargs)

@@ -16,7 +16,7 @@ import torch
 from ..inputs.contents import are_equal_tensors
 from .call import Call, Recording, calls_in
 from .functions import tensors
-from .named import qualified_name
+from .named import held_by, qualified_name
 from .perform import is_size_of_made
 
 __all__ = ["is_equal", "is_same", "is_same_program", "is_twin", "key", "prune"]
@@ -36,6 +36,7 @@ def is_same(a: Recording, b: Recording) -> bool:
     return all(
         key(x) == key(y)
         and x.region == y.region
+        and held_by(x.target) == held_by(y.target)
         and _is_same((x.args, x.kwargs), (y.args, y.kwargs), twins)
         and (x.op != "get_attr" or _is_same(a.constants.get(x.target), b.constants.get(y.target), twins))
         for x, y in zip(a.calls, b.calls, strict=True)

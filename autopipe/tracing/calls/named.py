@@ -85,6 +85,10 @@ class Rebuild(Named):
         super().__init__(lambda *leaves: unflatten(spec, leaves), spec.type.__name__, spec.type.__qualname__)
         self.spec = spec
 
+    @property
+    def holds(self) -> Any:
+        return self.spec
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rebuild) and self.spec == other.spec
 

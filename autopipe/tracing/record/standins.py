@@ -19,7 +19,7 @@ from ...errors import InputError
 from ...torch_private import CALL_HOOK
 from ..calls.functions import tensors
 from ..calls.lifting import plainly
-from ..calls.named import Named
+from ..calls.named import Named, held_by
 from .opaque import Recorded
 from .statements import Taken
 
@@ -159,7 +159,8 @@ class KeptFunction(Named):
 
     @property
     def holds(self) -> Any:
-        return plainly({**self.reaching}), [d and d.holds for d in self.doubles]
+        doubles = [d and d.holds for d in self.doubles]
+        return held_by(self.function), plainly({**self.reaching}), doubles
 
     def first(self, held: Sequence[Any], args: Any, kwargs: Any) -> tuple[Any, list[tuple[Any, list[Any]]]]:
         """The result of a call, and each of the held with what its stand-in and later calls take."""
