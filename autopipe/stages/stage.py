@@ -213,5 +213,5 @@ class Stage(Scope):
         return f"{', '.join(self.inputs)} -> {', '.join(self.outputs) or 'output'}"
 
 
-HIDDEN = frozenset({*dir(Stage), *Stage.__annotations__} - {*OWN, RECOMPUTED})
+HIDDEN = frozenset({*dir(Stage), *Stage.__annotations__, *Scope.__annotations__} - {*OWN, RECOMPUTED})
 """Names under which a stage has something of its own, beside what of the model it has registered."""

@@ -91,10 +91,19 @@ def parts_of_any_name(self: Any, x: Tensor) -> Tensor:
     return self.run(x * self.scales["from"] + self.scales["\n"])
 
 
-@trap(outputs=linear, index=linear, rank=linear, graph=linear, code=linear, sections=linear, paths=linear)
+@trap(
+    outputs=linear,
+    index=linear,
+    rank=linear,
+    graph=linear,
+    code=linear,
+    sections=linear,
+    paths=linear,
+    _twin=linear,
+)
 def parts_named_as_a_stage_names_its_own(self: Any, x: Tensor) -> Tensor:
     x = self.code(self.graph(self.index(x).tanh()).tanh()).tanh()
-    return self.run(self.outputs(self.rank(self.sections(self.paths(x))).tanh()))
+    return self.run(self.outputs(self.rank(self.sections(self.paths(self._twin(x)))).tanh()))
 
 
 class Blocks(nn.Module):
