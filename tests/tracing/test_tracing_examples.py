@@ -1,6 +1,7 @@
 """Large examples are recorded on few of their rows, where that is all the same to the model."""
 
 import queue
+import types
 from typing import Any, ClassVar
 
 import pytest
@@ -163,6 +164,17 @@ def test_fake_tensors_are_told(fake) -> None:
     model, x = model_of_none if "model" in fake else model, x_of_none if "x" in fake else x
     with pytest.raises(InputError, match=r"are fake \(FakeTensorMode\)"):
         autopipe.split(model, 2, (x,), costs="estimated")
+
+
+def test_no_object_but_a_tensor_is_fake() -> None:
+    class Scaled(nn.Sequential):
+        def forward(self, x: torch.Tensor, how: Any) -> torch.Tensor:
+            return super().forward(x) * how.scale
+
+    model, x = Scaled(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4)
+    how = types.SimpleNamespace(fake_mode="none", scale=2.0)
+    pipe = autopipe.split(model, 2, (x, how), costs="estimated")
+    assert torch.equal(pipe(x, how), model(x, how))
 
 
 def test_a_default_device_without_values_is_nothing_to_a_model_that_makes_none() -> None:

@@ -46,7 +46,7 @@ def check_values(model: nn.Module, *given: Any) -> None:
         "the tensors that are made here": [torch.empty(0, device="cpu")],
     }
     for name, tensors in held.items():
-        if any(getattr(t, "fake_mode", None) is not None for t in tensors):
+        if any(isinstance(t, torch.Tensor) and getattr(t, "fake_mode", None) is not None for t in tensors):
             raise InputError(
                 f"{name} are fake (FakeTensorMode) and have no values to record a model on; make model "
                 "and arguments outside of that mode, or on torch.device('meta') to plan without weights"
