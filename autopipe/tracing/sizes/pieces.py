@@ -58,19 +58,21 @@ def fault_in_pieces(
         seen: set[int] = set()
         other: list[Call] = []
 
+        def is_part(tensor: Tensor, of: Tensor, axis: int) -> bool:
+            n = tensor.shape[axis]
+            expected = of.narrow(axis, begin, min(n, of.shape[axis] - begin))
+            return expected.shape == tensor.shape and is_close(expected, tensor)
+
         def compare(call: Call, value: Any) -> None:
             seen.add(id(call))
             for i, tensor in enumerate(tensors(value)):
-                if (id(call), i) in whole:
-                    (axis,) = rows_of(call, i)
-                    expected = whole[id(call), i].narrow(axis, begin, tensor.shape[axis])
-                    if expected.shape != tensor.shape or not is_close(expected, tensor):
-                        other.append(call)
+                if (id(call), i) in whole and not is_part(tensor, whole[id(call), i], *rows_of(call, i)):
+                    other.append(call)
 
         try:
             run(piece, compare)
         except Exception as error:
-            at = next(c for c in form.calls if id(c) not in seen)
+            at = next((c for c in form.calls if id(c) not in seen), form.calls[-1])
             return f"{said(at)} does not take a piece of the batch: {first_line(error)}"
         is_noisy = any(c.is_random for c in form.calls)
         what = "gives other rows for a piece of the batch than for all of it"
