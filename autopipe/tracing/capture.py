@@ -33,7 +33,7 @@ from .inputs.structure import Spec, flatten, unflatten
 from .inputs.written import Written, write_back
 from .later import Later
 from .making import Form
-from .notes import told
+from .notes import notes_on
 from .record.bysize import follow_sizes, sizes_of
 from .record.given import all_on, check_values, device_of, fresh
 from .record.keeping import tell_left
@@ -521,7 +521,7 @@ def _captured(
         dynamic=dynamic,
         forms=graphs,
         questions=made.questions,
-        notes=(*session.notes, *told(made)),
+        notes=(*session.notes, *notes_on(made)),
         left=made.forms[True][0].left,
         later=Later(session, made),
     )

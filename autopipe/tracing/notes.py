@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from .inputs.written import names_written
 from .making import Made
 
-__all__ = ["told"]
+__all__ = ["notes_on"]
 
 
-def told(made: Made) -> Iterator[str]:
+def notes_on(made: Made) -> Iterator[str]:
     """Of what a call does beside what it returns, all that a step does otherwise."""
     if by_call := made.variation.mixing.said_by_call:
         yield by_call

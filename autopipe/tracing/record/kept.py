@@ -264,7 +264,7 @@ class Kept:
         named_transform = lifting.Transform(transform, how, name)
         with self.at.hushed:
             reached, remake = lifting.lift({0: func}, self._is_reached)
-        if any(isinstance(v, nn.Module) and not self.at.modules[id(v)] for v in reached):
+        if any(isinstance(v, nn.Module) and self.at.modules.get(id(v)) == "" for v in reached):
             return self._reaching(named_transform, {0: func}, reached, remake, (func, *args), kwargs)
         held, rebuild = self.ledger.lifted(func, with_modules=True)
         function = lifting.Mapped(named_transform, func, rebuild, len(held))

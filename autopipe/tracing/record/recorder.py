@@ -113,6 +113,7 @@ class Recorder(TorchFunctionMode):
             call.value, call.storages = meta(tensor), functions.storages(tensor)
             self.ledger.bind(tensor, self.ledger.add(call))
         self.model = model
+        self.opened = [(p, m) for p, m in model.named_modules() if not self.at.is_in_leaf(p)]
         modules = [*model.modules()]
         self.modes = {id(m): m.training for m in modules}
         self.beginning = keeping.kept(modules)
@@ -139,7 +140,6 @@ class Recorder(TorchFunctionMode):
         encoded = tuple(self.ledger.encode(v)[0] for v in values)
         self.ledger.add(Call("output", "output", (encoded,), hint="output"))
         self.reads.check_numbers()
-        is_open = [(p, m) for p, m in self.model.named_modules() if not self.at.is_in_leaf(p)]
         self.at.hushed.count = 1
         return Recording(
             self.training,
@@ -153,7 +153,7 @@ class Recorder(TorchFunctionMode):
             flags=self.reads.flags,
             keeps=self.is_kept,
             filled=frozenset(self.filled),
-            left=tuple(keeping.left(is_open, self.ledger.is_computed)),
+            left=tuple(keeping.left(self.opened, self.ledger.is_computed)),
         )
 
     def __torch_function__(
@@ -202,12 +202,11 @@ class Recorder(TorchFunctionMode):
     @contextlib.contextmanager
     def noting_filled(self) -> Iterator[None]:
         """Note in which attributes of open modules a leaf's hooks put something meanwhile."""
-        paths = [p for p, _ in self.model.named_modules() if not self.at.is_in_leaf(p)]
-        opened = {p: self.model.get_submodule(p) for p in paths}
-        before = keeping.kept([*opened.values()])
+        paths, opened = {id(m): p for p, m in self.opened}, [m for _, m in self.opened]
+        before = keeping.kept(opened)
         yield
-        changed = {*keeping.differing(before, keeping.kept([*opened.values()]))}
-        self.filled |= {(p, name) for p, m in opened.items() for at, name in changed if at == id(m)}
+        changed = keeping.differing(before, keeping.kept(opened))
+        self.filled |= {(paths[module], name) for module, name in changed}
 
     def run_hooks(self, module: nn.Module, path: str, args: Any, kwargs: Any, result: Any) -> None:
         """What forward hooks keep of a leaf's result is kept of the recorded one."""

@@ -132,7 +132,7 @@ class Standing:
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
         if found is None or not found.is_still(is_open):
             found = reached(model, is_open)
-        held = [vars(model.get_submodule(path)).get(name) for path, name in filled]
+        held = [vars(registered(model, path)).get(name) for path, name in filled]
         beside = _of_open(found, is_open, {*map(id, held)})
         called = functools.partial(_at, [(vars(sys.modules[module]), name) for module, name in functions])
         own = Reader("a function of torch", called)
