@@ -86,8 +86,15 @@ def test_an_output_without_a_batch_that_differs_is_warned_of(caplog):
     assert caplog.text.count("has no batch axis and differs") == 1
 
 
+def far(n):
+    """Of many sums, each of the one before twice."""
+    for _ in range(30):
+        n = n + n
+    return n
+
+
 class Numbers(nn.Module):
-    """Numbers made of sizes beside a tensor; ``in_layer`` is one that a layer gives."""
+    """Numbers made of sizes beside a tensor."""
 
     def __init__(self):
         super().__init__()
@@ -102,6 +109,7 @@ class Numbers(nn.Module):
             "odd": 2 * x.size(0) + 1,
             "share": 1 / x.shape[0],
             "root": math.sqrt(h.numel()),
+            "far": far(len(x)),
             "shape": tuple(h.shape),
             "width": h.shape[-1],
             "seven": 7,
@@ -116,3 +124,33 @@ def test_numbers_of_the_batch_are_the_whole_batchs(rows, caplog):
     torch.testing.assert_close(found.pop("h"), wanted.pop("h"))
     assert found == wanted
     assert not caplog.text
+
+
+class Counted(nn.Module):
+    """Tells beside its outputs how many rows there are, and a number that 22 rows do not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x))), len(x), 1 / (len(x) - 22)
+
+
+def test_a_loss_that_divides_by_the_number_of_rows_is_a_mean_over_them(caplog):
+    torch.manual_seed(0)
+    model, x = Counted().double(), torch.randn(6, 4, dtype=torch.float64)
+
+    def loss_fn(output, target):
+        return (output[0] - target).square().sum() / output[1]
+
+    runtime = Runtime(*make(model, (x,), {}, n_stages=2, n_microbatches=3), loss_fn=loss_fn)
+    loss = runtime.step(x, target=x).loss
+    torch.testing.assert_close(loss, loss_fn(model(x), x).detach(), check_dtype=False)
+    assert not caplog.text
+
+
+def test_a_number_that_the_whole_batch_has_not_is_that_of_the_first_microbatch():
+    runtime = Runtime(*make(Counted(), (torch.randn(6, 4),), {}, n_stages=2, n_microbatches=2))
+    _, rows, left = runtime.forward(torch.randn(22, 4))
+    assert (rows, left) == (22, 1 / (11 - 22))

@@ -117,32 +117,69 @@ class Outputs:
         """The full batch's number whose microbatches' are ``leaf``; None where sizes do not tell it."""
         if not isinstance(node, fx.Node) or any(type(x) not in (int, float) for x in leaf):
             return None
-        pieces = ({n: c[m] for n, c in batch.leaves.items()} for m in range(batch.n_microbatches))
-        *parts, whole = (_by_sizes(self._capture.ops, node, given) for given in (*pieces, batch.whole))
-        return whole if parts == list(leaf) else None
+        graph = self._capture.ops
+        nodes = _leading_to(node, graph)
+        *parts, whole = (_by_sizes(graph, nodes, dims) for dims in _dims(graph, batch))
+        return whole if whole is not None and parts == list(leaf) else None
 
 
-def _by_sizes(graph: OpGraph, node: fx.Node, inputs: Mapping[str, Any]) -> Any:
-    """What a number is for inputs of these sizes; None where it is not made of sizes alone."""
-    dims = {d.name: inputs[name].shape[axis] for d in graph.dims for name, axis in d.places[:1]}
+def _dims(graph: OpGraph, batch: Batch) -> list[dict[str, int]]:
+    """The size of each input dim in every microbatch, and at last in all of them together."""
+    n = batch.n_microbatches
+    found: list[dict[str, int]] = [{} for _ in range(n + 1)]
+    for dim in graph.dims:
+        for name, axis in dim.places[:1]:
+            sizes = [leaf.shape[axis] for leaf in batch.leaves[name][:n]]
+            is_cut = batch.axes.get(name) == axis or (name in batch.packed and not axis)
+            for dims, size in zip(found, (*sizes, sum(sizes) if is_cut else sizes[0]), strict=True):
+                dims[dim.name] = size
+    return found
 
-    def value(node: fx.Node) -> Any:
+
+def _by_sizes(graph: OpGraph, nodes: Sequence[fx.Node], dims: Mapping[str, int]) -> int | float | None:
+    """What the last node's number is where input dims have these sizes; None where they do not tell it."""
+    values: dict[fx.Node, Any] = {}
+
+    def made(node: fx.Node) -> Any:
         op = graph.by_name.get(node.name)
         if op is None or (op.kind == "module" if op.is_size else len(op.outputs) != 1):
             raise _Untold
         if not op.is_size:
             return torch.empty([int(size_at(n, dims)) for n in op.outputs[0].shape], device="meta")
-        args = fx.map_arg(node.args, value)
+        args = fx.map_arg(node.args, values.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, values.__getitem__)
         if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:])
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if any(isinstance(a, Tensor) for a in args) or not callable(node.target):
             raise _Untold
-        return node.target(*args)
+        return node.target(*args, **kwargs)
 
     try:
-        return value(node)
-    except _Untold:
+        for node in nodes:
+            values[node] = made(node)
+    except (
+        _Untold,
+        ArithmeticError,
+        ValueError,
+    ):  # pieces have a number where the whole has none: 1 / (n - 22)
         return None
+    found = values[nodes[-1]]
+    return found if type(found) in (int, float) else None
+
+
+def _leading_to(node: fx.Node, graph: OpGraph) -> list[fx.Node]:
+    """The sizes that a node is made of and what they are taken of, in order, and the node."""
+    found: dict[fx.Node, None] = {}
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if each in found:
+            continue
+        found[each] = None
+        op = graph.by_name.get(each.name)
+        if op is not None and op.is_size:
+            waiting += each.all_input_nodes
+    return sorted(found)
 
 
 class _Untold(Exception):
