@@ -16,6 +16,7 @@ from autopipe.errors import InputError, StoreError
 from autopipe.runtime import Runtime
 from autopipe.runtime.keep import loading
 from autopipe.runtime.keep.loading import open_checkpoint
+from autopipe.runtime.keep.pickled import unpickled
 from autopipe.runtime.wire.values import Unfit, dumps, loads
 
 
@@ -185,6 +186,14 @@ def test_values_come_back_as_what_they_were(value):
 def test_values_that_name_what_they_may_not_are_refused(text):
     with pytest.raises(Unfit):
         loads(text)
+
+
+def test_what_was_read_of_a_file_is_the_same_when_the_file_is_written_anew(tmp_path):
+    path = tmp_path / "rest.pt"
+    torch.save({"best": torch.ones(3)}, path)
+    found = unpickled(path)["best"]
+    torch.save({"best": torch.zeros(3)}, path)
+    assert found.tolist() == [1.0, 1.0, 1.0]
 
 
 class Kept:

@@ -23,8 +23,11 @@ from .tensorfile import Spec, has_nan, is_plain
 __all__ = ["Pickled", "unpickled"]
 
 
-def unpickled(path: pathlib.Path) -> Any:
-    """What a file of ``torch.save`` holds. Raises :class:`StoreError` for more than plain values."""
+def unpickled(path: pathlib.Path, *, stays: bool = False) -> Any:
+    """What a file of ``torch.save`` holds. Raises :class:`StoreError` for more than plain values.
+
+    Tensors are read when they are first used of a file that ``stays`` as it is, else at once.
+    """
     os.close(open_regular(path)[0])
     try:
         if zipfile.is_zipfile(path):
@@ -34,7 +37,8 @@ def unpickled(path: pathlib.Path) -> Any:
                 raise StoreError(f"{path} is damaged: {bad} in it does not fit its checksum; use another")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old and odd forms, which are told below or fit
-            return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+            is_mapped = stays and zipfile.is_zipfile(path)
+            return torch.load(path, map_location="cpu", mmap=is_mapped, weights_only=True)
     except StoreError:
         raise
     except OSError as error:
@@ -53,8 +57,7 @@ class Pickled:
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         self.note: dict[str, str] = {}
-        found = unpickled(path)
-
+        found = unpickled(path, stays=True)
         if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
             raise StoreError(
                 f"{path} holds no mapping of names to tensors, as a model's state_dict is; save that"
