@@ -22,7 +22,7 @@ from ..errors import InputError, StepError
 from ..stages import rng
 from ..stages.gradients import making
 from .data.inputs import backpropagate
-from .data.intake import Taken
+from .data.intake import BATCHES, Taken
 from .engine import Engine
 from .execute.executor import Clock, Line
 from .given import StepLoss, StepResult
@@ -79,19 +79,15 @@ class Runner:
     def accumulate(self, batches: Iterable[Any], n_microbatches: int | None) -> StepResult:
         """See :meth:`Runtime.accumulate`."""
         if not isinstance(batches, Iterable):
-            raise InputError(f"batches is {brief(batches)}; {_BATCHES}")
+            raise InputError(f"batches is {brief(batches)}; {BATCHES}")
         with self.engine.turn:
             try:
-                return self._accumulate([_call_of(i, b) for i, b in enumerate(batches)], n_microbatches)
+                return self._accumulate(list(batches), n_microbatches)
             finally:
                 self.share = None
 
-    def _accumulate(
-        self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], n_microbatches: int | None
-    ) -> StepResult:
-        if not calls:
-            raise InputError("accumulate() got no batches; give it at least one")
-        shares, total = self.engine.intake.shares(calls)
+    def _accumulate(self, batches: Sequence[Any], n_microbatches: int | None) -> StepResult:
+        calls, shares, total = self.engine.intake.shares(batches)
         if total is not None and self.engine.weighs_replicas():
             self.share = self._share(total)
         # a batch without labels that count has no loss
@@ -388,18 +384,3 @@ class Runner:
             engine.accord.refuse(error)
         finally:
             self._end()
-
-
-def _call_of(i: int, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of ``step`` that batch ``i`` of several stands for."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, (tuple, list)):
-        return tuple(batch), {}
-    raise InputError(f"batch {i} of accumulate() is a {type(batch).__name__}; {_BATCHES}")
-
-
-_BATCHES = (
-    "give a list of batches, each a mapping of step()'s keyword arguments, such as {'x': x, 'target': y}, or "
-    "a tuple of its positional ones"
-)

@@ -391,13 +391,16 @@ def fed():
     def given(own, n_others):
         return own if is_whole() or rank() == 0 else [{}] * n_others
 
-    for n_others in (2, 4) if not is_whole() else ():
+    for n_others in (0, 2, 4) if not is_whole() else ():
         with pytest.raises(InputError, match=rf"got 3 batches on rank 0, .* and {n_others} on rank 1"):
             pair.rt.accumulate(given(batches, n_others))
     odd = [*batches[:2], {"input": x.long(), "target": y}]
-    for bad in (odd, [{"wrong": x}], [{"input": "text"}, *batches]):
+    for bad in (odd, [{"wrong": x}], [{"input": "text"}, *batches], [x], []):
         with pytest.raises(InputError):
             pair.rt.accumulate(given(bad, len(bad)))
+    if not is_whole():
+        with pytest.raises(InputError, match=r"batch 0 of .* is a NoneType"):
+            pair.rt.accumulate([None] * 3 if rank() else batches)
     pair.rt.accumulate(given(batches, 3))
     mean_square(pair.plain(x), y).backward()
     pair.same_gradients()

@@ -28,7 +28,12 @@ from .weights import Weigher
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Intake", "Taken"]
+__all__ = ["BATCHES", "Intake", "Taken"]
+
+BATCHES = (
+    "give a list of batches, each a mapping of step()'s keyword arguments, such as {'x': x, 'target': y}, or "
+    "a tuple of its positional ones"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ Calls = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """How many batches a rank was given; of the one that feeds, what each counts, or why one does not fit."""
+    """How many batches a rank was given, or why one does not fit; of the one that feeds, what each counts."""
 
     n: int
     counts: list[float | None] = []
@@ -176,24 +181,28 @@ class Intake:
             )
         return Taken(dataclasses.replace(batch, forms=forms), weights, counted)
 
-    def shares(self, calls: Calls) -> tuple[list[float], float | None]:
-        """What each batch's loss weighs in that of all together, alike on every rank; and what all counted.
+    def shares(self, batches: Sequence[Any]) -> tuple[Calls, list[float], float | None]:
+        """The calls that batches stand for, what each one's loss weighs in that of all, and what all counted.
 
-        That is None for sums. Raises :class:`InputError`, under feed on every rank alike, for a batch that
-        does not fit, and where ranks were given unlike numbers of them.
+        Weights are alike on every rank; what was counted is None for sums. Raises :class:`InputError`, under
+        feed on every rank alike, for a batch that does not fit, and where ranks were given unlike numbers of
+        them.
         """
         if self._feed is None or self._peers is None:
+            calls = _calls(batches)
             found = self._measured(calls)
         else:
-            found = self._agreed(calls, self._feed.source, self._peers)
+            calls, found = self._agreed(batches, self._feed.source, self._peers)
         counts = [1.0 if n is None else n for n in found]
         total = 1.0 if None in found else sum(counts)
         if total == 0:
             raise InputError("none of the batches has a label that counts; leave such batches out")
-        return [n / total for n in counts], None if None in found else total
+        return calls, [n / total for n in counts], None if None in found else total
 
     def _measured(self, calls: Calls) -> list[float | None]:
         """What each batch's loss averages over; None for sums."""
+        if not calls:
+            raise InputError("accumulate() got no batches; give it at least one")
         found = []
         for args, given in calls:
             own = {name: value for name, value in given.items() if name != "target"}
@@ -203,28 +212,29 @@ class Intake:
             found.append(self._weigher.measure(batch, args, kwargs, bound))
         return found
 
-    def _agreed(self, calls: Calls, source: int, peers: Peers) -> list[float | None]:
-        """What the rank that feeds has measured, where every rank was given as many batches."""
+    def _agreed(self, batches: Sequence[Any], source: int, peers: Peers) -> tuple[Calls, list[float | None]]:
+        """The calls, and what the rank that feeds measured of them, where every rank has as many."""
         own: Exception | None = None
-        mine = Counted(len(calls))
-        if self._is_source:
-            try:
-                mine = Counted(len(calls), self._measured(calls))
-            except Exception as error:  # loss_weight is any Python; the others wait to be told
-                own = error
-                mine = Counted(len(calls), fault=str(error) if isinstance(error, InputError) else repr(error))
+        calls: Calls = ()
+        try:
+            calls = _calls(batches)
+            mine = Counted(len(batches), self._measured(calls) if self._is_source else [])
+        except Exception as error:  # loss_weight is any Python; the others wait to be told
+            own = error
+            mine = Counted(len(batches), fault=str(error) if isinstance(error, InputError) else repr(error))
         with peers.together("weighing batches", waits=False):
             everyone = peers.gather(mine)
         given = everyone[source]
-        if given.fault:
-            raise own or InputError(given.fault)
+        fault = next((each.fault for each in (given, *everyone) if each.fault), "")
+        if fault:
+            raise own or InputError(fault)
         odd = next((rank for rank, each in enumerate(everyone) if each.n != given.n), None)
         if odd is not None:
             raise InputError(
                 f"accumulate() got {given.n} batches on rank {source}, which feeds the others, and "
                 f"{everyone[odd].n} on rank {odd}: give the others as many empty ones, [{{}}] * {given.n}"
             )
-        return given.counts
+        return calls, given.counts
 
     def _route(self, kwargs: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
         """The target's way: to ``loss_fn``, or without one to the model's own argument of that name."""
@@ -243,3 +253,16 @@ def _is_torchs(loss_fn: Callable[..., Any] | None) -> bool:
     inner = loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
     kind = inner if inspect.isfunction(inner) else type(inner)
     return kind.__module__ in ("torch.nn.functional", "torch.nn.modules.loss")
+
+
+def _calls(batches: Sequence[Any]) -> Calls:
+    """The arguments of ``step`` that each of several batches stands for."""
+    found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    for i, batch in enumerate(batches):
+        if isinstance(batch, Mapping):
+            found.append(((), dict(batch)))
+        elif isinstance(batch, (tuple, list)):
+            found.append((tuple(batch), {}))
+        else:
+            raise InputError(f"batch {i} of accumulate() is a {type(batch).__name__}; {BATCHES}")
+    return found
