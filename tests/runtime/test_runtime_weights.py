@@ -100,7 +100,7 @@ def test_a_given_weight_overrules():
     assert abs(out.loss - loss_fn(model(x), target).item()) < 1e-12
     with pytest.raises(InputError, match="not all zero"):
         Runtime(*made, loss_fn=loss_fn, loss_weight=lambda *_: 0).step(x, target=target)
-    for odd in ("3", None, -1.0, float("nan")):
+    for odd in ("3", None, -1.0, float("nan"), float("inf")):
         with pytest.raises(InputError, match="loss_weight gave"):
             Runtime(*made, loss_fn=loss_fn, loss_weight=lambda *_, odd=odd: odd).step(x, target=target)
 

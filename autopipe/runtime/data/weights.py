@@ -38,6 +38,8 @@ _logger = logging.getLogger(__name__)
 
 LossWeight = Callable[[tuple[Any, ...], dict[str, Any], Any], float]
 """``loss_weight(args, kwargs, target)`` of one microbatch; only ratios matter."""
+HEAVIEST = 1e100
+"""Of given weights: sums of any number of these stay finite."""
 Weights = tuple[Sequence[float | Tensor], float | None]
 """What each microbatch weighs, maybe on the device; and what all of them counted together."""
 
@@ -136,7 +138,7 @@ class Weigher:
             part = unflatten(spec, [pieces.get(id(leaf), leaf) for leaf in leaves])
             own_args, own_kwargs = part
             given = self._given(own_args, own_kwargs, batch.targets[m])
-            weights.append(number("what loss_weight gave for a microbatch", given))
+            weights.append(number("what loss_weight gave for a microbatch", given, most=HEAVIEST))
         return weights
 
 
