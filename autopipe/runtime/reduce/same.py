@@ -36,7 +36,12 @@ class Apart:
         parameters: Sequence[nn.Parameter],
         largest: Callable[[Tensor], object],
     ) -> None:
-        """Compare copies: ``largest`` puts the largest over their holders, ``where`` in words, in place."""
+        """Compare copies: ``largest`` puts the largest over their holders, ``where`` in words, in place.
+
+        Of no parameters nothing is compared, as of a stage that is frozen.
+        """
+        if not parameters:
+            return
         values = [local(p) for p in parameters]
         values = [torch.view_as_real(v) if v.is_complex() else v for v in values]
         sums = torch.stack([v.sum(dtype=torch.float64) for v in values])
