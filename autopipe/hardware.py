@@ -194,13 +194,14 @@ class Cluster:
         sequence("cores", self.cores, "a tuple of a number for each host")
         if not isinstance(self.links, Mapping):
             raise InputError(f"links is {brief(self.links)}; it must be a dict of (from, to) ranks to a Link")
-        for pair in self.links:
+        for pair, link in self.links.items():
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise InputError(f"links has {brief(pair)}; it must be a dict of (from, to) ranks to a Link")
             for rank in pair:
                 whole("a rank in links", rank, 0)
-        links = {"local": self.local, "remote": self.remote}
-        for name, link in {**links, **{f"links[{pair}]": link for pair, link in self.links.items()}}.items():
+            if not isinstance(link, Link):
+                raise InputError(f"links[{pair}] is {brief(link)}; it must be a Link")
+        for name, link in (("local", self.local), ("remote", self.remote)):
             if not isinstance(link, Link):
                 raise InputError(f"{name} is {brief(link)}; it must be a Link")
 
