@@ -57,10 +57,10 @@ class Upkeep:
         number of ranks can go on from it; other objects per rank, but what they keep by weights' names, as
         an average of ``rt.named_parameters()`` does, goes where the weights go. With them go the number of
         steps, the seed and the user's random generators, and what modules keep beside their tensors
-        (``get_extra_state``). An optimizer whose class has a ``state_dict`` of its own is saved through that:
-        a ``ZeroRedundancyOptimizer`` after ``consolidate_state_dict()``. Of data-parallel replicas each one's
-        objects and generators are saved where they differ, and come back to as many replicas. Gradients are
-        not kept: save after the optimizer.
+        (``get_extra_state``). An optimizer whose class has a ``state_dict`` of its own is saved through that,
+        a ``ZeroRedundancyOptimizer`` after ``consolidate_state_dict()``, and refused where it is not laid out
+        as torch's. Of data-parallel replicas each one's objects and generators are saved where they differ,
+        and come back to as many replicas. Gradients are not kept: save after the optimizer.
 
         ``keep_last=3`` makes ``path`` a row of saves, ``step-00000120`` and so on, of which the last three
         are kept; :meth:`resume` goes on from the last. ``background`` copies everything, returns, and writes

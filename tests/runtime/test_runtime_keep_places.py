@@ -237,6 +237,26 @@ def test_an_object_that_takes_no_state_leaves_all_else_as_it_was(tmp_path, caplo
     assert "second does not take back what it had: RuntimeError: another kind" in caplog.text
 
 
+class Slow(torch.optim.SGD):
+    """Keeps a second copy of the weights beside ``state``, which its ``state_dict`` has in ``layout``."""
+
+    def __init__(self, parameters, layout):
+        super().__init__(parameters, 0.1)
+        self.layout = layout
+
+    def state_dict(self):
+        plain = super().state_dict()
+        return {**plain, "slow": [1.0]} if self.layout == "more" else {"fast": plain, "slow": [1.0]}
+
+
+@pytest.mark.parametrize("layout", ["more", "other"])
+def test_an_optimizer_that_keeps_more_than_states_of_parameters_is_refused(layout, tmp_path):
+    _, runtime = runtime_of()
+    with pytest.raises(InputError, match=r"Slow lays out its state_dict in a way of its own \(.*slow\)"):
+        runtime.save(tmp_path / "c", optimizer=Slow(runtime.parameters(), layout))
+    assert not (tmp_path / "c").exists()
+
+
 def test_a_function_that_makes_missing_values_is_named():
     with pytest.raises(Unfit, match=r"counts is a collections\.defaultdict"):
         dumps({"counts": collections.defaultdict(lambda: os.getpid())})

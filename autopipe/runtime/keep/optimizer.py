@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...torch_private import pytree
+from ..reduce.partial import OF
 from .stored import Stored
 
 __all__ = ["LISTED", "as_saved", "named_state", "names_in", "place_for"]
@@ -28,20 +29,27 @@ def named_state(
 
     Where ``is_kept`` is False another replica's is saved, and this one only helps to bring it together.
 
-    Raises :class:`InputError` for an optimizer of other parameters; an own ``state_dict`` may raise anything.
+    Raises :class:`InputError` for an optimizer of other parameters, or whose own ``state_dict`` is not laid
+    out as torch's are; that may raise anything.
     """
     name_of = names_in(optimizer, named)
     own = [p for group in optimizer.param_groups for p in group["params"]]
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
     state: Mapping[Any, Any] = optimizer.state
     if not _is_torchs_way(optimizer):
+        found: Mapping[str, Any] | None = None
         try:
             found = optimizer.state_dict()
         except RuntimeError:  # what is sharded may be brought together on the first replica alone
             if is_kept:
                 raise
-            found = {}
-        if _is_by_number(found, len(own)):
+        if found is not None:
+            if not _is_by_number(found, len(own)):
+                raise InputError(
+                    f"{type(optimizer).__name__} lays out its state_dict in a way of its own "
+                    f"({', '.join(map(str, found))}), not by parameter alone; keep it in an object that is "
+                    "no optimizer, whose state_dict() and load_state_dict() call its: each rank gets its own"
+                )
             groups = [{**g, "params": [own[i] for i in g["params"]]} for g in found["param_groups"]]
             state = {own[i]: kept for i, kept in found["state"].items()}
     return {
@@ -59,9 +67,11 @@ def _is_torchs_way(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _is_by_number(found: Mapping[str, Any], n_parameters: int) -> bool:
-    """Whether a ``state_dict`` is laid out as torch's optimizers lay theirs out."""
+    """Whether a ``state_dict`` is laid out as torch's optimizers lay theirs out, and has no more."""
     state, groups = found.get("state"), found.get("param_groups")
     if not isinstance(state, Mapping) or not isinstance(groups, list):
+        return False
+    if found.keys() - {"state", "param_groups", OF}:
         return False
     numbers = [*state, *(i for group in groups for i in group.get("params", ()))]
     return all(type(i) is int and 0 <= i < n_parameters for i in numbers)

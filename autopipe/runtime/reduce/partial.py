@@ -27,7 +27,7 @@ from ...arguments import brief
 from ...errors import InputError, StaleError
 from ...torch_private import CLIP, TOTAL_NORM
 
-__all__ = ["Partial", "refuse_line_search", "watch"]
+__all__ = ["OF", "Partial", "refuse_line_search", "watch"]
 
 _logger = logging.getLogger(__name__)
 
