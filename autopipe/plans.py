@@ -39,7 +39,7 @@ from .schema import (
 )
 from .shown import Shown
 
-__all__ = ["Boundary", "Bounds", "Candidate", "Plan", "PlanDiff", "StagePlan", "Tie"]
+__all__ = ["Boundary", "Bounds", "Candidate", "Plan", "PlanDiff", "StagePlan", "Tie", "check_plan"]
 
 VERSION = 2
 
@@ -217,17 +217,9 @@ class Plan(Shown):
                 out[op] = (*out.get(op, ()), stage.index)
         return out
 
-    def check(self) -> None:
-        """Raise :class:`PlanError` where parts contradict one another, as of one that was edited by hand."""
-        for path, fault in _faults(self):
-            raise PlanError(f"the plan contradicts itself: its {path} {fault}; plan again, or change both")
-
     def diff(self, other: Plan) -> PlanDiff:
         """What is different in ``other``, which must be a plan. Linear in the ops of both."""
-        if not isinstance(other, Plan):
-            raise InputError(
-                f"other is {brief(other)}; it must be a Plan: Plan.from_json reads one from a file"
-            )
+        _check_kind("other", other)
         rows = zip(_figures(self), _figures(other), strict=True)
         return PlanDiff(
             figures=tuple((what, a, b, unit) for (what, a, unit), (_, b, _) in rows),
@@ -260,6 +252,21 @@ class Plan(Shown):
         if isinstance(source, str) and source.lstrip()[:1] in ("{", "["):
             return _from_dict(parse(source, "the plan"), "the plan")
         return _from_dict(load(source, "the plan"), f"the plan {source}")
+
+
+def check_plan(plan: Any) -> None:
+    """Raise :class:`InputError` for what is no plan, :class:`PlanError` for one that contradicts itself.
+
+    As one does that was edited by hand. Linear in its ops.
+    """
+    _check_kind("plan", plan)
+    for path, fault in _faults(plan):
+        raise PlanError(f"the plan contradicts itself: its {path} {fault}; plan again, or change both")
+
+
+def _check_kind(name: str, value: Any) -> None:
+    if not isinstance(value, Plan):
+        raise InputError(f"{name} is {brief(value)}; it must be a Plan: Plan.from_json reads one from a file")
 
 
 def _figures(plan: Plan) -> tuple[tuple[str, float, str], ...]:

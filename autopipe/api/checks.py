@@ -20,14 +20,13 @@ from ..costs import CostTable
 from ..errors import InputError
 from ..hardware import Cluster, Device
 from ..measure import Store
-from ..plans import Plan
 from ..presets import OFFLOADS, OPTIMIZERS, PRECISIONS
 from ..schedule import NAMES
 from ..torch_private import CALL_HOOK
 from ..tracing import Capture
 from ..units import parse_bytes
 
-__all__ = ["check_model", "check_names", "check_options", "check_plan"]
+__all__ = ["check_model", "check_names", "check_options"]
 
 MOST_STAGES = MOST_MICROBATCHES = 2**16
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
@@ -73,13 +72,6 @@ def _check_unwrapped(model: nn.Module) -> None:
                 f"{path or 'model'} is wrapped in {wrapper}, which stages would be without; split the "
                 "model itself, and for replicas of a pipeline give pipe.runtime(mesh=...) and rt.wrap(...)"
             )
-
-
-def check_plan(plan: Any) -> None:
-    """Raise :class:`InputError` for what is no plan, :class:`PlanError` for one that contradicts itself."""
-    if not isinstance(plan, Plan):
-        raise InputError(f"plan is {brief(plan)}; it must be a Plan: Plan.from_json reads one from a file")
-    plan.check()
 
 
 def check_options(options: Mapping[str, Any]) -> None:

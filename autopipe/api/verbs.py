@@ -12,17 +12,17 @@ from typing import Any
 from torch import nn
 
 from .. import measure
-from ..arguments import brief, number, whole
+from ..arguments import brief, whole
 from ..costs import CostTable
 from ..errors import InputError
-from ..plans import Plan
+from ..plans import Plan, check_plan
 from ..runtime.keep.away import shapes_of
 from ..simulator import Timeline
 from ..simulator import simulate as _simulate
 from ..solve import solve
 from ..tracing import Capture
 from .agree import join_group
-from .checks import MOST_MICROBATCHES, check_model, check_names, check_options, check_plan
+from .checks import MOST_MICROBATCHES, check_model, check_names, check_options
 from .machine import is_described
 from .pipe import Pipe
 from .planning import make_plan
@@ -165,8 +165,7 @@ def split(
     (2, (3, 4))
     """
     check_model(model, args, kwargs)
-    if stall_limit_s is not None:
-        number("stall_limit_s", stall_limit_s, above=True, most=1e9, unit="seconds")
+    check_options({"stall_limit_s": stall_limit_s})
     join_group(stall_limit_s)
     if plan is not None:
         if not isinstance(plan, (str, pathlib.Path)):

@@ -15,7 +15,7 @@ from ..arguments import brief, number, whole
 from ..costs import CostTable, OpCost
 from ..errors import AutopipeError, InputError
 from ..graph import OpGraph
-from ..plans import Plan
+from ..plans import Plan, check_plan
 from ..simulator import Report, StageReport, simulate
 from ..solve import solve
 from ..stages import Stage, build
@@ -167,12 +167,8 @@ class Cutter:
     ) -> None:
         """Raise :class:`InputError` for what :meth:`Runtime.rebalance` cannot be given."""
         n_ranks = self._engine.plan.n_ranks
-        if not isinstance(plan, (Plan, type(None))):
-            raise InputError(
-                f"plan is {brief(plan)}; it must be a Plan: Plan.from_json reads one from a file"
-            )
         if plan is not None:
-            plan.check()
+            check_plan(plan)
         number("least_gain", least_gain)
         if time_limit_s is not None:
             number("time_limit_s", time_limit_s, most=1e9, unit="seconds")
