@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import json
 import os
 import pathlib
@@ -75,6 +76,7 @@ def _rehearsed(cluster: Cluster) -> Cluster:
         return cluster
     with torch.random.fork_rng(devices=[]):
         speed = _speed(cluster)
+    gc.collect()  # all ranks leave the small pipeline now, and not one of them in a step of another
     devices = tuple(dataclasses.replace(d, speed=d.speed * speed) for d in cluster.devices)
     return dataclasses.replace(cluster, devices=devices)
 
