@@ -80,7 +80,7 @@ def simulate(
     """A step of a plan in time: length, idle time by cause, memory; as planned or under another schedule.
 
     `--schedule` also takes a .csv of a schedule as torch writes it. With a plan's JSON, `--cluster` puts it
-    on other links, and `--memory` says whether it would fit.
+    on other links and devices of other speeds, and `--memory` says whether it would fit.
     """
     from ..look import tables
     from ..memory import memory_limits

@@ -14,7 +14,7 @@ from ..costs import CostTable
 from ..errors import InputError, PlanError
 from ..graph import OpGraph
 from ..hardware import Cluster
-from ..plans import Plan, Tie
+from ..plans import Plan, StagePlan, Tie
 from ..schema import load
 from .options import MODEL_HELP, Making, Planning
 from .output import aside
@@ -227,15 +227,28 @@ def _limits(memory: str | None) -> str | list[str] | None:
 
 
 def _under(plan: Plan, memory: str | None, path: pathlib.Path | None) -> Plan:
-    """The plan as it stands, under another memory limit and on other links."""
+    """The plan as it stands, under another memory limit and on a cluster of other links and speeds."""
     if memory is not None:
         plan = dataclasses.replace(plan, settings={**plan.settings, "memory_limit": _limits(memory)})
     if path is not None:
         cluster = read_cluster(path)
         if cluster.n_ranks != plan.n_ranks:
             raise PlanError(f"the plan is for {plan.n_ranks} ranks, {path} has {cluster.n_ranks}; plan again")
-        plan = dataclasses.replace(plan, cluster=cluster, ties=_ties_over(plan, cluster))
+        stages = tuple(_at_pace(stage, plan.cluster, cluster) for stage in plan.stages)
+        plan = dataclasses.replace(plan, cluster=cluster, stages=stages, ties=_ties_over(plan, cluster))
     return plan
+
+
+def _at_pace(stage: StagePlan, before: Cluster, after: Cluster) -> StagePlan:
+    """The stage, with what it takes at the speed of its rank's device in another cluster."""
+    ratio = before.devices[stage.rank].speed / after.devices[stage.rank].speed
+    return dataclasses.replace(
+        stage,
+        forward_s=stage.forward_s * ratio,
+        backward_s=stage.backward_s * ratio,
+        backward_input_s=stage.backward_input_s * ratio,
+        backward_weight_s=stage.backward_weight_s * ratio,
+    )
 
 
 def _ties_over(plan: Plan, cluster: Cluster) -> tuple[Tie, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -300,6 +301,12 @@ def test_a_plan_is_looked_at_under_another_limit_and_on_other_links(plan_path, t
     (tmp_path / "slow.json").write_text(json.dumps(slow.to_dict()))
     told = json.loads(invoke("simulate", plan_path, "--cluster", tmp_path / "slow.json", "--json").stdout)
     assert told["step_s"] > 1.0 > plan.step_s
+    before = json.loads(invoke("simulate", plan_path, "--json").stdout)["step_s"]
+    devices = [dataclasses.replace(d, speed=d.speed / 1000) for d in plan.cluster.devices]
+    late = dataclasses.replace(plan.cluster, devices=tuple(devices))
+    (tmp_path / "late.json").write_text(json.dumps(late.to_dict()))
+    told = json.loads(invoke("simulate", plan_path, "--cluster", tmp_path / "late.json", "--json").stdout)
+    assert told["step_s"] > 10 * before
     (tmp_path / "wide.json").write_text(json.dumps(autopipe.Cluster.uniform(3).to_dict()))
     assert invoke("simulate", plan_path, "--cluster", tmp_path / "wide.json").exit_code == 3
 
