@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ..costs import CostTable, OpCost
 from ..errors import CostError
 from ..plans import Plan
-from ..schema import Name, Seconds, build
+from ..schema import Name, Positive, Seconds, build
 from .store import Store
 
 __all__ = ["Entry", "entries", "opened", "recalibrate", "record"]
@@ -29,7 +29,8 @@ class Entry:
     """One stage of one run: its ops, and seconds per microbatch as predicted and measured.
 
     ``predicted`` and ``measured`` are by action: F, and B or I and W. ``recompute`` says that the whole
-    stage ran again in backward, ``recomputed`` which of its ops did otherwise.
+    stage ran again in backward, ``recomputed`` which of its ops did otherwise. ``speed`` is the device's
+    in the plan's cluster, of which costs know nothing.
     """
 
     ops: tuple[Name, ...]
@@ -37,6 +38,7 @@ class Entry:
     measured: Mapping[Name, Seconds]
     recompute: bool = False
     recomputed: tuple[Name, ...] = ()
+    speed: Positive = 1.0
 
     def error(self, action: str) -> float:
         """How far measured lies above predicted, relative."""
@@ -56,6 +58,7 @@ def record(store: Store, plan: Plan, table: CostTable, report: Mapping[str, Any]
             measured=dict(stage["measured"]),
             recompute=plan.stages[stage["index"]].recompute,
             recomputed=tuple(op for ops in plan.stages[stage["index"]].recomputed for op in ops),
+            speed=plan.cluster.devices[plan.stages[stage["index"]].rank].speed,
         )
         for stage in report["stages"]
         if stage["measured"]
@@ -81,7 +84,7 @@ def entries(store: Store, graph_digest: str, table: CostTable) -> tuple[Entry, .
 
 
 def recalibrate(table: CostTable, ledger: Sequence[Entry]) -> CostTable:
-    """The table with each op's seconds scaled so that its stages come out as they were measured.
+    """The table with each op's seconds scaled so that its stages come out as measured, where they ran.
 
     An op's factor is the median, over the ledger's stages that hold it, of the stage's measured seconds
     over the sum of its ops' in ``table``; ops no stage held take the median of all. Forward and backward
@@ -120,12 +123,13 @@ def _key(graph_digest: str, table: CostTable) -> dict[str, Any]:
 
 
 def _forward_s(entry: Entry) -> float:
-    return entry.measured.get("F", 0.0)
+    """Measured, less what the device's speed explains."""
+    return entry.measured.get("F", 0.0) * entry.speed
 
 
 def _backward_s(entry: Entry) -> float:
     split = entry.measured.get("I", 0.0) + entry.measured.get("W", 0.0)
-    return entry.measured.get("B", split)
+    return entry.measured.get("B", split) * entry.speed
 
 
 def _note(out: dict[str, list[float]], ops: Sequence[str], measured_s: float, predicted_s: float) -> None:

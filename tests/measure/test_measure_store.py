@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from autopipe.costs import CostTable, OpCost
 from autopipe.errors import CostError, StoreError
-from autopipe.hardware import Cluster
+from autopipe.hardware import Cluster, Device
 from autopipe.measure import Store, entries, recalibrate, record
 from autopipe.plans import Bounds, Plan, StagePlan
 
@@ -106,6 +107,17 @@ def test_recalibrated_stages_come_out_as_measured(tmp_path: pathlib.Path) -> Non
     again = recalibrate(table, made)
     assert again.total(("a", "b", "c")).seconds == pytest.approx(table.total(("a", "b", "c")).seconds)
     assert len(again.notes) == 1
+
+
+def test_what_a_devices_speed_explains_is_no_error_of_the_costs(tmp_path: pathlib.Path) -> None:
+    cluster = Cluster((Device(speed=0.5), Device()))
+    made = record(
+        Store(tmp_path),
+        dataclasses.replace(plan(), cluster=cluster),
+        TABLE,
+        report({"F": 8.0, "B": 12.0}, {"F": 1.0, "B": 1.0}),
+    )
+    assert recalibrate(TABLE, made).costs == TABLE.costs
 
 
 def test_recomputed_forward_is_not_counted_as_backward(tmp_path: pathlib.Path) -> None:
