@@ -169,7 +169,10 @@ _WORD = 10
 def _in_short(error: Exception) -> str:
     if isinstance(error, (AutopipeError, OSError)):
         cause = error.__cause__
-        if cause is None or (len(_first(cause)) > _WORD and _first(cause) in str(error)):
+        if cause is None:
+            return f"autopipe: {error}"
+        said = getattr(cause, "strerror", None) or _first(cause)
+        if len(said) > _WORD and said in str(error):
             return f"autopipe: {error}"
         return f"autopipe: {error}\n  because {type(cause).__name__}: {_first(cause)}"
     return (

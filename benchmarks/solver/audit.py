@@ -160,7 +160,8 @@ class Reading:
 
     @property
     def _slowest(self) -> Link:
-        return max(_links(self.asked.cluster), key=lambda link: link.seconds(1 << 20))
+        links = _links(self.asked.cluster)
+        return Link(max(w.latency_s for w in links), min(w.bandwidth_bytes_s for w in links))
 
     def _stage(self, op: str, home: Mapping[str, int]) -> int:
         return self.asked.n_stages - 1 if op == "output" else home[op]
@@ -203,9 +204,12 @@ class Reading:
             for s in range(k):
                 if weight.name in weights[s]:
                     ranks.setdefault(self.placed[s], s)
-            each = self._slowest.all_reduce_s(weight.bytes, len(ranks)) / a.options["n_microbatches"]
-            for s in ranks.values() if len(ranks) > 1 else ():
-                sync[s] += each
+            sums = [
+                a.cluster.link(*pair).all_reduce_s(weight.bytes, len(ranks))
+                for pair in itertools.permutations(ranks, 2)
+            ]
+            for s in ranks.values() if sums else ():
+                sync[s] += max(sums) / a.options["n_microbatches"]
         if a.costs.offloaded:  # what a stage received is all that stays of a microbatch
             saved = [x + y for x, y in zip(saved, received, strict=True)]
         seconds, rank_bytes = [0.0], []
