@@ -166,12 +166,13 @@ class Intake:
         return is_tracked and (self._peers is not None or not aim.is_leaf)
 
     def _fed(self, feed: Feed, request: Request) -> Taken:
+        # heard also where it is refused, or what is heard next would be this
+        leaves, target, n, (weights, counted), forms, is_new = feed.take()
         if request.args or request.kwargs or request.target is not None:
             raise InputError(
                 f"rank {self._rank} was given inputs, but only rank {feed.source} feeds this pipeline; call "
                 "step() without any here, or make the runtime without feed"
             )
-        leaves, target, n, (weights, counted), forms, is_new = feed.take()
         batch = self._splitter.split(leaves, target, n)
         if is_new and (found := self._meet(batch).forms) != forms:
             raise InputError(
