@@ -157,12 +157,8 @@ def _by_sizes(graph: OpGraph, nodes: Sequence[fx.Node], dims: Mapping[str, int])
     try:
         for node in nodes:
             values[node] = made(node)
-    except (
-        _Untold,
-        ArithmeticError,
-        ValueError,
-    ):  # pieces have a number where the whole has none: 1 / (n - 22)
-        return None
+    except (_Untold, ArithmeticError, ValueError):
+        return None  # pieces may have a number where the whole has none: 1 / (n - 22)
     found = values[nodes[-1]]
     return found if type(found) in (int, float) else None
 

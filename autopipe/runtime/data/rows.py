@@ -57,7 +57,8 @@ class MixedRows:
             why = ""
             if self._mode == "tail":
                 told = "the plan does not have what follows in its last stage: plan again" if tail.ops else ""
-                why = "; ".join(["", *filter(None, [tail.obstacle or told])])
+                reason = tail.obstacle or told
+                why = f"; {reason}" if reason else ""
             raise InputError(
                 f"rows of a batch of {name} depend on one another ({always}{why}), so its microbatches do "
                 "not give what the batch gives; pass n_microbatches=1, or move the loss that compares rows "
