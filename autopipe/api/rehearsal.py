@@ -4,9 +4,10 @@ Measuring links is left to ``measure``; what a speed does to a plan to ``solve``
 
 Costs are measured with nothing between a stage's passes. In a pipeline a stage's work lies between messages,
 other microbatches and the threads that carry them, and ranks wait where any is late, so a step takes some
-percent longer than its parts say, by how much depending on the machine. Ranks find out together: a small
-pipeline is trained in turns with its own stages alone, all ranks at once, and what a step took is held
-against what those stages would make of it. Model and sizes are fixed, so nothing is fitted to what is planned
+percent longer than its parts say, by how much depending on the machine; more where ranks outnumber the cores
+and one takes another's place, caches and all. Ranks find out together: a small pipeline is trained in turns
+with its own stages alone, as many ranks at once as there are cores for, and what a step took is held against
+what those stages would make of it. Model and sizes are fixed, so nothing is fitted to what is planned
 later.
 """
 
@@ -54,9 +55,9 @@ _WARM = 2
 def probe(n_ranks: int = 2) -> Cluster:
     """The cluster of the job's ranks: links as :func:`autopipe.measure.probe` finds them, and its pace.
 
-    Where every rank computes on a core of the host's own, its device's ``speed`` is what a pipeline leaves
-    of the pace that costs are measured at, found by training a small one, in some ten seconds. Ranks on
-    accelerators, and those that outnumber the cores, have 1.
+    Where ranks compute on the host's cores, their device's ``speed`` is what a pipeline leaves of the pace
+    that costs are measured at, found by training a small one, in some ten seconds. Ranks on accelerators
+    have 1. That ranks which outnumber the cores take turns is no matter of their speed: ``cores`` says it.
 
     In a job started by ``torchrun`` every rank calls it and gets the same cluster; elsewhere it starts
     ``n_ranks`` processes on this machine. Raises :class:`CostError` when one of them fails.
@@ -72,7 +73,7 @@ def probe(n_ranks: int = 2) -> Cluster:
 
 def _rehearsed(cluster: Cluster) -> Cluster:
     """The cluster with its pace; every rank calls it."""
-    if not cluster.cores or cluster.crowd is not None or cluster.n_ranks < 2:
+    if not cluster.cores or cluster.n_ranks < 2:
         return cluster
     with torch.random.fork_rng(devices=[]):
         speed = _speed(cluster)
@@ -127,18 +128,33 @@ def _speed(cluster: Cluster) -> float:
     found: list[float] = []
     start_s = time.perf_counter()
     while not found or (len(found) < _TURNS and _slowest(time.perf_counter() - start_s) < _MOST_S):
-        forward_s, backward_s = _alone_s(part, batch[:_ROWS])
+        forward_s, backward_s = _alone_s(part, batch[:_ROWS], cluster)
         measured_s = _stepped_s(runtime, optimizer, batch)
         found.append(_predicted_s(pipe.plan, forward_s, backward_s) / measured_s)
     return min(1.0, statistics.median(found))
 
 
-def _alone_s(part: nn.Module, x: Tensor) -> tuple[float, float]:
-    """Seconds of a stage's forward and backward with nothing in between, all ranks at it: their mean."""
+def _alone_s(part: nn.Module, x: Tensor, cluster: Cluster) -> tuple[float, float]:
+    """Seconds of a stage's forward and backward, nothing in between, every core at it: the ranks' mean."""
+    places, rank = _places(cluster), dist.get_rank()
+    for place in range(max(places) + 1):
+        dist.barrier()
+        if place == places[rank]:
+            forward_s, backward_s = _timed_s(part, x)
+    return _mean(forward_s), _mean(backward_s)
+
+
+def _places(cluster: Cluster) -> list[int]:
+    """When each rank has a core to itself, where a host's ranks take them in turns."""
+    hosts = [cluster.host(rank) for rank in range(cluster.n_ranks)]
+    return [hosts[:rank].count(host) // cluster.cores[host] for rank, host in enumerate(hosts)]
+
+
+def _timed_s(part: nn.Module, x: Tensor) -> tuple[float, float]:
+    """This rank's seconds of a stage's forward and backward."""
     x = x.clone().requires_grad_()
     seed = torch.ones_like(x)
     rows: list[tuple[float, float]] = []
-    dist.barrier()
     until_s = time.perf_counter() + _ALONE_S
     while time.perf_counter() < until_s or len(rows) < 3:
         start = time.perf_counter()
@@ -147,7 +163,7 @@ def _alone_s(part: nn.Module, x: Tensor) -> tuple[float, float]:
         y.backward(seed)
         rows.append((middle - start, time.perf_counter() - middle))
     forward_s, backward_s = (statistics.median(s) for s in zip(*rows, strict=True))
-    return _mean(forward_s), _mean(backward_s)
+    return forward_s, backward_s
 
 
 def _stepped_s(runtime: Runtime, optimizer: torch.optim.Optimizer, batch: Tensor) -> float:

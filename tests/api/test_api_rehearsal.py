@@ -23,10 +23,24 @@ def test_ranks_that_have_a_core_each_have_the_pace_of_a_pipeline() -> None:
     assert Cluster.from_dict(cluster.to_dict()) == cluster
 
 
-@pytest.mark.parametrize("cores", [(), (1,)], ids=["accelerators", "more ranks than cores"])
-def test_other_ranks_keep_theirs(cores: tuple[int, ...]) -> None:
-    cluster = dataclasses.replace(Cluster.uniform(2, Device(speed=0.5)), cores=cores)
+@pytest.mark.timeout(300)
+def test_ranks_that_outnumber_the_cores_have_one_too() -> None:
+    n_ranks = places() + 1
+    cluster = autopipe.probe(n_ranks)
+    assert cluster.crowd == (n_ranks, places())
+    speeds = {d.speed for d in cluster.devices}
+    assert len(speeds) == 1
+    assert 0.05 < speeds.pop() <= 1.0
+
+
+def test_ranks_on_accelerators_keep_theirs() -> None:
+    cluster = Cluster.uniform(2, Device(speed=0.5))
     assert rehearsal._rehearsed(cluster) is cluster
+
+
+def test_ranks_of_a_host_take_its_cores_in_turns() -> None:
+    cluster = dataclasses.replace(Cluster.uniform(7), hosts=(0, 1, 0, 1, 0, 1, 0), cores=(2, 1))
+    assert rehearsal._places(cluster) == [0, 0, 0, 1, 1, 2, 1]
 
 
 def test_a_step_is_predicted_from_what_its_stages_take_alone() -> None:
