@@ -29,6 +29,8 @@ __all__ = ["AT_A_GLANCE", "LOOKED_AT", "Batch", "Splitter", "with_forms"]
 LOOKED_AT = 1024
 """How many values of an input a checksum looks at; ``AT_A_GLANCE`` where it is taken at every step."""
 AT_A_GLANCE = 64
+WHOLE_BYTES = 1 << 15
+"""Inputs of so many bytes are looked at in full, which takes no longer than picking values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +111,18 @@ class Batch:
             targets = [mapped(to, target) for target in targets]
         return dataclasses.replace(self, leaves=leaves, targets=targets, whole=whole)
 
-    def checksum(self, most: int = LOOKED_AT) -> int:
-        """Of up to ``most`` values of every input: it tells batches apart, and costs little."""
+    def checksum(self, most: int = LOOKED_AT, first: int = 0) -> int:
+        """Of every input on the host of up to ``WHOLE_BYTES``, and about ``most`` values of any other.
+
+        It tells batches apart, and costs little. With another ``first`` it looks at other values.
+        """
         found = 0
         for value in self.given.values():
             if isinstance(value, Tensor) and value.layout is torch.strided and not hasattr(value, "to_local"):
-                some = _sample(value.detach(), most).resolve_conj().resolve_neg().contiguous().cpu()
+                some = value.detach()
+                if value.nbytes > WHOLE_BYTES or not value.is_cpu:
+                    some = _sample(some, most, first)
+                some = some.resolve_conj().resolve_neg().contiguous().cpu()
                 found = zlib.crc32(accelerator.memory(some), found)
         return found
 
@@ -260,12 +268,12 @@ def _cut(name: str, value: Tensor, sizes: Sequence[int], axis: int) -> Sequence[
     return value.split(list(sizes), axis)
 
 
-def _sample(value: Tensor, most: int) -> Tensor:
+def _sample(value: Tensor, most: int, first: int) -> Tensor:
     """Some of its values, wherever they lie: an odd step, since the first ones of rows may all be alike."""
     step = max(1, value.numel() // most) | 1
     if value.is_contiguous():
-        return value.view(-1)[::step]
-    places = torch.arange(0, value.numel(), step, device=value.device)
+        return value.view(-1)[first % step :: step]
+    places = torch.arange(first % step, value.numel(), step, device=value.device)
     return value[torch.unravel_index(places, value.shape)]
 
 

@@ -83,7 +83,8 @@ class Accord:
         looks = is_due(position.step - 1)
         # what is on the device is looked at while that still warms up
         looks_at_batch = not self._is_fed and (batch.is_on_host or (looks and position.step <= 2))
-        checksum = batch.checksum(LOOKED_AT if looks else AT_A_GLANCE) if looks_at_batch else 0
+        most = LOOKED_AT if looks else AT_A_GLANCE
+        checksum = batch.checksum(most, position.step) if looks_at_batch else 0
         marks = {**said.marks, "random seed": zlib.crc32(str(step.seed).encode())}
         waited_s, told = self._peers.agree(position.step, said.words, marks, checksum, has_hooks)
         self._channel.signatures = said.signatures
