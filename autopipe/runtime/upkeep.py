@@ -59,8 +59,9 @@ class Upkeep:
         steps, the seed and the user's random generators, and what modules keep beside their tensors
         (``get_extra_state``). An optimizer whose class has a ``state_dict`` of its own is saved through that,
         a ``ZeroRedundancyOptimizer`` after ``consolidate_state_dict()``, and refused where it is not laid out
-        as torch's. Of data-parallel replicas each one's objects and generators are saved where they differ,
-        and come back to as many replicas. Gradients are not kept: save after the optimizer.
+        as torch's; one that is made around another is given with that one, each under a name. Of
+        data-parallel replicas each one's objects and generators are saved where they differ, and come back to
+        as many replicas. Gradients are not kept: save after the optimizer.
 
         ``keep_last=3`` makes ``path`` a row of saves, ``step-00000120`` and so on, of which the last three
         are kept; :meth:`resume` goes on from the last. ``background`` copies everything, returns, and writes
@@ -96,7 +97,9 @@ class Upkeep:
         :meth:`save` wrote also restores the number of steps, so that random streams go on, the user's random
         generators, and the state of ``optimizer`` and ``states``. Everything is checked first, checksums
         included, and nothing is changed unless all of it fits on every rank. ``strict=False`` passes over
-        weights that the model does not have.
+        weights that the model does not have. Of what others saved there are but names, shapes and dtypes to
+        go by: a square weight stored transposed, or equal layers under one another's names, are taken as they
+        are, as by a module's ``load_state_dict``.
 
         Raises :class:`StoreError` saying what is damaged, missing or differs.
         """
@@ -134,15 +137,17 @@ class Upkeep:
         """Cut anew from what the stages were measured to take, and move weights to where they now belong.
 
         Between steps every rank calls it alike, and passes every optimizer there is (``optimizer=``, each
-        under a name of its own): it moves what they keep of a parameter too, and changes their groups in
-        place. Schedulers, the number of steps and random streams stay: the run goes on as if cut so from its
-        start. Returns whether it was cut anew: not where a step would not become ``least_gain`` times faster.
+        under a name of its own, one that another is made around too): it moves what their ``state`` keeps of
+        a parameter, and changes their groups in place. Schedulers, the number of steps and random streams
+        stay: the run goes on as if cut so from its start. Returns whether it was cut anew: not where a step
+        would not become ``least_gain`` times faster.
 
         ``plan`` is cut to instead where one is given: for the same graph, ranks and microbatches. ``speeds``
         (rank → factor) says which devices became slower or faster; drift is else laid on the ops.
 
         Raises :class:`InputError` on every rank, with nothing moved, for stages that :meth:`wrap` changed,
-        for optimizers whose groups are not alike on every rank, and where there is nothing to plan from.
+        for optimizers whose groups are not alike on every rank or that keep something of their parameters
+        beside ``state``, and where there is nothing to plan from.
         """
         given = {key: optimizer for key, optimizer in optimizers.items() if optimizer is not None}
         self._cutter.check(plan, given, least_gain=least_gain, speeds=speeds, time_limit_s=time_limit_s)

@@ -382,7 +382,9 @@ def differences(
         there, here = weights[stored], Spec.of(tensor)
         is_float = there.dtype.is_floating_point and here.dtype.is_floating_point
         if there.shape != here.shape or (there.dtype != here.dtype and (exact or not is_float)):
-            wrong.append(f"{name} is {there} there and {here} here")
+            turned = there.shape != here.shape and there.shape == here.shape[::-1]
+            hint = ", maybe its transpose" if turned else ""
+            wrong.append(f"{name} is {there} there and {here} here{hint}")
     every = {alias for name in known for alias in (name, *names(name))}
     unknown = sorted(name for name in weights if name not in every)
     extra = [name for name in unknown if not any(re.search(pattern, name) for pattern in ignored)]

@@ -20,6 +20,7 @@ from ..stage.setup import exchange
 from ..wire.peers import Peers
 from ..wire.values import Unfit, dtype_of, dumps, loads, name_of
 from .away import unmark
+from .beside import held_beside, left_out
 from .optimizer import LISTED, names_in
 from .tensorfile import text_of
 
@@ -120,12 +121,28 @@ def _told(engine: Engine, planned: Sequence[Move], optimizers: Optimizers) -> _T
                 "tied gradients are not summed yet; rebalance after a step outside no_sync(), or after "
                 "zero_grad()"
             )
+        _check_all_moves(planned, optimizers)
         for move in planned:
             for key, optimizer in optimizers.items() if move.source == engine.rank else ():
                 _check_movable(key, optimizer, move)
         return _Told({key: _groups(key, optimizer, named) for key, optimizer in optimizers.items()})
     except InputError as error:
         return _Told({}, str(error))
+
+
+def _check_all_moves(planned: Sequence[Move], optimizers: Optimizers) -> None:
+    """Raise :class:`InputError` for optimizers that keep something of their parameters beside ``state``."""
+    for key, optimizer in optimizers.items() if any(m.tensor.requires_grad for m in planned) else ():
+        if at := left_out(optimizer, optimizers.values()):
+            raise InputError(
+                f"{key}, a {type(optimizer).__name__}, is made around an optimizer in .{at}, whose state "
+                f"would stay behind; pass that one too: rebalance({key}={key}, inner={key}.{at})"
+            )
+        if at := held_beside(optimizer, even_parameters=True):
+            raise InputError(
+                f"{key}, a {type(optimizer).__name__}, keeps something of its parameters in .{at}, which "
+                "would stay behind: state and param_groups are what moves; rebalance before it is made"
+            )
 
 
 def _check_movable(key: str, optimizer: torch.optim.Optimizer, move: Move) -> None:
@@ -215,9 +232,10 @@ def _take(
         number = _group_for(move, key, everyone)
         assert number is not None
         group = optimizer.param_groups[number]
-        group["params"].append(tensor)
-        if "param_names" in group:
-            group["param_names"].append(move.name)
+        if not any(p is tensor for p in group["params"]):  # of groups that an inner optimizer has too
+            group["params"].append(tensor)
+            if "param_names" in group:
+                group["param_names"].append(move.name)
         if key in states:
             optimizer.state[tensor] = states[key]
 

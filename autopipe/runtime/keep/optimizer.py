@@ -16,7 +16,7 @@ from ...torch_private import pytree
 from ..reduce.partial import OF
 from .stored import Stored
 
-__all__ = ["LISTED", "as_saved", "named_state", "names_in", "place_for"]
+__all__ = ["LISTED", "as_saved", "is_torchs_way", "named_state", "names_in", "place_for"]
 
 LISTED = ("params", "param_names")
 """What is a group's own whatever else it has in common with another."""
@@ -36,7 +36,7 @@ def named_state(
     own = [p for group in optimizer.param_groups for p in group["params"]]
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
     state: Mapping[Any, Any] = optimizer.state
-    if not _is_torchs_way(optimizer):
+    if not is_torchs_way(optimizer):
         found: Mapping[str, Any] | None = None
         try:
             found = optimizer.state_dict()
@@ -61,7 +61,7 @@ def named_state(
     }
 
 
-def _is_torchs_way(optimizer: torch.optim.Optimizer) -> bool:
+def is_torchs_way(optimizer: torch.optim.Optimizer) -> bool:
     """Whether ``state`` is all there is: a class with a ``state_dict`` of its own may keep it elsewhere."""
     return type(optimizer).state_dict is torch.optim.Optimizer.state_dict
 
@@ -95,7 +95,7 @@ def as_saved(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, saved: M
 
     A class with a way of its own is left with what it made of them.
     """
-    if not _is_torchs_way(optimizer):
+    if not is_torchs_way(optimizer):
         return
     state, device = optimizer.state.get(parameter, {}), parameter.device
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import itertools
 import logging
 import random
 import sys
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, StoreError
+from .beside import held_beside, left_out, snapshot
 from .byname import NOTHING, Holding, by_position, fitting
-from .optimizer import LISTED, as_saved, named_state, names_in, place_for
+from .optimizer import LISTED, as_saved, is_torchs_way, named_state, names_in, place_for
 from .replicas import ALONE, Replica
 from .stored import Stored
 
@@ -66,6 +68,7 @@ def collect(
             continue
         if isinstance(thing, torch.optim.Optimizer):
             optimizers[key] = named_state(thing, named, is_kept=is_kept)
+            _check_whole(key, thing, objects)
         elif callable(getattr(thing, "state_dict", None)):
             others[key] = thing.state_dict()
         else:
@@ -75,6 +78,22 @@ def collect(
             )
     kept = {name: module.get_extra_state() for name, module in (extras or {}).items()}
     return {"optimizers": optimizers, "objects": others, "random": _random_state(device), "extras": kept}
+
+
+def _check_whole(key: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> None:
+    """Raise :class:`InputError` where an optimizer keeps what its ``state_dict`` does not tell."""
+    if not is_torchs_way(optimizer):
+        return
+    if at := left_out(optimizer, objects.values()):
+        raise InputError(
+            f"{key}, a {type(optimizer).__name__}, is made around an optimizer in .{at}, whose state its own "
+            f"state_dict leaves out; give that one too, under a name of its own: inner={key}.{at}"
+        )
+    if at := held_beside(optimizer):
+        raise InputError(
+            f"{key}, a {type(optimizer).__name__}, keeps numbers of its parameters in .{at}, which its "
+            "state_dict leaves out; keep them in its state, or give it a state_dict that tells them"
+        )
 
 
 def _random_state(device: torch.device) -> dict[str, Any]:
@@ -278,7 +297,12 @@ class Restoring:
         return faults
 
     def apply(self) -> None:
-        """Put all state in; whatever a ``load_state_dict`` raises says that it did not fit."""
+        """Put all state in; whatever a ``load_state_dict`` raises says that it did not fit.
+
+        Optimizers that shared their groups, one being made around another, share them again.
+        """
+        every = list(self.optimizers.values())
+        shared = [(a, b) for a, b in itertools.combinations(every, 2) if a.param_groups is b.param_groups]
         for key, thing in self._objects.items():
             if isinstance(thing, torch.optim.Optimizer):
                 self._put(key, functools.partial(self._apply_optimizer, key), thing)
@@ -286,6 +310,8 @@ class Restoring:
             before = copy.deepcopy(thing.state_dict())
             self._undo.append((key, functools.partial(thing.load_state_dict, before)))
             self._put(key, thing.load_state_dict, filled(self._state_of(key)))
+        for one, other in shared:
+            other.param_groups = one.param_groups
         for name in self._extras.keys() & self._checkpoint.extras.keys():
             module = self._extras[name]
             before = copy.deepcopy(module.get_extra_state())
@@ -336,8 +362,7 @@ class Restoring:
                     "params": [next(numbers) for _ in own["params"]],
                 }
             )
-        before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
-        self._undo.append((key, functools.partial(optimizer.__setstate__, before)))
+        self._undo.append((key, snapshot(optimizer)))
         optimizer.load_state_dict({"state": made, "param_groups": groups})
         for i, (_, parameter) in enumerate(flat):
             as_saved(optimizer, parameter, made.get(i, {}))
