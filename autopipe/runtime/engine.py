@@ -338,6 +338,20 @@ class Engine:
         """The one that computes the loss, where this process has it."""
         return self.workers.get(len(self._sections) - 1)
 
+    @property
+    def has_averaged(self) -> bool:
+        """Whether this rank's gradients are averaged over replicas, if it has any."""
+        if self.replica_dims.n == 1 or not self.was_wrapped:
+            return False
+        if any(worker.is_replicated for worker in self.workers.values()):
+            return True
+        return not any(p.requires_grad for stage in self.stages for p in stage.parameters())
+
+    def any_sharded(self) -> bool:
+        """Whether replicas hold a stage of any rank in shards; every rank calls it."""
+        here = any(worker.replicas.is_sharded for worker in self.workers.values())
+        return here if self.peers is None else self.peers.any(here)
+
     def weighs_replicas(self) -> bool:
         """Whether this rank says what a batch weighs beside those of other replicas: it makes the loss.
 

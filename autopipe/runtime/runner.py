@@ -59,6 +59,7 @@ class Runner:
         self._any_hooks = False
         self._waited_s = 0.0
         self._agreed: StepError | None = None
+        self._nonfinite: StepError | None = None
 
     # -- calls --------------------------------------------------------------------------------------
 
@@ -92,6 +93,7 @@ class Runner:
             self.share = self._share(total)
         # a batch without labels that count has no loss
         counted = [(call, share) for call, share in zip(calls, shares, strict=True) if share]
+        self._check_as_many(len(counted))
         loss = torch.zeros((), dtype=torch.float64, device="cpu")
         for i, ((args, kwargs), share) in enumerate(counted):
             own = {name: value for name, value in kwargs.items() if name != "target"}
@@ -102,6 +104,19 @@ class Runner:
             loss = loss.to(found.device) + share * found.double()
         is_scaled = self.engine.options.scaler is not None
         return StepResult(StepLoss.of(loss.to(found.dtype), is_scaled=is_scaled))
+
+    def _check_as_many(self, n_batches: int) -> None:
+        """Raise :class:`InputError` on all replicas that gather weights together and not as often."""
+        engine = self.engine
+        if not engine.has_averaged or not engine.any_sharded():
+            return
+        with engine.outside("hearing how many batches other replicas accumulate"):
+            is_odd = engine.replica_dims.are_unlike(n_batches, engine.device)
+        if is_odd:
+            raise InputError(
+                f"this replica accumulates {n_batches} batches with labels that count, and another another "
+                "number: replicas gather the weights of sharded stages together in each; give all as many"
+            )
 
     def check_summed(self, words: str) -> None:
         """Raise :class:`InputError` where ranks have yet to sum gradients, which ``words`` needs whole."""
@@ -326,19 +341,41 @@ class Runner:
     # -- failures -----------------------------------------------------------------------------------
 
     def _look(self, step: StepInputs, loss: Tensor | None) -> None:
-        """Raise :class:`StepError` where a loss is not finite, unless looking would wait or is not wanted."""
-        options = self.engine.options
-        looks = options.check_finite and options.scaler is None and self.engine.device.type == "cpu"
-        if looks and loss is not None and not math.isfinite(loss):
-            self._agreed = self._explain_nonfinite(step, loss.item())
-            raise self._agreed
+        """Raise :class:`StepError` where a loss is not finite, unless looking would wait or is not wanted.
+
+        Of replicas whose gradients are averaged every one does, in the step that sums them: it has what the
+        others' losses made of them.
+        """
+        engine = self.engine
+        options = engine.options
+        if not options.check_finite or options.scaler is not None or engine.device.type != "cpu":
+            return
+        if loss is not None and not math.isfinite(loss):
+            self._nonfinite = self._nonfinite or self._explain_nonfinite(step, loss.item())
+        found = self._nonfinite
+        if step.grad and engine.has_averaged:
+            if not self.syncs:
+                return
+            with engine.outside("hearing whether the losses of other replicas are finite"):
+                is_any = engine.replica_dims.any(found is not None, engine.device)
+            if is_any and found is None:
+                found = StepError(
+                    "the loss of another replica is not finite, as its log says where, and gradients are "
+                    "averages with its; check_finite=False lets such steps pass"
+                )
+        self._nonfinite = None
+        if found is not None:
+            self._agreed = found
+            raise found
 
     def _explain_nonfinite(self, step: StepInputs, loss: float) -> StepError:
         """Run the batch forward once more, looking at every value, and say where the first bad one is.
 
-        The same on every rank.
+        The same on every rank. Stages in shards are not run again: their replicas would have to join.
         """
-        engine = self.engine
+        engine, lets = self.engine, "check_finite=False lets such steps pass"
+        if engine.any_sharded():
+            return StepError(f"the loss is {loss}; {lets}")
         probe = dataclasses.replace(step, grad=False, outputs_on="")
         found: list[tuple[int, int, str]] = []
         with torch.no_grad(), contextlib.ExitStack() as stack:
@@ -356,7 +393,7 @@ class Runner:
                 f"the first value that is not finite is {what}, in rank {engine.all_stages[stage].rank}, "
                 f"stage {stage}, microbatch {m}, action {stage}F{m}"
             )
-        return StepError(f"the loss is {loss}: {where}; check_finite=False lets such steps pass")
+        return StepError(f"the loss is {loss}: {where}; {lets}")
 
     def _fail(self, error: BaseException) -> NoReturn:
         """Raise ``error``, or with peers the one cause that all of them report."""

@@ -64,8 +64,9 @@ class Runtime(Upkeep):
     release: free the weights of stages that other ranks own; :meth:`gather_weights` brings them back.
     batch_dims: input name → batch axis, or None for an input every microbatch gets whole; ``target`` too.
     stall_limit_s: how long a rank may make no progress before all stop; by default from the plan's times.
-    check_finite: raise when the loss is not finite, naming the first stage that made it so (not under a
-        scaler, and not on an accelerator, where looking would wait for the device).
+    check_finite: raise when the loss is not finite, naming the first stage that made it so, on every replica
+        in the step that sums their gradients (not under a scaler, and not on an accelerator, where looking
+        would wait for the device: there gradients that are not finite are every replica's).
     weights: of a model made on the meta device, where each rank makes only its own stages: a checkpoint to
         read them from, or ``weights(module, path)`` to fill what a module holds; by default the model's own
         init (``_init_weights``, ``reset_parameters``), alike for the same seed whatever the cut.
@@ -277,7 +278,7 @@ class Runtime(Upkeep):
         batches may be ragged. What compares rows sees those of one batch. Ranks sum their gradients once, in
         the last.
         Returns the loss of all batches together. Under ``feed`` the other ranks pass as many empty ones,
-        else every rank raises :class:`InputError`. Replicas may pass unlike numbers.
+        else every rank raises :class:`InputError`. Replicas may pass unlike numbers, but of sharded stages.
         """
         return self._runner.accumulate(batches, n_microbatches)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,15 @@ __all__ = ["Agreement", "Asked"]
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a rank was called with: where to save, whether an optimizer came along, and whether it trains."""
+    """What a rank was called with: where to save, whether an optimizer came along, and whether it trains.
+
+    ``objects`` are the names of all that came along.
+    """
 
     path: str
     has_optimizer: bool
     trains: bool
+    objects: tuple[str, ...] = ()
 
 
 class Agreement:
@@ -45,6 +50,11 @@ class Agreement:
         """What every rank of the pipeline tells, by rank."""
         peers = self._engine.peers
         return [mine] if peers is None else peers.gather(mine)
+
+    def as_first(self, text: str) -> str:
+        """What the first of this rank's replicas says in the place of ``text``; every one calls it."""
+        with self._engine.outside("hearing what the first replica found"):
+            return self.replica.first(text, self._engine.device)
 
     def together(self, words: str) -> contextlib.AbstractContextManager[None]:
         """Within it others that wait for this rank are told that it does what ``words`` says."""
@@ -82,8 +92,8 @@ class Agreement:
         """Raise :class:`StoreError` on every rank where not all have opened the same save."""
         told = self.exchange(Told(draft=str(fingerprint)))
         numbers = [int(t.draft) for t in told]
-        least, most = self._least(min(numbers)), -self._least(-max(numbers))
-        if least != most:
+        least, most = self._least(min(numbers), -max(numbers))
+        if least != -most:
             raise StoreError(
                 f"{path} is not the same save for every rank (by rank: "
                 f"{', '.join(f'{n:08x}' for n in numbers)}): it was replaced meanwhile, or each host has one "
@@ -93,21 +103,35 @@ class Agreement:
     def check_alike(self, asked: Asked) -> None:
         """Raise :class:`InputError` on every rank where one saves elsewhere, or without its optimizer.
 
-        A rank that trains nothing has none.
+        A rank that trains nothing has none. Replicas of a rank are to give all the same, and hear of it
+        where another's pipeline was called in unlike ways.
         """
         peers = self._engine.peers
         everyone = [asked] if peers is None else peers.gather(asked)
+        fault = self._unlike(everyone)
+        mark = zlib.crc32(repr([(a.path, a.objects) for a in everyone]).encode())
+        is_fine, least, most = self._least(int(not fault), mark, -mark)
+        if not is_fine or least != -most:
+            raise InputError(
+                fault
+                or "this call is not that of another replica, which gives another path or other objects, or "
+                f"whose ranks do: here {_call(asked)}; call it alike everywhere"
+            )
+
+    def _unlike(self, everyone: Sequence[Asked]) -> str:
+        """In words, what ranks of this pipeline were called with otherwise; empty where all is well."""
         paths = {a.path: rank for rank, a in enumerate(everyone)}
         if len(paths) > 1:
             places = ", ".join(f"rank {rank} gave {path}" for path, rank in paths.items())
-            raise InputError(f"{places}: a save is one folder of all ranks; give every rank the same")
+            return f"{places}: a save is one folder of all ranks; give every rank the same"
         with_one = [rank for rank, a in enumerate(everyone) if a.has_optimizer]
         without = [rank for rank, a in enumerate(everyone) if a.trains and not a.has_optimizer]
         if with_one and without:
-            raise InputError(
+            return (
                 f"rank {with_one[0]} gave an optimizer and rank {without[0]}, which trains parameters too, "
                 "gave none, so that its state would be lost; give every rank's own"
             )
+        return ""
 
     # -- replicas -----------------------------------------------------------------------------------
 
@@ -143,14 +167,19 @@ class Agreement:
 
     def _replicas_fine(self, is_fine: bool) -> bool:
         """Whether all is well on this rank's replicas too."""
-        return bool(self._least(int(is_fine)))
+        return bool(self._least(int(is_fine))[0])
 
-    def _least(self, number: int) -> int:
-        """The least of what this rank's replicas have."""
+    def _least(self, *numbers: int) -> list[int]:
+        """The least of each of what this rank's replicas have."""
         mesh = self._engine.options.mesh
-        least = torch.tensor([number], dtype=torch.int64, device=self._engine.device)
+        least = torch.tensor(numbers, dtype=torch.int64, device=self._engine.device)
         with self._engine.outside("telling the other replicas how its save or load went"):
             for dim in self._other_dims:
                 assert mesh is not None
                 dist.all_reduce(least, dist.ReduceOp.MIN, group=mesh.get_group(dim))
-            return int(least)
+            return least.tolist()
+
+
+def _call(asked: Asked) -> str:
+    given = f"with {', '.join(asked.objects) or 'no objects'}"
+    return f"{asked.path} {given}" if asked.path else given

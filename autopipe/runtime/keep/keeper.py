@@ -141,7 +141,8 @@ class Keeper:
         """What this rank was called with, as far as ranks are to be called alike."""
         given = any(isinstance(thing, torch.optim.Optimizer) for thing in objects.values())
         trains = any(parameter.requires_grad for _, parameter in self._named())
-        return Asked(path, given, trains)
+        names = tuple(sorted(name for name, thing in objects.items() if thing is not None))
+        return Asked(path, given, trains, names)
 
     @property
     def _holding(self) -> Holding:
@@ -212,7 +213,7 @@ class Keeper:
         return 0
 
     def _row(self, root: pathlib.Path) -> list[str]:
-        """The whole saves of a row, newest first, as rank 0 sees them."""
+        """The whole saves of a row, newest first, as rank 0 of the first replica sees them."""
         agreement = self._agreement
         with agreement.together("looking for the last checkpoint"):
             found: list[str] = []
@@ -223,7 +224,7 @@ class Keeper:
                         f"{root} is no row of saves, but a save itself: load() reads it; resume() "
                         "takes the folder that save(folder, keep_last=...) was given"
                     )
-            names = agreement.exchange(Told(draft="/".join(found)))[0].draft
+            names = agreement.as_first(agreement.exchange(Told(draft="/".join(found)))[0].draft)
         return names.split("/") if names else []
 
     def _load(self, path: pathlib.Path, objects: Mapping[str, Any], strict: bool) -> None:

@@ -126,6 +126,10 @@ class Replica:
             texts = [t for each in cut for t in loads(each)]
         return texts
 
+    def first(self, text: str, device: torch.device) -> str:
+        """What the first of them says; every one of them calls it."""
+        return self._gather(text, device)[0]
+
     # -- loading ------------------------------------------------------------------------------------
 
     def was_there(self, state: Mapping[str, Any]) -> bool:

@@ -185,6 +185,22 @@ class ReplicaDims:
                 self._names[0],
             )
 
+    def any(self, mine: bool, device: torch.device) -> bool:
+        """Whether it is so on any replica; every replica's process of one rank calls it, and waits."""
+        return bool(self._largest([int(mine)], device)[0])
+
+    def are_unlike(self, mine: int, device: torch.device) -> bool:
+        """Whether replicas have other numbers; every replica's process of one rank calls it, and waits."""
+        most, least = self._largest([mine, -mine], device)
+        return most != -least
+
+    def _largest(self, numbers: Sequence[int], device: torch.device) -> list[int]:
+        at = device if self._mesh is not None and self._mesh.device_type == device.type else "cpu"
+        found = torch.tensor(numbers, device=at)
+        for name in self._names:
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._mesh.get_group(name))
+        return found.tolist()
+
     def share(self, counted: float, device: torch.device) -> Tensor:
         """What an even average over the replicas has to be multiplied by to weigh each by what it counted.
 

@@ -1,0 +1,230 @@
+"""What one rank or one replica finds alone, all of them hear: ``alone_ranks.py CHECK FOLDER`` is one rank."""
+
+import contextlib
+import copy
+import functools
+import math
+import os
+import pathlib
+import sys
+
+import pytest
+import runtime_checks as shared
+import torch
+import torch.distributed as dist
+from replica_checks import compare_whole
+from runtime_checks import Runtime, mlp
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from autopipe.errors import InputError, StepError, StoreError
+from autopipe.runtime.keep import keeper
+
+WAYS = ("ddp", "fsdp")
+
+
+def mesh_of_two():
+    return dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+
+
+def replicated(mesh, way, loss_fn=F.mse_loss, **options):
+    """A model, and a pipeline of two ranks of it, in two replicas."""
+    from torch.distributed.fsdp import fully_shard
+
+    model, *made = mlp(2)
+    plain = copy.deepcopy(model)
+    runtime = Runtime(*made, loss_fn=loss_fn, mesh=mesh, stall_limit_s=20.0, **options)
+    if way == "ddp":
+        runtime.wrap(lambda stage: DistributedDataParallel(stage, process_group=mesh.get_group("dp")))
+    else:
+        runtime.wrap(lambda stage: fully_shard(stage, mesh=mesh["dp"]) and None)
+    return plain, runtime
+
+
+def shares(seed, replica):
+    """All rows of a batch, and a replica's."""
+    x = torch.randn(12, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return x, x[:8] if replica == 0 else x[8:]
+
+
+def losses(_):
+    """A loss that is not finite on one replica: no replica takes the step, however it was made."""
+    mesh = mesh_of_two()
+    replica, bad = mesh.get_local_rank("dp"), []
+
+    def loss_fn(output, target):
+        return F.mse_loss(output, target) * (bad[0] if bad else 1.0)
+
+    def plainly(runtime, mine):
+        runtime.step(mine, target=mine)
+
+    def in_parts(runtime, mine):
+        parts = mine.chunk(2) if way == "fsdp" else mine.split(2)
+        runtime.accumulate([{"x": part, "target": part} for part in parts])
+
+    def by_hand(runtime, mine):
+        for part, is_last in ((mine[:2], False), (mine[2:], True)):
+            with contextlib.nullcontext() if is_last else runtime.no_sync():
+                runtime.step(part, target=part)
+            if replica:
+                bad.clear()  # only the first of them is bad
+
+    for way in WAYS:
+        plain, runtime = replicated(mesh, way, loss_fn)
+        optimizer, reference = (torch.optim.SGD(p, 0.1) for p in (runtime.parameters(), plain.parameters()))
+        for seed, (act, value) in enumerate(
+            [(act, v) for act in (plainly, in_parts, by_hand) for v in (1.0, math.nan, math.inf)]
+        ):
+            x, mine = shares(seed, replica)
+            bad[:] = [value] if replica and value != 1.0 else []
+            if value == 1.0:
+                act(runtime, mine)
+                if act is not by_hand:
+                    F.mse_loss(plain(x), x).backward()
+                    optimizer.step(), reference.step()
+            else:
+                own = rf"the loss is {value}" if replica else "the loss of another replica is not finite"
+                with pytest.raises(StepError, match=own):
+                    act(runtime, mine)
+            optimizer.zero_grad(), reference.zero_grad()
+            bad.clear()
+        compare_whole(runtime, plain)
+        batches = [{"x": part, "target": part} for part in mine.split(2)]
+        with (
+            pytest.raises(InputError, match="give all as many") if way == "fsdp" else contextlib.nullcontext()
+        ):
+            runtime.accumulate(batches)
+        # an evaluation is each replica's own
+        bad[:] = [math.nan] * replica
+        with pytest.raises(StepError, match="the loss is nan") if replica else contextlib.nullcontext():
+            runtime.evaluate(mine, target=mine)
+        bad.clear()
+
+
+def scaled(_):
+    """Under a scaler all skip the step that overflowed on one replica, and halve their scales."""
+    mesh = mesh_of_two()
+    replica, bad = mesh.get_local_rank("dp"), []
+
+    def loss_fn(output, target):
+        return F.mse_loss(output, target) * (math.inf if bad else 1.0)
+
+    for way in WAYS:
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        plain, runtime = replicated(mesh, way, loss_fn, scaler=scaler)
+        optimizer, reference = (torch.optim.SGD(p, 0.1) for p in (runtime.parameters(), plain.parameters()))
+        for seed, overflows in enumerate((False, True, False)):
+            x, mine = shares(seed, replica)
+            bad[:] = [True] if overflows and replica else []
+            runtime.step(mine, target=mine)
+            scaler.unscale_(optimizer)
+            runtime.clip_grad_norm_(0.5)
+            scaler.step(optimizer), scaler.update()
+            if not overflows:
+                F.mse_loss(plain(x), x).backward()
+                torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+                reference.step()
+            optimizer.zero_grad(), reference.zero_grad()
+        assert scaler.get_scale() == 2.0
+        compare_whole(runtime, plain)
+
+
+def calls(folder):
+    """Saves and loads that ranks of one replica, or one replica, call in other ways: all refuse."""
+    mesh, folder = mesh_of_two(), pathlib.Path(folder)
+    replica, rank = mesh.get_local_rank("dp"), dist.get_rank()
+    _, runtime = replicated(mesh, "ddp")
+    optimizer = torch.optim.SGD(runtime.parameters(), 0.1, momentum=0.9)
+    _, mine = shares(0, replica)
+    runtime.step(mine, target=mine)
+    optimizer.step()
+
+    def optimizer_of(has_one):
+        return {"optimizer": optimizer} if has_one else {}
+
+    runtime.save(folder / "good", **optimizer_of(True))
+    unlike = {
+        "a folder of one replica's ranks each": lambda: runtime.save(folder / str(rank * replica)),
+        "a folder of each replica": lambda: runtime.save(folder / str(replica)),
+        "an optimizer of one replica's": lambda: runtime.save(folder / "a", **optimizer_of(replica)),
+        "an optimizer of three ranks": lambda: runtime.save(folder / "a", **optimizer_of(rank != 3)),
+        "in the background": lambda: runtime.save(folder / str(replica), background=True),
+        "loads of one replica's": lambda: runtime.load(folder / "good", **optimizer_of(replica)),
+        "loads of three ranks": lambda: runtime.load(folder / "good", **optimizer_of(rank != 3)),
+    }
+    for what, call in unlike.items():
+        with pytest.raises(InputError, match=r"the same|give every rank's own|call it alike everywhere"):
+            call()
+        assert [p.name for p in folder.iterdir()] == ["good"], what
+    runtime.load(folder / "good", **optimizer_of(True))
+    runtime.step(mine, target=mine)
+
+
+def rows(folder):
+    """Replicas that see other saves of a row, as one is made or removed meanwhile, resume the first one's."""
+    mesh, folder = mesh_of_two(), pathlib.Path(folder)
+    replica = mesh.get_local_rank("dp")
+    _, runtime = replicated(mesh, "ddp")
+    _, mine = shares(0, replica)
+    for _ in range(3):
+        runtime.step(mine, target=mine)
+        runtime.save(folder, keep_last=3)
+    dist.barrier()
+    found = keeper.steps_in
+    for seen in (slice(1, None), slice(0, 0)):
+        keeper.steps_in = (lambda root, seen=seen: found(root)[seen]) if replica else found
+        assert runtime.resume(folder) == 3
+    keeper.steps_in = found
+
+
+class Scheduler:
+    """Takes no state on one rank."""
+
+    def state_dict(self):
+        return {"at": 1}
+
+    def load_state_dict(self, state):
+        if dist.get_rank() == 3:
+            raise ValueError("not mine")
+
+
+def shared_states(folder):
+    """A load that fails on one rank leaves optimizers that replicas share as they were, inside too."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    mesh = mesh_of_two()
+    replica = mesh.get_local_rank("dp")
+    _, runtime = replicated(mesh, "ddp")
+    kind = functools.partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW)
+    optimizer = kind(runtime.parameters(), process_group=mesh.get_group("dp"), lr=0.01)
+
+    def trained(lr):
+        optimizer.param_groups[0]["lr"] = lr
+        _, mine = shares(3, replica)
+        runtime.step(mine, target=mine)
+        optimizer.step()
+
+    def held():
+        state = optimizer.optim.state.values()
+        kept = [v.clone() for each in state for v in each.values()]
+        rates = [g["lr"] for o in (optimizer, optimizer.optim) for g in o.param_groups]
+        return [*kept, torch.tensor(rates), *(p.detach().clone() for p in runtime.parameters())]
+
+    trained(0.01)
+    optimizer.consolidate_state_dict()
+    runtime.save(folder, optimizer=optimizer, scheduler=Scheduler())
+    trained(0.05)
+    before = held()
+    with pytest.raises(StoreError, match=r"scheduler does not take|another replica could not"):
+        runtime.load(folder, optimizer=optimizer, scheduler=Scheduler())
+    assert all(torch.equal(a, b) for a, b in zip(held(), before, strict=True))
+    trained(0.05)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    shared.KIND = "cpu"
+    globals()[sys.argv[1]](sys.argv[2])
+    print("done")
+    sys.stdout.flush()
+    os._exit(0)
