@@ -4,10 +4,29 @@ import pathlib
 
 import alone_ranks
 import pytest
+import torch
 from processes import run_ranks
+
+from autopipe.runtime.data.microbatch import AT_A_GLANCE, Batch
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("check", ["losses", "scaled", "calls", "rows", "shared_states"])
 def test_of_replicas(check, tmp_path):
     run_ranks(pathlib.Path(alone_ranks.__file__), 4, check, str(tmp_path), timeout_s=100)
+
+
+def checksums(value, n_steps):
+    batch = Batch((len(value),), {}, (), {}, {}, given={"x": value})
+    return [batch.checksum(AT_A_GLANCE, step) for step in range(n_steps)]
+
+
+def test_one_value_tells_batches_apart():
+    """At once in a batch of usual size, such as ids or a mask; in a large one within some steps."""
+    for shape, most in (((8, 512), 1), ((64, 2048), 4096)):
+        mask = torch.ones(shape, dtype=torch.int64)
+        other = mask.clone()
+        other[3, 77] = 0
+        for change in (lambda t: t, lambda t: t.t(), lambda t: t[:, ::2].contiguous()):
+            is_same = torch.equal(change(mask), change(other))
+            assert (checksums(change(mask), most) == checksums(change(other), most)) == is_same

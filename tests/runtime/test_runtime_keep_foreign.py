@@ -77,3 +77,13 @@ def test_a_base_model_as_the_hub_has_it(tmp_path):
     save_file(deeper.state_dict(), tmp_path / "model.safetensors")
     with pytest.raises(StoreError, match=r"not of this model: transformer\.h\.2"):
         runtime.load(tmp_path)
+
+
+def test_weights_of_turned_layers(tmp_path):
+    """What others wrote the other way round is told where shapes tell it."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4)), torch.randn(8, 4)
+    runtime = Runtime(*make(model, (x,), {}, n_stages=2, n_ranks=1), loss_fn=F.mse_loss)
+    torch.save({n: t.t() if t.ndim == 2 else t for n, t in model.state_dict().items()}, tmp_path / "model.pt")
+    with pytest.raises(StoreError, match=r"float32\[4, 6\] there and float32\[6, 4\] here, maybe its transp"):
+        runtime.load(tmp_path / "model.pt")
