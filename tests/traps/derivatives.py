@@ -131,13 +131,6 @@ class FuncGradOfOwnLayer(Factored):
 
 
 @trap()
-class FuncJacrevOfOwnLayer(Factored):
-    def transformed(self, x: Tensor) -> Tensor:
-        jacobians = torch.vmap(torch.func.jacrev(lambda t: self.inner(t).tanh()))(x.flatten(0, 1))
-        return jacobians.diagonal(dim1=-2, dim2=-1).view_as(x)
-
-
-@trap()
 class FuncJvpOfOwnMethod(Factored):
     def field(self, x: Tensor) -> Tensor:
         return self.inner(x).sin()
@@ -443,11 +436,6 @@ def tangent_by_two_derivatives(self: Any, x: Tensor) -> Tensor:
 @trap()
 def vmap_over_a_layer(self: Any, x: Tensor) -> Tensor:
     return self.run(torch.vmap(lambda row: self.layers[0](row).sin())(x))
-
-
-@trap()
-def grad_through_a_layer(self: Any, x: Tensor) -> Tensor:
-    return self.run(torch.func.grad(lambda z: self.layers[0](z).sin().sum())(x))
 
 
 @trap()
