@@ -27,7 +27,7 @@ from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
 from ..inputs.structure import flatten, hides_tensors, marks
 from ..inputs.written import called
-from . import filling, keeping, pieces
+from . import filling, keeping, splitting
 from .branches import Branches
 from .contexts import Contexts
 from .draws import Draws, Streams
@@ -357,7 +357,7 @@ class Recorder(TorchFunctionMode):
             return self.reads.read(call, name, func, actual)
         if name == "unbind":  # what iterating over a tensor comes down to
             self.ledger.iterated(call, len(actual[0][0]))
-        pieces.hold(self.ledger, name, args, kwargs)
+        splitting.hold(self.ledger, name, args, kwargs)
         if functions.takes_numpy(actual) and not self.ledger.knows_arrays(actual):
             return self.outside_numbers(func, actual)
         self.reads.tried(call, name, actual[0])
