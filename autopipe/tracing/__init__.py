@@ -15,7 +15,8 @@ referee    recordings held against the model on other data, in both modes, with 
 =========  =================================================================================================
 """
 
-from .capture import Capture, capture
+from .capture import capture
+from .captured import Capture
 from .record.given import device_of
 from .record.state import preserved
 

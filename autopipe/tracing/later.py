@@ -1,6 +1,6 @@
 """Records further forms of a captured model, on the inputs of later calls that no form is for.
 
-Which form inputs ask for is left to ``capture``, what makes a recording a form to ``resized``.
+Which form inputs ask for is left to ``captured``, what makes a recording a form to ``resized``.
 """
 
 from __future__ import annotations

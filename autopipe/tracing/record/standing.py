@@ -1,6 +1,6 @@
 """What a model's own code may have read while it was recorded, and what of it is no longer as it was.
 
-Whether a change matters is left to ``capture``, which records again and compares.
+Whether a change matters is left to ``captured``, which records again and compares.
 """
 
 from __future__ import annotations

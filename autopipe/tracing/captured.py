@@ -1,0 +1,331 @@
+"""``Capture``: a model as graphs that compute what it computes, and what it takes to call them.
+
+Making one is left to ``capture``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..errors import AutopipeError, CaptureError, InputError, ModelError
+from ..graph import Dim, OpGraph
+from .calls.call import Call
+from .calls.lifting import plainly
+from .calls.named import held_by
+from .calls.perform import run_call
+from .graphs import emit, modes
+from .graphs.questions import Question, choose
+from .inputs.arguments import Inputs
+from .inputs.contents import are_equal_tensors
+from .inputs.structure import Spec, unflatten
+from .inputs.written import Written, write_back
+from .later import Later
+from .making import Form
+from .record.bysize import follow_sizes, sizes_of
+from .record.given import all_on
+from .record.leaves import Policy
+from .record.standing import Change, Kind, Standing
+from .sizes.variation import Variation
+
+__all__ = ["Capture"]
+
+_MOST_IN_A_ROW = 8
+"""After how many calls in a row that each found another state of the model one more is refused."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Capture:
+    """A model as graphs that compute what it computes, in training and in evaluation.
+
+    Attributes
+    ----------
+    model: the model itself, untouched.
+    example: the (args, kwargs) it was captured with.
+    ops: the op graph, the union of both forms.
+    graphs: the fx graph of each form by training flag; one object twice where one serves both.
+    constants: values glue code brought itself, by ``get_attr`` target.
+    inputs: the structure of the arguments; ``outputs`` that of the result, by training flag.
+    device: where the model was when captured; ``get_attr`` target ``_device`` stands for it.
+    policy: which modules are leaves.
+    variation: the input sizes that may vary, those that may not, and why.
+    forms: by training flag, the form the example takes and those that other values of the inputs ask for.
+    questions: by training flag, what of the inputs tells which form that is, or its number.
+    notes: what a user should know of how the model was recorded.
+    left: attributes in which the model's own code leaves what it computes with gradients; stages do not.
+    at: sizes that it was recorded at, where they are not the example's for a reason.
+    later: what records forms for inputs of later calls that none is for; None in a copy.
+    standing: the state that the model's own code may have read; a change that matters is refused.
+    again: records the model once more on the example, by a policy; which sizes may vary is not asked again.
+    """
+
+    model: nn.Module
+    example: tuple[tuple[Any, ...], dict[str, Any]]
+    ops: OpGraph
+    graphs: dict[bool, fx.Graph]
+    constants: dict[str, Any]
+    inputs: Inputs
+    outputs: dict[bool, Spec]
+    device: torch.device
+    policy: Policy
+    variation: Variation
+    standing: Standing
+    again: Callable[[Capture, Policy], Capture] = dataclasses.field(repr=False)
+    dynamic: Any = "auto"
+    forms: dict[bool, tuple[Form, ...]] = dataclasses.field(default_factory=dict)
+    questions: dict[bool, Question | int] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    at: Mapping[Dim, int] = dataclasses.field(default_factory=dict)
+    later: Later | None = dataclasses.field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy has forms, and no recordings to add to
+        return {**self.__dict__, "later": None}
+
+    @functools.cached_property
+    def modules(self) -> dict[bool, fx.GraphModule]:
+        """A graph module of each form, holding the model's own submodules."""
+        train = emit.module(self.model, self.graphs[True], self.constants, self.device)
+        if self.graphs[True] is self.graphs[False]:
+            return {True: train, False: train}
+        return {True: train, False: emit.module(self.model, self.graphs[False], self.constants, self.device)}
+
+    @functools.cached_property
+    def _others(self) -> dict[tuple[bool, int], fx.GraphModule]:
+        return {
+            (training, number): emit.module(self.model, form.graph, self.constants, self.device)
+            for training, forms in self.forms.items()
+            for number, form in enumerate(forms)
+            if number
+        }
+
+    @property
+    def module(self) -> fx.GraphModule:
+        """The training form as a linted graph module from flat tensor inputs to flat outputs."""
+        return self.modules[True]
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Placeholder name → tensor for a call's arguments.
+
+        Raises :class:`InputError` naming the argument that differs from what was captured, the input dim
+        whose size the capture is not right for, or what changed about the model so that it acts otherwise.
+        """
+        return self.bound(args, kwargs or {})[0]
+
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """What :meth:`bind` gives, and the number of the form that it asks for in the model's mode."""
+        values = self.values(args, kwargs)
+        return values, self.form_of(values)
+
+    def meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """:meth:`bound`; where no form is for the inputs, with one that is recorded on them now."""
+        values = self.values(args, kwargs)
+        return values, self.form_met(values)
+
+    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What :meth:`bind` gives, also where no form is for it: there may be some for its rows."""
+        args, kwargs = self.arguments(args, kwargs)
+        if self.device.type != "meta" and (changed := self.standing.changed()):
+            self._hold_changed(changed, args, kwargs)
+        return self.inputs.bind(self.model, args, kwargs)
+
+    def is_met(self, values: Mapping[str, Any]) -> bool:
+        """Whether there is a form for bound inputs in the model's mode."""
+        try:
+            self.form_of(values)
+        except InputError:
+            return False
+        return True
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether values or sizes of the inputs tell which form runs, in any mode."""
+        is_asked = any(isinstance(q, Question) for q in self.questions.values())
+        return is_asked or any(form.for_sizes for forms in self.forms.values() for form in forms)
+
+    def form_met(self, values: Mapping[str, Any]) -> int:
+        """:meth:`form_of` in the model's mode; where no form is for these inputs, that of one recorded now.
+
+        Raises :class:`InputError`, with what the model decides otherwise and where, if none can be recorded.
+        """
+        try:
+            return self.form_of(values)
+        except InputError as refusal:
+            if self.later is None:
+                raise
+            try:
+                found = self.later.record(self.inputs, values)
+            except AutopipeError as error:
+                raise InputError(f"{refusal}. It was tried to record it now: {error}") from error
+        for flag, form in found.items():
+            self.forms[flag] = (*self.forms[flag], form)
+        made = self.later.made
+        self.constants.update(made.constants)
+        self.standing.asks_too(made.dtypes, made.flags)
+        vars(self).pop("_others", None)
+        return self.form_of(values)
+
+    def form_of(self, values: Mapping[str, Any], training: bool | None = None) -> int:
+        """The number of the form that bound inputs ask for, in the model's mode or the given one.
+
+        Raises :class:`InputError` where they are of a kind or size that has not been recorded.
+        """
+        training = self.model.training if training is None else training
+        forms = self.forms[training]
+        try:
+            number = self._answered(self.questions[training], forms[0], values)
+            forms[number].variation.check(self.inputs, values)
+            return number
+        except InputError as error:
+            refusal = error
+        for other, form in enumerate(forms):
+            if form.for_sizes and form.variation.is_for(self.inputs, values):
+                try:
+                    self._answered(form.question, form, values)
+                except InputError as error:
+                    refusal = error
+                else:
+                    return other
+        raise refusal
+
+    def _answered(self, question: Question | int, form: Form, values: Mapping[str, Any]) -> int:
+        """What the answers of inputs to a question lead to; ``form`` is for their sizes."""
+        held = next((v for v in values.values() if isinstance(v, torch.Tensor)), None)
+        device = self.device if held is None else held.device
+
+        def run(call: Call, args: Any, kwargs: Any) -> Any:
+            return run_call(self.model, self.constants, call, args, kwargs, values, device)
+
+        try:
+            return choose(question, run)
+        except InputError:
+            raise
+        except Exception as error:  # most likely inputs of sizes that the question is not for
+            form.variation.check(self.inputs, values)
+            raise InputError(
+                f"{self.inputs.model}: what the model asks of its inputs cannot be asked of these: {error}"
+            ) from error
+
+    def _hold_changed(self, changed: Sequence[Change], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record again as the model stands: a change that leaves the graph as it was is of no account.
+
+        Nor are attributes that follow from the sizes of a call's inputs alone.
+        """
+        if attributes := self.standing.changed_attributes(len(changed)):
+            at = self.model.training, sizes_of(args, kwargs)
+            if self.standing.is_known_at(at):
+                return
+            with all_on(self.device, self.model):
+                is_by_size = follow_sizes(self.model, attributes, args, kwargs)
+            if is_by_size:
+                self.standing.tolerate_at(at)
+                return
+        if self.standing.n_in_a_row >= _MOST_IN_A_ROW:
+            shown = ", ".join(map(str, changed))
+            raise InputError(
+                f"{self.inputs.model}: {shown} changes before every call, and the model was recorded again "
+                f"{_MOST_IN_A_ROW} times in a row, to the same graph each time; keep what changes in a "
+                "buffer, or read it in a submodule that stays whole: closed=[path]"
+            )
+        training = self.model.training
+        # a model is recorded outside of inference mode, whatever it is called in
+        is_same = not any(c.kind in (Kind.WEIGHTS, Kind.INFERENCE) for c in changed)
+        try:
+            with all_on(self.device, self.model):  # its stages may have been put elsewhere
+                found = self.again(self, self.policy)
+            is_same = is_same and _is_same(self, found, training)
+        except (CaptureError, ModelError, InputError):
+            is_same = False
+        if not is_same:
+            is_cast = any(c.kind is Kind.CAST for c in changed)
+            shown = ", ".join(map(str, changed))
+            remedy = "within the same torch.autocast" if is_cast else "as the model is now, or put it back"
+            raise InputError(
+                f"{self.inputs.model}: {shown} changed after the capture, and the model's own code acts on "
+                f"it; capture again {remedy}"
+            )
+        self.standing.tolerate()
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """A call's arguments as the captured model gets them: a transformers model without its cache."""
+        is_added = self.example[1].get("use_cache") is False and "use_cache" not in kwargs
+        return args, {**kwargs, "use_cache": False} if is_added else kwargs
+
+    def assemble(self, leaves: Sequence[Any], training: bool | None = None) -> Any:
+        """The model's output structure from the flat tuple that the output node returns."""
+        made = unflatten(self.outputs[self.model.training if training is None else training], leaves)
+        return made.result if isinstance(made, Written) else made
+
+    def answer(self, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What :meth:`assemble` gives in the model's mode, for a call with these arguments.
+
+        Where the model writes into them, they have then what it would have left there.
+        """
+        made = unflatten(self.outputs[self.model.training], leaves)
+        if not isinstance(made, Written):
+            return made
+        write_back(self.model, *self.arguments(args, kwargs), made)
+        return made.result
+
+    def open(self, *paths: str) -> Capture:
+        """The same capture with the leaves at ``paths`` opened.
+
+        The model is recorded once more in each mode; which of its sizes may vary is not asked again.
+        Raises :class:`CaptureError` for what the caller pinned closed.
+        """
+        shut = [p for p in sorted(self.policy.pinned) if any(f"{q}.".startswith(f"{p}.") for q in paths)]
+        if shut:
+            raise CaptureError(
+                f"{', '.join(shut)} is pinned closed; capture again without it in closed to open "
+                f"{', '.join(paths)}"
+            )
+        return self.again(self, self.policy.with_opened(paths))
+
+    def with_example(self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sequence[Dim]) -> Capture:
+        """The same capture, said to be made on other arguments, which have ``sizes``."""
+        inputs = dataclasses.replace(Inputs.of(self.model, args, kwargs)[0], is_apart=self.inputs.is_apart)
+        other = {place: d.example for d in sizes for place in d.where}
+        named = tuple(
+            dataclasses.replace(d, example=other.get(d.places[0], d.example)) for d in self.ops.dims
+        )
+        ops = dataclasses.replace(self.ops, dims=named)
+        return dataclasses.replace(self, example=(args, kwargs), inputs=inputs, ops=ops)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the captured graph as the model would run."""
+        values, number = self.meet(args, kwargs)
+        training = self.model.training
+        module = self._others[training, number] if number else self.modules[training]
+        module.training = training
+        return self.answer(module(*values.values()), args, kwargs)
+
+
+def _is_same(a: Capture, b: Capture, training: bool) -> bool:
+    """Whether two captures of one model hold the same graph for a mode, and give it in the same structure."""
+
+    def outline(of: Capture) -> list[Any]:
+        graph = modes.settled(of.graphs[training], of.model)
+        code = graph.python_code("self").src
+        held = [held_by(n.target) for n in graph.nodes]
+        return [
+            code,
+            held,
+            of.outputs[training],
+            [(n.meta.get("region"), n.meta.get("recompute")) for n in graph.nodes],
+        ]
+
+    def is_equal(x: Any, y: Any) -> bool:
+        if isinstance(x, torch.Tensor):
+            return isinstance(y, torch.Tensor) and are_equal_tensors(x, y)
+        return x is y or (type(x) is type(y) and bool(plainly(x) == plainly(y)))
+
+    names = {str(n.target) for n in a.graphs[training].nodes if n.op == "get_attr"} & {*a.constants}
+    return outline(a) == outline(b) and all(
+        n in b.constants and is_equal(a.constants[n], b.constants[n]) for n in names
+    )
