@@ -30,7 +30,8 @@ from .making import Form
 from .record.bysize import follow_sizes, sizes_of
 from .record.given import all_on
 from .record.leaves import Policy
-from .record.standing import Change, Kind, Standing
+from .record.readers import Change, Kind
+from .record.standing import Standing
 from .sizes.variation import Variation
 
 __all__ = ["Capture"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import autopipe
 from autopipe.errors import InputError
 from autopipe.tracing import preserved
-from autopipe.tracing.record.standing import Kind
+from autopipe.tracing.record.readers import Kind
 
 
 def gain(factor: float) -> type:

@@ -6,63 +6,26 @@ Whether a change matters is left to ``captured``, which records again and compar
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import operator
 import sys
-import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...errors import InputError
-from ...torch_private import CALL_HOOK, GLOBAL_HOOKS, UnseenByFunctions
 from ..calls import regions
 from ..calls.call import Call, Recording
-from ..calls.perform import registered
-from .cells import Cell, content
-from .codes import come_to, names_in
-from .reach import HOOKS, Reached, reached
+from .reach import Reached, reached
+from .readers import Change, Kind, are_same, is_same, is_switched, readers
 from .reads import Flag
 
-__all__ = ["Attribute", "Change", "Kind", "Standing", "standing_of"]
+__all__ = ["Attribute", "Standing", "standing_of"]
 
-Read = Callable[[], tuple[Any, ...]]
-_SIMPLE = (int, float, str, bytes, bool, type(None), tuple)
-_HELD = ("_parameters", "_buffers", "_modules")
-_OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
-_CALLED_BY_PYTHON = (
-    "forward", "__call__", "__getattr__", "__getattribute__", "__setattr__", "__iter__", "__len__",
-    "__getitem__", "__contains__", "__bool__", "__enter__", "__exit__",
-)  # fmt: skip
 _MOST_KNOWN = 4
 """How many states are remembered beside the recorded one that made no difference."""
-
-
-class Kind(enum.Enum):
-    """What a change is one of: by that it is judged, whatever it is called."""
-
-    STATE = enum.auto()
-    """Whether it matters, another recording shows."""
-    WEIGHTS = enum.auto()
-    """Other tensors or layers in the places of those that stages hold: no recording shows that."""
-    INFERENCE = enum.auto()
-    """Inference mode, in which nothing is recorded."""
-    CAST = enum.auto()
-    """The autocast or default dtype in force."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Change:
-    """Something that is not as it was; prints as the name by which people are told."""
-
-    name: str
-    kind: Kind
-
-    def __str__(self) -> str:
-        return self.name
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,40 +42,16 @@ class Attribute:
             vars(self.module)[self.name] = value
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reader:
-    """A group of values by name, how to read them, and the module whose attributes they are, if any's."""
-
-    name: str
-    read: Read
-    kind: Kind = Kind.STATE
-    module: nn.Module | None = None
-    filled: frozenset[str] = frozenset()
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The attributes of the module by name, without those that are ``filled`` in each call."""
-        return {} if self.module is None else _attributes(vars(self.module), self.filled)
-
-    def change(self, now: tuple[Any, ...], before: tuple[Any, ...]) -> Change:
-        """That ``now`` is otherwise than ``before``; of attributes, with the first that is."""
-        fields = self.fields
-        if not len(fields) == len(now) == len(before):
-            return Change(self.name, self.kind)
-        field = next(k for k, a, b in zip(fields, now, before, strict=True) if not _same(a, b))
-        return Change(f"{self.name}.{field}", self.kind)
-
-
 class Standing:
     """The state of the modules whose own code was recorded: asked for at each call, so that it must be cheap.
 
     Attributes and hooks of those modules, what they hold directly, the weights ``taken``, by name, of others,
     the objects, closures and globals that their code reaches, the ``functions`` of torch that it calls, by
-    module and name; of every parameter its dtype and whether it
-    takes a gradient; and each one's mode beside the model's. Where the code asked for ``dtypes``, the
-    autocast that the model is called under; what else it asked of torch, of the process and of leaves, the
-    ``flags``. What hooks of leaves put into the attributes ``filled``, by path and name, is none of it: so
-    they do in each call. ``found`` is what was reached before the model was recorded.
+    module and name; of every parameter its dtype and whether it takes a gradient; and each one's mode beside
+    the model's. Where the code asked for ``dtypes``, the autocast that the model is called under; what else
+    it asked of torch, of the process and of leaves, the ``flags``. What hooks of leaves put into the
+    attributes ``filled``, by path and name, is none of it: so they do in each call. ``found`` is what was
+    reached before the model was recorded.
     """
 
     def __init__(
@@ -132,11 +71,7 @@ class Standing:
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
         if found is None or not found.is_still(is_open):
             found = reached(model, is_open)
-        held = [vars(registered(model, path)).get(name) for path, name in filled]
-        beside = _of_open(found, is_open, {*map(id, held)})
-        called = functools.partial(_at, [(vars(sys.modules[module]), name) for module, name in functions])
-        own = Reader("a function of torch", called)
-        self.readers = [*_readers(model, self.opened, taken, filled), own, *beside]
+        self.readers = [*readers(model, self.opened, taken, functions, filled, found, is_open)]
         modes = tuple(m.training for _, m in self.opened)
         training = model.training
         # a form is recorded in the modes the model was given in, where the model was in that form's
@@ -162,7 +97,7 @@ class Standing:
         """What is not as it was; empty as a rule."""
         found = self._differing()
         out = [self.readers[i].change(now, self.values[i]) for i, now in found.items()]
-        if any(_are_same(found, o) for o in self.others):
+        if any(_are_all_same(found, o) for o in self.others):
             out = []
         modes = tuple(m.training for _, m in self.opened)
         if modes not in self.modes[self.model.training]:
@@ -178,7 +113,7 @@ class Standing:
         """The attributes that are not as they were; empty where others of the ``n_changes`` are."""
         found = self._differing()
         modules = {place: self.readers[place].module for place in found}
-        if len(found) != n_changes or any(_are_same(found, o) for o in self.others):
+        if len(found) != n_changes or any(_are_all_same(found, o) for o in self.others):
             return []
         out = []
         for place, module in modules.items():
@@ -189,20 +124,20 @@ class Standing:
             out += [
                 Attribute(module, name, (before[name],) if name in before else ())
                 for name in {**before, **now}
-                if not (name in before and name in now and _same(now[name], before[name]))
+                if not (name in before and name in now and is_same(now[name], before[name]))
             ]
         return out
 
     def is_known_at(self, sizes: Any) -> bool:
         """Whether the present attributes were said to make no difference at these sizes of the inputs."""
         known, at = self.by_size
-        return sizes in at and _are_same(known, self._differing())
+        return sizes in at and _are_all_same(known, self._differing())
 
     def tolerate_at(self, sizes: Any) -> None:
         """The present attributes make no difference at these sizes of the inputs."""
         known, at = self.by_size
         found = self._differing()
-        self.by_size = found, {sizes, *(at if _are_same(known, found) else ())}
+        self.by_size = found, {sizes, *(at if _are_all_same(known, found) else ())}
 
     def _cast_anew(self) -> list[Change]:
         """The autocast and default dtype in force, where they are new and matter."""
@@ -226,7 +161,7 @@ class Standing:
         Plain numbers and texts are remembered beside those recorded, which a caller may switch between.
         """
         found = self._differing()
-        if all(_is_switched(now, self.values[i]) for i, now in found.items()):
+        if all(is_switched(now, self.values[i]) for i, now in found.items()):
             self.others = [found, *self.others[: _MOST_KNOWN - 1]]
         else:
             self._take()
@@ -250,44 +185,9 @@ class Standing:
         for place, (reader, before) in enumerate(zip(self.readers, self.values, strict=True)):
             now = reader.read()
             is_kept = len(now) == len(before) and all(map(operator.is_, now, before))
-            if not is_kept and not _equal(now, before):
+            if not is_kept and not are_same(now, before):
                 out[place] = now
         return out
-
-
-def _is_switched(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
-    """Whether only plain values have taken the place of others."""
-    pairs = [p for p in zip(now, before, strict=False) if not _same(*p)]
-    return len(now) == len(before) and all(isinstance(v, (*_SIMPLE, torch.dtype)) for p in pairs for v in p)
-
-
-def _readers(
-    model: nn.Module,
-    opened: Iterable[tuple[str, nn.Module]],
-    taken: Iterable[str],
-    filled: Collection[tuple[str, str]],
-) -> Iterator[Reader]:
-    """What is read of the modules themselves."""
-    for path, module in opened:
-        shown, held = path or type(model).__name__, vars(module)
-        without = frozenset(name for at, name in filled if at == path)
-        values = functools.partial(_attribute_values, held, without)
-        yield Reader(f"the attributes of {shown}", values, module=module, filled=without)
-        yield Reader(f"the hooks of {shown}", functools.partial(_values_in, held, HOOKS))
-        yield Reader(f"what {shown} holds", functools.partial(_values_in, held, _HELD), Kind.WEIGHTS)
-    layers = functools.partial(_at, _places(model, taken))
-    yield Reader("what its own code takes of layers", layers, Kind.WEIGHTS)
-    yield Reader("dtype or requires_grad of a parameter", functools.partial(_kinds, model))
-    yield Reader("the hooks on all modules", _hooks_on_all)
-    yield Reader("the class of a module", functools.partial(_classes, tuple(m for _, m in opened)))
-
-
-def _classes(modules: tuple[nn.Module, ...]) -> tuple[Any, ...]:
-    return tuple(map(type, modules))
-
-
-def _hooks_on_all() -> tuple[Any, ...]:
-    return tuple([hook for hooks in GLOBAL_HOOKS for hook in hooks.values()])
 
 
 def _kind_of(ask: Callable[[], Any]) -> Kind:
@@ -296,36 +196,8 @@ def _kind_of(ask: Callable[[], Any]) -> Kind:
     return Kind.INFERENCE if is_of_inference else Kind.STATE
 
 
-def _attribute_values(held: Mapping[str, Any], without: frozenset[str]) -> tuple[Any, ...]:
-    return tuple(_attributes(held, without).values())
-
-
-def _values_in(held: Mapping[str, Mapping[Any, Any]], names: Iterable[str]) -> tuple[Any, ...]:
-    return tuple([v for k in names for v in held[k].values()])
-
-
-def _kinds(model: nn.Module) -> tuple[Any, ...]:
-    """Dtype and ``requires_grad`` of every parameter, without the names that ``parameters()`` makes."""
-    out: list[Any] = []
-    ahead, seen = [model], {model}
-    with UnseenByFunctions():  # weights that another rank trains would each answer at length
-        while ahead:
-            module = ahead.pop()
-            for p in module._parameters.values():
-                if p is not None:
-                    out += p.dtype, p.requires_grad
-            inside = [m for m in module._modules.values() if m is not None and m not in seen]
-            seen.update(inside)
-            ahead += inside
-    return tuple(out)
-
-
 def _casts() -> tuple[Any, torch.dtype]:
     return regions.ambient()[1], torch.get_default_dtype()
-
-
-def _attributes(held: Mapping[str, Any], without: frozenset[str]) -> dict[str, Any]:
-    return {k: v for k, v in held.items() if k not in _OF_ALL and k not in without}
 
 
 def _copied(
@@ -344,81 +216,8 @@ def _copied(
     return made
 
 
-def _of_open(found: Reached, is_open: Callable[[str], bool], filled: Collection[int]) -> list[Reader]:
-    """What lies beside the attributes of open modules, each with how to read it, but for the ``filled``."""
-    return [Reader(name, read) for path, name, read in _beside(found, filled) if is_open(path)]
-
-
-def _beside(found: Reached, filled: Collection[int]) -> Iterator[tuple[str, str, Read]]:
-    for path, name, known, names in found.files:
-        yield path, f"a global of {name}", functools.partial(_picked, known, tuple(sorted(names)))
-    for path, name, holder in found.holders:
-        if id(holder) not in filled:
-            yield path, name, functools.partial(_items, holder)
-    for path, name, cell in found.cells:
-        if _is_value(content(cell)):
-            yield path, name, functools.partial(_content, cell)
-    helpers = [known[k] for _, _, known, names in found.files for k in names]
-    called = (names_in(h.__code__) for h in helpers if isinstance(h, types.FunctionType))
-    start = frozenset(_CALLED_BY_PYTHON).union(*called)
-    run = come_to(start, [cls for _, _, cls in found.classes])
-    for path, name, cls in found.classes:
-        held = vars(cls).items()
-        asked = tuple(k for k, v in held if k in run or (not k.startswith("__") and _is_value(v)))
-        yield path, f"an attribute of class {name}", functools.partial(_of_class, vars(cls), asked)
-
-
-def _picked(held: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:
-    return tuple(map(held.get, names))
-
-
-def _of_class(held: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:
-    """What a class has under these names, and how many there are of all: code may look for one more."""
-    return *map(held.get, names), len(held)
-
-
-def _items(container: Any) -> tuple[Any, ...]:
-    return tuple(container.values() if isinstance(container, dict) else container)
-
-
-def _content(cell: Cell) -> tuple[Any, ...]:
-    return (content(cell),)
-
-
-def _is_value(value: Any) -> bool:
-    """Whether a value is more than code: what is callable, a module or a descriptor is not."""
-    return not (callable(value) or isinstance(value, types.ModuleType) or hasattr(type(value), "__get__"))
-
-
-def _at(places: Sequence[tuple[Mapping[str, Any], str]]) -> tuple[Any, ...]:
-    return tuple([held.get(name) for held, name in places])
-
-
-def _places(model: nn.Module, taken: Iterable[str]) -> list[tuple[Mapping[str, Any], str]]:
-    """Where a model registers what has these names."""
-    out = []
-    for target in taken:
-        owner, _, name = target.rpartition(".")
-        held = vars(registered(model, owner))
-        out += [(held[kind], name) for kind in _HELD if name in held.get(kind, ())]
-    return out
-
-
-def _are_same(now: Mapping[int, tuple[Any, ...]], before: Mapping[int, tuple[Any, ...]]) -> bool:
-    return now.keys() == before.keys() and all(_equal(now[i], before[i]) for i in before)
-
-
-def _equal(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
-    return len(now) == len(before) and all(map(_same, now, before))
-
-
-def _same(now: Any, before: Any) -> bool:
-    """Whether one value stands for the other: it, an equal number or text, or its move to another device."""
-    if now is before or hasattr(now, "to_local"):  # shards of the same weights
-        return True
-    if isinstance(now, torch.Tensor) and isinstance(before, torch.Tensor):
-        return now.device != before.device or now.untyped_storage()._cdata == before.untyped_storage()._cdata
-    return isinstance(now, _SIMPLE) and type(now) is type(before) and bool(now == before)
+def _are_all_same(now: Mapping[int, tuple[Any, ...]], before: Mapping[int, tuple[Any, ...]]) -> bool:
+    return now.keys() == before.keys() and all(are_same(now[i], before[i]) for i in before)
 
 
 def standing_of(
