@@ -16,13 +16,12 @@ from torch import fx, nn
 from ..errors import AutopipeError, CaptureError, InputError, ModelError
 from ..graph import Dim, OpGraph
 from .calls.call import Call
-from .calls.lifting import plainly
 from .calls.named import held_by
 from .calls.perform import run_call
 from .graphs import emit, modes
 from .graphs.questions import Question, choose
 from .inputs.arguments import Inputs
-from .inputs.contents import are_equal_tensors
+from .inputs.contents import are_equal_tensors, plainly
 from .inputs.structure import Spec, unflatten
 from .inputs.written import Written, write_back
 from .later import Later

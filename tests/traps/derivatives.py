@@ -152,6 +152,15 @@ class FuncGradAroundNumberThatChanges(Factored):
         return torch.func.grad(lambda t: (inner(t).tanh() * factor).sum())(x)
 
 
+@trap("safe", later=lambda m: setattr(m, "rounds", range(3)))
+class FuncGradAroundRangeThatChanges(Factored):
+    rounds = range(1)
+
+    def transformed(self, x: Tensor) -> Tensor:
+        inner, rounds = self.inner, self.rounds
+        return torch.func.grad(lambda t: (inner(t).tanh() * len(rounds)).sum())(x)
+
+
 @trap()
 class FuncGradAroundNumberByMode(Factored):
     def transformed(self, x: Tensor) -> Tensor:

@@ -155,6 +155,16 @@ def object_changed_between_calls(self: Any, x: Tensor, knob: Any) -> Tensor:
     return self.run(x * knob.scale)
 
 
+def with_a_numpy_number(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """A number of numpy's own that is another in some calls."""
+    return (*sequences(batch, length, seed), np.float32(1 + seed % 2))
+
+
+@trap("safe", inputs=with_a_numpy_number)
+def numpy_number_that_changes(self: Any, x: Tensor, scale: Any) -> Tensor:
+    return self.run(x * float(scale))
+
+
 def with_a_table(batch: int, length: int, seed: int) -> tuple[Any, ...]:
     """A numpy array that is changed between calls."""
     return (*sequences(batch, length, seed), TABLE)

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..inputs.contents import SIMPLE, contents
+from ..inputs.contents import is_filled, plainly
 from .named import Named, held_by
 
-__all__ = ["Closure", "Mapped", "Transform", "lift", "plainly"]
+__all__ = ["Closure", "Mapped", "Transform", "lift"]
 
 Rebuild = Callable[[Sequence[Any]], Any]
-_DEEPEST = 6
 
 
 def lift(func: Any, wanted: Callable[[Any], bool]) -> tuple[list[Any], Rebuild]:
@@ -76,7 +75,7 @@ def _function_maker(
     func: types.FunctionType, wanted: Callable[[Any], bool], found: list[Any], within: frozenset[int]
 ) -> Rebuild | None:
     held = func.__closure__ or ()
-    if not all(map(_is_filled, held)):
+    if not all(map(is_filled, held)):
         return None
     cells = [_lift(c.cell_contents, wanted, found, within) for c in held]
     defaults = [_lift(d, wanted, found, within) for d in func.__defaults__ or ()]
@@ -89,43 +88,6 @@ def _function_maker(
         return new
 
     return make
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
-
-
-def plainly(value: Any, depth: int = _DEEPEST) -> Any:
-    """The plain values that a function is made around, in a form that compares; of tensors the class alone.
-
-    >>> def around(k):
-    ...     return lambda x: x * k
-    >>> plainly(around(2)) == plainly(around(2)), plainly(around(2)) == plainly(around(3))
-    (True, False)
-    """
-    if isinstance(value, SIMPLE):
-        return type(value), value
-    if isinstance(value, (torch.Tensor, nn.Module)) or depth == 0:
-        return type(value)
-    parts: Any = None
-    if isinstance(value, functools.partial):
-        parts = value.func, value.args, value.keywords
-    elif isinstance(value, types.MethodType):
-        parts = value.__func__, value.__self__
-    elif isinstance(value, types.FunctionType):
-        cells = tuple(c.cell_contents for c in value.__closure__ or () if _is_filled(c))
-        parts = value.__defaults__, value.__kwdefaults__, cells
-        return value.__code__, plainly(parts, depth - 1)
-    elif type(value) in (tuple, list):
-        parts = value
-    elif type(value) is dict:
-        return {k: plainly(v, depth - 1) for k, v in value.items()}
-    if parts is None:
-        return value if callable(value) else contents(value)
-    return type(value), tuple(plainly(part, depth - 1) for part in parts)
 
 
 class Closure(Named):

@@ -1,4 +1,4 @@
-"""What plain objects hold, in a form that compares, and whether two values are alike, tensors or others.
+"""What values are made of, and by that: forms of them that compare, and whether two are alike.
 
 Taking structures with tensors in them apart is left to ``structure``.
 """
@@ -7,16 +7,86 @@ from __future__ import annotations
 
 import cmath
 import enum
+import functools
+import types
+from collections import UserDict, deque
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["SIMPLE", "are_equal_tensors", "are_told_alike", "contents"]
+__all__ = ["SIMPLE", "are_equal_tensors", "are_told_alike", "contents", "is_filled", "parts", "plainly"]
 
 SIMPLE = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, enum.Enum)
+_CLOSED = (type, torch.Tensor, nn.Module)
 _DEEPEST = 4
+"""How deep data is looked into, which may lead anywhere and back."""
+_DEEPEST_CODE = 6
+
+
+def parts(value: Any) -> dict[Any, Any] | None:
+    """What a value is made of, by key or name; None where it is one piece, as a number or a class is.
+
+    Of a container its items, of an array its elements as bytes, of a function the values that it was made
+    around, of an object that cannot be called its attributes.
+
+    >>> parts([5, 6]), parts({"a": 1}), parts(5)
+    ({0: 5, 1: 6}, {'a': 1}, None)
+    """
+    if isinstance(value, (dict, UserDict)):
+        return dict(value.items())
+    if isinstance(value, (list, tuple, deque)):
+        return dict(enumerate(value))
+    if isinstance(value, (set, frozenset)):
+        return {item: item for item in value}
+    if isinstance(value, np.ndarray):
+        return {"dtype": str(value.dtype), "shape": value.shape, "elements": value.tobytes()}
+    if isinstance(value, functools.partial):
+        return {"function": value.func, "args": value.args, "kwargs": value.keywords}
+    if isinstance(value, types.MethodType):
+        return {"function": value.__func__, "self": value.__self__}
+    if isinstance(value, types.FunctionType):
+        code, cells = value.__code__, value.__closure__ or ()
+        held = {n: c.cell_contents for n, c in zip(code.co_freevars, cells, strict=True) if is_filled(c)}
+        return {"__code__": code, "__defaults__": (value.__defaults__, value.__kwdefaults__), **held}
+    if isinstance(value, (*SIMPLE, *_CLOSED)) or callable(value) or not hasattr(value, "__dict__"):
+        return None
+    return dict(vars(value))
+
+
+def is_filled(cell: types.CellType) -> bool:
+    """Whether a closure's cell holds something yet."""
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def plainly(value: Any, depth: int = _DEEPEST_CODE) -> Any:
+    """A value in a form that compares: its parts and theirs; of tensors and modules the class alone.
+
+    >>> def around(k):
+    ...     return lambda x: x * k
+    >>> plainly(around(2)) == plainly(around(2)), plainly(around(2)) == plainly(around(3))
+    (True, False)
+    """
+    if isinstance(value, SIMPLE):
+        return type(value), value
+    if isinstance(value, (torch.Tensor, nn.Module)) or depth == 0:
+        return type(value)
+    held = parts(value)
+    if held is None:
+        return value if callable(value) or _tells_equal(type(value)) else type(value)
+    left = (depth if callable(value) else min(depth, _DEEPEST)) - 1
+    form = {key: plainly(part, left) for key, part in held.items()}
+    is_ordered = isinstance(value, (dict, UserDict))
+    return type(value).__qualname__, tuple(form.items()) if is_ordered else form
+
+
+def _tells_equal(cls: Any) -> bool:
+    """Whether a class says of its values, which stay as they are, when two are equal."""
+    return cls.__eq__ is not object.__eq__ and cls.__hash__ is not None
 
 
 def contents(value: Any, depth: int = _DEEPEST) -> Any:
@@ -26,29 +96,35 @@ def contents(value: Any, depth: int = _DEEPEST) -> Any:
     >>> held == contents([1, {"a": 2}]), held == contents([1, {"a": 3}])
     (True, False)
     """
-    if isinstance(value, np.ndarray):
-        return str(value.dtype), value.shape, value.tobytes()
-    if isinstance(value, (*SIMPLE, type, torch.Tensor, nn.Module)) or callable(value) or depth == 0:
+    if isinstance(value, (*SIMPLE, *_CLOSED)) or callable(value) or depth == 0:
         return None
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return type(value), tuple(_shown(v, depth) for v in value)
-    held = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-    return None if held is None else tuple((k, _shown(v, depth)) for k, v in held.items())
-
-
-def _shown(value: Any, depth: int) -> Any:
-    return value if isinstance(value, SIMPLE) else contents(value, depth - 1)
+    held = parts(value)
+    if held is None:
+        return value if _tells_equal(type(value)) else None
+    form = ((k, v if isinstance(v, SIMPLE) else contents(v, depth - 1)) for k, v in held.items())
+    return type(value).__qualname__, tuple(form)
 
 
 def are_told_alike(a: Any, b: Any) -> bool:
-    """Whether two values, of which neither is a tensor, tell the same as far as can be seen."""
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return False
-    if isinstance(a, (float, complex)) and isinstance(b, (int, float, complex)):
-        return a == b or cmath.isclose(a, b, rel_tol=1e-4) or (a != a and b != b)
+    """Whether two values, of which neither is a tensor, tell the same as far as can be seen.
+
+    Numbers up to rounding; what can be called, and tensors within objects, count as alike.
+    """
+    return not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) and _alike(a, b, _DEEPEST)
+
+
+def _alike(a: Any, b: Any, depth: int) -> bool:
+    if isinstance(a, (float, complex, np.inexact)) and isinstance(b, (int, float, complex, np.inexact)):
+        return bool(a == b or cmath.isclose(a, b, rel_tol=1e-4) or (a != a and b != b))
     if isinstance(a, SIMPLE) or isinstance(b, SIMPLE):
         return bool(a == b)
-    return contents(a) == contents(b)
+    is_closed, is_other = (isinstance(v, _CLOSED) or callable(v) for v in (a, b))
+    if is_closed or is_other or depth == 0:
+        return is_closed == is_other
+    mine, other = parts(a), parts(b)
+    if mine is None or other is None:
+        return bool(plainly(a) == plainly(b))
+    return mine.keys() == other.keys() and all(_alike(v, other[k], depth - 1) for k, v in mine.items())
 
 
 def are_equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -10,12 +10,13 @@ from collections import UserDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from ...errors import CaptureError
 from .arguments import arguments, shown
-from .contents import SIMPLE
+from .contents import SIMPLE, parts
 from .structure import Spec, Step, pieces
 
 __all__ = ["Written", "called", "names_written", "write_back"]
@@ -53,7 +54,7 @@ def called(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     result = model(*args, **kwargs)
     changes = {}
     for trail, container, before, is_bare in held:
-        now = _content(container)
+        now = parts(container) or {}
         new = {k: v for k, v in now.items() if k not in before or before[k] is not v}
         gone = tuple(k for k in before if k not in now)
         if not (new or gone):
@@ -111,11 +112,12 @@ def _containers(given: Mapping[str, Any]) -> Iterator[_Held]:
 
 
 def _inside(value: Any, trail: tuple[Step, ...]) -> Iterator[_Held]:
-    is_leaf = isinstance(value, (*SIMPLE, type, torch.Tensor, nn.Module)) or callable(value)
+    leaves = *SIMPLE, type, torch.Tensor, nn.Module, set, frozenset, np.ndarray
+    is_leaf = isinstance(value, leaves) or callable(value)
     is_open = _step(value) == "item" or hasattr(value, "__dict__")
     if is_leaf or not is_open or len(trail) > _DEEPEST:
         return
-    held, is_bare = _content(value), _step(value) == "attr" and not pieces(value)
+    held, is_bare = parts(value) or {}, _step(value) == "attr" and not pieces(value)
     if not isinstance(value, tuple):
         yield trail, value, held, is_bare
     for key, inner in () if is_bare else held.items():
@@ -124,12 +126,6 @@ def _inside(value: Any, trail: tuple[Step, ...]) -> Iterator[_Held]:
 
 def _step(container: Any) -> Any:
     return "item" if isinstance(container, (dict, UserDict, list, tuple)) else "attr"
-
-
-def _content(container: Any) -> dict[Any, Any]:
-    if isinstance(container, (dict, UserDict)):
-        return dict(container.items())
-    return dict(enumerate(container)) if isinstance(container, (list, tuple)) else dict(vars(container))
 
 
 def _at(given: Mapping[str, Any], trail: tuple[Step, ...]) -> Any:

@@ -18,8 +18,8 @@ from torch import nn
 from ...errors import InputError
 from ...torch_private import CALL_HOOK
 from ..calls.functions import tensors
-from ..calls.lifting import plainly
 from ..calls.named import Named, held_by
+from ..inputs.contents import is_filled, plainly
 from .opaque import Recorded
 from .statements import Taken
 
@@ -47,7 +47,7 @@ class _Double:
     @property
     def holds(self) -> Any:
         """The attributes that code names, in a form that compares."""
-        return plainly({k: v for k, v in self.attributes.items() if k in self.named})
+        return {k: plainly(v) for k, v in self.attributes.items() if k in self.named}
 
     def hold(self, module: nn.Module, noted: Mapping[str, _Noted], named: Sequence[str]) -> list[Any]:
         """Settle on what was noted in a call and on what the code names besides; gives their values."""
@@ -160,7 +160,8 @@ class KeptFunction(Named):
     @property
     def holds(self) -> Any:
         doubles = [d and d.holds for d in self.doubles]
-        return held_by(self.function), plainly({**self.reaching}), doubles
+        reaching = {k: plainly(v) for k, v in self.reaching.items()}
+        return held_by(self.function), reaching, doubles
 
     def first(self, held: Sequence[Any], args: Any, kwargs: Any) -> tuple[Any, list[tuple[Any, list[Any]]]]:
         """The result of a call, and each of the held with what its stand-in and later calls take."""
@@ -271,16 +272,9 @@ def hides(value: Any, is_the_models: Callable[[nn.Module], bool], depth: int = _
     if isinstance(value, types.MethodType):
         return hides(value.__self__, is_the_models, depth - 1)
     if isinstance(value, types.FunctionType):
-        cells = [c.cell_contents for c in value.__closure__ or () if _is_filled(c)]
+        cells = [c.cell_contents for c in value.__closure__ or () if is_filled(c)]
         return hides((*cells, *(value.__defaults__ or ())), is_the_models, depth)
     return any(map(is_hidden, getattr(value, "__dict__", {}).values()))
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
 
 
 class _Noted(dict[str, Any]):
