@@ -43,11 +43,8 @@ class Link:
     direct_host_s: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        number("direct_s", self.direct_s, unit="seconds", most=_LONGEST_S)
-        number("direct_host_s", self.direct_host_s, unit="seconds", most=_LONGEST_S)
-        number("latency_s", self.latency_s, unit="seconds", most=_LONGEST_S)
-        number("host_s", self.host_s, unit="seconds", most=_LONGEST_S)
-        number("host_s_per_byte", self.host_s_per_byte, unit="seconds", most=_LONGEST_S)
+        for name in ("direct_s", "direct_host_s", "latency_s", "host_s", "host_s_per_byte"):
+            number(name, getattr(self, name), unit="seconds", most=_LONGEST_S)
         number("bandwidth_bytes_s", self.bandwidth_bytes_s, above=True, unit="bytes per second")
         text("source", self.source)
 
@@ -352,16 +349,11 @@ class Cluster:
 
         Raises :class:`StoreError`, with the path to the fault, for anything that is not one's ``to_dict``.
         """
-        found = build(_ClusterFile, versioned(data, VERSION, what), what)
+        file = build(_ClusterFile, versioned(data, VERSION, what), what)
+        links = {(a, b): link.link for a, b, link in file.links}
         try:
             cluster = cls(
-                found.devices,
-                found.hosts,
-                found.local.link,
-                found.remote.link,
-                {(a, b): link.link for a, b, link in found.links},
-                found.nics,
-                found.cores,
+                file.devices, file.hosts, file.local.link, file.remote.link, links, file.nics, file.cores
             )
         except InputError as error:
             raise refuse(what, "", str(error)) from None
@@ -381,16 +373,10 @@ class _LinkFile:
 
     @property
     def link(self) -> Link:
-        bandwidth = float("inf") if self.bandwidth_bytes_s is None else self.bandwidth_bytes_s
-        return Link(
-            self.latency_s,
-            bandwidth,
-            self.source,
-            self.host_s,
-            self.host_s_per_byte,
-            self.direct_s,
-            self.direct_host_s,
-        )
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.bandwidth_bytes_s is None:
+            given["bandwidth_bytes_s"] = float("inf")
+        return Link(**given)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
