@@ -8,19 +8,22 @@ That its calls then belong together is left to ``opgraph``; methods by which cod
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import itertools
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["Kept", "differing", "goes_by", "kept", "left", "read_by", "tell_left"]
+from .restart import WatchMethods
+
+__all__ = ["Keeping", "Kept", "differing", "goes_by", "kept", "left", "read_by", "tell_left"]
 
 Kept = dict[tuple[int, str], tuple[Any, Any]]
 """(id of a module, name) → its value, and what that holds."""
@@ -47,6 +50,57 @@ def kept(inside: Sequence[nn.Module]) -> Kept:
 def differing(before: Kept, now: Kept) -> Iterator[tuple[int, str]]:
     """The attributes that have another value by now."""
     return (key for key, value in now.items() if not _is_same(before.get(key, _NONE), value))
+
+
+class Keeping:
+    """What the modules of one recording keep, by ``paths`` from their ids; those ``watched`` others may set.
+
+    Attributes
+    ----------
+    opened: the modules that are no part of a leaf, by path.
+    filled: in which of their attributes, by path and name, hooks of leaves put something.
+    is_any: whether a leaf has kept anything.
+    """
+
+    def __init__(self, paths: Mapping[int, str], watched: Collection[str]) -> None:
+        self._paths, self._watched = paths, watched
+        self._beginning: Kept = {}
+        self._by_leaf: dict[str, Kept] = {}
+        self.opened: Sequence[tuple[str, nn.Module]] = ()
+        self.filled: set[tuple[str, str]] = set()
+        self.is_any = False
+
+    def begin(self, model: nn.Module, opened: Sequence[tuple[str, nn.Module]]) -> None:
+        """Look at all modules as they are before the model is called."""
+        self.opened, self._beginning = opened, kept([*model.modules()])
+
+    def before(self, path: str, inside: Sequence[nn.Module]) -> Kept:
+        """What a leaf keeps as it is called.
+
+        Raises :class:`WatchMethods` where code outside has set it since its last call.
+        """
+        now = kept(inside)
+        for module, _ in differing(self._by_leaf.get(path, self._beginning), now):
+            at = self._paths.get(module)
+            if at is not None and at not in self._watched:
+                raise WatchMethods(at)
+        return now
+
+    def after(self, path: str, inside: Sequence[nn.Module], before: Kept) -> bool:
+        """Note what a leaf keeps after a call; whether, but for its first, that is other than ``before``."""
+        is_first = path not in self._by_leaf
+        self._by_leaf[path] = kept(inside)
+        is_set = next(differing(before, self._by_leaf[path]), None) is not None
+        self.is_any |= is_set
+        return is_set and not is_first
+
+    @contextlib.contextmanager
+    def noting_filled(self) -> Iterator[None]:
+        """Note in which attributes of open modules a leaf's hooks put something meanwhile."""
+        paths, opened = {id(m): p for p, m in self.opened}, [m for _, m in self.opened]
+        before = kept(opened)
+        yield
+        self.filled |= {(paths[module], name) for module, name in differing(before, kept(opened))}
 
 
 def left(

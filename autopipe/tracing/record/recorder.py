@@ -27,17 +27,18 @@ from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
 from ..inputs.structure import flatten, hides_tensors, marks
 from ..inputs.written import called
-from . import filling, keeping, splitting
+from . import filling, splitting
 from .branches import Branches
 from .contexts import Contexts
 from .draws import Draws, Streams
+from .keeping import Keeping, left
 from .kept import Kept
 from .leaves import calls_otherwise, is_compiled
 from .ledger import Ledger
 from .origin import Unseen
 from .position import Depth, Position
 from .reads import Reads
-from .restart import CloseModule, KeepMode, WatchMethods
+from .restart import CloseModule, KeepMode
 from .tracked import plain
 
 __all__ = ["Recorder"]
@@ -84,11 +85,7 @@ class Recorder(TorchFunctionMode):
         self.kept = Kept(self.at, self.ledger, self, self.streams.here)
         self.hooked, self.twins, self.moded = hooked, twins, moded
         self.modes: dict[int, bool] = {}
-        self.leaf_path, self.watched = "", watched
-        self.beginning: keeping.Kept = {}
-        self.is_kept = False
-        self.filled: set[tuple[str, str]] = set()
-        self.keeping: dict[str, keeping.Kept] = {}
+        self.leaf_path, self.keeping = "", Keeping(modules, watched)
         self.checkpointed = Depth()
         self.failed: str | None = None
         self.answer: list[Any] = []
@@ -113,10 +110,9 @@ class Recorder(TorchFunctionMode):
             call.value, call.storages = meta(tensor), functions.storages(tensor)
             self.ledger.bind(tensor, self.ledger.add(call))
         self.model = model
-        self.opened = [(p, m) for p, m in model.named_modules() if not self.at.is_in_leaf(p)]
-        modules = [*model.modules()]
-        self.modes = {id(m): m.training for m in modules}
-        self.beginning = keeping.kept(modules)
+        self.modes = {id(m): m.training for m in model.modules()}
+        opened = [(p, m) for p, m in model.named_modules() if not self.at.is_in_leaf(p)]
+        self.keeping.begin(model, opened)
         self.perform_one = lambda call, args, kwargs: run_call(
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")
         )
@@ -151,9 +147,9 @@ class Recorder(TorchFunctionMode):
             self.reads.asked,
             dtypes=self.reads.dtypes,
             flags=self.reads.flags,
-            keeps=self.is_kept,
-            filled=frozenset(self.filled),
-            left=tuple(keeping.left(self.opened, self.ledger.is_computed)),
+            keeps=self.keeping.is_any,
+            filled=frozenset(self.keeping.filled),
+            left=tuple(left(self.keeping.opened, self.ledger.is_computed)),
         )
 
     def __torch_function__(
@@ -180,7 +176,7 @@ class Recorder(TorchFunctionMode):
             inside = list(module.modules())
             if not self.is_swapped(inside):
                 has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in inside)
-                with self.noting_filled() if has_hooks else contextlib.nullcontext():
+                with self.keeping.noting_filled() if has_hooks else contextlib.nullcontext():
                     with self.at.hushed, self.stepped_aside():
                         result = self.leaf(module, inside, path, original, args, kwargs)
                     if path in self.hooked:
@@ -198,15 +194,6 @@ class Recorder(TorchFunctionMode):
             raise
         finally:
             self.at.stack.pop()
-
-    @contextlib.contextmanager
-    def noting_filled(self) -> Iterator[None]:
-        """Note in which attributes of open modules a leaf's hooks put something meanwhile."""
-        paths, opened = {id(m): p for p, m in self.opened}, [m for _, m in self.opened]
-        before = keeping.kept(opened)
-        yield
-        changed = keeping.differing(before, keeping.kept(opened))
-        self.filled |= {(paths[module], name) for module, name in changed}
 
     def run_hooks(self, module: nn.Module, path: str, args: Any, kwargs: Any, result: Any) -> None:
         """What forward hooks keep of a leaf's result is kept of the recorded one."""
@@ -262,31 +249,19 @@ class Recorder(TorchFunctionMode):
             surroundings = self.contexts.region(), torch.is_grad_enabled()
             key = twins.key(path, inside, surroundings, actual)
             copied = twins.copy(key)
-        before, is_first = self.kept_since(path, inside), path not in self.keeping
+        before = self.keeping.before(path, inside)
         result = self.perform(call, copied or run_leaf, actual)
         for name in (name for t in functions.tensors((actual, result)) for name in marks(t)):
             self.at.keep_whole(
                 f"{call.source}: {path} takes or gives a tensor with another as its attribute {name!r}, "
                 "which is lost where a stage hands it on; return it beside"
             )
-        self.keeping[path] = keeping.kept(inside)
-        is_set = next(keeping.differing(before, self.keeping[path]), None) is not None
-        call.keeps = is_set and not is_first
-        self.is_kept |= is_set
+        call.keeps = self.keeping.after(path, inside, before)
         filling.refilled(self.ledger, call, given)
         call.mutated = self.changed(buffers, module, path)
         if twins is not None and key is not None and copied is None:
             twins.keep(key, call, result, actual)
         return result
-
-    def kept_since(self, path: str, inside: list[nn.Module]) -> keeping.Kept:
-        """What a leaf keeps as it is called; code outside may have set it since its last call."""
-        now = keeping.kept(inside)
-        for module, _ in keeping.differing(self.keeping.get(path, self.beginning), now):
-            at = self.at.modules.get(module)
-            if at is not None and at not in self.watched:
-                raise WatchMethods(at)
-        return now
 
     def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:
         """The buffers of ``module`` that are not as they were."""
