@@ -95,18 +95,7 @@ class Engine:
         ranks = pipeline_ranks(options.mesh, plan.n_ranks)
         self.device = pick_device(options.device, stages, bool(ranks))
         accelerator.keep_freed(self.device)
-        self.peers: Peers | None = None
-        if ranks:
-            mine = card(capture, plan, stages, options, self.device)
-            trained = learned(options.loss_fn, capture.model, plan.n_ranks)
-            mine["what loss_fn trains"] = [f"{t.name} {list(t.parameter.shape)}" for t in trained]
-            mine["own weights"] = fingerprints(capture, stages)
-            self.peers = Peers(ranks, self.device, mine, self.patience)
-            weakref.finalize(self, self.peers.close)
-            mesh = options.mesh
-            names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
-            self.peers.break_too(mesh.get_group(name) for name in names if mesh is not None and name != "pp")
-            check_weights(self.peers.cards)
+        self.peers = self._join(ranks) if ranks else None
         self.rank = self.peers.rank if self.peers else 0
         self.seed: int = self.peers.cards[0]["own seed"] if self.peers else torch.initial_seed()
         self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)
@@ -148,6 +137,20 @@ class Engine:
         else:
             self._guards = guard(self.absent) if self.peers is not None else []
         self.held = Held(self.device, self.stages)
+
+    def _join(self, ranks: tuple[int, ...]) -> Peers:
+        """The ranks of the pipeline, all of them with the same capture, plan, options and weights."""
+        options, mesh = self.options, self.options.mesh
+        mine = card(self.capture, self.plan, self.all_stages, options, self.device)
+        trained = learned(options.loss_fn, self.capture.model, self.plan.n_ranks)
+        mine["what loss_fn trains"] = [f"{t.name} {list(t.parameter.shape)}" for t in trained]
+        mine["own weights"] = fingerprints(self.capture, self.all_stages)
+        peers = Peers(ranks, self.device, mine, self.patience)
+        weakref.finalize(self, peers.close)
+        names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
+        peers.break_too(mesh.get_group(name) for name in names if mesh is not None and name != "pp")
+        check_weights(peers.cards)
+        return peers
 
     def _lay_out(self) -> None:
         """Make all that depends on which stages there are and where."""

@@ -73,7 +73,6 @@ def simulate_schedule(
     overlap: False where a transfer occupies both its ranks, which then compute nothing (blocking calls).
     alone: where ranks share a host's ``cores``, an action's seconds with no other rank at work, over
         ``times``, which are with every core busy.
-
     gather_s: per stage, seconds to gather its weights where replicas hold shards of them, beside other work;
         an action begins once its stage is whole.
     most_whole: how many of a rank's stages may be whole at a time; all of them for None.
