@@ -37,7 +37,7 @@ from .keep.away import Away, absent, guard, mark, readable
 from .keep.whole import gather_weights
 from .meeting import meet
 from .options import Options
-from .reduce.parallel import ReplicaDims, Replicas
+from .reduce.parallel import ReplicaDims, Replicas, replicas_of
 from .reduce.partial import watch
 from .reduce.precision import autocast_context, placeholder
 from .reduce.ties import TieSum, find_ties, learned
@@ -140,15 +140,14 @@ class Engine:
 
     def _join(self, ranks: tuple[int, ...]) -> Peers:
         """The ranks of the pipeline, all of them with the same capture, plan, options and weights."""
-        options, mesh = self.options, self.options.mesh
+        options = self.options
         mine = card(self.capture, self.plan, self.all_stages, options, self.device)
         trained = learned(options.loss_fn, self.capture.model, self.plan.n_ranks)
         mine["what loss_fn trains"] = [f"{t.name} {list(t.parameter.shape)}" for t in trained]
         mine["own weights"] = fingerprints(self.capture, self.all_stages)
         peers = Peers(ranks, self.device, mine, self.patience)
         weakref.finalize(self, peers.close)
-        names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
-        peers.break_too(mesh.get_group(name) for name in names if mesh is not None and name != "pp")
+        peers.stand_beside(*replicas_of(options.mesh, ranks))
         check_weights(peers.cards)
         return peers
 

@@ -101,6 +101,36 @@ def losses(_):
         bad.clear()
 
 
+def causes(_):
+    """What ends one replica is what all ranks of the others report, wherever they were."""
+    mesh, fails = mesh_of_two(), []
+    replica = mesh.get_local_rank("dp")
+
+    def loss_fn(output, target):
+        if fails:
+            raise ValueError("the fault of one replica")
+        return F.mse_loss(output, target)
+
+    def refused(runtime, mine):
+        with pytest.raises(InputError if replica else StepError, match="target has 1 rows"):
+            runtime.step(mine, target=mine[:1] if replica else mine)
+
+    def broken(runtime, mine):
+        fails[:] = [True] * replica
+        with pytest.raises(StepError, match="ValueError: the fault of one replica"):
+            runtime.step(mine, target=mine)
+        fails.clear()
+
+    for way in WAYS:
+        for act, n_before in ((refused, 1), (broken, 0), (broken, 3)):
+            _, runtime = replicated(mesh, way, loss_fn)
+            _, mine = shares(0, replica)
+            for _ in range(n_before):
+                runtime.step(mine, target=mine)
+            act(runtime, mine)
+            mesh = mesh_of_two()  # what failed has broken the groups of the other
+
+
 def scaled(_):
     """Under a scaler all skip the step that overflowed on one replica, and halve their scales."""
     mesh = mesh_of_two()

@@ -11,7 +11,7 @@ from autopipe.runtime.data.microbatch import AT_A_GLANCE, Batch
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("check", ["losses", "scaled", "calls", "rows", "shared_states"])
+@pytest.mark.parametrize("check", ["losses", "causes", "scaled", "calls", "rows", "shared_states"])
 def test_of_replicas(check, tmp_path):
     run_ranks(pathlib.Path(alone_ranks.__file__), 4, check, str(tmp_path), timeout_s=100)
 

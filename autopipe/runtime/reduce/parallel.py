@@ -21,7 +21,7 @@ from ...errors import StepError
 from .buckets import Buckets
 from .same import Apart
 
-__all__ = ["ReplicaDims", "Replicas"]
+__all__ = ["ReplicaDims", "Replicas", "replicas_of"]
 
 _logger = logging.getLogger(__name__)
 
@@ -214,6 +214,16 @@ class ReplicaDims:
             n *= dist.get_world_size(group)
         # all may have counted nothing
         return (counted * n / total.clamp(min=torch.finfo(total.dtype).tiny)).to(device)
+
+
+def replicas_of(mesh: DeviceMesh | None, ranks: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[Any]]:
+    """The ranks of the pipelines of a mesh beside that of ``ranks``, and its groups of ranks of several."""
+    names: tuple[str, ...] = getattr(mesh, "mesh_dim_names", None) or ()
+    if mesh is None or mesh.ndim == 1 or "pp" not in names:
+        return [], []
+    rows = mesh.mesh.movedim(names.index("pp"), -1).flatten(0, -2).tolist()
+    others = [row for row in map(tuple, rows) if row != ranks]
+    return others, [mesh.get_group(name) for name in names if name != "pp"]
 
 
 ONE_BATCH = frozenset(("tp", "sp", "ep", "etp", "tensor", "expert", "model"))

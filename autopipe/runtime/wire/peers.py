@@ -28,6 +28,7 @@ from .board import Board, StoreGone
 from .failure import Watch, first_difference, roll_call
 from .group import FOREVER, Group, HostGroup, break_group, make_group
 from .link import Link, connect
+from .lost import corner, end_of_a_replica, loss_in, tells_of_a_loss
 from .position import OUTSIDE, Patience, Position
 from .talk import Talk
 
@@ -35,7 +36,7 @@ __all__ = ["Peers", "pipeline_ranks"]
 
 _logger = logging.getLogger(__name__)
 
-_made: dict[str, int] = {}
+_made: dict[tuple[int, ...], int] = {}
 T = TypeVar("T")
 MOST_AHEAD = 64
 """Steps between two ranks' counts that may still be steps; what is told of another call has any number."""
@@ -86,13 +87,12 @@ class Peers(Talk):
     ) -> None:
         super().__init__(ranks.index(dist.get_rank()), len(ranks))
         self._device, self._process = device, os.getpid()
-        name = "-".join(map(str, ranks))
-        _made[name] = _made.get(name, -1) + 1
+        _made[ranks] = self._n_made = _made.get(ranks, -1) + 1
         default: Any = default_store()
         self._host = default  # lives as long as the others may ask it
         is_hosted_here = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        prefix = f"autopipe/{name}/{_made[name]}"
-        self.board = Board(default, prefix, lambda: patience.limit_s)
+        self._answer_s = lambda: patience.limit_s
+        self.board = Board(default, corner(ranks, self._n_made), self._answer_s)
         try:
             self.store: Any = self.board.connection()
             self.cards = self._compare(card, patience.limit_s)
@@ -103,6 +103,7 @@ class Peers(Talk):
         self._groups: list[Group] = []
         self._breakable: list[Group | HostGroup] = []
         self._others: list[Any] = []
+        self._replicas: Sequence[tuple[int, ...]] = ()
         self.position = Position()
         self.watch = Watch(
             self.board,
@@ -320,14 +321,20 @@ class Peers(Talk):
             position.words, position.index = before.words, before.index
             position.waits_for, position.is_idle = before.waits_for, before.is_idle
 
-    def break_too(self, groups: Iterable[Any]) -> None:
-        """Break these groups of torch's own, of ranks of several pipelines, when this pipeline fails."""
+    def stand_beside(self, replicas: Sequence[tuple[int, ...]], groups: Iterable[Any]) -> None:
+        """Tell, and be told by, other replicas, the job's ranks of each, of failures.
+
+        ``groups`` of torch's own, of ranks of several of them, are broken when this pipeline fails.
+        """
+        self._replicas = replicas
         self._others += groups
 
     def fail(self, error: BaseException) -> NoReturn:
         """Raise ``error``, or the one cause all ranks report: this one's, or whatever came first."""
         watch, position = self.watch, self.position
-        if isinstance(error, AutopipeError):
+        if self._replicas and loss_in(error) is not None:
+            cause = self._lost_replica()
+        elif isinstance(error, AutopipeError):
             cause = watch.publish(str(error))
             if cause == str(error):
                 raise error
@@ -338,14 +345,22 @@ class Peers(Talk):
             watch.note_lost(lost)
             found = watch.cause()
             cause = found if found is not None else watch.publish(watch.lost(lost))
+        elif self._replicas and tells_of_a_loss(error):
+            cause = self._lost_replica()
         else:
             where = f"rank {self.rank}, {position.words}"
             cause = watch.publish(f"{where}: {type(error).__name__}: {error}")
         raise StepError(cause) from error
 
+    def _lost_replica(self) -> str:
+        """The cause that stands where this rank lost one of another replica."""
+        found = self.watch.cause(0.0)  # a rank of this pipeline's, whose failure has broken more than its own
+        made = end_of_a_replica(self._host, self._replicas, self._n_made, self._answer_s) if not found else ""
+        return found or self.watch.publish(made)
+
     def _lost_by(self, error: BaseException) -> int:
         """The rank that an error says is gone, or -1: the one that is waited for, else one sent to."""
-        if not _tells_of_a_loss(error):
+        if not tells_of_a_loss(error):
             return -1
         if self.position.waits_for >= 0 or not isinstance(error, ConnectionError):
             return self.position.waits_for
@@ -370,15 +385,3 @@ class Peers(Talk):
                 group.abort()
         for other in self._others:
             break_group(other, self._device)
-
-
-NO_MEMORY = ("out of memory", "can't allocate memory")
-"""What torch, its backends and drivers say in errors of many types."""
-
-
-def _tells_of_a_loss(error: BaseException) -> bool:
-    """Whether a wait ended since its other end is gone: not where memory ran out or a kernel failed, say."""
-    if any(words in str(error).lower() for words in NO_MEMORY):
-        return False
-    is_gloos = type(error) is RuntimeError and "gloo" in str(error)  # with the place in its own source
-    return is_gloos or isinstance(error, (ConnectionError, dist.DistError))
