@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -336,8 +337,7 @@ class Recorder(TorchFunctionMode):
         if functions.takes_numpy(actual) and not self.ledger.knows_arrays(actual):
             return self.outside_numbers(func, actual)
         self.reads.tried(call, name, actual[0])
-        if functions.writes_in_place(name, actual) or "out" in kwargs:
-            self.check_parameters(actual, name, call.source)
+        self.check_parameters(actual, name, call.source)
         return self.perform(call, func, actual)
 
     def perform_aside(self, call: Call, args: Any, kwargs: Any) -> Any:
@@ -361,7 +361,11 @@ class Recorder(TorchFunctionMode):
 
     def check_parameters(self, actual: Any, name: str, source: str) -> None:
         """A module whose glue code writes to a parameter stays whole."""
-        given = [next(functions.tensors(actual), None), *functions.tensors(actual[1].get("out"))]
+        given = [*functions.tensors(actual[1].get("out"))]
+        if functions.writes_in_place(name, actual):
+            given += itertools.islice(functions.tensors(actual), 1)
+        if not given:
+            return
         with self.at.hushed:
             touched = frozenset().union(*map(functions.storages, given))
         if written := self.parameters.keys() & touched:
