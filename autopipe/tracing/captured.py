@@ -240,6 +240,7 @@ class Capture:
             with all_on(self.device, self.model):  # its stages may have been put elsewhere
                 found = self.again(self, self.policy)
             is_same = is_same and _is_same(self, found, training)
+            in_both_modes = is_same and _is_same(self, found, not training)
         except (CaptureError, ModelError, InputError):
             is_same = False
         if not is_same:
@@ -250,7 +251,7 @@ class Capture:
                 f"{self.inputs.model}: {shown} changed after the capture, and the model's own code acts on "
                 f"it; capture again {remedy}"
             )
-        self.standing.tolerate()
+        self.standing.tolerate(in_both_modes=in_both_modes)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call's arguments as the captured model gets them: a transformers model without its cache."""

@@ -107,3 +107,29 @@ def test_one_tensor_in_two_places_is_refused_where_the_model_tells() -> None:
 def test_only_variables_are_compared_by_identity() -> None:
     assert compares(Paired())
     assert not compares(Layers())
+
+
+class InOneMode(nn.Module):
+    """Acts in one mode alone on a number that its user sets, and on a list."""
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        self.layer, self.mode, self.scale, self.parts = nn.Linear(4, 4), mode, 1.0, [0.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        return x * self.scale + sum(self.parts) if self.training is self.mode else x
+
+
+@pytest.mark.parametrize("mode", [False, True])
+@pytest.mark.parametrize("change", [{"scale": 5.0}, {"parts": [1.0, 2.0]}])
+def test_what_makes_no_difference_in_one_mode_may_in_the_other(mode: bool, change: dict[str, Any]) -> None:
+    found, x = capture(InOneMode(mode), (torch.randn(2, 4),)), torch.randn(2, 4)
+    for name, value in change.items():
+        setattr(found.model, name, value)
+    for _ in range(2):
+        found.model.train(not mode)
+        torch.testing.assert_close(found(x), found.model(x))
+        found.model.train(mode)
+        with pytest.raises(InputError, match=f"{next(iter(change))} changed after the capture"):
+            found(x)

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import operator
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from .reads import Flag
 
 __all__ = ["Attribute", "Standing", "standing_of"]
 
+_MODES = (True, False)
 _MOST_KNOWN = 4
 """How many states are remembered beside the recorded one that made no difference."""
 
@@ -65,9 +66,10 @@ class Standing:
         filled: Collection[tuple[str, str]] = (),
         found: Reached | None = None,
     ) -> None:
-        self.model, self.dtypes, self.flags, self.filled = model, dtypes, dict(flags), filled
+        self.model, self.dtypes, self.filled = model, dtypes, filled
         self.taken, self.functions = taken, functions
-        self.casts = {_casts()}
+        self.flags = {mode: dict(flags) for mode in _MODES}
+        self.casts = {mode: {_casts()} for mode in _MODES}
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
         if found is None or not found.is_still(is_open):
             found = reached(model, is_open)
@@ -76,7 +78,7 @@ class Standing:
         training = model.training
         # a form is recorded in the modes the model was given in, where the model was in that form's
         self.modes = {training: {modes}, not training: {(not training,) * len(modes)}}
-        self.others: list[dict[int, tuple[Any, ...]]] = []
+        self.others: dict[bool, list[dict[int, tuple[Any, ...]]]] = {}
         self._take()
         self.by_size: tuple[dict[int, tuple[Any, ...]], set[Any]] = {}, set()
         self.n_in_a_row = 0
@@ -97,14 +99,15 @@ class Standing:
         """What is not as it was; empty as a rule."""
         found = self._differing()
         out = [self.readers[i].change(now, self.values[i]) for i, now in found.items()]
-        if any(_are_all_same(found, o) for o in self.others):
+        if self._is_tolerated(found):
             out = []
         modes = tuple(m.training for _, m in self.opened)
         if modes not in self.modes[self.model.training]:
             root = self.model.training
             path = next((p for p, m in self.opened if p and m.training != root), "")
             out.append(Change(f"the mode of {path or type(self.model).__name__}", Kind.STATE))
-        flagged = (Change(n, _kind_of(ask)) for n, (ask, answer) in self.flags.items() if ask() != answer)
+        flags = self.flags[self.model.training]
+        flagged = (Change(n, _kind_of(ask)) for n, (ask, answer) in flags.items() if ask() != answer)
         out += [*flagged, *self._cast_anew()]
         self.n_in_a_row = self.n_in_a_row if out else 0
         return out
@@ -113,7 +116,7 @@ class Standing:
         """The attributes that are not as they were; empty where others of the ``n_changes`` are."""
         found = self._differing()
         modules = {place: self.readers[place].module for place in found}
-        if len(found) != n_changes or any(_are_all_same(found, o) for o in self.others):
+        if len(found) != n_changes or self._is_tolerated(found):
             return []
         out = []
         for place, module in modules.items():
@@ -141,7 +144,7 @@ class Standing:
 
     def _cast_anew(self) -> list[Change]:
         """The autocast and default dtype in force, where they are new and matter."""
-        if not self.dtypes or (now := _casts()) in self.casts:
+        if not self.dtypes or (now := _casts()) in self.casts[self.model.training]:
             return []
         shown = ", ".join(f"{device} to {dtype}" for device, enabled, dtype, _ in now[0] if enabled) or "off"
         return [Change(f"autocast ({shown}; default dtype {now[1]})", Kind.CAST)]
@@ -149,35 +152,43 @@ class Standing:
     def accept(self) -> None:
         """Take the present state for the one that was recorded."""
         self._take()
-        self._accept_surroundings()
+        self._accept_surroundings(_MODES)
 
     def asks_too(self, dtypes: bool, flags: Mapping[str, Flag]) -> None:
         """Hold the state to what another recording of the same model asked for, too."""
-        self.dtypes, self.flags = self.dtypes or dtypes, {**flags, **self.flags}
+        self.dtypes = self.dtypes or dtypes
+        self.flags = {mode: {**flags, **known} for mode, known in self.flags.items()}
 
-    def tolerate(self) -> None:
+    def tolerate(self, *, in_both_modes: bool) -> None:
         """The present state makes no difference: as good as the one that was recorded, to which it is held.
 
-        Plain numbers and texts are remembered beside those recorded, which a caller may switch between.
+        Plain numbers and texts are remembered beside those recorded, which a caller may switch between; so is
+        all that makes none in the model's mode alone, as a threshold of evaluation does in training.
         """
         found = self._differing()
-        if all(is_switched(now, self.values[i]) for i, now in found.items()):
-            self.others = [found, *self.others[: _MOST_KNOWN - 1]]
-        else:
+        modes = _MODES if in_both_modes else (self.model.training,)
+        if in_both_modes and not all(is_switched(now, self.values[i]) for i, now in found.items()):
             self._take()
+        elif found:
+            self.others.update({m: [found, *self.others[m][: _MOST_KNOWN - 1]] for m in modes})
         self.n_in_a_row += 1
-        self._accept_surroundings()
+        self._accept_surroundings(modes)
 
-    def _accept_surroundings(self) -> None:
-        self.casts.add(_casts())
-        self.flags = {name: (ask, ask()) for name, (ask, _) in self.flags.items()}
+    def _is_tolerated(self, found: Mapping[int, tuple[Any, ...]]) -> bool:
+        """Whether what differs was said to make no difference in the model's mode."""
+        return any(_are_all_same(found, other) for other in self.others[self.model.training])
+
+    def _accept_surroundings(self, modes: Iterable[bool]) -> None:
+        for mode in modes:
+            self.casts[mode].add(_casts())
+            self.flags[mode] = {name: (ask, ask()) for name, (ask, _) in self.flags[mode].items()}
         self.modes[self.model.training].add(tuple(m.training for _, m in self.opened))
 
     def _take(self) -> None:
         """Hold the state from now on to what it is."""
         self.values = [reader.read() for reader in self.readers]
         self.names = [() if r.module is None else tuple(r.fields) for r in self.readers]
-        self.others = []
+        self.others = {mode: [] for mode in _MODES}
 
     def _differing(self) -> dict[int, tuple[Any, ...]]:
         """What the readers read that is not as it was, by their place."""
@@ -206,13 +217,13 @@ def _copied(
     taken: Collection[str],
     modes: dict[bool, set[tuple[bool, ...]]],
     dtypes: bool,
-    flags: dict[str, Flag],
-    casts: set[Any],
+    flags: dict[bool, dict[str, Flag]],
+    casts: dict[bool, set[Any]],
     functions: Sequence[tuple[str, str]],
     filled: Collection[tuple[str, str]],
 ) -> Standing:
-    made = Standing(model, opened.__contains__, taken, dtypes, flags, functions, filled)
-    made.modes, made.casts = modes, casts
+    made = Standing(model, opened.__contains__, taken, dtypes, {}, functions, filled)
+    made.modes, made.flags, made.casts = modes, flags, casts
     return made
 
 
