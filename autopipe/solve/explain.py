@@ -160,7 +160,7 @@ def _memory_prices(plan: Plan, source: Source, deadline: float) -> tuple[float, 
         return none
     out = []
     for rank in range(plan.n_ranks):
-        more = [limit + (rank == r) * (1 << 30) for r, limit in enumerate(limits)]
+        more = [min(HUGE, limit + (rank == r) * (1 << 30)) for r, limit in enumerate(limits)]
         step_s = _best_step_s(plan, source, more, deadline, plan.n_ranks - rank)
         out.append(max(0.0, now - (now if step_s is None else step_s)))
     return tuple(out)

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from language_model import N_LAYERS, costs, graph, made, stage_of
+from language_model import N_LAYERS, cluster, costs, graph, made, stage_of
 
 from autopipe.errors import PlanError
 from autopipe.solve import explain
@@ -75,3 +75,12 @@ def test_a_plan_changed_against_its_graph_is_refused(op, to):
         stages[to] = dataclasses.replace(stages[to], ops=(op, *stages[to].ops))
     with pytest.raises(PlanError, match="which the graph of LM does not allow"):
         explain(dataclasses.replace(plan, stages=tuple(stages)), graph(), costs())
+
+
+def test_a_rank_without_a_limit_beside_one_with_one_is_explained():
+    limited = cluster()
+    room = made().stages[0].memory_bytes - 1
+    devices = (dataclasses.replace(limited.devices[0], memory_bytes=room), *limited.devices[1:])
+    plan = made(cluster=dataclasses.replace(limited, devices=devices))
+    told = explain(plan, graph(), costs(), time_limit_s=0.5)
+    assert told.memory_prices_s[1:] == (0.0, 0.0)
