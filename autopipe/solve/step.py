@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,7 +17,8 @@ from ..simulator import simulate
 from .definition.answer import Answer, OutOfTime
 from .definition.problem import HUGE, Problem, StageLoad
 from .lines.intervals import lightest_chain
-from .lines.moves import neighbours
+from .lines.moves import carried, neighbours, past
+from .lines.orders import orders
 from .making.baselines import Weigh, by_weight, weights_of
 from .making.cases import Case
 from .making.compose import lay_out
@@ -33,6 +35,12 @@ _CLIMBED = 3
 
 _MOVES = 200
 """At most so many moves are simulated for each of them."""
+
+_WAYS = neighbours, past, carried
+"""The moves, those of few items first."""
+
+_MANY = 2_000
+"""With more items, chains are of the given order alone, and single items move alone."""
 
 _SIMULATED = 1 << 17
 """Microbatches through stages that the moves of one plan are simulated for: longer steps get fewer moves."""
@@ -122,25 +130,28 @@ def _splits(case: Case, problem: Problem, answer: Answer, deadline: float) -> It
 
 
 def _near(problem: Problem, answer: Answer, deadline: float) -> Iterator[Split]:
-    """Chains over the given order with bottlenecks near the best and the least total load."""
+    """Chains over several orders with bottlenecks near the best and the least total load."""
     seen = {answer.stage_of}
     worst = max(load.load_ns for load in problem.loads(answer.stage_of or ()))
-    for slack in _SLACK:
-        limit = min(round(worst * (1 + slack)), HUGE - 1)
-        found = lightest_chain(problem, range(len(problem.items)), limit, deadline)
-        if found is not None and found not in seen:
-            seen.add(found)
-            yield f"within {slack:.0%}", found
+    n = len(problem.items)
+    for order in orders(problem) if n <= _MANY else (range(n),):
+        for slack in _SLACK:
+            limit = min(round(worst * (1 + slack)), HUGE - 1)
+            found = lightest_chain(problem, order, limit, deadline)
+            if found is not None and found not in seen:
+                seen.add(found)
+                yield f"within {slack:.0%}", found
 
 
 def _climbed(
     case: Case, problem: Problem, answer: Answer, plan: Plan, stage_of: tuple[int, ...], deadline: float
 ) -> tuple[Plan, tuple[int, ...]]:
     """The plan after every move of one item over a cut that makes its step shorter."""
+    ways = _WAYS if len(problem.items) <= _MANY else _WAYS[:1]
     left, improved = min(_MOVES, _SIMULATED // (problem.n_stages * case.n_microbatches)), True
     while improved:
         improved = False
-        for moved in neighbours(problem, stage_of):
+        for moved in itertools.chain(*(way(problem, stage_of) for way in ways)):
             if left == 0 or time.perf_counter() > deadline:
                 return plan, stage_of
             left -= 1

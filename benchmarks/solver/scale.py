@@ -32,7 +32,7 @@ LLAMA = {
     "llama-70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80},
     "llama-405b": {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126},
 }
-N_ROWS, N_TOKENS = 32, 4096
+N_ROWS, N_TOKENS, N_MICROBATCHES = 64, 2048, 32
 NAMES = {
     "llama-70b": "Llama, 70B",
     "llama-405b": "Llama, 405B",
@@ -73,7 +73,7 @@ def planned(name: str, n_stages: int, limit: str) -> dict[str, Any]:
         {"labels": ids},
         costs="estimated",
         device=roomy,
-        n_microbatches=N_ROWS,
+        n_microbatches=N_MICROBATCHES,
         **options,
     )
     return {"ops": sum(len(s.ops) for s in plan.stages), "gap": plan.bounds.gap, "proved": plan.bounds.proved}

@@ -17,7 +17,7 @@ from ..definition.relaxed import apart
 from ..proof.bounds import lower_bound
 from .intervals import near_chain
 
-__all__ = ["fitting", "improve", "neighbours"]
+__all__ = ["carried", "fitting", "improve", "neighbours", "past"]
 
 
 def neighbours(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -28,6 +28,49 @@ def neighbours(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[in
                 moved = (*stage_of[:v], there, *stage_of[v + 1 :])
                 if problem.is_valid(moved):
                     yield moved
+
+
+def carried(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Every valid assignment where an item has gone to another stage with all that must go with it.
+
+    To near stages first, and there those that move few items.
+    """
+    held = [0] * problem.n_stages
+    for v, s in enumerate(stage_of):
+        held[s] |= 1 << v
+    upto = list(itertools.accumulate(held, int.__or__))
+    for far in range(1, problem.n_stages):
+        found: set[tuple[int, int]] = set()
+        for v, s in enumerate(stage_of):
+            if s + far < problem.n_stages:
+                found.add((problem.below[v] & upto[s + far - 1], s + far))
+            if s >= far:
+                found.add((problem.above[v] & ~upto[s - far], s - far))
+        for moving, there in sorted(found, key=lambda move: (move[0].bit_count(), move)):
+            moved = tuple(there if moving >> v & 1 else s for v, s in enumerate(stage_of))
+            if problem.is_valid(moved):
+                yield moved
+
+
+def past(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Every valid assignment where all items of a stage have gone past those of the stages beside it.
+
+    These close up: each is a stage nearer to where the first was. What is no op, the output, stays.
+    """
+    k, items = problem.n_stages, problem.items
+    last, first = [k - 1] * k, [0] * k
+    for a, b in problem.edges:
+        s, t = stage_of[a], stage_of[b]
+        if s < t and items[a].ops and items[b].ops:
+            last[s], first[t] = min(last[s], t - 1), max(first[t], s + 1)
+    for s in range(k):
+        for there in (*range(s + 1, last[s] + 1), *range(s - 1, first[s] - 1, -1)):
+            place = list(range(k))
+            place.insert(there, place.pop(s))
+            goes = {t: x for x, t in enumerate(place)}
+            moved = tuple(goes[t] if items[v].ops else t for v, t in enumerate(stage_of))
+            if problem.is_valid(moved):
+                yield moved
 
 
 def swaps(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
