@@ -12,12 +12,14 @@ from ..arguments import one_of
 from ..errors import AutopipeError, PlanError
 from ..look import Column, Table
 from ..look.table import count, nbytes, percent, seconds
+from ..memory import memory_limits
 from ..plans import Plan
 from ..schedule import NAMES
-from ..simulator import simulate
+from ..simulator import Timeline, simulate
+from ..units import format_bytes
 from .planning import Request
 
-__all__ = ["Compared", "comparison", "plans_of"]
+__all__ = ["Compared", "comparison", "over_memory", "plans_of"]
 
 Compared = tuple[Plan | tuple[int, PlanError], int]
 """A plan, or for how many stages there is none and why; and how many microbatches."""
@@ -54,8 +56,8 @@ def comparison(plans: Sequence[Compared], schedules: Sequence[str]) -> Table:
     """A row per plan with its microbatch count and schedule, the least time per microbatch first.
 
     A schedule that does not fit a plan's placement has a row that says so, as has a count of stages without
-    a plan. A plan's microbatch stays what it was, so more of them are a larger batch. Raises
-    :class:`InputError` for schedules that do not exist.
+    a plan; what is over a rank's memory limit comes after all that is not. A plan's microbatch stays what it
+    was, so more of them are a larger batch. Raises :class:`InputError` for schedules that do not exist.
     """
     known = [one_of("--schedules", schedule, NAMES) for schedule in schedules]
     columns = (
@@ -70,8 +72,18 @@ def comparison(plans: Sequence[Compared], schedules: Sequence[str]) -> Table:
         Column("problem", "problem"),
     )
     rows = [_row(plan, schedule, n) for plan, n in plans for schedule in known]
-    rows.sort(key=lambda row: (row[4] is None, row[5]))
+    rows.sort(key=lambda row: (row[4] is None, row[8] != "", row[5]))
     return Table("Schedules", columns, tuple(rows), "Cuts are those of the plan.")
+
+
+def over_memory(plan: Plan, timeline: Timeline) -> list[str]:
+    """The ranks that a step of the plan needs more bytes on than they may use, in words."""
+    pairs = zip(timeline.peak_bytes, memory_limits(plan), strict=False)
+    return [
+        f"rank {r} needs {format_bytes(peak)}, limit {format_bytes(limit)}"
+        for r, (peak, limit) in enumerate(pairs)
+        if limit is not None and peak > limit
+    ]
 
 
 def _row(plan: Plan | tuple[int, PlanError], schedule: str, n: int) -> tuple[Any, ...]:
@@ -83,4 +95,4 @@ def _row(plan: Plan | tuple[int, PlanError], schedule: str, n: int) -> tuple[Any
     except AutopipeError as error:
         return (*head, None, None, None, None, str(error).splitlines()[0])
     peak = max(t.peak_bytes) if t.peak_bytes else None
-    return (*head, t.step_s, t.step_s / n, t.bubble_fraction, peak, "")
+    return (*head, t.step_s, t.step_s / n, t.bubble_fraction, peak, "; ".join(over_memory(plan, t)))

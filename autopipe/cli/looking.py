@@ -83,10 +83,9 @@ def simulate(
     on other links and devices of other speeds, and `--memory` says whether it would fit.
     """
     from ..look import tables
-    from ..memory import memory_limits
     from ..schedule import from_csv
     from ..simulator import simulate as predict
-    from ..units import format_bytes
+    from .comparing import over_memory
     from .planning import is_plan, planned
 
     own = pathlib.Path(how.schedule) if how.schedule and how.schedule.endswith(".csv") else None
@@ -98,11 +97,7 @@ def simulate(
     timeline = predict(found.plan, schedule=given or asked[0], n_microbatches=asked[1], costs=found.costs)
     if trace is not None:
         trace.write_text(json.dumps(timeline.to_chrome_trace()))
-    over = [
-        f"rank {r} needs {format_bytes(peak)}, limit {format_bytes(limit)}"
-        for r, (peak, limit) in enumerate(zip(timeline.peak_bytes, memory_limits(found.plan), strict=False))
-        if limit is not None and peak > limit
-    ]
+    over = over_memory(found.plan, timeline)
     text = f"{timeline}\n\n{table(tables(timeline)[0])}"
     return Told({**timeline.to_dict(), "over_memory": over}, text, "; ".join(over))
 
