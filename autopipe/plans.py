@@ -120,7 +120,7 @@ class Tie:
     stages: tuple[Index, ...]
     n_bytes: Bytes
     mode: Literal["sync", "colocate"] = "sync"
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -325,14 +325,14 @@ class _PlanFile(Plan):
 class _Settings(TypedDict, total=False):
     """What is known of a plan's settings; others are kept as they are."""
 
-    balance: Line
-    ties: Line
+    balance: Literal["cost", "parameters", "uniform", "callable"]
+    ties: Literal["auto", "sync", "colocate"]
     pin: dict[str, int]
     together: list[list[Name]]
     uncut: list[Name]
-    clone: Line
-    sender_pays: Line
-    recompute: Line
+    clone: Literal["auto", "never", "always"]
+    sender_pays: Literal["once", "receiver"]
+    recompute: Literal["never", "auto", "always"]
     overlap: bool
     memory_limit: Bytes | str | list[Bytes | str] | None
     optimizer_bytes_per_parameter_byte: Share
@@ -387,7 +387,13 @@ def _faults(plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"{place}.ops", f"has {twice[0]!r}, as another stage has, and it is no clone"
     if idle := [rank for rank in range(min(ranks, n + 1)) if rank not in plan.placement]:
         yield "stages", f"has none on rank {idle[0]}; each of the cluster's ranks holds at least one"
+    least, most = plan.bounds.bottleneck_lower_s, plan.bounds.bottleneck_s
+    if least > most or (plan.bounds.proved and least < most):
+        words = "proved" if plan.bounds.proved else "not proved"
+        yield "bounds", f"has a bottleneck of {most} s, {words}, and {least} s as the least"
     for x, b in enumerate(plan.boundaries):
+        if len({*b.destinations}) < len(b.destinations):
+            yield f"boundaries[{x}].destinations", f"is {b.destinations}, a stage of which is there twice"
         if not b.destinations or not all(b.source < d < n for d in b.destinations):
             yield f"boundaries[{x}]", f"goes from stage {b.source} to {b.destinations}, of {n} stages"
         elif b.value not in plan.stages[b.source].ops:

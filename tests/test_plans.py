@@ -3,9 +3,11 @@
 import dataclasses
 import json
 
+import pytest
 from plans import make_plan
 
-from autopipe.plans import Boundary, Tie
+from autopipe.errors import StoreError
+from autopipe.plans import Boundary, Plan, Tie
 
 
 def moved_plan(plan):
@@ -61,3 +63,22 @@ def test_a_difference_is_shown_and_written():
     told = json.loads(json.dumps(diff.to_dict()))
     assert told["schedule"] == ["1f1b", "gpipe"]
     assert told["moved"] == [{"op": "op1", "before": [1], "after": [2]}]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda d: d["bounds"].update(bottleneck_s=1.0, bottleneck_lower_s=2.0), "bounds"),
+        (lambda d: d["bounds"].update(bottleneck_s=2.0, bottleneck_lower_s=1.0, proved=True), "bounds"),
+        (lambda d: d["boundaries"][0].update(destinations=[1, 1]), "boundaries[0].destinations"),
+        (lambda d: d["ties"][0].update(seconds=-1.0), "ties[0].seconds"),
+        (lambda d: d["settings"].update(ties="synk"), "ties"),
+        (lambda d: d["settings"].update(recompute="sometimes"), "recompute"),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused_by_its_place(change, named):
+    data = json.loads(make_plan().to_json())
+    change(data)
+    with pytest.raises(StoreError) as told:
+        Plan.from_json(json.dumps(data))
+    assert named in str(told.value)
