@@ -180,7 +180,7 @@ class Made:
             told = (merged, self.tensors, variation.dims, variation.shapes, session.device, session.start)
             found = known.mixing if known else mixing(session.model, *told, takes=variation.takes_rows)
             if not (known or found.always or found.training):
-                held = (variation.dims, session.device, session.start)
+                held = (variation, session.device, session.start)
                 written = by_call(session.model, merged[True], self.tensors, *held)
                 found = dataclasses.replace(found, by_call=written)
             tail = find_tail(session.model, *told, found)

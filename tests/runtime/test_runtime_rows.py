@@ -9,6 +9,7 @@ from torch.nn import functional as F
 import autopipe
 from autopipe.errors import InputError
 from autopipe.runtime import mixing
+from autopipe.tracing import capture
 from autopipe.tracing.sizes.rows import Mixing
 
 
@@ -342,6 +343,26 @@ def test_what_is_written_at_each_call_is_told_by_name(caplog):
     for _ in range(2):
         runtime.step(torch.randn(8, 4))
     assert caplog.text.count("calls, average, a.weight_u") == 1
+
+
+class Stepped(nn.Module):
+    """Counts rows in a way that is another for more than three of them."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.a = least, nn.Linear(4, 4)
+        self.register_buffer("rows", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.rows += len(x) if len(x) > self.least else len(x) ** 2
+        return self.a(x).square().mean()
+
+
+@pytest.mark.parametrize(("least", "told"), [(3, ()), (8, ("rows",))])
+def test_nothing_is_told_of_what_a_form_writes_on_rows_that_it_is_not_for(least, told):
+    found = capture(Stepped(least), (torch.randn(2, 4),))
+    assert found.variation.mixing.by_call == told
 
 
 class Edges(nn.Module):

@@ -17,7 +17,7 @@ from ..calls.call import Call, Depends, Guard, Recording
 from ..calls.named import Named
 from .rerun import with_guards
 
-__all__ = ["SIGNS", "ExpectSize", "computed", "goes_in_steps", "is_stepped", "with_checks"]
+__all__ = ["SIGNS", "ExpectSize", "broken", "computed", "goes_in_steps", "is_stepped", "with_checks"]
 
 SIGNS = {
     operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
@@ -110,6 +110,16 @@ _ROUNDING: dict[Any, Callable[..., Any]] = {
     float: lambda value: value,
 }
 _SMOOTH = (operator.add, operator.sub, operator.mul, operator.neg)
+
+
+def broken(guard: Guard, numbers: Mapping[int, Any]) -> str:
+    """How a guard came out differently where calls, by id, gave these numbers; "" where it did not."""
+    values = [numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands]
+    if guard.function(*values) == guard.outcome:
+        return ""
+    sign = SIGNS.get(guard.function)
+    text = f"{values[0]} {sign} {values[1]}" if sign else f"{values[0]} == {guard.outcome}"
+    return f"{guard.source} decides by it ({text})"
 
 
 class ExpectSize(Named):

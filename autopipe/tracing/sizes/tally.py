@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...graph import Dim, batch_dim
+from ...graph import batch_dim
 from ..calls.call import Recording
 from ..record.given import close_to
 from ..record.state import seed
+from .guards import broken
 from .rerun import replay
+from .variation import Variation
 
 __all__ = ["by_call"]
 
@@ -30,24 +32,29 @@ def by_call(
     model: nn.Module,
     form: Recording,
     given: Mapping[str, Tensor],
-    dims: Sequence[Dim],
+    variation: Variation,
     device: torch.device,
     start: Callable[[bool], None],
 ) -> tuple[str, ...]:
     """The buffers and numbers, by name, that two batches leave otherwise than one of all their rows does.
 
     Three runs of a training ``form``, where it writes to any at all; ``start`` sets mode and state. Nothing
-    is found on the meta device, nor where the form does not run on twice the rows of ``given``.
+    is found on the meta device, nor where the form is not right for twice the rows of ``given``, which
+    ``variation`` tells.
     """
-    dim = batch_dim(dims)
+    dim = batch_dim(variation.dims)
     if dim is None or dim.packed or device.type == "meta" or not _writes(model, form):
+        return ()
+    if not variation.takes_rows(2 * dim.example):
         return ()
 
     def left_by(*batches: Mapping[str, Tensor]) -> dict[str, Any]:
         start(True)
         seed(device)
         for batch in batches:
-            replay(model, form, batch, device)
+            seen = replay(model, form, batch, device)
+            if any(broken(g, seen.numbers) for g in form.guards if id(g) in variation.unsure):
+                raise _Otherwise
         return dict(_held(model))
 
     other = dict(given)
@@ -58,10 +65,16 @@ def by_call(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             apart, at_once = left_by(given, other), left_by(both)
+    except _Otherwise:
+        return ()
     except Exception as error:  # any Python of the model, on rows it may not take
         _logger.debug("what a forward writes could not be looked at: %s", error)
         return ()
     return tuple(name for name, value in at_once.items() if not close_to(value, apart.get(name)))
+
+
+class _Otherwise(Exception):
+    """The model goes another way on these rows."""
 
 
 def _writes(model: nn.Module, form: Recording) -> bool:

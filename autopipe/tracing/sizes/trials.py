@@ -16,7 +16,7 @@ from torch import nn
 
 from ...errors import CaptureError
 from ...graph import Dim
-from ..calls.call import Call, Guard, Recording
+from ..calls.call import Guard, Recording
 from ..calls.functions import ExportFlags
 from ..calls.kinds import Kind
 from ..calls.sharing import Sharing
@@ -26,7 +26,7 @@ from ..record.given import are_close, close_to
 from ..record.state import seed
 from ..record.tracked import pinned
 from . import dims as sizing
-from .guards import SIGNS
+from .guards import broken
 from .rerun import Observation, replay
 
 __all__ = ["Explorer", "Trial", "first", "first_line"]
@@ -137,7 +137,7 @@ class Explorer:
             (g, said)
             for form, shown in zip(self.forms, seen, strict=True)
             for g in form.guards
-            if id(g) not in self.harmless and (said := _broken(g, shown))
+            if id(g) not in self.harmless and (said := broken(g, shown.numbers))
         ]
 
     def _does_harm(self, trial: Trial) -> bool:
@@ -311,16 +311,6 @@ class Explorer:
 
 class _Changed(Exception):
     """A guard came out differently."""
-
-
-def _broken(guard: Guard, seen: Observation) -> str:
-    """How a guard came out differently; "" where it did not."""
-    values = [seen.numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands]
-    if guard.function(*values) == guard.outcome:
-        return ""
-    sign = SIGNS.get(guard.function)
-    text = f"{values[0]} {sign} {values[1]}" if sign else f"{values[0]} == {guard.outcome}"
-    return f"{guard.source} decides by it ({text})"
 
 
 def first(run: Callable[[Mapping[Dim, int]], Trial], choices: Sequence[Mapping[Dim, int]]) -> Trial | str:
