@@ -34,6 +34,7 @@ __all__ = [
     "CALL_HOOK",
     "CHECKPOINT",
     "CLIP",
+    "CONTROL",
     "CUSTOM_FUNCTION",
     "DYNAMO",
     "FUNCTION_HOMES",
@@ -42,6 +43,7 @@ __all__ = [
     "GRAD_AND_VALUE",
     "JVP",
     "LINEARIZE",
+    "LOOPS",
     "TOTAL_NORM",
     "VJP",
     "VMAP",
@@ -215,6 +217,10 @@ GRAD, GRAD_AND_VALUE = (_TRANSFORMS, "grad_impl"), (_TRANSFORMS, "grad_and_value
 JVP, VJP = (_TRANSFORMS, "_jvp_with_argnums"), (_TRANSFORMS, "_vjp_with_argnums")
 LINEARIZE = (_TRANSFORMS, "linearize")
 """What the transforms of ``torch.func`` end in, as (module, name)."""
+
+CONTROL: Any = importlib.import_module("torch._higher_order_ops")
+"""Where branches and loops lie as functions: ``cond``, which ``torch`` has too, and the ``LOOPS``."""
+LOOPS = ("while_loop", "map", "scan", "associative_scan")
 
 DYNAMO = "torch._dynamo"
 """The compiler's module, which many a function of torch imports at its first call: as it is imported it looks

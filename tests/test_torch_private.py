@@ -213,6 +213,26 @@ def test_a_transform_ends_in_the_place(monkeypatch: pytest.MonkeyPatch, place: A
     assert seen
 
 
+LOOPED = {
+    "while_loop": lambda x: private.CONTROL.while_loop(lambda y: y.sum() < 9, lambda y: (y * 2,), (x,))[0],
+    "map": lambda x: private.CONTROL.map(lambda y: y * 4, x),
+    "scan": lambda x: private.CONTROL.scan(lambda a, y: (a + y, a * 4), torch.ones(()), x)[0] * 4 / 3,
+    "associative_scan": lambda x: private.CONTROL.associative_scan(
+        lambda a, b: a + b, x, 0, combine_mode="generic"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", private.LOOPS)
+def test_a_loop_takes_its_functions_first(name: str) -> None:
+    made = LOOPED[name](torch.ones(2))
+    assert made.tolist() == {"while_loop": [8, 8], "map": [4, 4], "scan": 4, "associative_scan": [1, 2]}[name]
+
+
+def test_a_branch_is_one_function_wherever_it_lies() -> None:
+    assert private.CONTROL.cond is torch.cond
+
+
 def test_linearize_is_there() -> None:
     assert callable(getattr(*private.LINEARIZE))
 

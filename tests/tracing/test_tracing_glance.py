@@ -174,11 +174,11 @@ def test_cached_functions_are_found_where_names_were_added():
     space = types.ModuleType("made_for_a_test")
     sys.modules["made_for_a_test"] = space
     try:
-        assert not [n for held, n in memos._SCAN.cached() if held is vars(space)]
+        assert not [n for held, n, _ in memos._SPACES.found() if held is vars(space)]
         space.kept = functools.lru_cache(lambda: 1)
-        assert [n for held, n in memos._SCAN.cached() if held is vars(space)] == [["kept"]]
+        assert [n for held, n, _ in memos._SPACES.found() if held is vars(space)] == ["kept"]
         other = sys.modules["made_for_a_test"] = types.ModuleType("made_for_a_test")
         other.more = space.kept
-        assert [n for held, n in memos._SCAN.cached() if held in (vars(space), vars(other))] == [["more"]]
+        assert [n for held, n, _ in memos._SPACES.found() if held in (vars(space), vars(other))] == ["more"]
     finally:
         del sys.modules["made_for_a_test"]

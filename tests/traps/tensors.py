@@ -231,6 +231,12 @@ def nested_tensor(self: Any, x: Tensor) -> Tensor:
     return self.run((nested * 2).to_padded_tensor(0.0))
 
 
+@trap("refused")
+def nested_tensor_without_layout(self: Any, x: Tensor) -> Tensor:
+    nested = torch.nested.nested_tensor([x[0], x[0, :3]])
+    return self.run(torch.nested.to_padded_tensor(nested * 2, 0.0) + x[:1])
+
+
 @trap()
 def sparse(self: Any, x: Tensor) -> Tensor:
     return self.run((x * (x > 0)).to_sparse().to_dense() + x)

@@ -120,7 +120,8 @@ class Transform(Named):
     """
 
     def __init__(self, transform: Callable[..., Any], how: tuple[Any, ...], name: str) -> None:
-        super().__init__(transform, name, f"torch.{name}" if name == "vmap" else f"torch.func.{name}")
+        home = "torch." if name == "vmap" else "torch.func." * hasattr(torch.func, name)
+        super().__init__(transform, name, f"{home}{name}")
         self.how = how
 
     @property

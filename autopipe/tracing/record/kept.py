@@ -251,15 +251,15 @@ class Kept:
     def mapped(
         self,
         transform: Callable[..., Any],
-        func: Callable[..., Any],
+        func: Any,
         how: tuple[Any, ...],
         args: Any,
         kwargs: Any,
         name: str = "vmap",
     ) -> Any:
-        """A transform of a function over arguments; what lies in the function's closure is among them.
+        """A transform of functions over arguments; what lies in their closures is among them.
 
-        Of the whole model the function takes the layers that it names.
+        Of the whole model they take the layers that they name.
         """
         named_transform = lifting.Transform(transform, how, name)
         with self.at.hushed:
@@ -293,6 +293,10 @@ class Kept:
             f"{self.at.source()}: torch.func.{name} gives back a function of what was computed, which a "
             "graph cannot hold; torch.autograd.grad or torch.func.grad gives the derivative itself"
         )
+
+    def refuse_named(self, name: str) -> NoReturn:
+        """A loop is given its functions by name."""
+        self.at.keep_whole(f"{self.at.source()}: {name} is given its functions by name; give them first")
 
 
 def _may_be_nothing(call: Call) -> bool:

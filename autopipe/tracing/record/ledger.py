@@ -126,6 +126,8 @@ class Ledger:
 
         Nor what the code that runs made out of torch's sight, unless that is the same for other data.
         """
+        if tensor.is_nested:
+            self.at.refuse_nested()
         if getattr(tensor, "fake_mode", None) is not None:
             self.at.keep_whole(f"{self.at.source()}: a function is compiled by torch.compile while it runs")
         if self.watched is not None and id(tensor) in self.watched:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,8 +16,8 @@ import torch
 from torch import nn
 
 from ..inputs.structure import flatten
-from .glance import are_same
 from .position import Position
+from .spaces import Spaces
 from .tracked import TrackedFloat, TrackedInt
 
 __all__ = ["bypassed"]
@@ -26,9 +25,6 @@ __all__ = ["bypassed"]
 _KIND = type(functools.lru_cache(lambda: None))
 _BOUND = staticmethod, classmethod
 _HELD = (_KIND, *_BOUND)
-_FOREIGN = sys.stdlib_module_names - {"__main__"} | {
-    "torch", "numpy", "sympy", "scipy", "networkx", "autopipe", "pytest", "_pytest"
-}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -37,7 +33,7 @@ def bypassed(at: Position, model: nn.Module, classes: Iterable[type]) -> Iterato
 
     Those in files, the methods of ``classes``, and what the model's modules have in their attributes.
     """
-    held = [(space, name, space[name]) for space, names in _SCAN.cached() for name in names]
+    held = _SPACES.found()
     held += [(vars(m), k, v) for m in model.modules() for k, v in vars(m).items() if type(v) is _KIND]
     among = ((cls, k, v) for cls in classes for k, v in vars(cls).items() if type(v) in _HELD)
     methods = [(cls, k, v) for cls, k, v in among if type(_function_of(v)) is _KIND]
@@ -95,37 +91,4 @@ def _is_tracked(value: Any) -> bool:
     return False
 
 
-class _Scan:
-    """The namespaces of modules, as long as they were when they were looked through, with what was found."""
-
-    def __init__(self) -> None:
-        self.modules: list[Any] = []
-        self.spaces: list[dict[str, Any]] = []
-        self.lengths: list[int] = []
-        self.names: list[tuple[str, ...]] = []
-
-    def cached(self) -> list[tuple[dict[str, Any], list[str]]]:
-        """Every namespace that has cached functions, with their names; one that has grown is read again."""
-        if not are_same(modules := [*sys.modules.values()], self.modules):
-            self._follow(modules)
-        lengths = [*map(dict.__len__, self.spaces)]
-        if lengths != self.lengths:
-            pairs = zip(lengths, self.lengths, strict=True)
-            for i in [i for i, (now, before) in enumerate(pairs) if now != before]:
-                self.names[i] = tuple([k for k, v in [*self.spaces[i].items()] if type(v) is _KIND])
-            self.lengths = lengths
-        found = [(space, names) for space, names in zip(self.spaces, self.names, strict=True) if names]
-        return [(space, [k for k in names if type(space.get(k)) is _KIND]) for space, names in found]
-
-    def _follow(self, modules: list[Any]) -> None:
-        """Modules were loaded, or others put in their place."""
-        pairs = zip(self.lengths, self.names, strict=True)
-        known = dict(zip(map(id, self.spaces), pairs, strict=True))
-        held = [(n, getattr(m, "__dict__", None)) for n, m in [*sys.modules.items()]]
-        own = [h for n, h in held if isinstance(h, dict) and n.partition(".")[0] not in _FOREIGN]
-        of_each = [known.get(id(space), (-1, ())) for space in own]
-        self.modules, self.spaces = modules, own
-        self.lengths, self.names = [n for n, _ in of_each], [names for _, names in of_each]
-
-
-_SCAN = _Scan()
+_SPACES = Spaces(lambda value: type(value) is _KIND)

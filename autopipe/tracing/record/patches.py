@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import dataclasses
 import functools
 import math
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+import torch.autograd.forward_ad
 import torch.utils.checkpoint
 from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
@@ -25,8 +26,9 @@ from .asking import ASKED, Maker
 from .contexts import ENTERED
 from .importing import imported_outside
 from .kept import is_copying
-from .route import Route
+from .route import INHERITED, Patch, Route
 from .seeding import SEEDING
+from .spaces import Spaces
 from .tracked import TrackedFloat, TrackedInt, call, counted, pin
 from .transforms import TRANSFORMS
 
@@ -38,22 +40,20 @@ def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
     """A route for calls of ``modules``, and of what the function mode does not see, which is patched."""
     route = Route(modules)
     patches = [*_patched(route), *_forwards(route)]
+    route.imported = [*_imported(patches)]
     is_on = False
 
     def put_back() -> None:
         nonlocal is_on
         is_on = False
         for patch in patches:
-            if patch.original is _INHERITED:
-                delattr(patch.owner, patch.name)
-            else:
-                setattr(patch.owner, patch.name, patch.original)
+            patch.put_back()
 
     def put_on() -> None:
         nonlocal is_on
         is_on = True
         for patch in patches:
-            setattr(patch.owner, patch.name, patch.replacement)
+            patch.put_on()
 
     @contextlib.contextmanager
     def suspended() -> Iterator[None]:
@@ -74,20 +74,6 @@ def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
     finally:
         route.suspended = contextlib.nullcontext
         put_back()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Patch:
-    """What an owner has under a name, and what it has there while a model is recorded."""
-
-    owner: Any
-    name: str
-    original: Any
-    replacement: Any
-
-
-_INHERITED = object()
-"""Stands for what a class has from the one below it."""
 
 
 def _unwrapped(original: Any) -> Any:
@@ -114,15 +100,23 @@ def _function_apply(route: Route, original: Any) -> Any:
     return classmethod(apply)
 
 
-def _patched(route: Route) -> Iterator[_Patch]:
+def _patched(route: Route) -> Iterator[Patch]:
     """What the function mode does not see."""
     for owner, name, make in _PATCHES:
-        original = vars(owner).get(name, _INHERITED)
-        given = getattr(owner, name) if original is _INHERITED else _unwrapped(original)
-        yield _Patch(owner, name, original, make(route, given))
+        original = vars(owner).get(name, INHERITED)
+        given = getattr(owner, name) if original is INHERITED else _unwrapped(original)
+        yield Patch(owner, name, original, make(route, given))
 
 
-def _forwards(route: Route) -> Iterator[_Patch]:
+def _imported(patches: Iterable[Patch]) -> Iterator[Patch]:
+    """The same functions where other modules have imported them, under whatever name."""
+    replaced = {id(p.original): p.replacement for p in patches if isinstance(p.owner, types.ModuleType)}
+    for namespace, name, value in _SPACES.found():
+        if id(value) in replaced:
+            yield Patch(namespace, name, value, replaced[id(value)])
+
+
+def _forwards(route: Route) -> Iterator[Patch]:
     """Custom functions whose ``apply`` was bound to another name before, where only ``forward`` is seen.
 
     They are applied once more, by a name that is seen; the call around it gives its result on.
@@ -130,7 +124,7 @@ def _forwards(route: Route) -> Iterator[_Patch]:
     for cls in _functions() if APPLY_IS_C else ():
         original = vars(cls)["forward"]
         again = _applied_again(route, cls, original.__get__(None, cls))
-        yield _Patch(cls, "forward", original, staticmethod(again))
+        yield Patch(cls, "forward", original, staticmethod(again))
 
 
 def _functions() -> Iterator[Any]:
@@ -244,6 +238,46 @@ def _made(route: Route, original: Any) -> Any:
     return __new__
 
 
+def _as_subclass(route: Route, original: Any) -> Any:
+    """A tensor as one of another class, which no mode sees: what that class does ends where a stage does."""
+
+    def as_subclass(self: Any, cls: Any) -> Any:
+        recorder = route.active
+        if recorder is None:
+            return original(self, cls)
+        if cls is torch.Tensor:
+            return recorder.kept.custom(Named(original), original, (self, cls), {})
+        return recorder.at.keep_whole(
+            f"{recorder.at.source()}: as_subclass makes a tensor a {cls.__name__}, which it is no longer "
+            "where a stage hands it on"
+        )
+
+    return as_subclass
+
+
+def _dual(route: Route, original: Any) -> Any:
+    """A tensor with a tangent, which is known to the level that it was made in alone."""
+
+    def make_dual(*args: Any, **kwargs: Any) -> Any:
+        if (recorder := route.active) is not None:
+            recorder.at.keep_whole(
+                f"{recorder.at.source()}: make_dual gives a tensor a tangent, which a graph cannot hold; "
+                "torch.func.jvp gives the derivative itself"
+            )
+        return original(*args, **kwargs)
+
+    return make_dual
+
+
+def _nested(route: Route, original: Any) -> Any:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if (recorder := route.active) is not None:
+            recorder.at.refuse_nested()
+        return original(*args, **kwargs)
+
+    return make
+
+
 def _from_numpy(route: Route, original: Any) -> Any:
     def from_numpy(array: Any) -> Any:
         recorder = route.active
@@ -317,6 +351,7 @@ _MATH = (
     "comb", "perm", "factorial", "isqrt", "cbrt", "hypot", "fmod", "remainder", "copysign", "sin", "cos",
     "tan", "tanh", "atan", "atan2", "radians", "degrees", "gamma", "lgamma", "erf",
 )  # fmt: skip
+_NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow", "masked_select")
 _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     (CUSTOM_FUNCTION, "apply", _function_apply),
     *((context, "__enter__", _entered) for context in ENTERED),
@@ -325,6 +360,9 @@ _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     (*BACKWARD, _run_backward),
     (torch.Tensor, "__new__", _made),
     (torch.Tensor, "__reduce_ex__", _reduced),
+    (torch.Tensor, "as_subclass", _as_subclass),
+    (torch.autograd.forward_ad, "make_dual", _dual),
+    *((torch.nested, name, _nested) for name in _NESTED),
     *TRANSFORMS,
     *SEEDING,
     (torch.jit.ScriptFunction, "__call__", _scripted),
@@ -336,3 +374,5 @@ _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     *((np, name, _numpy) for name in _NUMPY),
     *((builtins, name, _numpy) for name in ("bin", "chr", "hex", "oct")),
 )
+_FUNCTIONS = {id(getattr(owner, name)) for owner, name, _ in _PATCHES if isinstance(owner, types.ModuleType)}
+_SPACES = Spaces(lambda value: id(value) in _FUNCTIONS)

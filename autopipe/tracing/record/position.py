@@ -131,6 +131,13 @@ class Position:
             raise KeepFunction(function, self.path, why)
         raise CloseModule(self.path, why)
 
+    def refuse_nested(self) -> NoReturn:
+        """Stop recording: the code makes a nested tensor."""
+        self.keep_whole(
+            f"{self.source()}: makes a nested tensor, whose sizes a graph does not know; fill its rows up to "
+            "one length"
+        )
+
     def keep_maker(self) -> None:
         """Code runs that other code has made for sizes it settled on: what the model calls stays whole."""
         function = opaque.outermost(self.holds)

@@ -398,6 +398,8 @@ class Recorder(TorchFunctionMode):
             self.streams.note()
         args, kwargs = functions.on_one_device(actual) if self.ledger.device.type == "meta" else actual
         result = run(*args, **kwargs)
+        if isinstance(result, torch.Tensor) and result.is_nested:
+            self.at.refuse_nested()
         call.is_random = self.draws.drawn()
         if call.is_random:
             call.depends |= Depends.RANDOM

@@ -6,7 +6,8 @@ What is patched beside the modules is left to ``patches``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -15,15 +16,48 @@ from ...torch_private import CALL_HOOK
 from ..calls.functions import ExportFlags
 from .recorder import Recorder
 
-__all__ = ["Route"]
+__all__ = ["INHERITED", "Patch", "Route"]
+
+INHERITED = object()
+"""Stands for what a class has from the one below it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Patch:
+    """What an owner, or a namespace, has under a name, and what it has there while a model is recorded."""
+
+    owner: Any
+    name: str
+    original: Any
+    replacement: Any
+
+    def put_on(self) -> None:
+        self._put(self.replacement)
+
+    def put_back(self) -> None:
+        if self.original is INHERITED:
+            delattr(self.owner, self.name)
+        else:
+            self._put(self.original)
+
+    def _put(self, value: Any) -> None:
+        if isinstance(self.owner, dict):
+            self.owner[self.name] = value
+        else:
+            setattr(self.owner, self.name, value)
 
 
 class Route:
-    """Where patched calls go: to ``recorder`` while one is set and records, else to the originals."""
+    """Where patched calls go: to ``recorder`` while one is set and records, else to the originals.
+
+    ``imported`` are patches where the code that is recorded may have names of its own for what is patched:
+    they are there for each recording alone, as what such names stand for is part of the model's state.
+    """
 
     def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
         self.recorder: Recorder | None = None
         self.hooks = _Hooks(self, modules)
+        self.imported: Sequence[Patch] = ()
         self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     @property
@@ -41,22 +75,32 @@ class Route:
         recorder.suspended, self.recorder = self._without_hooks, recorder
         flags = ExportFlags.read()
         ExportFlags(exporting or flags.exporting, exporting or flags.compiling).write()
-        self.hooks.put_on()
+        self._put_on()
         try:
             yield
         finally:
-            self.hooks.put_back()
+            self._put_back()
             flags.write()
             self.recorder = None
 
     @contextlib.contextmanager
     def _without_hooks(self) -> Iterator[None]:
-        self.hooks.put_back()
+        self._put_back()
         try:
             with self.suspended():
                 yield
         finally:
-            self.hooks.put_on()
+            self._put_on()
+
+    def _put_on(self) -> None:
+        self.hooks.put_on()
+        for patch in self.imported:
+            patch.put_on()
+
+    def _put_back(self) -> None:
+        self.hooks.put_back()
+        for patch in self.imported:
+            patch.put_back()
 
 
 class _Hooks:

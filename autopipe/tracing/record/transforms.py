@@ -1,4 +1,4 @@
-"""Functions that take functions: ``torch.func``'s transforms and ``torch.cond``, as a recording has them.
+"""Functions that take functions: ``torch.func``'s transforms, branches and loops, as a recording has them.
 
 What lies in the closures of what they take is found by ``kept``.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...torch_private import GRAD, GRAD_AND_VALUE, JVP, LINEARIZE, VJP, VMAP
+from ...torch_private import CONTROL, GRAD, GRAD_AND_VALUE, JVP, LINEARIZE, LOOPS, VJP, VMAP
 from .asking import Maker
 from .route import Route
 
@@ -58,8 +58,7 @@ def _applied(name: str) -> Maker:
     """``torch.func.jacrev`` and its like, which give a function that others are called through."""
 
     def make(route: Route, original: Any) -> Any:
-        def at_once(func: Any, how: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(func, *how, **options)(*args, **kwargs)
+        at_once = functools.partial(_at_once, original)
 
         def transform(func: Any, *how: Any, **options: Any) -> Any:
             plainly = original(func, *how, **options)
@@ -78,6 +77,10 @@ def _applied(name: str) -> Maker:
     return make
 
 
+def _at_once(original: Any, func: Any, how: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(func, *how, **options)(*args, **kwargs)
+
+
 def _cond(route: Route, original: Any) -> Any:
     """A branch as a function, of which the model takes one side: as where Python itself branches."""
 
@@ -87,6 +90,35 @@ def _cond(route: Route, original: Any) -> Any:
         return (true_fn if pred else false_fn)(*operands)
 
     return cond
+
+
+def _looped(name: str) -> Maker:
+    """``while_loop`` and its like, which compile the functions that they are given first: kept whole."""
+    n_functions = 2 if name == "while_loop" else 1
+
+    def make(route: Route, original: Any) -> Any:
+        over = functools.partial(_over, original)
+
+        @functools.wraps(original)
+        def loop(*args: Any, **kwargs: Any) -> Any:
+            recorder = route.active
+            if recorder is None:
+                return original(*args, **kwargs)
+            if len(args) < n_functions:
+                recorder.kept.refuse_named(name)
+            functions, rest = args[:n_functions], args[n_functions:]
+            for function in functions:
+                recorder.ledger.lifted(function, with_modules=True)  # raises for what reaches the whole model
+            with recorder.stepped_aside(), recorder.suspended():  # what compiles looks at both
+                return recorder.kept.mapped(over, functions, (), rest, kwargs, name)
+
+        return loop
+
+    return make
+
+
+def _over(original: Any, functions: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(*functions, *args, **kwargs)
 
 
 def _vmap(route: Route, original: Any) -> Any:
@@ -112,5 +144,7 @@ TRANSFORMS: tuple[tuple[Any, str, Maker], ...] = (
     *((torch.func, name, _applied(name)) for name in ("jacrev", "jacfwd", "hessian")),
     (*VMAP, _vmap),
     (torch, "cond", _cond),
+    (CONTROL, "cond", _cond),
+    *((CONTROL, name, _looped(name)) for name in LOOPS),
 )
 """(owner, name, what makes of a route and the original what stands there) of each function."""
