@@ -15,7 +15,7 @@ from torch import fx
 from ..errors import InputError, PlanError
 from ..plans import Plan, StagePlan
 from ..tracing.calls import regions
-from ..tracing.graphs.scope import OWN, attach
+from ..tracing.graphs.scope import attach, is_own
 from . import rng
 from .again import Block
 from .parts import Part, runs
@@ -117,7 +117,7 @@ class _Flow:
         """What of the model a node uses, weights among it, and the stages where it does."""
         names = [str(node.target)] if node.op == "call_module" else []
         read = (str(v.target) for v in node.all_input_nodes if v.op == "get_attr")
-        names += [n for n in read if n not in capture.constants and n.split(".")[-1] not in OWN]
+        names += [n for n in read if n not in capture.constants and not is_own(n)]
         for stage in self.home.get(node.name, ()):
             yield from ((name, stage) for name in names)
 

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from ..errors import InputError
 from ..plans import Plan
 from ..torch_private import CALL_HOOK, is_called_plainly
-from ..tracing.graphs.scope import OWN, Scope
+from ..tracing.graphs.scope import OWN, Scope, twin_of
 from ..tracing.record.leaves import is_compiled
 from .again import Block
 
@@ -147,13 +147,13 @@ class Stage(Scope):
     @functools.cached_property
     def paths(self) -> dict[int, str]:
         """The first name in the model of each of its modules that the stage holds, by id."""
-        names = {id(m): n for n, m in self._twin[0].named_modules()}
+        names = {id(m): n for n, m in twin_of(self).named_modules()}
         return {id(m): names[id(m)] for m in self.modules() if id(m) in names}
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing in the whole model is compiled code, whose single draws cannot be followed."""
-        return not any(getattr(m, CALL_HOOK) or is_compiled(m) for m in self._twin[0].modules())
+        return not any(getattr(m, CALL_HOOK) or is_compiled(m) for m in twin_of(self).modules())
 
     @property
     def _device(self) -> torch.device:

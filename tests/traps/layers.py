@@ -106,6 +106,31 @@ def parts_named_as_a_stage_names_its_own(self: Any, x: Tensor) -> Tensor:
     return self.run(self.outputs(self.rank(self.sections(self.paths(self._twin(x)))).tanh()))
 
 
+class Holds(nn.Module):
+    """Parts of such names, below the top."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("_twin", "twin", "forms", "_forms", "_plan"):
+            self.add_module(name, linear())
+        self.register_buffer("_device", torch.ones(WIDTH))
+        self.inner = nn.ModuleDict({"_device": linear(), "paths": linear()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self._plan(self._forms(self.forms(self.twin(self._twin(x)).tanh()).tanh()).tanh())
+        return self.inner["paths"](self.inner["_device"](x.tanh()) * self._device).tanh()
+
+
+@trap(held=Holds)
+def parts_named_so_further_below(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.held(x) + torch.arange(WIDTH, device=x.device))
+
+
+@trap("refused", _device=linear)
+def part_named_as_the_device(self: Any, x: Tensor) -> Tensor:
+    return self.run(self._device(x) + torch.arange(WIDTH, device=self._device.weight.device))
+
+
 class Blocks(nn.Module):
     """Layers in a list, whose weights are registered under the name of a method."""
 

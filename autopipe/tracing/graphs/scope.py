@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from ..calls.perform import registered
 
-__all__ = ["OWN", "Scope", "attach"]
+__all__ = ["OWN", "Scope", "attach", "is_own", "twin_of"]
 
 OWN = ("training", "_device")
 """What a holder answers itself."""
+_TWIN = "<twin>"
+"""Under which an instance has its twin: no part of a model can be reached by it."""
 
 
 class Scope(nn.Module):
@@ -25,35 +27,44 @@ class Scope(nn.Module):
     ``model.train()`` and ``model.encoder.eval()`` alike.
     """
 
-    _twin: list[nn.Module]
-
     def __init__(self, twin: nn.Module) -> None:
         # a one-element list hides the model from nn.Module's bookkeeping
-        object.__setattr__(self, "_twin", [twin])
+        vars(self)[_TWIN] = [twin]
         super().__init__()
 
     @property
     def training(self) -> bool:
-        return self._twin[0].training
+        return twin_of(self).training
 
     @training.setter
     def training(self, mode: bool) -> None:
         # nn.Module.__init__ sets the flag before there are submodules; the container's own flag stands
         if "_modules" in self.__dict__:
-            self._twin[0].training = mode
+            twin_of(self).training = mode
 
     def __getitem__(self, index: int | str) -> Any:
         name, held = str(index), self._modules
         return held[name] if name in held else getattr(self, name)  # which takes long for a module
 
     def _get_name(self) -> str:
-        return type(self._twin[0]).__name__
+        return type(twin_of(self)).__name__
+
+
+def is_own(target: str) -> bool:
+    """Whether a holder answers itself what is at this path: the mode of any container, and its device."""
+    return target in OWN or target.endswith(".training")
+
+
+def twin_of(scope: Scope) -> nn.Module:
+    """The container of the model that a scope stands in for."""
+    found: nn.Module = vars(scope)[_TWIN][0]
+    return found
 
 
 def attach(holder: nn.Module, model: nn.Module, targets: Iterable[str], constants: Mapping[str, Any]) -> None:
     """Give ``holder`` what ``targets`` name: the model's own objects, or one of ``constants``.
 
-    The model's own mode and device are the holder's to answer.
+    The modes of containers, and the device at the top, are the holder's to answer.
     """
     for target in sorted(set(targets), key=lambda t: (t.count("."), t)):
         if target in constants:
@@ -70,7 +81,7 @@ def attach(holder: nn.Module, model: nn.Module, targets: Iterable[str], constant
                 break  # the whole submodule is here already
             scope = existing
         else:
-            if name not in OWN:
+            if not is_own(target):
                 _share(scope, twin, name)
 
 
