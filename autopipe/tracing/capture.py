@@ -21,10 +21,11 @@ from ..graph import Dim
 from .captured import Capture
 from .graphs import opgraph
 from .held import held_against_the_model, held_from_elsewhere
-from .inputs.arguments import Inputs
+from .inputs.arguments import Inputs, arguments
 from .inputs.caches import switched_off, without_cache
 from .inputs.examples import infer
 from .inputs.structure import flatten, unflatten
+from .inputs.written import check_written, given_twice, said_of
 from .later import Later
 from .notes import notes_on
 from .record.given import check_values, device_of, fresh
@@ -71,9 +72,16 @@ def capture(
         args, kwargs = infer(model)
     check_values(model, args, kwargs)
     policy = Policy(model, pinned=frozenset(closed)).with_opened(open)
+    twice = given_twice(arguments(model, tuple(args), dict(kwargs or {})))
     leaves, spec = flatten((tuple(args), dict(kwargs or {})))
     args, kwargs = unflatten(spec, leaves)  # calls may write into the caller's containers
-    found = _capture(model, args, kwargs or {}, policy, dynamic)
+    try:
+        found = _capture(model, args, kwargs or {}, policy, dynamic)
+    except ModelError as error:
+        if not twice:
+            raise
+        raise InputError(f"{error}; {said_of(twice)}") from error
+    check_written(model, twice, found.outputs.values())
     tell_left(model, found.left)
     return found
 
@@ -173,6 +181,12 @@ def _captured(
         raise InputError(
             f"{type(model).__name__} has layers that take their sizes from the first data "
             f"({', '.join(lazy[:3])}); run it once on an example before it is captured"
+        )
+
+    if any("_device" in held for held in (model._parameters, model._buffers, model._modules)):
+        raise InputError(
+            f"{type(model).__name__} has a part called _device, where a stage has its device; name it "
+            "otherwise, or capture a module that holds the model"
         )
 
     def is_open(path: str) -> bool:

@@ -129,3 +129,10 @@ def empty_containers_filled(self: Any, x: Tensor, named: Any, listed: Any) -> Te
 def bare_object_filled(self: Any, x: Tensor, loose: Any) -> Tensor:
     loose.x = self.layers[0](x)
     return self.run(loose.x)
+
+
+@trap("refused", inputs=with_a_bare_object)
+def list_in_a_bare_object_filled(self: Any, x: Tensor, loose: Any) -> Tensor:
+    loose.x = loose.x or []
+    loose.x.append(self.layers[0](x))
+    return self.run(loose.x[0])

@@ -179,6 +179,11 @@ class Inputs:
                 f"argument {shown} was a tensor when captured and is {_short(leaf)} now; "
                 "capture again with it"
             ]
+        if leaf.is_nested:
+            return [
+                f"argument {shown} is a nested tensor, captured with shape {list(self.shapes[i])}; fill its "
+                "rows up to one length (to_padded_tensor)"
+            ]
         if leaf.dtype != self.dtypes[i]:
             return [
                 f"argument {shown} is {leaf.dtype}, captured with {self.dtypes[i]}; convert it with "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import types
 from collections import UserDict, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal
@@ -18,9 +19,11 @@ __all__ = [
     "LEAF",
     "Spec",
     "Step",
+    "attributes",
     "carries_tensors",
     "flatten",
     "hides_tensors",
+    "is_leaf",
     "mapped",
     "marks",
     "paths",
@@ -79,6 +82,11 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return unflatten(spec, map(function, leaves))
 
 
+def is_leaf(value: Any, depth: int = 0) -> bool:
+    """Whether :func:`flatten` takes a value as it is, so that a copy of what it is in has the same."""
+    return isinstance(value, torch.Tensor) or _parts(value, depth) is None
+
+
 def pieces(value: Any) -> list[tuple[Any, Any]]:
     """What a container holds, by key or name; nothing for a leaf."""
     parts = _parts(value, 0)
@@ -135,6 +143,19 @@ def _beside(value: Any, depth: int) -> dict[str, Any]:
     known = getattr(cls, "__dataclass_fields__", items)
     held = getattr(value, "__dict__", {})
     return {n: v for n, v in held.items() if n not in known and not _is_cached(cls, n)}
+
+
+def attributes(value: Any) -> dict[str, Any] | None:
+    """An object's attributes by name, slots among them, without items; None where it has no place for any."""
+    slotted = [vars(c) for c in type(value).__mro__ if "__slots__" in vars(c)]
+    slots = {n: s for held in slotted for n, s in held.items() if isinstance(s, types.MemberDescriptorType)}
+    if not slots and not isinstance(getattr(value, "__dict__", None), dict):
+        return None
+    if isinstance(value, (dict, UserDict, list, tuple)):
+        held = _beside(value, 0)
+    else:
+        held = {n: v for n, v in getattr(value, "__dict__", {}).items() if not _is_cached(type(value), n)}
+    return {**{n: getattr(value, n) for n in slots if hasattr(value, n)}, **held}
 
 
 def _mirrors(value: Any) -> bool:

@@ -6,27 +6,26 @@ Its writes to tensors themselves are left to ``recorder``, dicts that leaves fil
 from __future__ import annotations
 
 import dataclasses
-from collections import UserDict
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
-from ...errors import CaptureError
+from ...errors import CaptureError, InputError
 from .arguments import arguments, shown
-from .contents import SIMPLE, parts
-from .structure import Spec, Step, pieces
+from .holders import Holder, content, holders
+from .structure import Spec, Step
 
-__all__ = ["Written", "called", "names_written", "write_back"]
+__all__ = ["Written", "called", "check_written", "given_twice", "names_written", "said_of", "write_back"]
 
-_DEEPEST = 6
+Twice = Mapping[tuple[Step, ...], tuple[Step, ...]]
+"""The steps to something among arguments → those to another place where the very same is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """A dict, a list or an object among the arguments: the steps to it, the first of them a name.
+    """Where among the arguments a forward writes: the steps to a container or an object, a name first.
 
     ``kind`` is that of a step further; ``gone`` are the keys that a forward takes away there.
     """
@@ -47,45 +46,91 @@ class Written:
 def called(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What ``model`` returns, as :class:`Written` where it writes into its arguments.
 
-    Raises :class:`CaptureError` where it writes into an object that holds no tensors, of which no copy was
-    made; that is put back.
+    What copies of arguments have in common, such as an object that holds no tensors, is put back in any case;
+    raises :class:`CaptureError` where the model writes into that.
     """
-    held = [*_containers(arguments(model, args, kwargs))]
-    result = model(*args, **kwargs)
-    changes = {}
-    for trail, container, before, is_bare in held:
-        now = parts(container) or {}
-        new = {k: v for k, v in now.items() if k not in before or before[k] is not v}
-        gone = tuple(k for k in before if k not in now)
-        if not (new or gone):
-            continue
-        if is_bare:
-            own: dict[str, Any] = container.__dict__
-            own.clear()
-            own.update(before)
-            raise CaptureError(
-                f"{type(model).__name__}'s forward writes {next(iter((*new, *gone)))!r} into its argument "
-                f"{shown(trail)}, a {type(container).__name__} in which no tensor is given; return what it "
-                "writes, or give it a dict"
-            )
-        changes[Place(trail, _step(container), gone)] = new
+    held = [*holders(arguments(model, args, kwargs))]
+    try:
+        result = model(*args, **kwargs)
+        changes = _changes(model, held)
+    finally:
+        for holder in held:
+            if holder.is_bare:
+                holder.put_back()
     return Written(result, changes) if changes else result
 
 
-def write_back(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], written: Written) -> None:
-    """Write into the arguments of a call what the model would."""
-    given = arguments(model, args, kwargs)
-    found = [(_at(given, place.trail), place.gone, new) for place, new in written.changes.items()]
-    for container, gone, new in found:
-        if isinstance(container, list):
-            del container[len(container) - len(gone) :]
-            for key, value in new.items():
-                container[key : key + 1] = [value]
+def _changes(model: nn.Module, held: Sequence[Holder]) -> dict[Place, dict[Any, Any]]:
+    found = {}
+    for holder in held:
+        new, gone = holder.changes()
+        if not (new or gone):
             continue
-        items = container if isinstance(container, (dict, UserDict)) else vars(container)
-        for key in gone:
-            del items[key]
-        items.update(new)
+        if holder.is_bare:
+            raise CaptureError(
+                f"{type(model).__name__}'s forward writes into its argument {shown(holder.trail)}, a "
+                f"{type(holder.owner).__name__} in which no tensor is given; return what it writes, or give "
+                "it a dict or a list"
+            )
+        found[Place(holder.trail, holder.kind, gone)] = new
+    return found
+
+
+def write_back(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], written: Written) -> None:
+    """Write into the arguments of a call what the model would.
+
+    Raises :class:`InputError` where it writes into what is given twice.
+    """
+    given = arguments(model, args, kwargs)
+    _check_apart(model, given_twice(given), [place.trail for place in written.changes])
+    found = [(_at(given, place.trail), place, new) for place, new in written.changes.items()]
+    for owner, place, new in found:
+        if place.kind == "attr":
+            for name in place.gone:
+                object.__delattr__(owner, name)
+            for name, value in new.items():
+                object.__setattr__(owner, name, value)
+        elif isinstance(owner, list):
+            del owner[len(owner) - len(place.gone) :]
+            for key, value in new.items():
+                owner[key : key + 1] = [value]
+        else:
+            for key in place.gone:
+                del owner[key]
+            owner.update(new)
+
+
+def given_twice(given: Mapping[str, Any]) -> Twice:
+    """The steps to each container and object that is among some arguments in two places, and to the other."""
+    places: defaultdict[int, dict[tuple[Step, ...], None]] = defaultdict(dict)
+    for holder in holders(given):
+        places[id(holder.owner)][holder.trail] = None
+    several = [[*trails] for trails in places.values() if len(trails) > 1]
+    return {trail: next(t for t in trails if t != trail) for trails in several for trail in trails}
+
+
+def check_written(model: nn.Module, twice: Twice, outputs: Iterable[Spec]) -> None:
+    """Raise :class:`InputError` where a forward with these outputs writes into what is given ``twice``.
+
+    Of that a pipeline makes two.
+    """
+    written = [s.children[1] for s in outputs if s.type is Written]
+    _check_apart(model, twice, [place.trail for changes in written for place in changes.keys])
+
+
+def _check_apart(model: nn.Module, twice: Twice, trails: Sequence[tuple[Step, ...]]) -> None:
+    if found := {trail: twice[trail] for trail in trails if trail in twice}:
+        raise InputError(
+            f"{type(model).__name__}'s forward writes into its arguments, of which {said_of(found)}"
+        )
+
+
+def said_of(twice: Twice) -> str:
+    """That something is given ``twice``, in words."""
+    one, other = map(shown, next(iter(twice.items())))
+    return (
+        f"{one} and {other} are one object, of which a pipeline makes two; give it a copy of its own for each"
+    )
 
 
 def names_written(output: Spec) -> list[str]:
@@ -100,36 +145,8 @@ def names_written(output: Spec) -> list[str]:
     ]
 
 
-_Held = tuple[tuple[Step, ...], Any, dict[Any, Any], bool]
-
-
-def _containers(given: Mapping[str, Any]) -> Iterator[_Held]:
-    """All in some arguments that can be written into: the steps to it, itself, what it holds, and whether it
-    is an object that arguments are not taken apart at.
-    """
-    for name, value in given.items():
-        yield from _inside(value, (("item", name),))
-
-
-def _inside(value: Any, trail: tuple[Step, ...]) -> Iterator[_Held]:
-    leaves = *SIMPLE, type, torch.Tensor, nn.Module, set, frozenset, np.ndarray
-    is_leaf = isinstance(value, leaves) or callable(value)
-    is_open = _step(value) == "item" or hasattr(value, "__dict__")
-    if is_leaf or not is_open or len(trail) > _DEEPEST:
-        return
-    held, is_bare = parts(value) or {}, _step(value) == "attr" and not pieces(value)
-    if not isinstance(value, tuple):
-        yield trail, value, held, is_bare
-    for key, inner in () if is_bare else held.items():
-        yield from _inside(inner, (*trail, (_step(value), key)))
-
-
-def _step(container: Any) -> Any:
-    return "item" if isinstance(container, (dict, UserDict, list, tuple)) else "attr"
-
-
 def _at(given: Mapping[str, Any], trail: tuple[Step, ...]) -> Any:
     found: Any = given
     for kind, key in trail:
-        found = found[key] if kind == "item" else vars(found)[key]
+        found = content(found, kind)[key]
     return found

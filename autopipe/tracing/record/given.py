@@ -39,7 +39,12 @@ def device_of(model: nn.Module, *given: Any) -> torch.device:
 
 
 def check_values(model: nn.Module, *given: Any) -> None:
-    """Raise :class:`InputError` for fake tensors, and where every new tensor is one."""
+    """Raise :class:`InputError` for nested and fake tensors, and where every new tensor is a fake one."""
+    if any(isinstance(t, torch.Tensor) and t.is_nested for t in flatten(given)[0]):
+        raise InputError(
+            "an argument is a nested tensor, which has no sizes that a pipeline could go by; fill its rows "
+            "up to one length (to_padded_tensor) and pass a mask"
+        )
     held = {
         "the model's parameters": [*model.parameters(), *model.buffers()],
         "the arguments": flatten(given)[0],
