@@ -188,12 +188,12 @@ class Runtime(Upkeep):
         """Forward and backward of one batch; gradients are those of the full batch's loss.
 
         Every rank passes the same batch (samples of its values are compared), or only the one that feeds.
-        ``target`` is what ``loss_fn`` gets beside the output; without a ``loss_fn`` it is the model's own
-        argument of that name (a model that has one beside a ``loss_fn`` takes it by position). Gradients add
-        up over steps until they are zeroed, as in plain PyTorch.
-        ``return_outputs``: ``"all"`` (or True) gives every rank the outputs, ``"last"`` the last. The user's
-        random generators are left as they were found: random ops draw from streams fixed by the seed, the
-        number of steps made, the microbatch and the op.
+        ``target`` is what ``loss_fn`` gets beside the output, that of the last rank, which alone looks at it;
+        without a ``loss_fn`` it is the model's own argument of that name (a model that has one beside a
+        ``loss_fn`` takes it by position). Gradients add up over steps until they are zeroed, as in plain
+        PyTorch. ``return_outputs``: ``"all"`` (or True) gives every rank the outputs, ``"last"`` the last.
+        The user's random generators are left as they were found: random ops draw from streams fixed by the
+        seed, the number of steps made, the microbatch and the op.
 
         An input that requires a gradient gets it on every rank, as in plain PyTorch: in its ``grad``, or on
         through whatever made it. So pipelines chain: forward one, step the other on its output, and step the

@@ -29,8 +29,8 @@ __all__ = ["AT_A_GLANCE", "LOOKED_AT", "Batch", "Splitter", "with_forms"]
 LOOKED_AT = 1024
 """How many values of an input a checksum looks at; ``AT_A_GLANCE`` where it is taken at every step."""
 AT_A_GLANCE = 64
-WHOLE_BYTES = 1 << 15
-"""Inputs of so many bytes are looked at in full, which takes no longer than picking values."""
+WHOLE_BYTES = 1 << 18
+"""Inputs of up to so many bytes, as ids and masks have, are looked at in full: a fifth of a millisecond."""
 
 
 @dataclasses.dataclass(frozen=True)
