@@ -114,3 +114,43 @@ def test_names_of_forms_stand_in_one_order_that_is_that_of_each(texts: list[str]
         assert places == sorted(places)
         alike = dict(zip(order, named, strict=True))
         assert all(alike[c.name].target == c.target for c in form.calls)
+
+
+class InOneMode(nn.Module):
+    """In evaluation alone dropout gives the memory that it is given, and a layer draws and writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+        self.drop, self.sampler = nn.Dropout(0.5), Sampler()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        y = self.drop(x)
+        y += 1
+        for layer in self.layers[1:]:
+            y = layer(y)
+        return self.sampler(x * y)
+
+
+class Sampler(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("n", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return x * self.weight
+        self.n += 1
+        return x * self.weight + 0 * torch.randn_like(x)
+
+
+def test_one_form_of_both_modes_does_what_is_done_in_either():
+    found = capture(InOneMode(), (torch.randn(2, 4),))
+    assert found.graphs[True] is found.graphs[False]
+    ops = {op.name: op for op in found.ops.ops}
+    assert ops["sampler"].is_random
+    assert ops["sampler"].mutated_buffers == ("sampler.n",)
+    assert any({"layers_0", "drop", "add"} <= {*group} for group in found.ops.groups)
+    assert ("add", "mul") in found.ops.order_edges

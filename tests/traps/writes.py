@@ -208,3 +208,14 @@ def kept_in_a_dict(self: Any, x: Tensor) -> Tensor:
     x = x + self.seen.get("mean", 0.0)
     self.seen["mean"] = x.detach().mean()
     return self.run(x)
+
+
+@trap(drop=lambda: nn.Dropout(0.2))
+def written_behind_dropout(self: Any, x: Tensor) -> Tensor:
+    """In evaluation what is written to is what the layer was given."""
+    x = self.layers[0](x)
+    y = self.drop(x)
+    y += 1
+    for layer in self.layers[1:]:
+        y = torch.tanh(layer(y))
+    return x * y

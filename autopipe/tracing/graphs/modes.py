@@ -60,6 +60,7 @@ def merge(train: Recording, evaluation: Recording) -> dict[bool, Recording]:
     whole = len(pairs) == len(train.calls) == len(evaluation.calls) and train.output == evaluation.output
     namer = Namer()
     if whole and all(_agrees(t, e, twins) for t, e in pairs):
+        _do_as_in_either(pairs)
         both = dataclasses.replace(_follow_mode(train, pairs), guards=_guards(train, evaluation, twins))
         return dict.fromkeys((True, False), _name(both, namer))
     _name(train, namer)
@@ -180,6 +181,24 @@ def _guards(train: Recording, evaluation: Recording, twins: dict[int, Call]) -> 
 
     more = [g for g in evaluation.guards if (g.function, g.outcome, g.source) not in known]
     return train.guards + [dataclasses.replace(g, operands=map_calls(g.operands, twin)) for g in more]
+
+
+def _do_as_in_either(pairs: Sequence[tuple[Call, Call]]) -> None:
+    """Let the first of two matched calls do what either does: in one mode alone a layer may draw or write.
+
+    Memory that two values share in one mode, as what dropout is given and gives, is one memory.
+    """
+    same: dict[int, frozenset[int]] = {}
+    for t, e in pairs:
+        same.update({s: same.get(s, frozenset()) | t.storages for s in e.storages})
+    for t, e in pairs:
+        t.is_random, t.keeps = t.is_random or e.is_random, t.keeps or e.keeps
+        t.stream = t.stream or e.stream
+        t.mutated = tuple(dict.fromkeys((*t.mutated, *e.mutated)))
+        t.storages, t.reads, t.writes = (
+            ours.union(*(same.get(s, ()) for s in theirs))
+            for ours, theirs in ((t.storages, e.storages), (t.reads, e.reads), (t.writes, e.writes))
+        )
 
 
 def _follow_mode(train: Recording, pairs: list[tuple[Call, Call]]) -> Recording:
