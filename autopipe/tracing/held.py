@@ -68,7 +68,7 @@ def held_against_the_model(
                 raise CaptureError(f"{len(made.variation.checks)} checks say which sizes it is right for")
             record_at_sizes(session, made)
             return made
-        if not session.distrust_shifted():
+        if not session.distrust_short_cuts():
             session.close(fault.path, fault.why)
 
 

@@ -61,6 +61,7 @@ class Made:
     variation: what sizes the first form is right for; ``variations`` that of all, by id of the form.
     questions: by training flag, what tells which form inputs ask for. constants: by name, of all forms.
     shapes: formulas of the calls' shapes by id.
+    is_shared: whether one set of recordings serves both modes.
     functions: those of the model's code that ask about sizes, so that others come out differently.
     """
 
@@ -84,6 +85,7 @@ class Made:
             like_an_input = functools.partial(_like_an_input, tensors)
             record.branches = tuple(with_sizes(b, like_an_input) for b in record.branches)
         self.variations: dict[int, Variation] = {}
+        self.is_shared = recorded[True] is recorded[False]
         self.everything = everything
         self.for_sizes: dict[bool, list[Recording]] = {False: [], True: []}
         self.questions: dict[bool, Question | int] = {}
@@ -94,8 +96,7 @@ class Made:
         for record, branches in unsized:
             record.branches = tuple(with_sizes(b, self._by_formula) for b in branches)
         for flag in (False, True):
-            is_shared = recorded[True] is recorded[False]
-            if flag and is_shared:
+            if flag and self.is_shared:
                 self.forms[True] += self.forms[False][1:]
                 self.questions[True] = self.questions[False]
                 continue
@@ -356,7 +357,8 @@ class Made:
         )
         self.explorers.append(explorer)
         explorer.is_of_a_kind = inputs is not self.inputs
-        explorer.by_mode = len(forms) > 1 or all(f is not forms[0] for f in self.firsts)
+        is_first = any(f is forms[0] for f in self.firsts)
+        explorer.by_mode = len(forms) > 1 or not (is_first or self.is_shared)
         try:
             return explore(explorer, known)
         finally:

@@ -171,7 +171,8 @@ class Recording:
     asked for what autocast has a say in, and ``flags`` are questions to torch and the process, each with how
     to ask again and the answer; ``keeps`` whether a leaf has set, beside buffers, what its own code reads;
     ``left`` are the attributes in which glue leaves what it computes with gradients; ``filled`` those of open
-    modules, by path and name, in which hooks of leaves put what the leaves gave.
+    modules, by path and name, in which hooks of leaves put what the leaves gave; ``goes_by_mode`` whether
+    the code may do otherwise in the other mode.
     ``program`` is how it was last run again.
     """
 
@@ -188,6 +189,7 @@ class Recording:
     keeps: bool = False
     left: tuple[str, ...] = ()
     filled: frozenset[tuple[str, str]] = frozenset()
+    goes_by_mode: bool = True
     program: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property

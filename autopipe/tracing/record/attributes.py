@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,10 +18,10 @@ from torch import nn
 
 from ...torch_private import CALL_HOOK
 from .codes import names_in
-from .keeping import read_by
+from .keeping import codes_of, read_by
 from .leaves import is_compiled
 
-__all__ = ["Names", "Note", "names_of_open", "noted"]
+__all__ = ["Names", "Note", "names_of_open", "noted", "spells_mode"]
 
 Note = Callable[[nn.Module, str, Callable[[], Any]], None]
 """(module, name of its attribute, how to ask for it again) → None."""
@@ -36,11 +36,16 @@ _NOTHING = object()
 
 @contextlib.contextmanager
 def noted(
-    model: nn.Module, is_inside_leaf: Callable[[str], bool], note: Note, names_of: Names
+    model: nn.Module,
+    is_inside_leaf: Callable[[str], bool],
+    note: Note,
+    names_of: Names,
+    on_mode: Callable[[], None],
 ) -> Iterator[None]:
     """``note`` is called meanwhile where an attribute of a module within a leaf is read.
 
-    ``names_of`` is :func:`names_of_open`, or what remembers its answers.
+    ``on_mode`` is where the mode of a module is read, or set anew. ``names_of`` is :func:`names_of_open`, or
+    what remembers its answers.
     """
     modules = list(model.named_modules())
     names = names_of(frozenset(type(m) for p, m in modules if not is_inside_leaf(p)))
@@ -49,12 +54,20 @@ def noted(
         if is_inside_leaf(path) and not is_compiled(module):
             asked.setdefault(type(module), set()).update(names.intersection(vars(module)))
     mode = functools.partial(getattr, model, "training")
-    pairs = [(cls, name) for cls, found in asked.items() for name in found]
-    places = [
+    pairs = [(cls, name) for cls, found in asked.items() for name in found - {"training"}]
+    places: list[tuple[type, str, Any, _Attribute]] = [
         (cls, name, vars(cls).get(name, _NOTHING), _Attribute(name, held, mode, note))
         for cls, name in pairs
         if not hasattr(type(held := _inherited(cls, name)), "__get__")
     ]
+    for cls in {type(m) for _, m in modules}:
+        held = _inherited(cls, "training")
+        if hasattr(type(held), "__get__") or issubclass(cls, torch.jit.ScriptModule):
+            on_mode()  # its own way to have a mode is not seen into
+        else:
+            places.append(
+                (cls, "training", vars(cls).get("training", _NOTHING), _Mode(held, mode, note, on_mode))
+            )
     sought = [(cls, "__getattr__", vars(cls).get("__getattr__", _NOTHING)) for cls in asked]
     try:
         for cls, name, _, attribute in places:
@@ -72,11 +85,26 @@ def noted(
 
 def names_of_open(classes: frozenset[type]) -> frozenset[str]:
     """The names that the code of classes, and of plain functions beside them, asks for."""
-    files = [vars(sys.modules.get(file, types)) for file in {c.__module__ for c in classes}]
-    values = [(v, file) for file in files for v in list(file.values())]
-    functions = (f for f, file in values if isinstance(f, types.FunctionType) and f.__globals__ is file)
-    beside = (names_in(f.__code__) for f in functions)
+    beside = (names_in(f.__code__) for f in _functions_beside(classes))
     return frozenset().union(*map(read_by, classes), *beside) - _OF_ALL
+
+
+def spells_mode(classes: frozenset[type]) -> bool:
+    """Whether the code of classes, or of functions beside them, has the name of the mode as a text.
+
+    So it may come by it unseen: ``vars(self)["training"]``.
+    """
+    own = (code for cls in classes for code in codes_of(cls))
+    return any(
+        "training" in code.co_consts for code in (*own, *(f.__code__ for f in _functions_beside(classes)))
+    )
+
+
+def _functions_beside(classes: Iterable[type]) -> Iterator[types.FunctionType]:
+    for file in {c.__module__ for c in classes}:
+        known = vars(sys.modules.get(file, types))
+        functions = (f for f in list(known.values()) if isinstance(f, types.FunctionType))
+        yield from (f for f in functions if f.__globals__ is known)
 
 
 def _inherited(cls: type, name: str) -> Any:
@@ -106,6 +134,26 @@ class _Attribute:
     def __delete__(self, owner: nn.Module) -> None:
         if vars(owner).pop(self.name, _NOTHING) is _NOTHING:
             raise AttributeError(self.name)
+
+
+class _Mode(_Attribute):
+    """Stands for the mode of modules, be they open or not."""
+
+    def __init__(
+        self, inherited: Any, root_mode: Callable[[], bool], note: Note, on_mode: Callable[[], None]
+    ) -> None:
+        super().__init__("training", inherited, root_mode, note)
+        self.on_mode = on_mode
+
+    def __get__(self, owner: nn.Module | None, cls: type) -> Any:
+        if owner is not None:
+            self.on_mode()
+        return super().__get__(owner, cls)
+
+    def __set__(self, owner: nn.Module, value: Any) -> None:
+        if "training" in vars(owner):  # else it is just being made
+            self.on_mode()
+        super().__set__(owner, value)
 
 
 def _asking(original: Callable[[Any, str], Any], note: Note) -> Callable[[Any, str], Any]:

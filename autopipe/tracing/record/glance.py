@@ -66,6 +66,14 @@ class Glance:
         is_kept = all(content(cell) == value for cell, value in self.arrays)
         return is_kept and all(map(torch.equal, self.tensors, self.copies))
 
+    def keys_apart(self, a: Seen, b: Seen) -> set[Any]:
+        """The keys under which other values were seen; None stands for what is apart otherwise."""
+        if a[0] != b[0] or len(a[1]) != len(b[1]):
+            return {None}
+        n_values = sum(a[0][: len(self.dicts)])
+        apart = itertools.compress(itertools.count(), map(operator.is_not, a[1], b[1]))
+        return {a[1][n_values + i] if i < n_values else None for i in apart}
+
     def put(self, now: Seen, then: Seen) -> bool:
         """Lead from what is seen ``now`` to what was ``then``, if only values under the same keys differ."""
         if now[0] != then[0] or len(now[1]) != len(then[1]):

@@ -23,7 +23,7 @@ from torch import nn
 
 from .restart import WatchMethods
 
-__all__ = ["Keeping", "Kept", "differing", "goes_by", "kept", "left", "read_by", "tell_left"]
+__all__ = ["Keeping", "Kept", "codes_of", "differing", "goes_by", "kept", "left", "read_by", "tell_left"]
 
 Kept = dict[tuple[int, str], tuple[Any, Any]]
 """(id of a module, name) → its value, and what that holds."""
@@ -159,12 +159,17 @@ def _is_one(a: Any, b: Any) -> bool:
 @functools.lru_cache(maxsize=1 << 10)
 def read_by(cls: Any) -> frozenset[str]:
     """The attributes that the methods of a class and of those it is made of ask for, by name or as a text."""
-    own = itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)
     names: set[str] = set()
-    for code in (c for each in own for value in vars(each).values() for c in _codes(value)):
+    for code in codes_of(cls):
         names.update(_loaded(code))
         names.update(c for c in code.co_consts if isinstance(c, str))
     return frozenset(names)
+
+
+def codes_of(cls: Any) -> Iterator[types.CodeType]:
+    """The code of the methods of a class and of those it is made of, up to ``nn.Module``."""
+    own = itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)
+    return (code for each in own for value in vars(each).values() for code in _codes(value))
 
 
 @functools.lru_cache(maxsize=1 << 10)

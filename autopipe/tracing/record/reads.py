@@ -41,9 +41,9 @@ class Reads:
     ``run`` performs one call outside of the recording; ``sets_grad`` says whether the code itself has set
     the grad mode it is in. ``asked`` tells what of the surroundings the code asked for, and where:
     ``"grad"``, the grad mode, ``"inputs"``, which of the inputs take gradients, and ``"layout"``, how they
-    lie; ``dtypes`` whether it asked for what autocast has a say in; ``flags`` are questions to torch and the
-    process, each with how to ask again and the answer, attributes ``of_leaves`` among them, which are here by
-    path and name.
+    lie; ``dtypes`` whether it asked for what autocast has a say in, ``mode`` whether it asked a module for
+    its mode, or set it; ``flags`` are questions to torch and the process, each with how to ask again and the
+    answer, attributes ``of_leaves`` among them, which are here by path and name.
     ``met_number`` says that a whole number in the data was asked for; with ``keeps_numbers`` such numbers
     stay in the graph as long as only torch takes them.
     """
@@ -53,7 +53,7 @@ class Reads:
     ) -> None:
         self.at, self.ledger, self.branches, self.run, self.sets_grad = at, ledger, branches, run, sets_grad
         self.asked: dict[str, str] = {}
-        self.dtypes = False
+        self.dtypes = self.mode = False
         self.keeps_numbers, self.met_number = False, False
         self.flags: dict[str, Flag] = {}
         self.of_leaves: set[tuple[str, str]] = set()
@@ -68,6 +68,10 @@ class Reads:
             shown = f"the mode of {path}" if name == "training" else f"{path}.{name}"
             self.flags[shown] = ask, ask()
             self.of_leaves.add((path, name))
+
+    def asks_for_mode(self) -> None:
+        """The model's own code asks a module whether it is in training."""
+        self.mode |= self.at.is_recorded
 
     def asks_for_grad_mode(self) -> None:
         """The model's own code asks whether gradients are enabled."""

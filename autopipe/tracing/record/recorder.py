@@ -111,7 +111,8 @@ class Recorder(TorchFunctionMode):
             call.value, call.storages = meta(tensor), functions.storages(tensor)
             self.ledger.bind(tensor, self.ledger.add(call))
         self.model = model
-        self.modes = {id(m): m.training for m in model.modules()}
+        with self.at.hushed:
+            self.modes = {id(m): m.training for m in model.modules()}
         opened = [(p, m) for p, m in model.named_modules() if not self.at.is_in_leaf(p)]
         self.keeping.begin(model, opened)
         self.perform_one = lambda call, args, kwargs: run_call(
@@ -150,6 +151,7 @@ class Recorder(TorchFunctionMode):
             flags=self.reads.flags,
             keeps=self.keeping.is_any,
             filled=frozenset(self.keeping.filled),
+            goes_by_mode=self.reads.mode or any(c.writes for c in self.ledger.calls),
             left=tuple(left(self.keeping.opened, self.ledger.is_computed)),
         )
 

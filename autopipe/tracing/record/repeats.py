@@ -37,13 +37,13 @@ class Repeats:
     ) -> None:
         self.model, self.snapshot, self.run, self.of_leaves = model, snapshot, run, of_leaves
 
-    def check_state(self, policy: Policy, training: bool, answer: Sequence[Any] | None = None) -> None:
-        """Python state that an open module changes must not matter to the next call.
+    def check_state(self, policy: Policy, training: bool, answer: Sequence[Any] | None = None) -> bool:
+        """Python state that an open module changes must not matter to the next call; whether it changes any.
 
         ``answer`` is what the call gave that has just been made, if that stands for the model's own.
         """
         if self.snapshot.is_unchanged:
-            return
+            return False
         self.check_made(policy)
 
         def is_met(path: str, name: str) -> bool:
@@ -53,7 +53,7 @@ class Repeats:
         changed = [(p, a) for p, a in self.snapshot.changes() if is_met(p, a)]
         beside = [(p, a) for p, a in self.snapshot.changed_beside() if is_met(p, a)]
         if not changed and not beside:
-            return
+            return False
         path, attribute = next(((p, a) for p, a in changed if a == "_buffers"), (changed + beside)[0])
         name = type(self.model).__name__
         shown = f"{path or name}.{attribute}" if changed else attribute
@@ -74,6 +74,7 @@ class Repeats:
             )
         if not is_settled:
             self.check_counts(training, is_met)
+        return True
 
     def is_repeated(self, training: bool, answer: Sequence[Any] | None) -> tuple[bool, bool]:
         """Whether a second call gives what the first did, and leaves all as that left it."""

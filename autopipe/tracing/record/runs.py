@@ -24,6 +24,7 @@ from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
 from ..inputs.written import called
 from . import attributes, casts, memos, opaque, telling
+from .evaluated import evaluated
 from .given import are_close, device_of, fresh, other_data, united
 from .identity import compares
 from .leaves import Policy
@@ -73,6 +74,13 @@ class Attempt:
     obstacles: list[str] = dataclasses.field(default_factory=list)
     met_number: bool = False
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether only modules are kept whole, and none is told or watched from outside."""
+        return not (
+            self.functions or self.hooked or self.moded or self.watched or self.told or self.exporting
+        )
+
 
 class Runs:
     """The runs that one capture takes. The model is left to ``snapshot`` to put back.
@@ -102,6 +110,7 @@ class Runs:
         self.known = frozenset(map(id, snapshot.tensors_held()))
         self.kind = functools.cache(functools.partial(kind_of, model))
         self.names_of_open = functools.cache(attributes.names_of_open)
+        self.spells_mode = functools.cache(attributes.spells_mode)
         self.repeats = Repeats(model, snapshot, self.run, self.of_leaves)
         self.route = Route()
         self.is_apart = False
@@ -134,7 +143,8 @@ class Runs:
             if is_probe:
                 continue
             is_natural = not outcomes and setting == AS_GIVEN
-            self.repeats.check_state(attempt.policy, training, self.answers[training] if is_natural else None)
+            answer = self.answers[training] if is_natural else None
+            recording.goes_by_mode |= self.repeats.check_state(attempt.policy, training, answer)
             if recording.keeps and is_natural:
                 self.look_again(attempt, training)
             return recording
@@ -142,7 +152,7 @@ class Runs:
 
     def take(self, shifted: Recording, attempt: Attempt) -> Recording:
         """A recording just made with shifted numbers that is as it would be without, looked at as others."""
-        self.repeats.check_state(attempt.policy, shifted.training)
+        shifted.goes_by_mode |= self.repeats.check_state(attempt.policy, shifted.training)
         if shifted.keeps:
             self.look_again(attempt, shifted.training)
         return shifted
@@ -199,7 +209,11 @@ class Runs:
                 memos.bypassed(recorder.at, self.model, [c for _, _, c in self.snapshot.reached.classes]),
                 casts.followed(self.casting, recorder.at),
                 attributes.noted(
-                    self.model, recorder.at.is_in_leaf, recorder.reads.asks_a_leaf, self.names_of_open
+                    self.model,
+                    recorder.at.is_in_leaf,
+                    recorder.reads.asks_a_leaf,
+                    self.names_of_open,
+                    recorder.reads.asks_for_mode,
                 ),
             ):
                 named = Inputs.of(self.model, args, kwargs)[1]
@@ -220,6 +234,32 @@ class Runs:
         finally:
             attempt.met_number |= recorder.reads.met_number
             self.of_leaves |= recorder.reads.of_leaves
+
+    def is_for_both(self, attempt: Attempt, recording: Recording, sharing: Collection[str] = ()) -> bool:
+        """Whether a recording made in training is the one in evaluation too.
+
+        Nothing in the model's own code may have gone by the mode, and what is called whole must give in
+        evaluation, on the example, what it is recorded to give, and do nothing else. Of the leaves at the
+        paths ``sharing`` those that are alike run once.
+        """
+        if recording.goes_by_mode or not attempt.is_plain or self.device.type == "meta":
+            return False
+        modules = self.model.named_modules()
+        opened = frozenset(type(m) for p, m in modules if not attempt.policy.is_inside_leaf(p))
+        if self.spells_mode(opened):
+            return False
+        self.start(training=False)
+        if not self.snapshot.switches_flags_alone:
+            return False
+        given = Inputs.of(self.model, *fresh(self.inputs_of(recording.setting), self.device))[1]
+        seed(self.device)
+        with torch.set_grad_enabled(recording.setting.grad), self.route.suspended():
+            answer = evaluated(self.model, recording, given, self.device, self.twins(sharing))
+        if answer is None or not self.snapshot.is_unchanged:
+            return False
+        if recording.setting == AS_GIVEN:
+            self.answers.setdefault(False, answer)
+        return True
 
     def twins(self, sharing: Collection[str]) -> Twins | None:
         """What leaves share in a run, if any do."""

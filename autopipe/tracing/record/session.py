@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -69,11 +69,11 @@ class Session:
         self.attempt = Attempt(policy)
         self.notes: list[str] = []
         self.refused: Refused | None = None
-        self.trusts_shifted, self.has_shifted = True, False
+        self.takes_short_cuts, self.has_taken = True, False
 
-    def distrust_shifted(self) -> bool:
-        """Record without shifted numbers in every further attempt; whether one so far was made with them."""
-        had, self.trusts_shifted, self.has_shifted = self.has_shifted, False, False
+    def distrust_short_cuts(self) -> bool:
+        """Record each mode, without shifted numbers, in every further attempt; whether one so far was not."""
+        had, self.takes_short_cuts, self.has_taken = self.has_taken, False, False
         return had
 
     @property
@@ -182,9 +182,7 @@ class Session:
         """See :meth:`forms`; in one way."""
         for _ in range(_MOST_TRIES):
             try:
-                evaluation = self.runs.record(self.attempt, training=False)
-                tried = self.tried(evaluation)
-                training = self.training_form(evaluation, None if tried is None else tried.found)
+                evaluation, training, tried = self.in_both_modes()
                 leaf = self.policy.to_open([c.target for c in training.calls if c.op == "call_module"])
                 if leaf is None or (leaf, False) in self.attempt.tried:
                     if tried is None or not (read := self.misread(training, evaluation, tried)):
@@ -221,6 +219,28 @@ class Session:
             self.policy = self.policy.with_opened([leaf])
         raise CaptureError(f"{type(self.model).__name__}: no set of leaves found in {_MOST_TRIES} recordings")
 
+    def in_both_modes(self) -> tuple[Recording, Recording, Tried | None]:
+        """The recordings in evaluation and in training, and a run in training with shifted numbers.
+
+        One recording for both, where sizes are fixed, of code that cannot have gone by the mode.
+        """
+        training = None
+        if self.takes_short_cuts and not self.sizes_vary:
+            with contextlib.suppress(Refused):
+                training = self.runs.record(self.attempt, training=True)
+                if self.is_for_both(training):
+                    return training, training, None
+        evaluation = self.runs.record(self.attempt, training=False)
+        tried = self.tried(evaluation)
+        training = training or self.training_form(evaluation, None if tried is None else tried.found)
+        return evaluation, training, tried
+
+    def is_for_both(self, training: Recording, sharing: Collection[str] = ()) -> bool:
+        """Whether a recording in training is taken to be that in evaluation too."""
+        is_taken = self.takes_short_cuts and self.runs.is_for_both(self.attempt, training, sharing)
+        self.has_taken |= is_taken
+        return is_taken
+
     def tried(self, evaluation: Recording) -> Tried | None:
         """The run in training with shifted numbers; None where none are made of sizes."""
         if not self.sizes_vary:
@@ -249,9 +269,9 @@ class Session:
         branches with it: then nothing in it went by what was shifted. Only code that goes by such a number in
         training alone could have been led that way by the shift, which shows beside the model in training.
         """
-        is_trusted = self.trusts_shifted and self.device.type != "meta" and not self.attempt.settled
+        is_trusted = self.takes_short_cuts and self.device.type != "meta" and not self.attempt.settled
         if is_trusted and shifted is not None and is_alike(shifted, evaluation):
-            self.has_shifted = True
+            self.has_taken = True
             return self.runs.take(shifted, self.attempt)
         try:
             return self.runs.record(self.attempt, training=True)
@@ -260,9 +280,16 @@ class Session:
             return evaluation
 
     def with_others(self, training: Recording, evaluation: Recording) -> dict[bool, list[Recording]]:
-        forms = {False: self.in_all_settings(evaluation)}
-        forms[True] = forms[False] if training is evaluation else self.in_all_settings(training)
-        return forms
+        """By mode, the recordings and those of how else what they ask may come out."""
+        found = self.in_all_settings(training)
+        if training is not evaluation and len(found) > 1:
+            is_one = not evaluation.goes_by_mode and is_same(prune(training), prune(evaluation))
+            evaluation = training if is_one and self.is_for_both(training) else evaluation
+        if training is evaluation and not self.refused:
+            sharing = quiet(training.calls)
+            if not all(self.is_for_both(other, sharing) for other in found[1:]):
+                evaluation = self.runs.record(self.attempt, training=False)
+        return {False: found if training is evaluation else self.in_all_settings(evaluation), True: found}
 
     def in_all_settings(self, natural: Recording) -> list[Recording]:
         """A recording and its outcomes, and those in other surroundings where the code asks for them."""

@@ -84,6 +84,11 @@ class Snapshot:
         is_same = any(lengths == begun[0] and are_same(held, begun[1]) for begun in self.begun.values())
         return is_same and self.glance.is_kept() and not self.generators
 
+    @property
+    def switches_flags_alone(self) -> bool:
+        """Whether runs that started in both modes did so with other ``training`` flags and all else alike."""
+        return len(self.begun) == 2 and self.glance.keys_apart(*self.begun.values()) <= {"training"}
+
     def is_as(self, seen: Seen) -> bool:
         """Whether all that code can count in, but arrays, holds what it held at another moment."""
         lengths, held = self.glance.seen()

@@ -1,0 +1,258 @@
+"""One recording serves both modes where sizes are fixed, unless the model's own code can tell them apart.
+
+What the modes do otherwise here shows in no data like the example's, only in large ones.
+"""
+
+import copy
+import operator
+
+import pytest
+import torch
+from torch import nn
+
+from autopipe.tracing import capture
+from autopipe.tracing.record.runs import Runs
+
+
+class Net(nn.Module):
+    """Four layers behind a limit that ``is_training`` decides."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+        self.drop = nn.Dropout(0.2)
+
+    def is_training(self, x):
+        return True
+
+    def limited(self, x):
+        return x.clamp(max=20.0 if self.is_training(x) else 40.0)
+
+    def forward(self, x):
+        x = self.limited(x)
+        for layer in self.layers:
+            x = self.drop(layer(x))
+        return x
+
+
+class Masked(Net):
+    """Asks its inputs, not its mode."""
+
+    def forward(self, x):
+        return super().forward(x if (x > -9).all() else x.clamp(min=-9))
+
+
+class Normed(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+class Teller(nn.Module):
+    """A layer that lets others know its mode."""
+
+    def __init__(self, tell):
+        super().__init__()
+        self.weight, self.tell, self.seen = nn.Parameter(torch.ones(4)), tell, [True]
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        return self.tell(self, x * self.weight)
+
+
+class Told(Net):
+    """Has the mode from a layer."""
+
+    def __init__(self, tell, hear):
+        super().__init__()
+        self.teller, self.hear = Teller(tell), hear
+
+    def limited(self, x):
+        return x.clamp(max=20.0 if self.hear(self.teller, self.teller(x)) else 40.0)
+
+
+class Switched(Net):
+    """Keeps its mode under a name of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_on = True
+
+    def train(self, mode=True):
+        self.is_on = mode
+        return super().train(mode)
+
+    def is_training(self, x):
+        return self.is_on
+
+
+class Computed(Net):
+    """Computes its mode."""
+
+    @property
+    def training(self):
+        return vars(self).get("is_on", True)
+
+    @training.setter
+    def training(self, mode):
+        vars(self)["is_on"] = mode
+
+    def is_training(self, x):
+        return self.training
+
+
+class Borrowing(Net):
+    """Sets the mode of a layer for a while."""
+
+    def forward(self, x):
+        was = self.__dict__["_modules"]["drop"].training
+        self.drop.eval()
+        x = super().forward(x)
+        self.drop.train(was)
+        return x
+
+
+class Slicing(Net):
+    """Makes a list of some of its layers."""
+
+    def forward(self, x):
+        for layer in self.layers[:3]:
+            x = self.drop(layer(self.limited(x)))
+        return x
+
+
+def by(ask):
+    return type("By", (Net,), {"is_training": ask})
+
+
+def asked_of(module):
+    return module.training
+
+
+ASKED = {
+    "itself": lambda self, x: self.training,
+    "by name": lambda self, x: getattr(self, "training"),  # noqa: B009
+    "in its attributes": lambda self, x: vars(self)["training"],
+    "by an operator": lambda self, x: operator.attrgetter("training")(self),
+    "of a layer": lambda self, x: self.layers[1].training,
+    "of any": lambda self, x: any(m.training for m in self.modules()),
+    "of a copy": lambda self, x: copy.copy(self).training,
+    "elsewhere": lambda self, x: asked_of(self),
+}
+TOLD = {
+    "a value": (lambda self, x: (x, self.training), lambda teller, y: y[1]),
+    "a number": (lambda self, x: (x, 1.5 + self.training), lambda teller, y: y[1] > 2),
+    "a size": (lambda self, x: x if self.training else x[:2], lambda teller, y: y.shape[0] > 2),
+    "a dtype": (lambda self, x: x if self.training else x.double(), lambda teller, y: y.dtype is torch.float),
+    "a gradient": (lambda self, x: x if self.training else x.detach(), lambda teller, y: y.requires_grad),
+    "strides": (lambda self, x: x if self.training else x.mT.clone().mT, lambda teller, y: y.is_contiguous()),
+    "a structure": (lambda self, x: x if self.training else [x], lambda teller, y: not isinstance(y, list)),
+    "an attribute": (
+        lambda self, x: (setattr(self, "mode", self.training), x)[1],
+        lambda teller, y: teller.mode,
+    ),
+    "a list": (lambda self, x: (operator.setitem(self.seen, 0, self.training), x)[1], lambda t, y: t.seen[0]),
+}
+
+
+def n_recordings(model, monkeypatch):
+    """How often the model is recorded."""
+    counted, original = [], Runs.run_recorded
+
+    def run_recorded(self, attempt, training, *args, **kwargs):
+        counted.append(training)
+        return original(self, attempt, training, *args, **kwargs)
+
+    monkeypatch.setattr(Runs, "run_recorded", run_recorded)
+    return capture(model, (torch.randn(3, 4),), dynamic=False), counted
+
+
+def check(found, model):
+    for training in (False, True):
+        model.train(training)
+        for scale in (1, 100):
+            x = scale * torch.randn(3, 4)
+            torch.manual_seed(0)
+            expected = model(x)
+            torch.manual_seed(0)
+            torch.testing.assert_close(found(x), expected)
+
+
+@pytest.mark.parametrize(("cls", "n_draws"), [(Net, 4), (Slicing, 3)])
+def test_code_that_asks_no_mode_is_recorded_once(cls, n_draws, monkeypatch):
+    model = cls()
+    found, recorded = n_recordings(model, monkeypatch)
+    assert recorded == [True]
+    assert found.graphs[True] is found.graphs[False]
+    assert sum(op.is_random for op in found.ops.ops) == n_draws
+    check(found, model)
+
+
+def test_each_outcome_is_recorded_once(monkeypatch):
+    model = Masked()
+    found, recorded = n_recordings(model, monkeypatch)
+    assert recorded == [True, True]
+    check(found, model)
+
+
+def test_statistics_are_written_in_training_alone(monkeypatch):
+    model = Normed()
+    found, recorded = n_recordings(model, monkeypatch)
+    assert recorded == [True]
+    assert [op.mutated_buffers for op in found.ops.ops if op.mutated_buffers]
+    check(found, model)
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+def test_code_that_asks_for_its_mode_is_recorded_in_both(ask):
+    model = by(ask)()
+    check(capture(model, (torch.randn(3, 4),), dynamic=False), model)
+
+
+@pytest.mark.parametrize(("tell", "hear"), TOLD.values(), ids=TOLD)
+def test_code_that_a_layer_tells_its_mode_is_recorded_in_both(tell, hear):
+    model = Told(tell, hear)
+    check(capture(model, (torch.randn(3, 4),), dynamic=False), model)
+
+
+@pytest.mark.parametrize("cls", [Switched, Computed, Borrowing])
+def test_modes_of_a_models_own_are_recorded_in_both(cls):
+    model = cls()
+    check(capture(model, (torch.randn(3, 4),), dynamic=False), model)
+
+
+def test_hooks_that_ask_for_the_mode_are_recorded_in_both():
+    model = Net()
+    model.register_forward_pre_hook(lambda m, args: (args[0].clamp(max=15.0 if m.training else 10.0),))
+    check(capture(model, (torch.randn(3, 4),), dynamic=False), model)
+
+
+def test_what_a_layer_does_in_evaluation_alone_is_recorded():
+    def counts(self, x):
+        if not self.training:
+            self.count.add_(0)
+        return x
+
+    def draws(self, x):
+        return x if self.training else x + 0 * torch.randn_like(x)
+
+    for tell, of in ((counts, "mutated_buffers"), (draws, "is_random")):
+        model = Told(tell, lambda teller, y: True)
+        found = capture(model, (torch.randn(3, 4),), dynamic=False)
+        assert [op for op in found.ops.ops if op.target == "teller" and getattr(op, of)]
+        check(found, model)
+
+
+def test_memory_that_is_shared_in_evaluation_alone_is_written_as_the_model_does():
+    class Adding(Net):
+        def forward(self, x):
+            x = self.layers[0](x)
+            y = self.drop(x)
+            y += 1
+            return super().forward(x * y)
+
+    model = Adding()
+    check(capture(model, (torch.randn(3, 4),), dynamic=False), model)
