@@ -1,12 +1,16 @@
 """Cached functions: a recording neither reads a size from them nor leaves one in them."""
 
 import functools
+import math
+import sys
+import types
 
 import pytest
 import torch
 from torch import nn
 
 from autopipe.tracing import capture
+from autopipe.tracing.record.memos import Memos
 
 
 @functools.lru_cache
@@ -88,3 +92,25 @@ def test_cached_methods_leave_sizes_free():
         torch.testing.assert_close(found(x), model(x))
     assert {type(vars(Tables)[name]) for name in ("ramp", "fall")} == kinds
     assert model.sines.cache_info().currsize == model.cosines.cache_info().currsize > 0
+
+
+@functools.lru_cache
+def doubled(n):
+    return 2 * n
+
+
+def test_what_stands_in_the_place_of_a_cached_function_is_of_the_one_that_is_there(monkeypatch):
+    here = sys.modules[__name__]
+    found = Memos(nn.Linear(1, 1), [])
+    at = types.SimpleNamespace(is_recorded=True)
+    for held in (doubled, functools.lru_cache(lambda n: 3 * n), functools.lru_cache(lambda n: 4 * n)):
+        monkeypatch.setattr(here, "doubled", held)
+        for _ in range(2):
+            with found.bypassed(at):
+                assert doubled is not held
+                assert doubled(5) == held(5)
+            assert doubled is held
+    monkeypatch.setattr(here, "doubled", math.sqrt)
+    with found.bypassed(at):
+        assert doubled is math.sqrt
+    assert doubled is math.sqrt

@@ -20,35 +20,55 @@ from .position import Position
 from .spaces import Spaces
 from .tracked import TrackedFloat, TrackedInt
 
-__all__ = ["bypassed"]
+__all__ = ["Memos"]
 
 _KIND = type(functools.lru_cache(lambda: None))
 _BOUND = staticmethod, classmethod
 _HELD = (_KIND, *_BOUND)
 
 
-@contextlib.contextmanager
-def bypassed(at: Position, model: nn.Module, classes: Iterable[type]) -> Iterator[None]:
-    """Cached functions run anew meanwhile where they are given tracked sizes; not torch's own.
+class Memos:
+    """What stands in the places of cached functions while a model is recorded; not of torch's own.
 
-    Those in files, the methods of ``classes``, and what the model's modules have in their attributes.
+    They run anew where they are given tracked sizes: those in files, the methods of ``classes``, and what the
+    model's modules have in their attributes. Looked for once for all recordings from one state of the model,
+    but in files that others write to.
     """
-    held = _SPACES.found()
-    held += [(vars(m), k, v) for m in model.modules() for k, v in vars(m).items() if type(v) is _KIND]
-    among = ((cls, k, v) for cls in classes for k, v in vars(cls).items() if type(v) in _HELD)
-    methods = [(cls, k, v) for cls, k, v in among if type(_function_of(v)) is _KIND]
-    try:
-        for namespace, name, original in held:
-            namespace[name] = _Memo(original, at)
-        for cls, name, original in methods:
-            memo = _Memo(_function_of(original), at)
-            setattr(cls, name, type(original)(memo) if isinstance(original, _BOUND) else memo)
-        yield
-    finally:
-        for namespace, name, original in held:
-            namespace[name] = original
-        for cls, name, original in methods:
-            setattr(cls, name, original)
+
+    def __init__(self, model: nn.Module, classes: Iterable[type]) -> None:
+        self.at: Position | None = None
+        own = ((vars(m), k, v) for m in model.modules() for k, v in vars(m).items() if type(v) is _KIND)
+        self.own = [(space, name, held, _Memo(held, self)) for space, name, held in own]
+        among = ((cls, k, v) for cls in classes for k, v in vars(cls).items() if type(v) in _HELD)
+        methods = [(cls, k, v) for cls, k, v in among if type(_function_of(v)) is _KIND]
+        self.methods = [(cls, name, held, self._method(held)) for cls, name, held in methods]
+        self.found: Any = None
+        self.in_files: list[tuple[dict[str, Any], str, Any, _Memo]] = []
+
+    @contextlib.contextmanager
+    def bypassed(self, at: Position) -> Iterator[None]:
+        """Within it they stand there, for what is recorded ``at`` a position."""
+        found = _SPACES.found()
+        if found is not self.found:
+            self.found = found
+            self.in_files = [(space, name, held, _Memo(held, self)) for space, name, held in found]
+        self.at = at
+        try:
+            for space, name, _, memo in (*self.in_files, *self.own):
+                space[name] = memo
+            for cls, name, _, method in self.methods:
+                setattr(cls, name, method)
+            yield
+        finally:
+            for space, name, held, _ in (*self.in_files, *self.own):
+                space[name] = held
+            for cls, name, held, _ in self.methods:
+                setattr(cls, name, held)
+            self.at = None
+
+    def _method(self, held: Any) -> Any:
+        memo = _Memo(_function_of(held), self)
+        return type(held)(memo) if isinstance(held, _BOUND) else memo
 
 
 def _function_of(value: Any) -> Any:
@@ -59,13 +79,14 @@ def _function_of(value: Any) -> Any:
 class _Memo:
     """Stands in the place of a cached function."""
 
-    __slots__ = ("at", "function")
+    __slots__ = ("function", "memos")
 
-    def __init__(self, function: Any, at: Position) -> None:
-        self.function, self.at = function, at
+    def __init__(self, function: Any, memos: Memos) -> None:
+        self.function, self.memos = function, memos
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.at.is_recorded:
+        at = self.memos.at
+        if at is None or not at.is_recorded:
             return self.function(*args, **kwargs)
         if _is_tracked((args, tuple(kwargs.values()))):
             return self.function.__wrapped__(*args, **kwargs)

@@ -23,11 +23,12 @@ from ..calls.sharing import Twins
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
 from ..inputs.written import called
-from . import attributes, casts, memos, opaque, telling
+from . import attributes, casts, opaque, telling
 from .evaluated import evaluated
 from .given import are_close, device_of, fresh, other_data, united
 from .identity import compares
 from .leaves import Policy
+from .memos import Memos
 from .origin import Unseen, alive
 from .recorder import Recorder
 from .repeats import Repeats
@@ -111,6 +112,7 @@ class Runs:
         self.kind = functools.cache(functools.partial(kind_of, model))
         self.names_of_open = functools.cache(attributes.names_of_open)
         self.spells_mode = functools.cache(attributes.spells_mode)
+        self.memos = Memos(model, [cls for _, _, cls in snapshot.reached.classes])
         self.repeats = Repeats(model, snapshot, self.run, self.of_leaves)
         self.route = Route()
         self.is_apart = False
@@ -206,7 +208,7 @@ class Runs:
                 opaque.replaced(attempt.functions, self.model, kept.function, kept.method, kept.statement),
                 telling.watched(self.model, attempt.watched, attempt.told, recorder.at, kept.told, kept.set),
                 opaque.drawing(kept.outside_draw, self.model),
-                memos.bypassed(recorder.at, self.model, [c for _, _, c in self.snapshot.reached.classes]),
+                self.memos.bypassed(recorder.at),
                 casts.followed(self.casting, recorder.at),
                 attributes.noted(
                     self.model,

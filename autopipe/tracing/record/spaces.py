@@ -30,19 +30,31 @@ class Spaces:
         self.spaces: list[dict[str, Any]] = []
         self.lengths: list[int] = []
         self.names: list[tuple[str, ...]] = []
+        self.places: list[tuple[dict[str, Any], str]] = []
+        self.seen: list[Any] = []
+        self.last: tuple[tuple[dict[str, Any], str, Any], ...] = ()
 
-    def found(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """(namespace, name, value) of each; a namespace that has grown is read again."""
-        if not are_same(modules := [*sys.modules.values()], self.modules):
+    def found(self) -> tuple[tuple[dict[str, Any], str, Any], ...]:
+        """(namespace, name, value) of each, the same object as long as nothing is other than it was.
+
+        A namespace that has grown is read again.
+        """
+        is_loaded = not are_same(modules := [*sys.modules.values()], self.modules)
+        if is_loaded:
             self._follow(modules)
         lengths = [*map(dict.__len__, self.spaces)]
-        if lengths != self.lengths:
+        if is_loaded or lengths != self.lengths:
             pairs = zip(lengths, self.lengths, strict=True)
             for i in [i for i, (now, before) in enumerate(pairs) if now != before]:
                 self.names[i] = tuple([k for k, v in [*self.spaces[i].items()] if self.is_wanted(v)])
             self.lengths = lengths
-        held = [(space, names) for space, names in zip(self.spaces, self.names, strict=True) if names]
-        return [(space, k, space[k]) for space, names in held for k in names if self.is_wanted(space.get(k))]
+            self.places = [(s, k) for s, names in zip(self.spaces, self.names, strict=True) for k in names]
+            self.seen, self.last = [], ()
+        seen = [space.get(name) for space, name in self.places]
+        if not are_same(seen, self.seen):
+            found = zip(self.places, seen, strict=True)
+            self.seen, self.last = seen, tuple((*place, v) for place, v in found if self.is_wanted(v))
+        return self.last
 
     def _follow(self, modules: list[Any]) -> None:
         """Modules were loaded, or others put in their place."""
