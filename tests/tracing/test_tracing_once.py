@@ -3,6 +3,7 @@
 What the modes do otherwise here shows in no data like the example's, only in large ones.
 """
 
+import contextlib
 import copy
 import operator
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from autopipe.errors import AutopipeError
 from autopipe.tracing import capture
 from autopipe.tracing.record.runs import Runs
 
@@ -256,3 +258,20 @@ def test_memory_that_is_shared_in_evaluation_alone_is_written_as_the_model_does(
 
     model = Adding()
     check(capture(model, (torch.randn(3, 4),), dynamic=False), model)
+
+
+class Seeded(Net):
+    def forward(self, x):
+        return super().forward(x * (torch.initial_seed() % 7))
+
+
+def test_recordings_made_again_start_from_the_seed_that_was_found():
+    torch.manual_seed(3)
+    model = Seeded()
+    x = torch.randn(3, 4)
+    with contextlib.suppress(AutopipeError):  # comparisons set other seeds
+        found = capture(model, (x,), dynamic=False)
+        torch.manual_seed(4)
+        expected = model(x)
+        torch.manual_seed(4)
+        torch.testing.assert_close(found(x), expected)

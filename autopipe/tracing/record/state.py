@@ -60,6 +60,7 @@ class Snapshot:
         }
         self.switches_plainly = all(_switches_plainly(m) for _, m, _ in self.modules)
         self.generators = [saved(g) for _, _, g in self.reached.generators]
+        self.seeded = saved(torch.default_generator)
         self.devices = [d for d in {t.device for t in model.parameters()} if accelerator.is_async(d)]
         containers = (c for _, m, held in self.modules for c in (vars(m), *(v for _, v, _ in held.contents)))
         self.glance = self.beside.glance([*containers], [*self.tensors.values()])
@@ -72,6 +73,7 @@ class Snapshot:
         if then is None or not (self.glance.is_kept() and self.glance.put(self.glance.seen(), then)):
             self.restore()
         self._put_back_generators()
+        self.seeded()  # as it was found, whatever seeds comparisons have set since
         if self.model.training != training:
             switch(self.model, training)
         if not self.scripted and training not in self.begun:
