@@ -232,7 +232,8 @@ class Pipe(nn.Module, metaclass=_Short):
 
         In one process that is free, since stages share the model's parameters. After :meth:`runtime` in a
         process group every rank must call it: each stage's weights come from the rank that trains them, ties
-        included, those it had released too (see :meth:`Runtime.gather_weights`).
+        included, those it had released too (see :meth:`Runtime.gather_weights`). On an accelerator a rank's
+        own stages stay there and the others' weights where they were: ``pipe.merge().to(device)`` to run it.
         """
         if self._runtime:
             self._runtime[-1].gather_weights()

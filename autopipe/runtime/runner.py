@@ -278,7 +278,8 @@ class Runner:
         for worker in engine.workers.values():
             worker.begin(step)
         engine.copies.begin()
-        engine.loss.begin(engine.end_worker.step if engine.end_worker else step)
+        if engine.end_worker is not None:
+            engine.loss.begin(engine.end_worker.step)
         if step.grad and self.syncs:
             self._compare_replicas(step)
         if step.grad and engine.accord is not None:

@@ -1,4 +1,4 @@
-"""What one rank or one replica finds alone, all of them hear: ``alone_ranks.py CHECK FOLDER`` is one rank."""
+"""What a rank or a replica finds or holds alone; ``alone_ranks.py CHECK FOLDER`` is one rank."""
 
 import contextlib
 import copy
@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import sys
+import weakref
 
 import pytest
 import runtime_checks as shared
@@ -205,6 +206,17 @@ def rows(folder):
         keeper.steps_in = (lambda root, seen=seen: found(root)[seen]) if replica else found
         assert runtime.resume(folder) == 3
     keeper.steps_in = found
+
+
+def lets_go(_):
+    """No rank keeps a batch once its step is made, nor in those steps that are looked at more closely."""
+    runtime = Runtime(*mlp(2)[1:], loss_fn=F.mse_loss, stall_limit_s=20.0)
+    for _ in range(3):
+        x, target = (torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator()) for _ in range(2))
+        held = weakref.ref(x), weakref.ref(target)
+        result = runtime.step(x, target=target)
+        del x, target
+        assert [ref() for ref in held] == [None, None], result
 
 
 class Scheduler:

@@ -16,6 +16,11 @@ def test_of_replicas(check, tmp_path):
     run_ranks(pathlib.Path(alone_ranks.__file__), 4, check, str(tmp_path), timeout_s=100)
 
 
+@pytest.mark.timeout(120)
+def test_batches_are_let_go(tmp_path):
+    run_ranks(pathlib.Path(alone_ranks.__file__), 2, "lets_go", str(tmp_path), timeout_s=100)
+
+
 def checksums(value, n_steps):
     batch = Batch((len(value),), {}, (), {}, {}, given={"x": value})
     return [batch.checksum(AT_A_GLANCE, step) for step in range(n_steps)]
