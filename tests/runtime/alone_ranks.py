@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from replica_checks import compare_whole
 from runtime_checks import Runtime, mlp
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -206,6 +207,39 @@ def rows(folder):
         keeper.steps_in = (lambda root, seen=seen: found(root)[seen]) if replica else found
         assert runtime.resume(folder) == 3
     keeper.steps_in = found
+
+
+class Labels(nn.Module):
+    """Whose tied weight trains without its values' sum: a cross entropy's gradient after a norm has none."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.norm, self.head = nn.Embedding(30, 12), nn.LayerNorm(12), nn.Linear(12, 30, bias=False)
+        self.head.weight = self.emb.weight
+
+    def forward(self, ids):
+        return self.head(self.norm(self.emb(ids)))
+
+
+def rates(_):
+    """Ranks whose optimizers step their copies of a tied parameter otherwise are told, whatever trains it."""
+    torch.manual_seed(0)
+    ids = torch.randint(0, 30, (8, 5))
+    made = shared.make(Labels().double(), (ids,), {}, n_stages=2)
+    runtime = Runtime(*made, loss_fn=_cross_entropy, stall_limit_s=20.0)
+    optimizer = torch.optim.SGD(runtime.parameters(), 0.01 * (1 + dist.get_rank()))
+
+    def train():
+        for _ in range(20):
+            runtime.step(ids, target=ids)
+            optimizer.step(), optimizer.zero_grad()
+
+    with pytest.raises(StepError, match=r"tied parameter emb.weight has other values on each of ranks 0, 1"):
+        train()
+
+
+def _cross_entropy(output, target):
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 def lets_go(_):

@@ -17,8 +17,9 @@ def test_of_replicas(check, tmp_path):
 
 
 @pytest.mark.timeout(120)
-def test_batches_are_let_go(tmp_path):
-    run_ranks(pathlib.Path(alone_ranks.__file__), 2, "lets_go", str(tmp_path), timeout_s=100)
+@pytest.mark.parametrize("check", ["lets_go", "rates"])
+def test_of_ranks(check, tmp_path):
+    run_ranks(pathlib.Path(alone_ranks.__file__), 2, check, str(tmp_path), timeout_s=100)
 
 
 def checksums(value, n_steps):

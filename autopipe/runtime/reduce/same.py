@@ -15,6 +15,9 @@ from .sums import local
 
 __all__ = ["Apart"]
 
+STEP = 31
+"""Beside the sum of all values that of each 31st: what is trained may be such that all sum to nothing, as the
+gradients of a cross entropy do over labels, and those of what follows a norm over features."""
 SAME = 1e-3
 """How far apart sums of copies may be, relative to their norm: other values are about 1 apart."""
 
@@ -44,6 +47,8 @@ class Apart:
             return
         values = [local(p) for p in parameters]
         values = [torch.view_as_real(v) if v.is_complex() else v for v in values]
+        values = [part for v in values for part in (v, v.reshape(-1)[::STEP])]
+        names = [name for name in names for _ in range(2)]
         sums = torch.stack([v.sum(dtype=torch.float64) for v in values])
         norms = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in values]
         ends = torch.cat([sums, -sums])
@@ -55,7 +60,7 @@ class Apart:
         """Where copies differ, and which: the first of what has come."""
         while self._looked and self._looked[0][2].has_come():
             where, names, apart = self._looked.pop(0)
-            differing = [n for n, differs in zip(names, apart.read(), strict=True) if differs]
+            differing = dict.fromkeys(n for n, differs in zip(names, apart.read(), strict=True) if differs)
             if differing:
-                return where, differing
+                return where, [*differing]
         return None
