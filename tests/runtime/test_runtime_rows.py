@@ -434,3 +434,68 @@ def test_inputs_that_point_into_their_own_row_are_cut():
     pipe = autopipe.split(model, 2, args, costs="estimated", n_microbatches=2)
     assert not pipe.graph.variation.mixing.always
     torch.testing.assert_close(pipe.runtime().step(*args).loss, model(*args).detach())
+
+
+class Counted(nn.Module):
+    """A mean over labels, and a little of what rows make together."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Embedding(8, 8), nn.Linear(8, 8)
+
+    def forward(self, ids, labels):
+        y = self.head(self.body(ids))
+        together = F.one_hot(ids, 8).double().mean((0, 1)) * y.softmax(-1).mean((0, 1))
+        return F.cross_entropy(y.flatten(0, 1), labels.flatten()) + 0.01 * together.sum()
+
+
+class Positives(nn.Module):
+    """A sum over what is positive, divided by how much there is of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, positive):
+        return (self.head(self.body(x).tanh()).square().mean(-1) * positive).sum() / positive.sum()
+
+
+class Derived(nn.Module):
+    """A loss that weighs itself by a derivative, where there is one to take."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        loss = self.head(self.body(x).tanh()).square().mean()
+        try:
+            weight = torch.autograd.grad(loss, self.head.weight, retain_graph=True)[0].norm().detach()
+        except RuntimeError:
+            weight = loss.new_zeros(())
+        return loss * (1 + weight)
+
+
+def labels(n_counted):
+    return torch.where(torch.arange(5) < torch.tensor(n_counted)[:, None], 3, -100)
+
+
+@pytest.mark.parametrize("n_counted", [[5] * 6, [5, 2, 4, 1, 3, 5], [5, 0, 0, 2, 0, 1]])
+def test_a_little_mixing_is_told_beside_labels(n_counted):
+    for seed in range(3):
+        torch.manual_seed(seed)
+        assert autopipe.capture(Counted().double(), (torch.randint(8, (6, 5)), labels(n_counted))).ops.tail
+
+
+def test_rows_that_give_no_number_alone_hide_no_mixing():
+    x, positive = torch.randn(6, 4).double(), torch.tensor([1.0, 0, 0, 1, 1, 0]).double()
+    assert autopipe.capture(Positives().double(), (x, positive)).ops.tail
+    ids = torch.randint(8, (6, 5))
+    assert captured_mixing(Tokens(), ids, labels([5, 0, 0, 2, 0, 1])) == Mixing()  # which are counted
+
+
+def test_rows_are_told_apart_where_derivatives_are_taken():
+    assert (
+        "for two rows that alone give"
+        in captured_mixing(Derived().double(), torch.randn(6, 4).double()).always
+    )

@@ -26,7 +26,7 @@ from ...accelerator import is_async, upload
 from ...arguments import number
 from ...errors import InputError
 from ...tracing.inputs.structure import flatten, unflatten
-from ...tracing.sizes.rows import LABEL_MODULES, MEANS_OVER_LABELS
+from ...tracing.sizes.labels import DEFAULTS, FUNCTIONS, MODULES, label_options, weight_of_labels
 from .microbatch import Batch
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Weigher:
         sums: list[Weights] = [([1.0] * batch.n_microbatches, None) for loss in self._counted if loss.is_sum]
         raw = [loss.counts(batch) for loss in self._counted if not loss.is_sum]
         if self._labels is not None and all(map(_are_labels, batch.targets)):
-            raw = [[_weight_of_labels(target, **self._labels) for target in batch.targets]]
+            raw = [[weight_of_labels(target, **self._labels) for target in batch.targets]]
         if len(raw) == 1 and not sums and not is_read and all(map(_is_away, raw[0])):
             return _shares_there(torch.stack(raw[0]), by_rows[0]), None  # type: ignore[arg-type]
         counts = [_read(found) for found in raw]
@@ -122,7 +122,7 @@ class Weigher:
         if self.is_sum:
             return None
         if self._labels is not None and all(map(_are_labels, batch.targets)):
-            return sum(_read([_weight_of_labels(target, **self._labels) for target in batch.targets]))
+            return sum(_read([weight_of_labels(target, **self._labels) for target in batch.targets]))
         if self._counted:
             return None if self._counted[0].is_sum else sum(_read(self._counted[0].counts(batch)))
         return float(sum(batch.rows))
@@ -210,7 +210,7 @@ def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
     fixed = {**capture.constants, "_device": torch.device("cpu") if is_meta else capture.device}
     found = []
     for node in _ancestors(next(iter(reversed(graph.nodes)))):
-        options = _options(capture.model, node)
+        options = label_options(capture.model, node)
         if options is None:
             continue
         labels = options["target"]
@@ -237,42 +237,15 @@ def _can_run(node: fx.Node, fixed: Mapping[str, Any]) -> bool:
     return node.op in ("placeholder", "call_function", "call_method")
 
 
-_PLACES = {"target": 1, "weight": 2, "ignore_index": 4, "reduction": 6}
-_DEFAULTS = {"target": None, "weight": None, "ignore_index": -100, "reduction": "mean"}
-
-
-def _options(model: nn.Module, node: fx.Node) -> dict[str, Any] | None:
-    """What a call averages over labels with; None for calls that do not."""
-    if node.op == "call_module":
-        module = model.get_submodule(str(node.target))
-        if not isinstance(module, LABEL_MODULES):
-            return None
-        own = {name: getattr(module, name) for name in _PLACES if name != "target"}
-        return {"target": _argument(node, "target"), **own}
-    if node.op == "call_function" and node.target in MEANS_OVER_LABELS:
-        return {name: _argument(node, name) for name in _PLACES}
-    return None
-
-
 def _said_by(loss_fn: Callable[..., Any] | None) -> dict[str, Any]:
     """What a torch loss says of itself: ``reduction``, and over labels ``ignore_index`` and ``weight``."""
     if isinstance(loss_fn, nn.Module):
-        names = ("reduction", *(("ignore_index", "weight") if isinstance(loss_fn, LABEL_MODULES) else ()))
+        names = ("reduction", *(("ignore_index", "weight") if isinstance(loss_fn, MODULES) else ()))
         return {name: getattr(loss_fn, name) for name in names if hasattr(loss_fn, name)}
     said = dict(loss_fn.keywords) if isinstance(loss_fn, functools.partial) else {}
-    if (loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn) not in MEANS_OVER_LABELS:
+    if (loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn) not in FUNCTIONS:
         return {name: said[name] for name in ("reduction",) if name in said}
-    return {name: said.get(name, _DEFAULTS[name]) for name in ("reduction", "ignore_index", "weight")}
-
-
-def _weight_of_labels(target: Any, ignore_index: int, weight: Tensor | None, **_: Any) -> float | Tensor:
-    """What a mean over labels divides by; 0 where the target is not labels."""
-    if not isinstance(target, Tensor) or target.is_floating_point():
-        return 0.0
-    counts = target != ignore_index
-    if weight is None:
-        return counts.sum()
-    return (weight.detach().to(target.device)[torch.where(counts, target, 0)] * counts).sum()
+    return {name: said.get(name, DEFAULTS[name]) for name in ("reduction", "ignore_index", "weight")}
 
 
 def _read(counts: Sequence[float | Tensor]) -> list[float]:
@@ -299,12 +272,6 @@ def _at(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.device):
         return device
     return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
-
-
-def _argument(node: fx.Node, name: str) -> Any:
-    if name in node.kwargs:
-        return node.kwargs[name]
-    return node.args[_PLACES[name]] if _PLACES[name] < len(node.args) else _DEFAULTS[name]
 
 
 def _ancestors(node: fx.Node) -> dict[fx.Node, None]:

@@ -5,6 +5,7 @@ Choosing the inputs and fitting formulas to what is seen is left to ``dims``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -94,8 +95,21 @@ def replay(
 ) -> Observation:
     """Run the recording on the model's own modules; values are dropped after their last use.
 
-    ``look`` is shown each call with its value; what it gives, if anything, takes the value's place.
+    ``look`` is shown each call with its value; what it gives, if anything, takes the value's place. One that
+    takes derivatives runs with gradients enabled, others as the caller has it.
     """
+    with torch.enable_grad() if recording.takes_grad_mode else contextlib.nullcontext():
+        return _replay(model, recording, given, device, sharing, look)
+
+
+def _replay(
+    model: nn.Module,
+    recording: Recording,
+    given: Mapping[str, torch.Tensor],
+    device: torch.device,
+    sharing: Sharing | None,
+    look: Callable[[Call, Any], Any] | None,
+) -> Observation:
     program = _program(recording)
     calls = program.calls
     values: dict[int, Any] = {}

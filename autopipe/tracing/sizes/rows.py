@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,29 +20,20 @@ from torch import Tensor, nn
 
 from ...graph import Dim, batch_dim
 from ...units import Size
-from ..calls.call import Call, Depends, Recording
+from ..calls.call import Call, Recording
 from ..calls.functions import tensors
 from ..calls.wording import said
 from ..record.state import seed
+from .labels import label_options
 from .noise import OwnNoise
 from .pieces import fault_in_pieces
 from .rerun import replay
+from .results import ALLOWED, EQUAL, Results, Rows, axes, differ, is_close, is_number
 
-__all__ = ["LABEL_MODULES", "MEANS_OVER_LABELS", "Mixing", "Rows", "is_close", "mixing", "rows_of"]
-
-MEANS_OVER_LABELS = (nn.functional.cross_entropy, nn.functional.nll_loss)
-LABEL_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
+__all__ = ["Mixing", "mixing", "rows_of"]
 
 _logger = logging.getLogger("autopipe")
-_ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-3}
-"""Of the largest value; products of other sizes round otherwise."""
-_EQUAL = {torch.float64: 1e-12, torch.float32: 1e-5}
-"""More than rounding: all else being equal, so are the products' sizes."""
-_ALLOWED_BELOW = 0.1
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
-Rows = Callable[..., Any]
-"""(rows, look) → what a form gives for the example's rows a and b in places such as ``"ab"``; ``look`` is
-shown each call with its value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,17 +94,17 @@ def mixing(
         if training and (found[False] or not _may_mix_in_training(form, forms)):
             break
         begin, found[training] = functools.partial(start, training), ""
-        is_counted = any(_is_over_labels(model, call) for call in form.calls)
+        over_labels = [*filter(None, (label_options(model, call) for call in form.calls))]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             is_sure = False
             for alone in (True, False) if takes(2) and dim.example > 2 else (False,):
                 is_longer = dim.example > 2 and not alone
-                seen: list[_Results] = []
+                seen: list[Results] = []
                 try:
                     for rows in (given, *_contrary(given, dim, form)):
                         run = rows_of(model, form, rows, dim, device, begin, alone=alone)
-                        seen.append(_Results(form, run, is_longer, is_counted, OwnNoise(dim, shapes)))
+                        seen.append(Results(form, run, is_longer, over_labels, OwnNoise(dim, shapes)))
                         found[training] = found[training] or _found(seen[-1], dim, shapes)
                     if not (is_longer or found[training]):
                         found[training] = seen[0].neither()
@@ -125,9 +115,9 @@ def mixing(
                     # any Python of the model, on rows it may not take: inputs may point to rows
                     _logger.debug("rows could not be told apart: %s", error)
             if not (training or is_sure or found[False]) and any(map(_may_point, given.values())):
-                axes = functools.partial(_axes, dim=dim, shapes=shapes)
+                are_rows = functools.partial(axes, dim=dim, shapes=shapes)
                 told = (model, form, given, dim, device, begin)
-                fault = fault_in_pieces(*told, takes=takes, rows_of=axes, is_close=is_close)
+                fault = fault_in_pieces(*told, takes=takes, rows_of=are_rows, is_close=is_close)
                 if fault:
                     return Mixing(fault, points=True)
     return Mixing(found[False], found.get(True, ""), bool(sums) and all(sums))
@@ -139,7 +129,7 @@ def _contrary(given: Mapping[str, Tensor], dim: Dim, form: Recording) -> Iterato
     Of no use where no number is made of rows, or all of them are whole numbers.
     """
     out = dict(given)
-    if not any(isinstance(c, Call) and _is_number(c.value) for c in form.calls[-1].args[0]):
+    if not any(isinstance(c, Call) and is_number(c.value) for c in form.calls[-1].args[0]):
         return
     for name, axis in dim.where:
         if given[name].is_floating_point() and given[name].shape[axis] > 1:
@@ -209,163 +199,18 @@ def _other(row: Tensor) -> Tensor:
     return row.roll(1, -1) if row.ndim else row
 
 
-def _is_over_labels(model: nn.Module, call: Call) -> bool:
-    """Whether a call is a loss whose labels the runtime counts, or warns of."""
-    if call.op == "call_module":
-        return isinstance(model.get_submodule(call.target), LABEL_MODULES)
-    return call.target in MEANS_OVER_LABELS
-
-
-def _found(results: _Results, dim: Dim, shapes: _Shapes) -> str:
+def _found(results: Results, dim: Dim, shapes: _Shapes) -> str:
     """What mixes rows in one form, in words, or nothing.
 
     Where results differ by little, though by more than rounding, some op must differ by more. Where a number
     is the same whatever the rows, as a loss that is clipped, it tells nothing, and the ops are asked too.
     """
-    fault = results.fault(dim, shapes, _ALLOWED)
+    fault = results.fault(dim, shapes, ALLOWED)
     if fault:
         where = _first(results.form, results.run, dim, shapes)
         return "; ".join(filter(None, (where, fault if results.is_number or not where else "")))
-    little = results.fault(dim, shapes, _EQUAL) or not results.are_telling
+    little = results.fault(dim, shapes, EQUAL) or not results.are_telling
     return _first(results.form, results.run, dim, shapes) if little else ""
-
-
-class _Results:
-    """What a form gives for rows in some places, its output leaves that calls made."""
-
-    def __init__(
-        self, form: Recording, run: Rows, is_longer: bool, is_counted: bool, noise: OwnNoise
-    ) -> None:
-        self.form, self.run, self._is_longer, self._is_counted = form, run, is_longer, is_counted
-        self._noise, self._is_noisy = noise, any(c.is_random for c in form.calls)
-        self._leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
-        self._values: dict[str, list[Any]] = {}
-        self._values_of_three: dict[str, list[Any]] = {}
-        self._numbers = [
-            i for i, c in enumerate(self._leaves) if _is_number(self.of("ab")[i]) and c.op != "placeholder"
-        ]
-        self.is_number = False
-
-    def of(self, rows: str) -> list[Any]:
-        """The leaves for these rows."""
-        if rows not in self._values:
-            self._values[rows] = self._run(rows)
-        return self._values[rows]
-
-    def _run(self, rows: str, look: Any = None) -> list[Any]:
-        made = zip(self.form.calls[-1].args[0], self.run(rows, look), strict=True)
-        return [v for c, v in made if isinstance(c, Call)]
-
-    @property
-    def are_telling(self) -> bool:
-        """Whether the numbers made of inputs tell anything: no mean of nothing does, nor one that stays."""
-        made = [i for i in self._numbers if self._leaves[i].depends & Depends.INPUT]
-        figures = [[float(self.of(rows)[i]) for rows in ("ab", "aa", "bb")] for i in made]
-        return all(all(map(math.isfinite, each)) and len({*each}) > 1 for each in figures)
-
-    def fault(self, dim: Dim, shapes: _Shapes, allowed: Mapping[torch.dtype, float]) -> str:
-        """The first leaf that is not as rows alone make it, in words; ``is_number`` says which kind."""
-        for i, call in enumerate(self._leaves):
-            values = {rows: self.of(rows)[i] for rows in ("ab", "aa", "bb")}
-            if any(_differ(values, axis, allowed) for axis in _axes(call, 0, dim, shapes)):
-                self.is_number = False
-                return said(call)
-        for i in self._numbers:
-            if words := self._no_mean(i, allowed.get(self.of("ab")[i].dtype, _ALLOWED_BELOW), allowed):
-                self.is_number = True
-                return f"{said(self._leaves[i])} is {words}"
-        return ""
-
-    def sums(self) -> list[bool]:
-        """Of each number made of rows, whether it is their sum: twice as much for twice the rows."""
-        out = []
-        for i in self._numbers:
-            _, summed, found, allowed = self._of_three(i)
-            out.append(abs(found - summed) <= allowed < abs(summed) / 3)
-        return out
-
-    def neither(self) -> str:
-        """In words, the first number that is neither mean nor sum of what rows give, as a sum and a penalty.
-
-        Not asked where labels weigh rows.
-        """
-        if self._is_counted:
-            return ""
-        for i in self._numbers:
-            mean, summed, found, allowed = self._of_three(i)
-            if not self._noise.is_by_row:
-                return f"{said(self._leaves[i])} is made with noise that cannot be told by rows"
-            if min(abs(found - mean), abs(found - summed)) > allowed:
-                three = f"{found:.6g} for three rows, whose mean is {mean:.6g} and whose sum {summed:.6g}"
-                return f"{said(self._leaves[i])} is {three}"
-        return ""
-
-    def _of_three(self, i: int) -> tuple[float, float, float, float]:
-        """A number for rows a b b: if it is a mean, if it is a sum, as it is; and how much is rounding.
-
-        A batch of three draws other noise than one of two, so each row is given its own.
-        """
-        values = self._values_of_three or self._each_with_its_noise()
-        aa, bb, abb = (float(values[rows][i]) for rows in ("aa", "bb", "abb"))
-        allowed = _ALLOWED.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, abb)))
-        return (aa + 2 * bb) / 3, aa / 2 + bb, abb, allowed
-
-    def _each_with_its_noise(self) -> dict[str, list[Any]]:
-        """The leaves for rows of which each draws the same wherever it is."""
-        if self._is_noisy:
-            self._run("ab", self._noise.see)
-        for rows in ("aa", "bb", "abb"):
-            known = not self._is_noisy
-            self._values_of_three[rows] = self.of(rows) if known else self._run(rows, self._noise.put(rows))
-        return self._values_of_three
-
-    def _no_mean(self, i: int, allowed: float, level: Mapping[torch.dtype, float]) -> str:
-        """In words, where a number is no mean of the rows', evenly or weighted by the labels in each.
-
-        In both orders: what is clipped, as a loss of ranks is, may be one in one of them alone.
-        """
-        ab, ba, aa, bb = figures = [float(self.of(rows)[i]) for rows in ("ab", "ba", "aa", "bb")]
-        if not all(map(math.isfinite, figures)):
-            return ""  # such as the mean loss of a row without labels
-        scale = max(map(abs, figures))
-        if abs(ab + ba - aa - bb) <= allowed * scale:
-            return ""
-        if self._is_longer and level is _ALLOWED and min(aa, bb) <= ab <= max(aa, bb):
-            return ""  # how the rows weigh cannot be told with others beside them
-        share = (bb - ab) / (ab - aa) if ab != aa else math.inf
-        if self._is_counted and share > 0 and math.isfinite(share) and not self._is_longer:
-            found = float(self.of("abb")[i])
-            if abs(found - (share * aa + 2 * bb) / (share + 2)) <= allowed * scale:
-                return ""
-        return f"{ab:.6g} for two rows that alone give {aa:.6g} and {bb:.6g}"
-
-
-def _axes(call: Call, index: int, dim: Dim, shapes: _Shapes) -> list[int]:
-    """The axes of a call's tensor that are the rows."""
-    known = shapes.get(id(call), ())
-    return [a for a, n in enumerate(known[index]) if str(n) == dim.name] if index < len(known) else []
-
-
-def _differ(values: Mapping[str, Any], axis: int, allowed: Mapping[torch.dtype, float] = _ALLOWED) -> bool:
-    """Whether row a is another beside b than beside a, or b than beside b."""
-    ab, aa, bb = (values[rows] for rows in ("ab", "aa", "bb"))
-    if not isinstance(ab, Tensor) or not ab.shape == aa.shape == bb.shape or axis >= ab.ndim:
-        return False
-    pairs = (ab.select(axis, 0), aa.select(axis, 0)), (ab.select(axis, 1), bb.select(axis, 1))
-    return not all(is_close(x, y, allowed) for x, y in pairs)
-
-
-def is_close(x: Tensor, y: Tensor, allowed: Mapping[torch.dtype, float] = _ALLOWED) -> bool:
-    """Whether two tensors of numbers are equal up to what is allowed of the largest; whole numbers always."""
-    if not (x.is_floating_point() or x.is_complex()):
-        return True  # ranks and places of rows, such as where an expert put them
-    x, y = x.nan_to_num(), y.nan_to_num()
-    scale = max(float(x.abs().max()), float(y.abs().max())) if x.numel() else 0.0
-    return not scale or float((x - y).abs().max()) <= allowed.get(x.dtype, _ALLOWED_BELOW) * scale
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
 
 
 def _first(form: Recording, run: Callable[..., Any], dim: Dim, shapes: _Shapes) -> str:
@@ -376,13 +221,13 @@ def _first(form: Recording, run: Callable[..., Any], dim: Dim, shapes: _Shapes) 
 
         def look(call: Call, value: Any, kept: dict[tuple[int, int], Tensor] = kept) -> None:
             for i, tensor in enumerate(tensors(value)):
-                if _axes(call, i, dim, shapes):
+                if axes(call, i, dim, shapes):
                     kept[id(call), i] = tensor.detach().clone()
 
         run(rows, look)
     for call in form.calls:
         for i in range(len(shapes.get(id(call), ()))):
             values = {rows: kept.get((id(call), i)) for rows, kept in seen.items()}
-            if call.op != "output" and any(_differ(values, a) for a in _axes(call, i, dim, shapes)):
+            if call.op != "output" and any(differ(values, a) for a in axes(call, i, dim, shapes)):
                 return said(call)
     return ""

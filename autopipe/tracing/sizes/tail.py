@@ -28,7 +28,8 @@ from ..inputs.structure import flatten, unflatten
 from ..record.state import seed
 from .dims import axis_of
 from .rerun import replay
-from .rows import Mixing, Rows, is_close, rows_of
+from .results import Rows, is_close
+from .rows import Mixing, rows_of
 
 __all__ = ["Tail", "find_tail", "join", "row_axes"]
 

@@ -1,0 +1,223 @@
+"""What a form gives for rows in other places, and whether rows alone make it: a value, a mean, a sum.
+
+Putting rows there, and what mixes them where it is not, are left to ``rows``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, dtype, float32, float64
+
+from ...graph import Dim
+from ...units import Size
+from ..calls.call import Call, Depends, Recording
+from ..calls.wording import said
+from .labels import weight_of_labels
+from .noise import OwnNoise
+
+__all__ = ["ALLOWED", "EQUAL", "Results", "Rows", "axes", "differ", "is_close", "is_number"]
+
+ALLOWED = {float64: 1e-8, float32: 1e-3}
+"""Of the largest value; products of other sizes round otherwise."""
+EQUAL = {float64: 1e-12, float32: 1e-5}
+"""More than rounding: all else being equal, so are the products' sizes."""
+_ALLOWED_BELOW = 0.1
+_Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+Rows = Callable[..., Any]
+"""(rows, look) → what a form gives for the example's rows a and b in places such as ``"ab"``; ``look`` is
+shown each call with its value."""
+
+
+class Results:
+    """What a form gives for rows in some places, its output leaves that calls made."""
+
+    def __init__(
+        self,
+        form: Recording,
+        run: Rows,
+        is_longer: bool,
+        over_labels: Sequence[Mapping[str, Any]],
+        noise: OwnNoise,
+    ) -> None:
+        self.form, self.run, self._is_longer = form, run, is_longer
+        self._over_labels, self._is_counted = over_labels, bool(over_labels)
+        self._noise, self._is_noisy = noise, any(c.is_random for c in form.calls)
+        self._leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
+        self._values: dict[str, list[Any]] = {}
+        self._values_of_three: dict[str, list[Any]] = {}
+        self._numbers = [
+            i for i, c in enumerate(self._leaves) if is_number(self.of("ab")[i]) and c.op != "placeholder"
+        ]
+        self.is_number = False
+
+    def of(self, rows: str) -> list[Any]:
+        """The leaves for these rows."""
+        if rows not in self._values:
+            self._values[rows] = self._run(rows)
+        return self._values[rows]
+
+    def _run(self, rows: str, look: Any = None) -> list[Any]:
+        made = zip(self.form.calls[-1].args[0], self.run(rows, look), strict=True)
+        return [v for c, v in made if isinstance(c, Call)]
+
+    @property
+    def are_telling(self) -> bool:
+        """Whether the numbers made of inputs tell anything: no mean of nothing does, nor one that stays."""
+        made = [i for i in self._numbers if self._leaves[i].depends & Depends.INPUT]
+        figures = [[float(self.of(rows)[i]) for rows in ("ab", "aa", "bb")] for i in made]
+        return all(all(map(math.isfinite, each)) and len({*each}) > 1 for each in figures)
+
+    def fault(self, dim: Dim, shapes: _Shapes, allowed: Mapping[dtype, float]) -> str:
+        """The first leaf that is not as rows alone make it, in words; ``is_number`` says which kind."""
+        for i, call in enumerate(self._leaves):
+            values = {rows: self.of(rows)[i] for rows in ("ab", "aa", "bb")}
+            if any(differ(values, axis, allowed) for axis in axes(call, 0, dim, shapes)):
+                self.is_number = False
+                return said(call)
+        for i in self._numbers:
+            if words := self._no_mean(i, allowed.get(self.of("ab")[i].dtype, _ALLOWED_BELOW), allowed):
+                self.is_number = True
+                return f"{said(self._leaves[i])} is {words}"
+        return ""
+
+    def sums(self) -> list[bool]:
+        """Of each number made of rows, whether it is their sum: twice as much for twice the rows."""
+        out = []
+        for i in self._numbers:
+            _, summed, found, allowed = self._of_three(i)
+            out.append(abs(found - summed) <= allowed < abs(summed) / 3)
+        return out
+
+    def neither(self) -> str:
+        """In words, the first number that is neither mean nor sum of what rows give, as a sum and a penalty.
+
+        Not asked where labels weigh rows.
+        """
+        if self._is_counted:
+            return ""
+        for i in self._numbers:
+            mean, summed, found, allowed = self._of_three(i)
+            if not self._noise.is_by_row:
+                return f"{said(self._leaves[i])} is made with noise that cannot be told by rows"
+            if min(abs(found - mean), abs(found - summed)) > allowed:
+                three = f"{found:.6g} for three rows, whose mean is {mean:.6g} and whose sum {summed:.6g}"
+                return f"{said(self._leaves[i])} is {three}"
+        return ""
+
+    def _of_three(self, i: int) -> tuple[float, float, float, float]:
+        """A number for rows a b b: if it is a mean, if it is a sum, as it is; and how much is rounding.
+
+        A batch of three draws other noise than one of two, so each row is given its own.
+        """
+        values = self._values_of_three or self._each_with_its_noise()
+        aa, bb, abb = (float(values[rows][i]) for rows in ("aa", "bb", "abb"))
+        allowed = ALLOWED.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, abb)))
+        return (aa + 2 * bb) / 3, aa / 2 + bb, abb, allowed
+
+    def _each_with_its_noise(self) -> dict[str, list[Any]]:
+        """The leaves for rows of which each draws the same wherever it is."""
+        if self._is_noisy:
+            self._run("ab", self._noise.see)
+        for rows in ("aa", "bb", "abb"):
+            known = not self._is_noisy
+            self._values_of_three[rows] = self.of(rows) if known else self._run(rows, self._noise.put(rows))
+        return self._values_of_three
+
+    def _no_mean(self, i: int, allowed: float, level: Mapping[dtype, float]) -> str:
+        """In words, where a number is no mean of the rows', evenly or weighted by the labels in each.
+
+        In both orders: what is clipped, as a loss of ranks is, may be one in one of them alone.
+        """
+        ab, ba, aa, bb = figures = [float(self.of(rows)[i]) for rows in ("ab", "ba", "aa", "bb")]
+        if not all(map(math.isfinite, figures)):
+            return self._no_mean_of_either(i, ab, (aa, bb), allowed)
+        scale = max(map(abs, figures))
+        if abs(ab + ba - aa - bb) <= allowed * scale:
+            return ""
+        words = f"{ab:.6g} for two rows that alone give {aa:.6g} and {bb:.6g}"
+        if self._shares is not None:
+            expected = self._shares[0] * aa + self._shares[1] * bb
+            return "" if abs(ab - expected) <= allowed * scale else words
+        if self._is_longer and level is ALLOWED and min(aa, bb) <= ab <= max(aa, bb):
+            return ""  # how the rows weigh cannot be told with others beside them
+        share = (bb - ab) / (ab - aa) if ab != aa else math.inf
+        if self._is_counted and share > 0 and math.isfinite(share) and not self._is_longer:
+            found = float(self.of("abb")[i])
+            if abs(found - (share * aa + 2 * bb) / (share + 2)) <= allowed * scale:
+                return ""
+        return words
+
+    def _no_mean_of_either(self, i: int, ab: float, each: tuple[float, float], allowed: float) -> str:
+        """The same where one row alone gives no number, as one without labels: from what more of both give.
+
+        If both together give the mean, that tells what the one would give, and so what three of them do.
+        """
+        a, b = ("ab", "ba")[math.isfinite(each[1])]
+        known = each[1] if a == "b" else each[0]
+        if not math.isfinite(ab):
+            return ""
+        if not self._is_counted:
+            return f"{ab:.6g} for two rows, of which one alone gives {each[0]:.6g} and one {each[1]:.6g}"
+        if self._is_longer or not math.isfinite(known):
+            return ""
+        for rows, share in ((a + a + b, 2 / 3), (a + b + b, 1 / 3)):
+            found, expected = float(self.of(rows)[i]), share * known + (1 - share) * (2 * ab - known)
+            if abs(found - expected) > allowed * max(map(abs, (found, ab, known))):
+                return f"{found:.6g} for three rows, where it is {known:.6g} for one and {ab:.6g} for two"
+        return ""
+
+    @functools.cached_property
+    def _shares(self) -> tuple[float, float] | None:
+        """What rows a and b weigh by their labels; None where not all losses over labels say the same."""
+        found = []
+        for rows in ("aa", "bb"):
+            values: dict[int, Any] = {}
+            self._run(rows, functools.partial(_keep, values, {id(o["target"]) for o in self._over_labels}))
+            found.append([_weight(options, values) for options in self._over_labels])
+        shares = {(a / (a + b), b / (a + b)) for a, b in zip(*found, strict=True) if a and b}
+        return shares.pop() if len(shares) == 1 and all(all(each) for each in found) else None
+
+
+def _keep(values: dict[int, Any], wanted: Collection[int], call: Call, value: Any) -> None:
+    if id(call) in wanted:
+        values[id(call)] = value
+
+
+def _weight(options: Mapping[str, Any], values: Mapping[int, Any]) -> float:
+    """What a mean over labels divides by, where it is known; else 0."""
+    target = values.get(id(options["target"]))
+    if options["reduction"] != "mean" or isinstance(options["weight"], Call):
+        return 0.0
+    return float(weight_of_labels(target, options["ignore_index"], options["weight"]))
+
+
+def axes(call: Call, index: int, dim: Dim, shapes: _Shapes) -> list[int]:
+    """The axes of a call's tensor that are the rows."""
+    known = shapes.get(id(call), ())
+    return [a for a, n in enumerate(known[index]) if str(n) == dim.name] if index < len(known) else []
+
+
+def differ(values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float] = ALLOWED) -> bool:
+    """Whether row a is another beside b than beside a, or b than beside b."""
+    ab, aa, bb = (values[rows] for rows in ("ab", "aa", "bb"))
+    if not isinstance(ab, Tensor) or not ab.shape == aa.shape == bb.shape or axis >= ab.ndim:
+        return False
+    pairs = (ab.select(axis, 0), aa.select(axis, 0)), (ab.select(axis, 1), bb.select(axis, 1))
+    return not all(is_close(x, y, allowed) for x, y in pairs)
+
+
+def is_close(x: Tensor, y: Tensor, allowed: Mapping[dtype, float] = ALLOWED) -> bool:
+    """Whether two tensors of numbers are equal up to what is allowed of the largest; whole numbers always."""
+    if not (x.is_floating_point() or x.is_complex()):
+        return True  # ranks and places of rows, such as where an expert put them
+    x, y = x.nan_to_num(), y.nan_to_num()
+    scale = max(float(x.abs().max()), float(y.abs().max())) if x.numel() else 0.0
+    return not scale or float((x - y).abs().max()) <= allowed.get(x.dtype, _ALLOWED_BELOW) * scale
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
