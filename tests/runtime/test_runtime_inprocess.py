@@ -362,3 +362,44 @@ def test_a_layer_that_torchscript_has_trains():
     pipe.runtime(lambda out, target: out.square().mean(), n_microbatches=3).step(x, target=x)
     plain(x).square().mean().backward()
     assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
+
+
+class Normed(nn.Module):
+    """Its first call keeps what its second puts back, as normalisation of series does."""
+
+    def forward(self, x, way):
+        if way == "norm":
+            self.mean, self.spread = x.mean(1, keepdim=True).detach(), x.std(1, keepdim=True).detach()
+            return (x - self.mean) / self.spread
+        return x * self.spread + self.mean
+
+
+class Series(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layers = Normed(), nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+
+    def forward(self, x):
+        y = self.norm(self.layers[0](x), "norm")
+        for layer in self.layers[1:3]:
+            y = torch.tanh(layer(y))
+        return self.layers[3](self.norm(y, "back"))
+
+
+@pytest.mark.parametrize("closed", [[], ["norm"]])
+def test_what_one_call_of_a_layer_keeps_for_another_is_its_microbatchs_own(closed):
+    torch.manual_seed(0)
+    model, x = Series().double(), torch.randn(6, 5, 4).double()
+    pipe = autopipe.split(
+        autopipe.capture(model, (x,), closed=closed), 2, costs="estimated", n_microbatches=3
+    )
+    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+    for n in (6, 5):
+        model.zero_grad()
+        loss = model(x[:n]).square().mean()
+        loss.backward()
+        wanted = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        assert runtime.step(x[:n]).loss.item() == pytest.approx(loss.item(), rel=1e-12)
+        for p, grad in zip(model.parameters(), wanted, strict=True):
+            torch.testing.assert_close(p.grad, grad)

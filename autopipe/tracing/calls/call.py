@@ -169,7 +169,8 @@ class Recording:
     the code ``asked`` for them: ``"grad"``, the grad mode, ``"inputs"``, which inputs take gradients,
     ``"layout"``, how they lie in memory, each with the line that does; ``dtypes`` tells whether the code
     asked for what autocast has a say in, and ``flags`` are questions to torch and the process, each with how
-    to ask again and the answer; ``keeps`` whether a leaf has set, beside buffers, what its own code reads;
+    to ask again and the answer; ``keeps`` whether a leaf has set, beside buffers, what its own code reads,
+    and ``begun`` the leaves whose first call has;
     ``left`` are the attributes in which glue leaves what it computes with gradients; ``filled`` those of open
     modules, by path and name, in which hooks of leaves put what the leaves gave; ``goes_by_mode`` whether
     the code may do otherwise in the other mode.
@@ -187,6 +188,7 @@ class Recording:
     dtypes: bool = False
     flags: Mapping[str, tuple[Callable[[], Any], Any]] = dataclasses.field(default_factory=dict)
     keeps: bool = False
+    begun: frozenset[str] = frozenset()
     left: tuple[str, ...] = ()
     filled: frozenset[tuple[str, str]] = frozenset()
     goes_by_mode: bool = True

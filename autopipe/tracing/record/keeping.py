@@ -60,6 +60,7 @@ class Keeping:
     opened: the modules that are no part of a leaf, by path.
     filled: in which of their attributes, by path and name, hooks of leaves put something.
     is_any: whether a leaf has kept anything.
+    begun: the leaves whose first call has set something that they go by.
     """
 
     def __init__(self, paths: Mapping[int, str], watched: Collection[str]) -> None:
@@ -69,6 +70,7 @@ class Keeping:
         self.opened: Sequence[tuple[str, nn.Module]] = ()
         self.filled: set[tuple[str, str]] = set()
         self.is_any = False
+        self.begun: set[str] = set()
 
     def begin(self, model: nn.Module, opened: Sequence[tuple[str, nn.Module]]) -> None:
         """Look at all modules as they are before the model is called."""
@@ -92,6 +94,8 @@ class Keeping:
         self._by_leaf[path] = kept(inside)
         is_set = next(differing(before, self._by_leaf[path]), None) is not None
         self.is_any |= is_set
+        if is_set and is_first:
+            self.begun.add(path)
         return is_set and not is_first
 
     @contextlib.contextmanager

@@ -150,6 +150,7 @@ class Recorder(TorchFunctionMode):
             dtypes=self.reads.dtypes,
             flags=self.reads.flags,
             keeps=self.keeping.is_any,
+            begun=frozenset(self.keeping.begun),
             filled=frozenset(self.keeping.filled),
             goes_by_mode=self.reads.mode or any(c.writes for c in self.ledger.calls),
             left=tuple(left(self.keeping.opened, self.ledger.is_computed)),

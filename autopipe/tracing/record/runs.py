@@ -32,7 +32,17 @@ from .memos import Memos
 from .origin import Unseen, alive
 from .recorder import Recorder
 from .repeats import Repeats
-from .restart import CloseModule, Function, Method, Restart, Statement, TellMethod, WatchLeaves, WatchMethods
+from .restart import (
+    CloseModule,
+    Function,
+    Method,
+    OpenLeaf,
+    Restart,
+    Statement,
+    TellMethod,
+    WatchLeaves,
+    WatchMethods,
+)
 from .route import Route
 from .shifted import Made, Settling, Shift
 from .state import Snapshot, seed
@@ -148,7 +158,7 @@ class Runs:
             answer = self.answers[training] if is_natural else None
             recording.goes_by_mode |= self.repeats.check_state(attempt.policy, training, answer)
             if recording.keeps and is_natural:
-                self.look_again(attempt, training)
+                self.look_again(attempt, recording)
             return recording
         raise AssertionError("a watched recording suspects nothing")
 
@@ -156,7 +166,7 @@ class Runs:
         """A recording just made with shifted numbers that is as it would be without, looked at as others."""
         shifted.goes_by_mode |= self.repeats.check_state(attempt.policy, shifted.training)
         if shifted.keeps:
-            self.look_again(attempt, shifted.training)
+            self.look_again(attempt, shifted)
         return shifted
 
     def run_recorded(
@@ -276,17 +286,26 @@ class Runs:
         except (Restart, AutopipeError):
             return None
 
-    def look_again(self, attempt: Attempt, training: bool) -> None:
+    def look_again(self, attempt: Attempt, recording: Recording) -> None:
         """Record once more from where a run has left the leaves: does code outside set what they go by?
 
-        Raises :class:`WatchMethods` or :class:`TellMethod` where it does.
+        Raises :class:`WatchMethods` or :class:`TellMethod` where it does, and :class:`OpenLeaf` for a leaf
+        that its first call sets anew for those after it, as no table is that is made once: what it hands on
+        is then a value like others. One that stays whole has its calls together.
         """
         try:
-            self.run_recorded(attempt, training, (), AS_GIVEN, None, restores=False)
+            again = self.run_recorded(attempt, recording.training, (), AS_GIVEN, None, restores=False)
         except (WatchMethods, TellMethod):
             raise
         except (Restart, AutopipeError):
             return  # what it is, the run from the start has not met
+        for path in sorted(again.begun):
+            calls = [c for c in recording.calls if c.path == path and c.op != "get_attr"]
+            if len(calls) < 2 or any(c.keeps for c in calls):
+                continue
+            if attempt.policy.is_openable(path) and (path, False) not in attempt.tried:
+                raise OpenLeaf(path, f"a call of {path} sets what the next one goes by")
+            calls[-1].keeps = True
 
     def inputs_of(self, setting: Setting) -> tuple[Any, Any]:
         """The example with gradients asked for as the setting has it."""
