@@ -3,6 +3,7 @@
 import collections
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -319,3 +320,22 @@ def test_a_buffer_that_is_replaced_is_named():
         CaptureError, match=r"replaces the buffer mean by .*; mean\.copy_\(\.\.\.\) writes to it"
     ):
         capture(Averaging(), (torch.randn(2, 4),))
+
+
+class Ids(nn.Module):
+    """Takes ids as an array, as data loaders of recommenders give them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(8, 4), nn.Linear(4, 4)
+
+    def forward(self, ids):
+        return self.head(self.embed(torch.as_tensor(ids)))
+
+
+def test_another_array_is_told_to_be_given_as_a_tensor():
+    ids = np.arange(48).reshape(6, 8) % 8
+    found = capture(Ids(), (ids,))
+    torch.testing.assert_close(found(ids.copy()), found.model(ids))
+    with pytest.raises(InputError, match="ids is another ndarray than when captured; give it as a tensor"):
+        found(ids + 1 - 8 * (ids == 7))

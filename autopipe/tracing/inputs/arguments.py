@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -169,10 +170,7 @@ class Inputs:
             return (
                 []
                 if self._is_constant(i, leaf)
-                else [
-                    f"argument {shown} was {_short(self.constants[i])} when captured and is {_short(leaf)} "
-                    f"now; capture again with it"
-                ]
+                else [f"argument {shown} {_turned(self.constants[i], leaf)}; {_remedy(leaf)}"]
             )
         if not isinstance(leaf, torch.Tensor):
             return [
@@ -258,6 +256,20 @@ def _same(a: Any, b: Any) -> bool:
         return type(a) is type(b) and bool(a == b)
     except (RuntimeError, ValueError, TypeError):
         return False
+
+
+def _turned(before: Any, now: Any) -> str:
+    """How an argument that is no tensor is other than when captured, in words."""
+    was, is_now = _short(before), _short(now)
+    if was == is_now:
+        return f"is another {type(now).__name__} than when captured"
+    return f"was {was} when captured and is {is_now} now"
+
+
+def _remedy(value: Any) -> str:
+    """What to do about an argument that stays as it was captured."""
+    is_array = isinstance(value, np.ndarray)
+    return f"{'give it as a tensor, whose values may vary, or ' if is_array else ''}capture again with it"
 
 
 def _short(value: Any) -> str:
