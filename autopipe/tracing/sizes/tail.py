@@ -118,6 +118,8 @@ def find_tail(
             return tail
         except Exception as error:
             # any Python of the model, on rows it may not take
+            if any(form.takes_grad_mode for form in forms.values()):
+                return Tail(obstacle="it takes derivatives, which rows joined before it have none of")
             return Tail(obstacle=f"its rows could not be told apart: {error}")
 
 
