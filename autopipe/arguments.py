@@ -89,10 +89,10 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def text(name: str, value: Any, wanted: str = "text") -> str:
-    """A string, ``wanted`` in words."""
+def text(name: str, value: Any) -> str:
+    """A string."""
     if not isinstance(value, str):
-        raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
+        raise InputError(f"{name} is {brief(value)}; it must be text")
     return value
 
 

@@ -14,7 +14,7 @@ from ... import torch_private
 from ...torch_private import is_operator
 from ..inputs.structure import Spec, unflatten
 
-__all__ = ["CustomFunction", "Named", "Rebuild", "Told", "held_by", "nameable", "qualified_name"]
+__all__ = ["CustomFunction", "Named", "Rebuild", "Told", "held_by", "nameable", "qualified_name", "unnamed"]
 
 
 def nameable(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,6 +30,11 @@ def qualified_name(func: Callable[..., Any]) -> str:
         return torch_private.qualified_name(func)
     except (RuntimeError, AttributeError):
         return getattr(func, "__qualname__", type(func).__qualname__)
+
+
+def unnamed(target: Any) -> Any:
+    """What stands under a name, as math's functions do in a recording; else the target itself."""
+    return target.function if type(target) is Named else target
 
 
 def _resolves(func: Callable[..., Any]) -> bool:

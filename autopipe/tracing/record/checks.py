@@ -9,7 +9,7 @@ import ast
 import functools
 import linecache
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeGuard
 
 from ...errors import InputError
@@ -32,26 +32,22 @@ def is_check(source: str) -> bool:
     That is an ``assert``, the test of an ``if`` with a ``raise`` alone, or what ``torch._check`` and its like
     are given first.
     """
-    filename, _, line = source.rpartition(":")
-    return line.isdecimal() and int(line) in _checked_lines(filename)
+    return _lies_in(source, _checked_lines)
 
 
 def hands_on(source: str) -> bool:
     """Whether the line ``file:line`` returns what it asks: the line that called it is the one to look at."""
-    filename, _, line = source.rpartition(":")
-    return line.isdecimal() and int(line) in _returning_lines(filename)
+    return _lies_in(source, _returning_lines)
 
 
 def is_tried(source: str) -> bool:
     """Whether the line ``file:line`` lies in a ``try`` whose errors are handled."""
-    filename, _, line = source.rpartition(":")
-    return line.isdecimal() and int(line) in _tried_lines(filename)
+    return _lies_in(source, _tried_lines)
 
 
 def is_message(source: str) -> bool:
     """Whether the line ``file:line`` only words what people are told: an error, a warning, a log."""
-    filename, _, line = source.rpartition(":")
-    return line.isdecimal() and int(line) in _spoken_lines(filename)
+    return _lies_in(source, _spoken_lines)
 
 
 def is_in_writer(source: str) -> bool:
@@ -59,8 +55,12 @@ def is_in_writer(source: str) -> bool:
 
     Not one that only words what people are told.
     """
+    return _lies_in(source, _writers_lines)
+
+
+def _lies_in(source: str, lines_of: Callable[[str], frozenset[int]]) -> bool:
     filename, _, line = source.rpartition(":")
-    return line.isdecimal() and int(line) in _writers_lines(filename)
+    return line.isdecimal() and int(line) in lines_of(filename)
 
 
 _SPEAKERS = (

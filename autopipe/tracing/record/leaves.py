@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
 from ...errors import InputError
 
-__all__ = ["Policy"]
+__all__ = ["Policy", "lies_in_leaf"]
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 ENOUGH = 4
 """Calls with parameters that a capture should have at least, so that there is something to cut."""
 _ATOMIC_PREFIX = "torch.nn."
 _COMPOSITE_PREFIX = "torch.nn.modules.transformer"
+
+
+def lies_in_leaf(path: str, is_leaf: Callable[[str], bool]) -> bool:
+    """Whether the module at ``path`` is a leaf or lies in one."""
+    names = path.split(".")
+    return any(is_leaf(".".join(names[: i + 1])) for i in range(len(names)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +65,7 @@ class Policy:
 
     def is_inside_leaf(self, path: str) -> bool:
         """Whether the module at ``path`` is a leaf or lies in one."""
-        names = path.split(".")
-        return any(self.is_leaf(".".join(names[: i + 1])) for i in range(len(names)))
+        return lies_in_leaf(path, self.is_leaf)
 
     def is_openable(self, path: str) -> bool:
         """Whether opening the module at ``path`` shows anything inside."""

@@ -20,6 +20,7 @@ from torch import nn
 
 from ..calls.call import Depends
 from . import checks, opaque, statements
+from .leaves import lies_in_leaf
 from .restart import CloseModule, Function, KeepFunction, Method, Statement
 
 __all__ = ["Depth", "Position"]
@@ -150,8 +151,7 @@ class Position:
 
     def _is_in_leaf(self, path: str) -> bool:
         """Whether a module is a leaf, or lies in one."""
-        names = path.split(".")
-        return any(self.is_leaf(".".join(names[: i + 1])) for i in range(len(names)))
+        return lies_in_leaf(path, self.is_leaf)
 
     def divisible(self, module: nn.Module) -> str | None:
         """The path of the root, or an open module with open ones inside; None of what may stay whole.

@@ -16,7 +16,7 @@ import torch
 
 from ..calls.call import Call, Recording
 from ..calls.likeness import is_equal, is_same, prune
-from ..calls.named import Named
+from ..calls.named import unnamed
 from .checks import is_in_writer
 from .numbers import Numbers, TensorMethod
 from .tracked import Expression, pinned
@@ -96,17 +96,13 @@ def is_alike(a: Recording, b: Recording) -> bool:
 
 def _holds_no_more(a: Recording, b: Recording) -> bool:
     """Whether a recording holds no object that the other does not: one just made may hold numbers."""
-    targets, held = {id(_called(c)) for c in _all_calls(b)}, [*b.constants.values()]
-    is_known = all(isinstance(c.target, str) or id(_called(c)) in targets for c in _all_calls(a))
+    targets, held = {id(unnamed(c.target)) for c in _all_calls(b)}, [*b.constants.values()]
+    is_known = all(isinstance(c.target, str) or id(unnamed(c.target)) in targets for c in _all_calls(a))
     return is_known and all(any(_is_one(v, w) for w in held) for v in a.constants.values())
 
 
 def _all_calls(of: Recording) -> list[Call]:
     return [*of.calls, *(c for b in of.branches for c in b.calls)]
-
-
-def _called(call: Call) -> Any:
-    return call.target.function if type(call.target) is Named else call.target
 
 
 def _is_one(a: Any, b: Any) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 from ...errors import InputError
 from ..calls import regions
 from ..calls.call import Call, Recording
+from .leaves import lies_in_leaf
 from .reach import Reached, reached
 from .readers import Change, Kind, are_same, is_same, is_switched, readers
 from .reads import Flag
@@ -246,9 +247,14 @@ def standing_of(
     calls = [c for fs in forms.values() for f in fs for c in f.calls]
     taken = {c.target for c in calls if c.op == "get_attr" and isinstance(c.value, (torch.Tensor, nn.Module))}
     written = {name for c in calls for name in c.mutated}  # and read in the stage of the layer that does it
-    is_open = functools.partial(_is_open, _leaves(calls))
+    leaves = _leaves(calls)
     named = sorted(taken - {*constants, *written, ""})
     filled = frozenset[tuple[str, str]]().union(*(f.filled for fs in forms.values() for f in fs))
+
+    def is_open(path: str) -> bool:
+        """Whether a module lies in no leaf, so that its state was read while the model was recorded."""
+        return not lies_in_leaf(path, leaves.__contains__)
+
     return Standing(model, is_open, named, dtypes, flags, _functions_of_torch(calls), filled, found)
 
 
@@ -265,9 +271,3 @@ def _leaves(calls: Sequence[Call]) -> frozenset[str]:
     handed = {c.target for c in calls if c.op == "get_attr" and isinstance(c.value, nn.Module)}
     own = {c.path for c in calls if c.op != "call_module"}
     return frozenset(called | {p for p in handed if not any(f"{o}.".startswith(f"{p}.") for o in own)})
-
-
-def _is_open(leaves: frozenset[str], path: str) -> bool:
-    """Whether a module lies in no leaf, so that its state was read while the model was recorded."""
-    names = path.split(".")
-    return not any(".".join(names[: i + 1]) in leaves for i in range(len(names)))

@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import InputError
 from ...units import Size
 from ..calls.call import Call, Depends, Guard, Recording
-from ..calls.named import Named
+from ..calls.named import Named, unnamed
 from .rerun import with_guards
 
 __all__ = ["SIGNS", "ExpectSize", "broken", "computed", "goes_in_steps", "is_stepped", "with_checks"]
@@ -38,7 +38,7 @@ def computed(call: Call, numbers: Mapping[int, Size]) -> Size | None:
     Only what rounds or divides needs it: two points cannot tell ``n % 16`` from 0. A quotient of whole
     numbers is exact until more is done with it than to round or compare it: then floating point has a say.
     """
-    function = _function(call)
+    function = unnamed(call.target)
     is_rounding = function in _ROUNDING
     if not is_rounding and function not in _STEPS and function not in _SMOOTH:
         return None
@@ -56,14 +56,9 @@ def computed(call: Call, numbers: Mapping[int, Size]) -> Size | None:
 
 def goes_in_steps(call: Call, numbers: Mapping[int, Size]) -> bool:
     """Whether a number made of such as change with sizes may be the same at some and another at the next."""
-    function = _function(call)
+    function = unnamed(call.target)
     is_step = function in _ROUNDING or function in (operator.mod, operator.floordiv)
     return is_step and any(_has_symbols(numbers.get(id(c))) for c in call.inputs)
-
-
-def _function(call: Call) -> Any:
-    # math's functions are others while a model is recorded, so that their own stand under a name
-    return call.target.function if type(call.target) is Named else call.target
 
 
 def _is_whole(value: Any) -> bool:
