@@ -181,6 +181,9 @@ def test_probe_writes_a_cluster_that_plans_take(tmp_path):
     assert cluster.n_ranks == 2
     assert cluster.nics == (0, 0)
     assert 0 < cluster.link(0, 1).bandwidth_bytes_s < 1e12
+    speeds = {d.speed for d in cluster.devices}
+    assert len(speeds) == 1
+    assert 0.05 < speeds.pop() <= 1.0  # of the pace that the stages of a pipeline have alone
     assert invoke("plan", SAMPLE, "-n", "2", *ESTIMATED, "--cluster", out).exit_code == 0
 
 
