@@ -7,6 +7,9 @@ import sys
 
 __all__ = ["main"]
 
+INTERRUPTED = 130
+"""The exit code of what Ctrl-C has ended, as of every other command."""
+
 
 def main() -> None:
     """Run the command line; exits with the codes ``output`` lists."""
@@ -19,6 +22,9 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
-    from .app import app
+    try:
+        from .app import app
 
-    app()
+        app()
+    except KeyboardInterrupt:  # Ctrl-C before a verb has begun
+        raise SystemExit(INTERRUPTED) from None

@@ -125,6 +125,7 @@ def compare(
     ] = None,
 ) -> Told:
     """Schedules × microbatch counts × stage counts as a table, the fastest first."""
+    from ..errors import InputError
     from .comparing import Compared, comparison, plans_of
     from .planning import Request, is_plan, planned
 
@@ -133,7 +134,10 @@ def compare(
         plan = planned(target, making, o.Planning(memory=memory)).plan
         pairs: list[Compared] = [(plan, n) for n in counts or [plan.n_microbatches]]
     else:
-        pairs = plans_of(Request(target, making), _numbers(stages, "--stages"), counts or [8], memory)
+        cuts = _numbers(stages, "--stages")
+        if not cuts:
+            raise InputError("--stages names no count; give some, such as 2,4")
+        pairs = plans_of(Request(target, making), cuts, counts or [8], memory)
     result = comparison(pairs, [s.strip() for s in schedules.split(",")])
     rows = [dict(zip((c.key for c in result.columns), row, strict=True)) for row in result.rows]
     return Told(rows, table(result))

@@ -1,7 +1,11 @@
-"""What `compare` says of schedules that a plan's memory limit has no room for."""
+"""What `compare` says of schedules that a plan's memory limit has no room for, and of no counts at all."""
 
 import dataclasses
 
+import pytest
+from typer.testing import CliRunner
+
+from autopipe.cli.app import app
 from autopipe.cli.comparing import comparison
 from autopipe.simulator import simulate
 from benchmarks.solver.audit import drawn
@@ -17,3 +21,10 @@ def test_what_is_over_a_memory_limit_comes_last_and_says_so():
     assert (first["schedule"], first["problem"]) == ("1f1b", "")
     assert last["schedule"] == "gpipe"
     assert "limit" in last["problem"]
+
+
+@pytest.mark.parametrize("counts", ["", ",", " , "])
+def test_no_count_of_stages_is_refused(counts):
+    told = CliRunner().invoke(app, ["compare", "autopipe/cli/sample.py:small", "--stages", counts])
+    assert told.exit_code == 2
+    assert "--stages" in told.stderr
