@@ -107,7 +107,8 @@ def test_leaves_that_are_alike_are_opened_together_and_recorded_once(monkeypatch
     plan = autopipe.plan(Even(), 3, (torch.randn(64, 64),), costs="estimated")
     assert opened[0] == tuple(f"blocks.{i}" for i in range(1, 5))
     assert len(opened) == len(set(opened))
-    assert imbalance(plan) < 0.15
+    # of whole blocks, one stage would have two of four
+    assert imbalance(plan) < 0.4
 
 
 def test_what_no_finer_graph_can_fit_is_told_without_opening(monkeypatch):
