@@ -180,19 +180,25 @@ class Capture:
         forms = self.forms[training]
         try:
             number = self._answered(self.questions[training], forms[0], values)
-            forms[number].variation.check(self.inputs, values)
+            self._check(forms[number], values)
             return number
         except InputError as error:
             refusal = error
         for other, form in enumerate(forms):
             if form.for_sizes and form.variation.is_for(self.inputs, values):
                 try:
+                    form.expected.check(self.model, values)
                     self._answered(form.question, form, values)
                 except InputError as error:
                     refusal = error
                 else:
                     return other
         raise refusal
+
+    def _check(self, form: Form, values: Mapping[str, Any]) -> None:
+        """Raise :class:`InputError` where a form is not for inputs of these sizes."""
+        form.variation.check(self.inputs, values)
+        form.expected.check(self.model, values)
 
     def _answered(self, question: Question | int, form: Form, values: Mapping[str, Any]) -> int:
         """What the answers of inputs to a question lead to; ``form`` is for their sizes."""

@@ -25,6 +25,7 @@ from .inputs.arguments import Inputs
 from .inputs.written import called
 from .record.session import Session
 from .record.tracked import pinned, plain
+from .sizes.expected import Expected
 from .sizes.explore import explore, is_narrowed
 from .sizes.guards import with_checks
 from .sizes.lengths import read_from_inputs
@@ -43,11 +44,13 @@ class Form:
     """What the model does for some values of its inputs, as a graph, and the sizes it is right for.
 
     One that is ``for_sizes`` runs where the sizes of inputs are not right for the first one; ``question`` is
-    then what those inputs have to answer as they did when it was recorded.
+    then what those inputs have to answer as they did when it was recorded. What its graph checks of sizes is
+    ``expected``.
     """
 
     graph: fx.Graph
     variation: Variation
+    expected: Expected
     for_sizes: bool = False
     question: Question | int = 0
 
@@ -168,7 +171,7 @@ class Made:
     def graph(self, form: Recording, *, for_sizes: bool = True) -> Form:
         """One form as a graph."""
         question = questions([form], [0]) if for_sizes else 0
-        return Form(emit.graph(form), self.variations[id(form)], for_sizes, question)
+        return Form(emit.graph(form), self.variations[id(form)], Expected(form), for_sizes, question)
 
     def _first(self, train: Recording, evaluation: Recording, known: Variation | None) -> None:
         """The form of the example in both modes, one object where one serves both."""

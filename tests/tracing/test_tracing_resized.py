@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from traps.registry import WIDTH, Net
 
 import autopipe
@@ -359,3 +359,46 @@ def test_forms_for_other_sizes_are_made_of_the_recording_that_is_kept(
     for length in (6, 8, 5):
         x = torch.randn(3, length, WIDTH)
         assert torch.equal(captured(x), model(x))
+
+
+class Shrinks(nn.Module):
+    """Layers whose lengths no formula of a few lengths tells."""
+
+    def __init__(self, fills):
+        super().__init__()
+        self.a, self.b, self.fills = nn.Conv1d(8, 8, 3, 2), nn.Conv1d(8, 8, 2, 2), fills
+
+    def forward(self, x):
+        x = self.b(self.a(x.mT).relu())
+        # an element that was not made where the tensor is, as finfo(...).min is
+        return (x.masked_fill(x > 9, torch.tensor(0.5)) if self.fills else x).mT
+
+
+class Pooled(nn.Module):
+    """Fills up what it pools to the length that it had."""
+
+    def __init__(self, fills):
+        super().__init__()
+        self.first, self.second, self.out = Shrinks(fills), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.pool = nn.AvgPool1d(2, 2)
+
+    def forward(self, x):
+        h = self.first(x)
+        y = self.pool(h.mT).mT.repeat_interleave(2, 1)
+        if y.shape[1] < h.shape[1]:
+            y = F.pad(y, (0, 0, 0, h.shape[1] - y.shape[1]))
+        return self.out(self.second(h) + y)
+
+
+@pytest.mark.parametrize("fills", [False, True])
+def test_lengths_that_only_the_graph_can_tell_are_recorded_as_they_are_met(fills):
+    model = Pooled(fills)
+    closed = ["first"] if fills else []
+    found = capture(model, (torch.randn(2, 36, 8),), closed=closed)
+    assert any("expect_size" in node.name for node in found.module.graph.nodes)
+    for training in (False, True):
+        model.train(training)
+        for length in (36, 37, 40, 28, 29, 32, 47, 64):
+            x = torch.randn(3, length, 8)
+            torch.testing.assert_close(found(x), model(x))
+    assert {len(forms) for forms in found.forms.values()} == {2}
