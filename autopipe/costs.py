@@ -15,7 +15,7 @@ from .shown import Shown
 
 __all__ = ["TIMES", "CostTable", "Degrees", "OpCost"]
 
-VERSION = 4
+VERSION = 5
 Source = Literal["measured", "estimated", "given"]
 
 
@@ -142,6 +142,7 @@ class CostTable(Shown):
     degrees: over how many ranks each op is spread.
     alone: the seconds with no other rank at work on the machine, over those given, which are with as many
         busy as there will be.
+    ops: whose costs these are (``OpGraph.ops_digest``); "" where they are given by hand.
     offloaded: what ops save is in the host's memory from forward to backward, which the seconds count.
     """
 
@@ -160,6 +161,7 @@ class CostTable(Shown):
     alone: Positive = 1.0
     offloaded: bool = False
     jitter_s: Seconds = 0.0
+    ops: Line = ""
 
     def __getitem__(self, op: str) -> OpCost:
         return self.costs.get(op, _FREE)

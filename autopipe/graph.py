@@ -243,6 +243,16 @@ class OpGraph(Shown):
             op.pop("source", None)
         return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()[:16]
 
+    @functools.cached_property
+    def ops_digest(self) -> str:
+        """A hash of what costs hang on beside the sizes of inputs: ops, what they make, their weights.
+
+        Equal for captures of a model on inputs of other sizes and on other devices.
+        """
+        held = [(p.names, p.shape, p.dtype, p.requires_grad) for p in self.parameters]
+        made = [(op.name, op.target, op.parameters, [_compact(t) for t in op.outputs]) for op in self.compute]
+        return hashlib.sha256(json.dumps([held, made]).encode()).hexdigest()[:16]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, strings and numbers, for JSON; fields at their default are left out."""
         ops = [_compact(op) for op in self.ops]

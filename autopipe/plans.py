@@ -342,6 +342,7 @@ class _Settings(TypedDict, total=False):
     jitter_s: Seconds
     alone: Positive
     costs: Line
+    costs_of: Line
     dims: dict[Name, Count]
     versions: dict[Name, Line]
     ranks: list[Index]

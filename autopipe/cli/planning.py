@@ -6,8 +6,8 @@ Loading models is left to ``models``, planning itself to ``api``. This is where 
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..costs import CostTable
@@ -73,14 +73,17 @@ class Request:
             costs = self.cost(captured, n_microbatches, source)
         return captured, measure.recalibrate(costs, measure.entries(store, captured.ops.digest, costs))
 
-    def cost(self, captured: Capture, n_microbatches: int, source: str) -> CostTable:
-        """What each op costs for one microbatch; ``source`` says from where.
+    def cost(
+        self, captured: Capture, n_microbatches: int, source: str, dims: Mapping[str, int] | None = None
+    ) -> CostTable:
+        """What each op costs for one microbatch, of sizes ``dims`` where given; ``source`` says from where.
 
         Measurements are kept in the user's store, so that an interrupted profile goes on from there.
         """
         import autopipe
 
         from .. import measure
+        from ..api.prices import microbatch_dims
         from ..measure import described, device_name, estimate
 
         if source not in ("measured", "estimated"):
@@ -89,11 +92,10 @@ class Request:
         if source == "measured":
             store = measure.Store.default()
             with aside():
-                return autopipe.profile(captured, n_microbatches=n_microbatches, device=where, store=store)
-        dims = captured.ops.example_dims
-        if "batch" in dims:
-            dims["batch"] = math.ceil(dims["batch"] / n_microbatches)
-        return estimate(captured, self.hardware or described(device_name(where or "cpu")), dims=dims)
+                options: dict[str, Any] = {"device": where, "store": store, "dims": dims}
+                return autopipe.profile(captured, n_microbatches=n_microbatches, **options)
+        sizes = dims or microbatch_dims(captured, n_microbatches)
+        return estimate(captured, self.hardware or described(device_name(where or "cpu")), dims=sizes)
 
     @property
     def runs_here(self) -> bool:
@@ -213,7 +215,9 @@ def planned(target: str, making: Making, how: Planning, model: str | None = None
         return Planned(plan, None, costs)
     request = Request(model, making)
     source, captured = request.source, _opened(request, plan)
-    return Planned(plan, captured.ops, request.cost(captured, plan.n_microbatches, source))
+    # microbatches are those that the plan was made for, however many there are now
+    dims = plan.settings.get("dims")
+    return Planned(plan, captured.ops, request.cost(captured, plan.n_microbatches, source, dims))
 
 
 def is_plan(target: str) -> bool:

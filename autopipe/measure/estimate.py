@@ -100,6 +100,7 @@ def estimate(
         optimizer_s_per_byte=efficiency.optimizer_s_per_byte(device),
         versions={"torch": torch.__version__},
         notes=notes,
+        ops=graph.ops_digest,
     )
 
 

@@ -143,6 +143,7 @@ def profile(
         jitter_s=samples.jitter_s("", "FB"),
         versions={"torch": torch.__version__},
         notes=(*samples.notes, *passes.notes, *surveyed.notes, *notes, *(_COMPILED if compiled else ())),
+        ops=capture.ops.ops_digest,
     )
 
 

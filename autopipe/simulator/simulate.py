@@ -154,14 +154,8 @@ def simulate(
         whole("most_whole", most_whole)
     if schedule is not None and not isinstance(schedule, Schedule):
         one_of("schedule", schedule, NAMES)
-    if costs is not None and not isinstance(costs, CostTable):
-        raise InputError(f"costs is {brief(costs)}; it must be a CostTable")
-    for stage in plan.stages:
-        if costs is not None and stage.forward_s > 0 and not any(op in costs.costs for op in stage.ops):
-            raise InputError(
-                f"the cost table has none of the {len(stage.ops)} ops of the plan's stage {stage.index} "
-                f"({', '.join(stage.ops[:3])}); give the table that the plan was made with"
-            )
+    if costs is not None:
+        _check_costs(plan, costs)
     if not isinstance(schedule, Schedule):
         schedule = plan_schedule(plan, schedule, n_microbatches)
     elif (schedule.n_stages, schedule.n_ranks) != (plan.n_stages, plan.n_ranks):
@@ -203,6 +197,30 @@ def simulate(
         gather_s=[_gather_s(plan, stage.parameter_bytes, shards) for stage in plan.stages],
         most_whole=most_whole,
     )
+
+
+def _check_costs(plan: Plan, costs: CostTable) -> None:
+    """Raise :class:`InputError` for costs that are not those of a plan's ops and microbatches."""
+    if not isinstance(costs, CostTable):
+        raise InputError(f"costs is {brief(costs)}; it must be a CostTable")
+    asked = "give the table that the plan was made with"
+    made_with = plan.settings.get("costs_of", "")
+    if costs.ops and made_with and costs.ops != made_with:
+        raise InputError(
+            f"the cost table is of other ops ({costs.ops}) than the plan's ({made_with}), though they may be "
+            f"called the same: of another model or size of it; {asked}"
+        )
+    sizes = {name: n for name, n in plan.settings.get("dims", {}).items() if costs.dims.get(name, n) != n}
+    if sizes:
+        raise InputError(
+            f"the cost table is of a microbatch of {dict(costs.dims)}, and the plan's have {sizes}; {asked}"
+        )
+    for stage in plan.stages:
+        if stage.forward_s > 0 and not any(op in costs.costs for op in stage.ops):
+            raise InputError(
+                f"the cost table has none of the {len(stage.ops)} ops of the plan's stage {stage.index} "
+                f"({', '.join(stage.ops[:3])}); {asked}"
+            )
 
 
 def _gather_s(plan: Plan, n_bytes: int, shards: int) -> float:

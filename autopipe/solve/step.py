@@ -215,6 +215,7 @@ def _written(case: Case) -> dict[str, Any]:
         "jitter_s": costs.jitter_s,
         "alone": costs.alone,
         "costs": costs.source,
+        "costs_of": costs.ops,
         "dims": dict(costs.dims),
         "versions": dict(costs.versions),
         "ranks": list(case.ranks),

@@ -138,3 +138,27 @@ def test_microbatches_of_a_batch_that_is_fixed_are_told_why(caplog):
     pipe = autopipe.split(model, 2, (torch.randn(4, 8),), costs="estimated", dynamic=False, n_microbatches=4)
     assert pipe.plan.n_microbatches == 1
     assert "fixed in this capture (dynamic=False)" in caplog.text
+
+
+class Wider(Glued):
+    """The same ops by name, on twice as many channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 32), nn.Linear(16, 8)
+        self.block = nn.Sequential(nn.Linear(32, 32), nn.ReLU())
+
+
+def test_a_table_of_ops_that_are_only_called_the_same_is_refused(table):
+    names = [autopipe.capture(model(), (X,), closed=["block"]).ops.position for model in (Glued, Wider)]
+    assert names[0] == names[1]
+    with pytest.raises(CostError, match="of other ops"):
+        autopipe.plan(Wider(), 2, (X,), costs=table, n_microbatches=2, closed=["block"])
+
+
+@pytest.mark.parametrize("rows", [2, 4, 16])
+def test_a_table_is_of_the_same_ops_whatever_the_batch_and_the_device(table, rows):
+    with torch.device("meta"):
+        model = Glued()
+    there = autopipe.capture(model, (torch.randn(rows, 8, device="meta"),), closed=["block"])
+    assert there.ops.ops_digest == table.ops

@@ -111,3 +111,15 @@ def test_costs_of_another_model_are_refused(names):
     costs = CostTable(dict.fromkeys(names, OpCost(1.0, 2.0)))
     with pytest.raises(InputError, match="none of the 1 ops"):
         simulate(make_plan(n_stages=2), costs=costs)
+
+
+def test_costs_of_ops_that_are_only_called_the_same_are_refused():
+    plan = make_plan(n_stages=2)
+    plan = dataclasses.replace(plan, settings={**plan.settings, "costs_of": "one", "dims": {"batch": 4}})
+    costs = dict.fromkeys((op for stage in plan.stages for op in stage.ops), OpCost(1.0, 2.0))
+    for ops in ("", "one"):
+        assert simulate(plan, costs=CostTable(costs, {"batch": 4}, ops=ops)).step_s > 0
+    with pytest.raises(InputError, match="of other ops"):
+        simulate(plan, costs=CostTable(costs, {"batch": 4}, ops="other"))
+    with pytest.raises(InputError, match="microbatch of"):
+        simulate(plan, costs=CostTable(costs, {"batch": 2}, ops="one"))

@@ -173,7 +173,7 @@ def slowest_link(cluster: Cluster) -> Link:
 def _check_whole(graph: OpGraph, costs: CostTable) -> None:
     """Raises :class:`CostError` where the table lacks an op that makes a tensor, or a size of the inputs.
 
-    Numbers and parts of values are free.
+    Numbers and parts of values are free. Nor may it be one of another graph's ops.
     """
     made = [op.name for op in graph.compute if op.outputs and op.target != "_operator.getitem"]
     if missing := [name for name in made if name not in costs.costs]:
@@ -181,6 +181,12 @@ def _check_whole(graph: OpGraph, costs: CostTable) -> None:
             f"the cost table has no cost for {len(missing)} of the {len(made)} ops that the graph of "
             f"{graph.model} computes ({', '.join(missing[:3])}), which would count as free; profile the "
             "model as it is captured here, the same modules open, or give what is free an OpCost()"
+        )
+    if costs.ops not in ("", graph.ops_digest):
+        raise CostError(
+            f"the cost table is of other ops ({costs.ops}) than the graph of {graph.model} has "
+            f"({graph.ops_digest}), though they may be called the same: of another model or size of it, or "
+            "other modules open; profile the model as it is captured here"
         )
     if unsaid := {d.name: d.example for d in graph.dims if d.name not in costs.dims}:
         raise CostError(
