@@ -40,7 +40,7 @@ _WAYS = neighbours, past, carried
 """The moves, those of few items first."""
 
 _MANY = 2_000
-"""With more items, chains are of the given order alone, and single items move alone."""
+"""With more items, chains are of the given order alone, and only single items move."""
 
 _SIMULATED = 1 << 17
 """Microbatches through stages that the moves of one plan are simulated for: longer steps get fewer moves."""
@@ -126,15 +126,26 @@ def _splits(case: Case, problem: Problem, answer: Answer, deadline: float) -> It
         if made is not None:
             yield name if isinstance(name, str) else "callable", made
     if case.balance == "cost" and answer.stage_of is not None:
-        yield from _near(problem, answer, deadline)
+        yield from _near(case, problem, answer, deadline)
 
 
-def _near(problem: Problem, answer: Answer, deadline: float) -> Iterator[Split]:
+def _is_free(case: Case, problem: Problem) -> bool:
+    """Whether other orders than the recorded one are looked at.
+
+    Not where a layer is called again: inputs of other sizes may go round a loop more often, which a cut
+    through its last round alone has no place for.
+    """
+    if len(problem.items) > _MANY:
+        return False
+    layers = [(op.target, op.parameters) for op in case.source.graph.compute if op.parameters]
+    return len(set(layers)) == len(layers)
+
+
+def _near(case: Case, problem: Problem, answer: Answer, deadline: float) -> Iterator[Split]:
     """Chains over several orders with bottlenecks near the best and the least total load."""
     seen = {answer.stage_of}
     worst = max(load.load_ns for load in problem.loads(answer.stage_of or ()))
-    n = len(problem.items)
-    for order in orders(problem) if n <= _MANY else (range(n),):
+    for order in orders(problem) if _is_free(case, problem) else (range(len(problem.items)),):
         for slack in _SLACK:
             limit = min(round(worst * (1 + slack)), HUGE - 1)
             found = lightest_chain(problem, order, limit, deadline)
@@ -147,7 +158,7 @@ def _climbed(
     case: Case, problem: Problem, answer: Answer, plan: Plan, stage_of: tuple[int, ...], deadline: float
 ) -> tuple[Plan, tuple[int, ...]]:
     """The plan after every move of one item over a cut that makes its step shorter."""
-    ways = _WAYS if len(problem.items) <= _MANY else _WAYS[:1]
+    ways = _WAYS if _is_free(case, problem) else _WAYS[:1]
     left, improved = min(_MOVES, _SIMULATED // (problem.n_stages * case.n_microbatches)), True
     while improved:
         improved = False
