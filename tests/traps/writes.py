@@ -219,3 +219,10 @@ def written_behind_dropout(self: Any, x: Tensor) -> Tensor:
     for layer in self.layers[1:]:
         y = torch.tanh(layer(y))
     return x * y
+
+
+@trap(prepare=lambda m: m.register_buffer("seen", torch.zeros((), dtype=torch.float64)))
+def buffer_by_a_size(self: Any, x: Tensor) -> Tensor:
+    if self.training:
+        self.seen += x.size(1) if x.size(1) > 7 else x.size(1) ** 2
+    return self.run(x)

@@ -30,11 +30,15 @@ _UNSET = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Observation:
-    """What one run showed: per call the shapes of its tensors, or its value where that is a number."""
+    """What one run showed: per call the shapes of its tensors, or its value where that is a number.
+
+    ``left`` are the buffers that it wrote, as it left them, where whoever ran it has looked at them.
+    """
 
     shapes: Mapping[int, Seen]
     numbers: Mapping[int, Any]
     result: tuple[Any, ...]
+    left: tuple[torch.Tensor, ...] = ()
 
 
 def with_guards(recording: Recording) -> list[Call]:

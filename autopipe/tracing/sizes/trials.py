@@ -33,6 +33,7 @@ __all__ = ["Explorer", "Trial", "first", "first_line"]
 
 _EXPORTED = "; torch.export wrote that size down: give it dynamic_shapes, or split what was exported"
 _DIFFERS = "the captured graph's outputs differ from the model's"
+_LEAVES = "the captured graph leaves the model's buffers otherwise than the model does"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +43,10 @@ class Trial:
     sizes: Mapping[Dim, int]
     seen: tuple[Observation, ...]
     is_whole: bool
+
+
+_Answer = tuple[list[Any], Spec, tuple[torch.Tensor, ...]]
+"""What the model gives, as leaves and their structure, and the buffers that forms write as it leaves them."""
 
 
 class Explorer:
@@ -72,6 +77,7 @@ class Explorer:
         self.model, self.forms, self.inputs = model, forms, inputs
         self.call, self.given, self.device, self.start = call, given, device, start
         self.kind, self.is_meta = kind, device.type == "meta"
+        self.written = () if self.is_meta else _written(model, forms)
         self.is_asked_for = is_asked_for
         self.takes_grad_mode = any(form.takes_grad_mode for form in forms)
         self.spared: dict[int, set[frozenset[tuple[Dim, int]]]] = {}
@@ -81,7 +87,7 @@ class Explorer:
         self.is_of_a_kind = False
         self.drawn_out: set[Dim] = set()
         self.counted: set[Dim] = set()
-        self.last_answer: tuple[Any, tuple[list[Any], Spec] | Exception] | None = None
+        self.last_answer: tuple[Any, _Answer | Exception] | None = None
 
     def prepare(self, form: Recording, training: bool | None = None) -> None:
         """Put the model and the generators in the same state every time, and the model in the form's mode."""
@@ -177,17 +183,19 @@ class Explorer:
         given = self.resized(sizes)
         self.prepare(form, training)
         with torch.set_grad_enabled(self.takes_grad_mode):
-            return replay(self.model, form, given, self.device, sharing)
+            seen = replay(self.model, form, given, self.device, sharing)
+        return dataclasses.replace(seen, left=self._left()) if self.written else seen
 
-    def result(
-        self, trial: Trial, form: Recording | None = None, training: bool | None = None
-    ) -> tuple[Any, ...]:
-        """The output leaves of a form, of the last where none is named, with their own data."""
+    def _left(self) -> tuple[torch.Tensor, ...]:
+        """A copy of every buffer that a form writes, as the run that has just been made left it."""
+        return tuple(self.model.get_buffer(name).detach().clone() for name in self.written)
+
+    def shown(self, trial: Trial, form: Recording | None = None, training: bool | None = None) -> Observation:
+        """What a run of a form showed, of the last where none is named, with its own data."""
         form = self.forms[-1] if form is None else form
         place = next(i for i, each in enumerate(self.forms) if each is form)
         is_seen = trial.is_whole and training is None
-        seen = trial.seen[place] if is_seen else self._replayed(form, trial.sizes, training=training)
-        return seen.result
+        return trial.seen[place] if is_seen else self._replayed(form, trial.sizes, training=training)
 
     def differs(
         self,
@@ -206,14 +214,15 @@ class Explorer:
         if not self._is_compared(trial.sizes):
             return ""
         try:
-            expected, spec = self._answered(trial.sizes, form, training, is_shared)
+            expected, spec, kept = self._answered(trial.sizes, form, training, is_shared)
         except Exception as error:
             is_exported = hasattr(self.model, "_guards_fn")
             return f"the model itself fails: {first_line(error)}{_EXPORTED if is_exported else ''}"
         try:
-            found = self.result(trial, form, training)
+            shown = self.shown(trial, form, training)
         except Exception as error:
             return f"the captured graph fails: {first_line(error)}"
+        found = shown.result
         if len(expected) != len(found):
             return f"the model returns {len(expected)} values there, the captured graph {len(found)}"
         if spec != (self.forms[-1] if form is None else form).output:
@@ -221,6 +230,8 @@ class Explorer:
         for a, b in zip(expected, found, strict=True):
             if not close_to(a, b):
                 return f"{_DIFFERS} there"
+        if not all(map(close_to, kept, shown.left)):
+            return f"{_LEAVES} there"
         return ""
 
     def _is_compared(self, sizes: Mapping[Dim, int]) -> bool:
@@ -229,7 +240,7 @@ class Explorer:
     def keeps_rows(self, trial: Trial) -> bool:
         """Whether the results of samples that the example has are the same with more of them."""
         try:
-            grown = self.result(trial)
+            grown = self.shown(trial).result
         except Exception:  # whatever it is: then nothing is kept
             return False
         for before, after in zip(self._example.result, grown, strict=True):
@@ -249,8 +260,8 @@ class Explorer:
         form: Recording | None = None,
         training: bool | None = None,
         is_shared: bool = True,
-    ) -> tuple[list[Any], Spec]:
-        """The output of the model itself, in a mode as in :meth:`differs`; raises what it raises.
+    ) -> _Answer:
+        """What the model itself gives, in a mode as in :meth:`differs`; raises what it raises.
 
         Asked once more for the same, it is what the last run gave or raised.
         """
@@ -269,7 +280,7 @@ class Explorer:
 
     def _answer(
         self, sizes: Mapping[Dim, int], form: Recording, training: bool | None = None, is_shared: bool = True
-    ) -> tuple[list[Any], Spec]:
+    ) -> _Answer:
         """What the model gives in a run of its own."""
         self.prepare(form, training)
         flags = ExportFlags.read()
@@ -279,7 +290,8 @@ class Explorer:
         try:
             shared = Sharing(self.kind).among(self.model, form.calls if is_shared else ())
             with torch.set_grad_enabled(self.takes_grad_mode), shared:
-                return flatten(self.call(self.resized(sizes)))
+                leaves, spec = flatten(self.call(self.resized(sizes)))
+                return leaves, spec, self._left()
         finally:
             flags.write()
 
@@ -325,6 +337,18 @@ def first(run: Callable[[Mapping[Dim, int]], Trial], choices: Sequence[Mapping[D
         except Exception as error:
             reason = f"at {at} it fails: {first_line(error)}"
     return reason
+
+
+def _written(model: nn.Module, forms: Sequence[Recording]) -> tuple[str, ...]:
+    """The buffers that any form writes, by name."""
+    buffers, found = dict(model.named_buffers()), dict[str, None]()
+    for form in forms:
+        touched = frozenset[int]().union(*(c.writes for c in form.calls))
+        for call in form.calls:
+            found.update(dict.fromkeys(call.mutated))
+            if call.op == "get_attr" and call.storages & touched:
+                found[str(call.target)] = None
+    return tuple(name for name in found if name in buffers)
 
 
 def first_line(error: Exception) -> str:
