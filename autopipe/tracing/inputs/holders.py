@@ -68,24 +68,32 @@ class Holder:
 
 
 def holders(given: Mapping[str, Any]) -> Iterator[Holder]:
-    """All in some arguments that can be written into, by every way that leads to it."""
+    """All in some arguments that can be written into, by every way that leads to it.
+
+    Into what a copy takes as it is, the shortest ways alone lead on: objects may all know one another.
+    """
+    opened: dict[int, int] = {}
     for name, value in given.items():
-        yield from _inside(value, (("item", name),), False)
+        yield from _inside(value, (("item", name),), False, opened)
 
 
-def _inside(value: Any, trail: tuple[Step, ...], is_bare: bool) -> Iterator[Holder]:
+def _inside(value: Any, trail: tuple[Step, ...], is_bare: bool, opened: dict[int, int]) -> Iterator[Holder]:
+    """What a value and all in it are; ``opened`` are ids of bare ones, and how short a way led into each."""
     is_simple = isinstance(value, (*SIMPLE, type, types.ModuleType, torch.Tensor, nn.Module))
     if is_simple or callable(value) or len(trail) > _DEEPEST:
         return
     is_bare = is_bare or is_leaf(value, len(trail))
+    is_known = is_bare and opened.get(id(value), _DEEPEST + 1) <= len(trail)
+    if is_bare and not is_known:
+        opened[id(value)] = len(trail)
     for kind in ("item", "attr"):
         held = content(value, kind)
         if held is None:
             continue
         if kind == "attr" or not isinstance(value, (tuple, frozenset)):
             yield Holder(trail, kind, value, held, is_bare)
-        for key, inner in held.items():
-            yield from _inside(inner, (*trail, (kind, key)), is_bare)
+        for key, inner in () if is_known else held.items():
+            yield from _inside(inner, (*trail, (kind, key)), is_bare, opened)
 
 
 def content(value: Any, kind: str) -> Any:

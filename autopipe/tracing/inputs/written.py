@@ -101,11 +101,14 @@ def write_back(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 
 def given_twice(given: Mapping[str, Any]) -> Twice:
-    """The steps to each container and object that is among some arguments in two places, and to the other."""
-    places: defaultdict[int, dict[tuple[Step, ...], None]] = defaultdict(dict)
+    """The steps to each container and object that is among some arguments in two places, and to the other.
+
+    Not to those that copies have in common wherever they are, which stay one.
+    """
+    places: defaultdict[int, dict[tuple[Step, ...], bool]] = defaultdict(dict)
     for holder in holders(given):
-        places[id(holder.owner)][holder.trail] = None
-    several = [[*trails] for trails in places.values() if len(trails) > 1]
+        places[id(holder.owner)][holder.trail] = holder.is_bare
+    several = [[*trails] for trails in places.values() if len(trails) > 1 and not all(trails.values())]
     return {trail: next(t for t in trails if t != trail) for trails in several for trail in trails}
 
 
