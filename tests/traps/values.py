@@ -342,6 +342,14 @@ def branch_as_a_function(self: Any, x: Tensor) -> Tensor:
     return self.run(torch.cond(x.sum() > 0, torch.sin, lambda z: z.cos() * 2, (x,)))
 
 
+@trap()
+def loop_as_a_function(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        start = torch.tensor(0), x.mean()
+        _, rate = torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 1.1), start)
+    return self.run(x * rate)
+
+
 @trap("refused")
 def branch_as_a_function_on_what_layers_give(self: Any, x: Tensor) -> Tensor:
     x = self.run(x)

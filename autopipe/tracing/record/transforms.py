@@ -143,8 +143,12 @@ TRANSFORMS: tuple[tuple[Any, str, Maker], ...] = (
     (torch.func, "linearize", _refused_function("linearize")),
     *((torch.func, name, _applied(name)) for name in ("jacrev", "jacfwd", "hessian")),
     (*VMAP, _vmap),
-    (torch, "cond", _cond),
-    (CONTROL, "cond", _cond),
-    *((CONTROL, name, _looped(name)) for name in LOOPS),
+    *((home, "cond", _cond) for home in (torch, CONTROL)),
+    *(
+        (home, name, _looped(name))
+        for name in LOOPS
+        for home in (torch, CONTROL)
+        if vars(home).get(name) is vars(CONTROL)[name]
+    ),
 )
 """(owner, name, what makes of a route and the original what stands there) of each function."""
