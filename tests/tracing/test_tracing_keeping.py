@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -38,6 +39,28 @@ class Remembering(nn.Module):
         return torch.stack(self.seen).mean(0)
 
 
+def named(forward: Any) -> Any:
+    """A forward within another that goes by its name."""
+
+    @functools.wraps(forward)
+    def around(self: nn.Module, *args: Any) -> Any:
+        return forward(self, *args)
+
+    return around
+
+
+def unnamed(forward: Any) -> Any:
+    return lambda self, *args: forward(self, *args)
+
+
+class Named(nn.Module):
+    forward = named(Spiking.forward)
+
+
+class Unnamed(nn.Module):
+    forward = unnamed(Spiking.forward)
+
+
 class Shown(nn.Module):
     """Keeps what it gave last for people to look at, and never reads it."""
 
@@ -71,7 +94,7 @@ class Net(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("kind", [Spiking, Remembering])
+@pytest.mark.parametrize("kind", [Spiking, Remembering, Named, Unnamed])
 def test_calls_that_go_by_earlier_ones_share_a_stage(kind: type[nn.Module]) -> None:
     found = capture(Net(kind()), (torch.randn(2, WIDTH),))
     calls = {op.name for op in found.ops.compute if op.target == "inside"}

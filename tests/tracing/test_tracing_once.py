@@ -6,6 +6,8 @@ What the modes do otherwise here shows in no data like the example's, only in la
 import contextlib
 import copy
 import operator
+import sys
+import types
 
 import pytest
 import torch
@@ -211,6 +213,22 @@ def test_statistics_are_written_in_training_alone(monkeypatch):
 @pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
 def test_code_that_asks_for_its_mode_is_recorded_in_both(ask):
     model = by(ask)()
+    check(capture(model, (torch.randn(3, 4),), dynamic=False), model)
+
+
+def test_a_function_within_one_beside_the_model_may_spell_the_mode(monkeypatch):
+    beside = types.ModuleType("beside")
+    code = """
+def ask(module):
+    def asked():
+        return vars(module)["training"]
+    return asked()
+"""
+    exec(code, vars(beside))
+    monkeypatch.setitem(sys.modules, "beside", beside)
+    cls = by(lambda self, x: beside.ask(self))
+    cls.__module__ = "beside"
+    model = cls()
     check(capture(model, (torch.randn(3, 4),), dynamic=False), model)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ...torch_private import CALL_HOOK
-from .codes import names_in
+from .codes import codes_in, names_in
 from .keeping import codes_of, read_by
 from .leaves import is_compiled
 
@@ -95,9 +95,8 @@ def spells_mode(classes: frozenset[type]) -> bool:
     So it may come by it unseen: ``vars(self)["training"]``.
     """
     own = (code for cls in classes for code in codes_of(cls))
-    return any(
-        "training" in code.co_consts for code in (*own, *(f.__code__ for f in _functions_beside(classes)))
-    )
+    beside = (code for function in _functions_beside(classes) for code in codes_in(function))
+    return any("training" in code.co_consts for code in (*own, *beside))
 
 
 def _functions_beside(classes: Iterable[type]) -> Iterator[types.FunctionType]:

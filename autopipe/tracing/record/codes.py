@@ -9,16 +9,18 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, lru_cache, partial, partialmethod
+from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from typing import Any
 
+from ..inputs.contents import is_filled
 from .cells import attributes, content
 
-__all__ = ["come_to", "is_foreign", "is_users", "named", "names_in"]
+__all__ = ["codes_in", "come_to", "is_foreign", "is_users", "named", "names_in"]
 
 _FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "abc", "logging", "threading")
 _STDLIB = sysconfig.get_path("stdlib")
 _INSTALLED = ("site-packages", "dist-packages")
+_AROUND_FUNC = (partial, partialmethod, cached_property, singledispatchmethod)
 _ASKS_FOR_ALL = frozenset({"globals", "eval", "exec", "vars", "locals"})
 
 
@@ -87,7 +89,7 @@ class _Walk:
             return [thing.__func__]
         if isinstance(thing, property):
             return [thing.fget, thing.fset, thing.fdel]
-        if isinstance(thing, (partial, partialmethod, cached_property)):
+        if isinstance(thing, _AROUND_FUNC):
             return [thing.func]
         return [(attributes(thing) or {}).get("__wrapped__"), type(thing)] if callable(thing) else []
 
@@ -122,21 +124,39 @@ def come_to(start: Iterable[str], classes: Sequence[type]) -> frozenset[str]:
     waiting = list(names)
     while waiting:
         for value in held.get(waiting.pop(), ()):
-            new = {n for code in _codes(value) for n in names_in(code)} - names
+            new = {n for code in codes_in(value) for n in names_in(code)} - names
             names |= new
             waiting += new
     return frozenset(names)
 
 
-def _codes(value: Any) -> Iterator[types.CodeType]:
-    """The code of a method or property, and of what it wraps."""
-    waiting = [value.fget, value.fset] if isinstance(value, property) else [getattr(value, "__func__", value)]
+def codes_in(value: Any) -> Iterator[types.CodeType]:
+    """The code of a method or property, of what it wraps or is made around, and of functions within it."""
+    waiting: list[Any] = [value]
+    seen: set[int] = set()
     while waiting:
         part = waiting.pop()
-        if isinstance(code := getattr(part, "__code__", None), types.CodeType):
-            yield code
-        if (inner := getattr(part, "__wrapped__", getattr(part, "func", None))) is not None:
-            waiting.append(inner)
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, types.CodeType):
+            yield part
+            waiting += [c for c in part.co_consts if isinstance(c, types.CodeType)]
+        elif isinstance(part, property):
+            waiting += part.fget, part.fset
+        elif isinstance(part, types.FunctionType):
+            around = (c.cell_contents for c in part.__closure__ or () if is_filled(c))
+            waiting += part.__code__, vars(part).get("__wrapped__"), *filter(_has_code, around)
+        elif isinstance(part, (staticmethod, classmethod, types.MethodType)):
+            waiting.append(part.__func__)
+        elif isinstance(part, _AROUND_FUNC):
+            waiting.append(part.func)
+        else:
+            waiting += getattr(part, "__code__", None), getattr(part, "__wrapped__", None)
+
+
+def _has_code(value: Any) -> bool:
+    return isinstance(value, (types.FunctionType, types.MethodType, partial))
 
 
 _asked: dict[int, tuple[types.CodeType, frozenset[str]]] = {}

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .codes import codes_in
 from .restart import WatchMethods
 
 __all__ = ["Keeping", "Kept", "codes_of", "differing", "goes_by", "kept", "left", "read_by", "tell_left"]
@@ -173,7 +174,7 @@ def read_by(cls: Any) -> frozenset[str]:
 def codes_of(cls: Any) -> Iterator[types.CodeType]:
     """The code of the methods of a class and of those it is made of, up to ``nn.Module``."""
     own = itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)
-    return (code for each in own for value in vars(each).values() for code in _codes(value))
+    return (code for each in own for value in vars(each).values() for code in codes_in(value))
 
 
 @functools.lru_cache(maxsize=1 << 10)
@@ -197,15 +198,3 @@ def _loaded(code: types.CodeType) -> Iterator[str]:
             yield code.co_names[number >> _SHIFT]
         if op != _EXTENDED:
             number = 0
-
-
-def _codes(value: Any) -> Iterator[types.CodeType]:
-    """The code of a method, a property or a wrapped one, with that of functions within it."""
-    parts = (value.fget, value.fset) if isinstance(value, property) else (getattr(value, "__func__", value),)
-    waiting: list[Any] = [getattr(p, "__code__", getattr(p, "__wrapped__", None)) for p in parts]
-    while waiting:
-        code = waiting.pop()
-        code = getattr(code, "__code__", code)
-        if isinstance(code, types.CodeType):
-            yield code
-            waiting += [c for c in code.co_consts if isinstance(c, types.CodeType)]
