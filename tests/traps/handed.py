@@ -165,6 +165,48 @@ def numpy_number_that_changes(self: Any, x: Tensor, scale: Any) -> Tensor:
     return self.run(x * float(scale))
 
 
+def with_a_python_number_of_numpy(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """A number and a word of numpy's that are Python's too, others in some calls."""
+    return (*sequences(batch, length, seed), np.float64(1 + seed % 2), np.str_("sin" if seed % 2 else "cos"))
+
+
+@trap("safe", inputs=with_a_python_number_of_numpy)
+def numpy_number_of_python_that_changes(self: Any, x: Tensor, scale: Any, kind: Any) -> Tensor:
+    return self.run(getattr(torch, kind)(x) * float(scale))
+
+
+class Slotted:
+    """A number in a slot."""
+
+    __slots__ = ("scale",)
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+SLOTTED, LEVELS = Slotted(2.0), bytearray(b"\x02")
+
+
+def with_a_slotted_knob(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """An object that is changed between calls, where it has slots alone."""
+    return (*sequences(batch, length, seed), SLOTTED)
+
+
+@trap("safe", inputs=with_a_slotted_knob, later=lambda m: setattr(SLOTTED, "scale", SLOTTED.scale + 1))
+def slotted_object_changed_between_calls(self: Any, x: Tensor, knob: Any) -> Tensor:
+    return self.run(x * knob.scale)
+
+
+def with_levels(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """Bytes that are changed between calls."""
+    return (*sequences(batch, length, seed), LEVELS)
+
+
+@trap("safe", inputs=with_levels, later=lambda m: LEVELS.__setitem__(0, LEVELS[0] + 1))
+def bytes_changed_between_calls(self: Any, x: Tensor, levels: Any) -> Tensor:
+    return self.run(x * levels[0])
+
+
 def with_a_table(batch: int, length: int, seed: int) -> tuple[Any, ...]:
     """A numpy array that is changed between calls."""
     return (*sequences(batch, length, seed), TABLE)

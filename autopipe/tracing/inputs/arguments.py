@@ -196,7 +196,7 @@ class Inputs:
 
     def _is_constant(self, i: int, leaf: Any) -> bool:
         """Whether a value is the one at capture, and holds what that held."""
-        is_same = type(leaf).__module__ == "numpy" or _same(leaf, self.constants[i])
+        is_same = isinstance(leaf, np.ndarray) or _same(leaf, self.constants[i])
         return is_same and contents(leaf) == self.contents.get(i)
 
     def _structure_message(self, given: dict[str, Any]) -> str:

@@ -5,18 +5,32 @@ Taking structures with tensors in them apart is left to ``structure``.
 
 from __future__ import annotations
 
+import array
 import cmath
+import contextlib
+import dataclasses
 import enum
 import functools
 import types
 from collections import UserDict, deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["SIMPLE", "are_equal_tensors", "are_told_alike", "contents", "is_filled", "parts", "plainly"]
+__all__ = [
+    "SIMPLE",
+    "are_equal_tensors",
+    "are_told_alike",
+    "contents",
+    "is_filled",
+    "parts",
+    "plainly",
+    "slots",
+    "slotted",
+]
 
 SIMPLE = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, enum.Enum)
 _CLOSED = (type, torch.Tensor, nn.Module)
@@ -28,8 +42,8 @@ _DEEPEST_CODE = 6
 def parts(value: Any) -> dict[Any, Any] | None:
     """What a value is made of, by key or name; None where it is one piece, as a number or a class is.
 
-    Of a container its items, of an array its elements as bytes, of a function the values that it was made
-    around, of an object that cannot be called its attributes.
+    Of a container its items, of an array its elements, as bytes where they are numbers, of a function the
+    values that it was made around, of an object that cannot be called its attributes, slots among them.
 
     >>> parts([5, 6]), parts({"a": 1}), parts(5)
     ({0: 5, 1: 6}, {'a': 1}, None)
@@ -41,7 +55,12 @@ def parts(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, (set, frozenset)):
         return {item: item for item in value}
     if isinstance(value, np.ndarray):
-        return {"dtype": str(value.dtype), "shape": value.shape, "elements": value.tobytes()}
+        elements = [*value.flat] if value.dtype.hasobject else value.tobytes()
+        return {"dtype": str(value.dtype), "shape": value.shape, "elements": elements}
+    if isinstance(value, (bytearray, array.array)):
+        return {"elements": bytes(value)}
+    if isinstance(value, slice):
+        return {"start": value.start, "stop": value.stop, "step": value.step}
     if isinstance(value, functools.partial):
         return {"function": value.func, "args": value.args, "kwargs": value.keywords}
     if isinstance(value, types.MethodType):
@@ -50,9 +69,29 @@ def parts(value: Any) -> dict[Any, Any] | None:
         code, cells = value.__code__, value.__closure__ or ()
         held = {n: c.cell_contents for n, c in zip(code.co_freevars, cells, strict=True) if is_filled(c)}
         return {"__code__": code, "__defaults__": (value.__defaults__, value.__kwdefaults__), **held}
-    if isinstance(value, (*SIMPLE, *_CLOSED)) or callable(value) or not hasattr(value, "__dict__"):
+    if isinstance(value, (*SIMPLE, *_CLOSED)) or callable(value):
         return None
-    return dict(vars(value))
+    if hasattr(value, "__dict__"):
+        return {**slotted(value), **vars(value)}
+    # what tells of itself whether it is equal may fill a slot only when asked, as a path does
+    is_one_piece = _tells_equal(type(value)) and not dataclasses.is_dataclass(value)
+    return None if is_one_piece else slotted(value) or None
+
+
+def slots(value: Any) -> Iterator[tuple[str, types.MemberDescriptorType]]:
+    """An object's slots by name, those of its own class first."""
+    for cls in type(value).__mro__:
+        if "__slots__" in vars(cls):
+            yield from ((n, s) for n, s in vars(cls).items() if isinstance(s, types.MemberDescriptorType))
+
+
+def slotted(value: Any) -> dict[str, Any]:
+    """What an object has in slots, by name, whatever its class makes of reading them."""
+    found: dict[str, Any] = {}
+    for name, slot in slots(value):
+        with contextlib.suppress(AttributeError):  # an empty one
+            found.setdefault(name, slot.__get__(value))
+    return found
 
 
 def is_filled(cell: types.CellType) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-import types
 from collections import UserDict, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal
 
 import torch
+
+from .contents import slots, slotted
 
 __all__ = [
     "LEAF",
@@ -147,15 +148,13 @@ def _beside(value: Any, depth: int) -> dict[str, Any]:
 
 def attributes(value: Any) -> dict[str, Any] | None:
     """An object's attributes by name, slots among them, without items; None where it has no place for any."""
-    slotted = [vars(c) for c in type(value).__mro__ if "__slots__" in vars(c)]
-    slots = {n: s for held in slotted for n, s in held.items() if isinstance(s, types.MemberDescriptorType)}
-    if not slots and not isinstance(getattr(value, "__dict__", None), dict):
+    if not any(slots(value)) and not isinstance(getattr(value, "__dict__", None), dict):
         return None
     if isinstance(value, (dict, UserDict, list, tuple)):
         held = _beside(value, 0)
     else:
         held = {n: v for n, v in getattr(value, "__dict__", {}).items() if not _is_cached(type(value), n)}
-    return {**{n: getattr(value, n) for n in slots if hasattr(value, n)}, **held}
+    return {**slotted(value), **held}
 
 
 def _mirrors(value: Any) -> bool:

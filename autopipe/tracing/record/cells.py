@@ -10,7 +10,6 @@ import contextvars
 import io
 import threading
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ __all__ = [
     "VariableCell",
     "attributes",
     "content",
-    "slots",
 ]
 
 MOST_BYTES = 1 << 14
@@ -158,13 +156,6 @@ def content(cell: Cell, empty: Any = None) -> Any:
         return cell.cell_contents
     except ValueError:
         return empty
-
-
-def slots(value: Any) -> Iterator[tuple[str, types.MemberDescriptorType]]:
-    """An object's slots by name."""
-    for cls in type(value).__mro__:
-        if "__slots__" in vars(cls):
-            yield from ((n, s) for n, s in vars(cls).items() if isinstance(s, types.MemberDescriptorType))
 
 
 def attributes(value: Any) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..inputs.contents import slots
 from .cells import (
     MOST_BYTES,
     ArrayCell,
@@ -32,7 +33,6 @@ from .cells import (
     VariableCell,
     attributes,
     content,
-    slots,
 )
 from .codes import is_foreign, is_users, named, names_in
 from .glance import are_same
