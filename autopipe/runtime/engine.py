@@ -80,6 +80,7 @@ class Engine:
         self.capture, self.plan, self.all_stages, self.options = capture, plan, stages, options
         self.n_steps = self.n_forwards = self.n_loads = 0
         self.was_wrapped = False
+        self._averages: bool | None = None
         self.publisher: Publisher | None = None
         self._guards: list[Any] = []
         self._gathered: tuple[tuple[int, ...], int | None] = (), None
@@ -255,7 +256,7 @@ class Engine:
         replaced = wrap_all(self.workers, wrapper, self.rank)
         if self.peers is not None:
             check_replicas(self.workers, self.ranks)
-        self.was_wrapped = True
+        self.was_wrapped, self._averages = True, None
         Replicas.join([worker.replicas for worker in self.workers.values()])
         self._lines.clear()
         schedule = pick_schedule(
@@ -340,18 +341,18 @@ class Engine:
         """The one that computes the loss, where this process has it."""
         return self.workers.get(len(self._sections) - 1)
 
-    @property
-    def has_averaged(self) -> bool:
-        """Whether this rank's gradients are averaged over replicas, if it has any."""
-        if self.replica_dims.n == 1 or not self.was_wrapped:
-            return False
-        if any(worker.is_replicated for worker in self.workers.values()):
-            return True
-        return not any(p.requires_grad for stage in self.stages for p in stage.parameters())
+    def averages(self) -> bool:
+        """Whether replicas average gradients of any rank; every rank calls it, and asks once after a wrap."""
+        if self._averages is None:
+            here = any(worker.is_replicated for worker in self.workers.values())
+            self._averages = self.replica_dims.n > 1 and self._on_any(here)
+        return self._averages
 
     def any_sharded(self) -> bool:
         """Whether replicas hold a stage of any rank in shards; every rank calls it."""
-        here = any(worker.replicas.is_sharded for worker in self.workers.values())
+        return self._on_any(any(worker.replicas.is_sharded for worker in self.workers.values()))
+
+    def _on_any(self, here: bool) -> bool:
         return here if self.peers is None else self.peers.any(here)
 
     def weighs_replicas(self) -> bool:

@@ -108,8 +108,11 @@ class Runner:
     def _check_as_many(self, n_batches: int) -> None:
         """Raise :class:`InputError` on all replicas that gather weights together and not as often."""
         engine = self.engine
-        if not engine.has_averaged or not engine.any_sharded():
+        if engine.replica_dims.n == 1:
             return
+        with engine.together("hearing whether replicas hold stages in shards", waits=True):
+            if not engine.any_sharded():
+                return
         with engine.outside("hearing how many batches other replicas accumulate"):
             is_odd = engine.replica_dims.are_unlike(n_batches, engine.device)
         if is_odd:
@@ -351,10 +354,11 @@ class Runner:
         options = engine.options
         if not options.check_finite or options.scaler is not None or engine.device.type != "cpu":
             return
-        if loss is not None and not math.isfinite(loss):
-            self._nonfinite = self._nonfinite or self._explain_nonfinite(step, loss.item())
-        found = self._nonfinite
-        if step.grad and engine.has_averaged:
+        found = self._nonfinite if step.grad else None
+        if found is None and loss is not None and not math.isfinite(loss):
+            found = self._explain_nonfinite(step, loss.item())
+        if step.grad and engine.averages():
+            self._nonfinite = None if self.syncs else found
             if not self.syncs:
                 return
             with engine.outside("hearing whether the losses of other replicas are finite"):
@@ -364,7 +368,6 @@ class Runner:
                     "the loss of another replica is not finite, as its log says where, and gradients are "
                     "averages with its; check_finite=False lets such steps pass"
                 )
-        self._nonfinite = None
         if found is not None:
             self._agreed = found
             raise found

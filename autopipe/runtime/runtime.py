@@ -278,7 +278,8 @@ class Runtime(Upkeep):
         batches may be ragged. What compares rows sees those of one batch. Ranks sum their gradients once, in
         the last.
         Returns the loss of all batches together. Under ``feed`` the other ranks pass as many empty ones,
-        else every rank raises :class:`InputError`. Replicas may pass unlike numbers, but of sharded stages.
+        else every rank raises :class:`InputError`. Replicas may pass unlike numbers unless stages are
+        sharded.
         """
         return self._runner.accumulate(batches, n_microbatches)
 

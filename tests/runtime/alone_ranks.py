@@ -103,6 +103,33 @@ def losses(_):
         bad.clear()
 
 
+def partly(_):
+    """So it is where the stages of one rank alone are wrapped, and others' are averaged by hand."""
+    mesh = mesh_of_two()
+    replica, rank, bad = mesh.get_local_rank("dp"), mesh.get_local_rank("pp"), []
+    group = mesh.get_group("dp")
+
+    def loss_fn(output, target):
+        return F.mse_loss(output, target) * (math.nan if bad else 1.0)
+
+    runtime = Runtime(*mlp(2)[1:], loss_fn=loss_fn, mesh=mesh, stall_limit_s=20.0)
+    runtime.wrap(lambda stage: DistributedDataParallel(stage, process_group=group) if rank else None)
+    _, mine = shares(0, replica)
+    for _ in range(2):
+        runtime.accumulate([{"x": part, "target": part} for part in mine.split(4)])  # two, and one
+        bad[:] = [True] * replica
+        own = "the loss is nan" if replica else "the loss of another replica is not finite"
+        with pytest.raises(StepError, match=own):
+            runtime.step(mine, target=mine)
+        with runtime.no_sync():
+            runtime.step(mine, target=mine)
+        bad.clear()
+        runtime.evaluate(mine, target=mine)  # has a loss of its own
+        with pytest.raises(StepError, match=own):
+            runtime.step(mine, target=mine)
+        runtime.step(mine, target=mine)
+
+
 def causes(_):
     """What ends one replica is what all ranks of the others report, wherever they were."""
     mesh, fails = mesh_of_two(), []

@@ -222,7 +222,8 @@ def replicas_of(mesh: DeviceMesh | None, ranks: tuple[int, ...]) -> tuple[list[t
     if mesh is None or mesh.ndim == 1 or "pp" not in names:
         return [], []
     rows = mesh.mesh.movedim(names.index("pp"), -1).flatten(0, -2).tolist()
-    others = [row for row in map(tuple, rows) if row != ranks]
+    # groups have their ranks in this order, however the mesh lays them out
+    others = [row for row in (tuple(sorted(row)) for row in rows) if row != ranks]
     return others, [mesh.get_group(name) for name in names if name != "pp"]
 
 
