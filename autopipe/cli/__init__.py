@@ -5,7 +5,7 @@ The verbs are left to ``app`` and the modules beside it.
 
 import sys
 
-__all__ = ["main"]
+__all__ = ["INTERRUPTED", "main"]
 
 INTERRUPTED = 130
 """The exit code of what Ctrl-C has ended, as of every other command."""
@@ -13,6 +13,13 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line; exits with the codes ``output`` lists."""
+    try:
+        _start()
+    except KeyboardInterrupt:  # Ctrl-C before a verb has begun
+        raise SystemExit(INTERRUPTED) from None
+
+
+def _start() -> None:
     try:
         import rich  # noqa: F401 - typer shows help through it
         import typer  # noqa: F401
@@ -22,9 +29,6 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
-    try:
-        from .app import app
+    from .app import app
 
-        app()
-    except KeyboardInterrupt:  # Ctrl-C before a verb has begun
-        raise SystemExit(INTERRUPTED) from None
+    app()

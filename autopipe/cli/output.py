@@ -25,6 +25,7 @@ from ..errors import (
     ScheduleError,
     StoreError,
 )
+from . import INTERRUPTED
 
 __all__ = ["EXIT_CODES", "Told", "aside", "emit", "exit_code", "guard", "note", "step", "table", "writable"]
 
@@ -36,6 +37,7 @@ EXIT_CODES = {
     INFEASIBLE: "no plan meets the limits, or a plan or schedule does not fit",
     MODEL: "the model cannot be loaded, captured, costed or run",
     OTHER: "any other failure",
+    INTERRUPTED: "ended by Ctrl-C",
 }
 
 

@@ -17,6 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 import autopipe
+from autopipe.cli import main
 from autopipe.cli.app import app as command_line
 from autopipe.cli.models import load
 from autopipe.cli.output import EXIT_CODES, Told, emit
@@ -132,8 +133,19 @@ def test_the_readmes_commands_do_what_it_says(tmp_path, monkeypatch):
 
 def test_the_readme_lists_every_exit_code():
     readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
-    told = [int(n) for n in re.findall(r"^\| (\d) \| ", readme, re.MULTILINE)]
+    told = [int(n) for n in re.findall(r"^\| (\d+) \| ", readme, re.MULTILINE)]
     assert told == list(EXIT_CODES)
+
+
+def test_ctrl_c_before_a_verb_has_begun_has_its_exit_code(monkeypatch):
+    def pressed():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autopipe.cli.app.app", pressed)
+    with pytest.raises(SystemExit) as told:
+        main()
+    assert told.value.code in EXIT_CODES
+    assert told.value.code == 130
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
