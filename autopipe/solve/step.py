@@ -52,7 +52,7 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
     """The split that simulates fastest among those that fit; the others are its candidates. None fits: None.
 
     With ``balance="cost"``: the best bottleneck, chains near it, the splits people make by hand, and what
-    moving single items over a cut makes of the fastest of all these. Else the balance asked for alone.
+    moving items and stages makes of the fastest of all these. Else the balance asked for alone.
     """
     started = time.perf_counter()
     rated: list[tuple[Plan, tuple[int, ...]]] = []
@@ -157,7 +157,7 @@ def _near(case: Case, problem: Problem, answer: Answer, deadline: float) -> Iter
 def _climbed(
     case: Case, problem: Problem, answer: Answer, plan: Plan, stage_of: tuple[int, ...], deadline: float
 ) -> tuple[Plan, tuple[int, ...]]:
-    """The plan after every move of one item over a cut that makes its step shorter."""
+    """The plan after every move that makes its step shorter: of an item, what goes with it, or a stage."""
     ways = _WAYS if _is_free(case, problem) else _WAYS[:1]
     left, improved = min(_MOVES, _SIMULATED // (problem.n_stages * case.n_microbatches)), True
     while improved:

@@ -1,6 +1,7 @@
-"""Assignments made better one item at a time: to fit memory first, then to lower the fullest ranks' loads.
+"""Assignments made better by moves: to fit memory first, then to lower the fullest ranks' loads.
 
-First answers are left to ``intervals``, new cuts of several stages at once to ``ranks``.
+Which moves a step is simulated for is left to ``step``, first answers to ``intervals``, new cuts of several
+stages at once to ``ranks``.
 """
 
 from __future__ import annotations

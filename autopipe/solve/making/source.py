@@ -185,8 +185,8 @@ def _check_whole(graph: OpGraph, costs: CostTable) -> None:
     if costs.ops not in ("", graph.ops_digest):
         raise CostError(
             f"the cost table is of other ops ({costs.ops}) than the graph of {graph.model} has "
-            f"({graph.ops_digest}), though they may be called the same: of another model or size of it, or "
-            "other modules open; profile the model as it is captured here"
+            f"({graph.ops_digest}), though they may be called the same: of another model or size of it, of "
+            "other modules open or other weights frozen; profile the model as it is captured here"
         )
     if unsaid := {d.name: d.example for d in graph.dims if d.name not in costs.dims}:
         raise CostError(
