@@ -33,6 +33,14 @@ class Around(torch.optim.Optimizer):
             p.data.copy_(kept["slow"].lerp_(p.detach(), 0.5))
 
 
+class Through(Around):
+    """Keeps them in the state of the optimizer that it is around, which knows it."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.state, inner.outer = inner.state, self
+
+
 class Aside(torch.optim.SGD):
     """Keeps in attributes what ``made`` makes of its parameters."""
 
@@ -120,6 +128,26 @@ def saves(folder):
     wanted = [p.detach().clone() for p in runtime.parameters()]
     optimizer = Around(torch.optim.AdamW(runtime.parameters(), 0.01))
     runtime.load(path, optimizer=optimizer, inner=optimizer.inner)
+    assert optimizer.param_groups is optimizer.inner.param_groups
+    train(runtime, optimizer)
+    assert all(torch.equal(p, w) for p, w in zip(runtime.parameters(), wanted, strict=True))
+
+
+def saves_through(folder):
+    """A state that is one for two optimizers is saved and loaded through either of them."""
+    _, runtime, _ = pipeline()
+
+    def made():
+        return Through(torch.optim.SGD(runtime.parameters(), 0.01, momentum=0.9))
+
+    optimizer = made()
+    train(runtime, optimizer)
+    runtime.save(folder, optimizer=optimizer)
+    train(runtime, optimizer)
+    wanted = [p.detach().clone() for p in runtime.parameters()]
+    optimizer = made()
+    runtime.load(folder, optimizer=optimizer)
+    assert optimizer.state is optimizer.inner.state
     assert optimizer.param_groups is optimizer.inner.param_groups
     train(runtime, optimizer)
     assert all(torch.equal(p, w) for p, w in zip(runtime.parameters(), wanted, strict=True))

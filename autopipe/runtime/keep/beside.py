@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["held_beside", "left_out", "snapshot", "within"]
+__all__ = ["held_beside", "left_out", "shared", "snapshot", "within"]
 
 _OWN = frozenset(("state", "param_groups", "defaults"))
 
@@ -75,16 +75,36 @@ def _keys(value: Any) -> Iterator[Any]:
         yield from _keys(item)
 
 
-def snapshot(optimizer: Optimizer) -> Callable[[], None]:
+def shared(optimizer: Optimizer) -> Callable[[], None]:
+    """After a load gives those within it that have its very ``state`` or groups now what it has then."""
+    held = [
+        (inner, name, getattr(optimizer, name))
+        for inner in within(optimizer).values()
+        for name in ("state", "param_groups")
+        if getattr(inner, name) is getattr(optimizer, name)
+    ]
+
+    def share() -> None:
+        for inner, name, before in held:
+            if getattr(inner, name) is before:
+                setattr(inner, name, getattr(optimizer, name))
+
+    return share
+
+
+def snapshot(optimizer: Optimizer, around: frozenset[int] = frozenset()) -> Callable[[], None]:
     """Puts an optimizer, and those within it, back as they are now, whatever its ``load_state_dict`` does.
 
-    Tensors of ``state`` are not copied: who loads puts others in their place.
+    Tensors of ``state`` are not copied: who loads puts others in their place. ``around`` are the ids of those
+    that it is within, which may be in its attributes too.
     """
-    puts = [snapshot(inner) for inner in within(optimizer).values()]
+    around |= {id(optimizer)}
+    puts = [snapshot(inner, around) for inner in within(optimizer).values() if id(inner) not in around]
     attributes = dict(vars(optimizer))
     state, groups = attributes.get("state"), attributes.get("param_groups")
     kept = {key: _copy(value) for key, value in state.items()} if isinstance(state, Mapping) else {}
-    options = [{**g, "params": [*g["params"]]} for g in groups or ()]
+    listed = [*(groups or ())]
+    options = [{**g, "params": [*g["params"]]} for g in listed]
 
     def put_back() -> None:
         vars(optimizer).clear()
@@ -92,7 +112,9 @@ def snapshot(optimizer: Optimizer) -> Callable[[], None]:
         if isinstance(state, dict):
             state.clear()
             state.update(kept)
-        for group, before in zip(groups or (), options, strict=True):
+        if isinstance(groups, list):
+            groups[:] = listed
+        for group, before in zip(listed, options, strict=True):
             group.clear()
             group.update(before)
         for put in puts:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, StoreError
-from .beside import held_beside, left_out, snapshot
+from .beside import held_beside, left_out, shared, snapshot
 from .byname import NOTHING, Holding, by_position, fitting
 from .optimizer import LISTED, as_saved, is_torchs_way, named_state, names_in, place_for
 from .replicas import ALONE, Replica
@@ -301,8 +301,8 @@ class Restoring:
 
         Optimizers that shared their groups, one being made around another, share them again.
         """
-        every = list(self.optimizers.values())
-        shared = [(a, b) for a, b in itertools.combinations(every, 2) if a.param_groups is b.param_groups]
+        pairs = itertools.combinations(self.optimizers.values(), 2)
+        alike = [(one, other) for one, other in pairs if one.param_groups is other.param_groups]
         for key, thing in self._objects.items():
             if isinstance(thing, torch.optim.Optimizer):
                 self._put(key, functools.partial(self._apply_optimizer, key), thing)
@@ -310,7 +310,7 @@ class Restoring:
             before = copy.deepcopy(thing.state_dict())
             self._undo.append((key, functools.partial(thing.load_state_dict, before)))
             self._put(key, thing.load_state_dict, filled(self._state_of(key)))
-        for one, other in shared:
+        for one, other in alike:
             other.param_groups = one.param_groups
         for name in self._extras.keys() & self._checkpoint.extras.keys():
             module = self._extras[name]
@@ -363,7 +363,9 @@ class Restoring:
                 }
             )
         self._undo.append((key, snapshot(optimizer)))
+        share = shared(optimizer)
         optimizer.load_state_dict({"state": made, "param_groups": groups})
+        share()
         for i, (_, parameter) in enumerate(flat):
             as_saved(optimizer, parameter, made.get(i, {}))
 
