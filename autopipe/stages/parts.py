@@ -10,15 +10,18 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
-from ..errors import PlanError
+from ..errors import InputError, PlanError
 from ..graph import OpGraph
 from ..torch_private import fx_graph
 from . import rng
 from .stage import HIDDEN, RECOMPUTED
 
-__all__ = ["Part", "runs"]
+__all__ = ["Part", "runs", "with_parts"]
+
+Step = tuple[str, int | str]
+"""("item", index or key) or ("attribute", name)."""
 
 
 class Part:
@@ -51,7 +54,11 @@ class Part:
         if stream is not None and op is not None and op.is_random:
             rest = (stream.start, dict(stream.counts)) if stream.start or stream.counts else ()
             self.graph.call_function(rng.reseed, (stream.owner, *rest))
-        self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+        copied = self.graph.node_copy(node, self.copies.__getitem__)
+        if node.op == "call_module" and (places := tuple(_parts_taken(node))):
+            found = self.graph.call_function(with_parts, (copied, str(node.target), places))
+            found.meta["region"], copied = node.meta.get("region"), found
+        self.copies[node] = copied
 
     def add_block(self, nodes: Sequence[fx.Node]) -> None:
         """Calls that run again together, as a graph of their own that this one calls."""
@@ -70,6 +77,49 @@ class Part:
         for i, node in enumerate(given):
             self.copies[node] = self.graph.call_function(operator.getitem, (called, i))
         self.blocks.append(inner.graph)
+
+
+def with_parts(given: Any, path: str, places: Sequence[Sequence[Step]]) -> Any:
+    """What the layer at ``path`` gave, with a part at each of the ``places``.
+
+    Raises :class:`InputError` where it has not: then the layer is not as it was when it was captured.
+    """
+    for place in places:
+        part = given
+        try:
+            for step in place:
+                part = _part(part, *step)
+        except (IndexError, KeyError, TypeError, AttributeError) as error:
+            shown = "".join(f"[{key!r}]" if kind == "item" else f".{key}" for kind, key in place)
+            raise InputError(
+                f"{path} gave a {_kind(given)}, of which the model as captured takes {shown}: the layer has "
+                "changed since; capture again as the model is now, or put it back"
+            ) from error
+    return given
+
+
+def _part(value: Any, kind: str, key: Any) -> Any:
+    if isinstance(value, Tensor):
+        raise TypeError("a tensor's rows are no parts")
+    return value[key] if kind == "item" else getattr(value, key)
+
+
+def _kind(value: Any) -> str:
+    """What a value is, and how many parts it has where that is all there is to tell."""
+    name = "tensor" if isinstance(value, Tensor) else type(value).__name__
+    return f"{name} of {len(value)}" if isinstance(value, (tuple, list, dict)) else name
+
+
+def _parts_taken(node: fx.Node) -> Iterator[tuple[Step, ...]]:
+    """Where the parts lie that are taken of what a node gives, innermost."""
+    if isinstance(node.meta.get("val"), Tensor):
+        return
+    for user in node.users:
+        if user.target in (operator.getitem, getattr) and user.args[0] is node:
+            key: Any = user.args[1]
+            if isinstance(key, (int, str)):
+                step = "item" if user.target is operator.getitem else "attribute", key
+                yield from ((step, *rest) for rest in [*_parts_taken(user)] or [()])
 
 
 def runs(

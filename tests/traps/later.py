@@ -405,3 +405,42 @@ class Picked(nn.Linear):
 )
 def key_of_what_is_given_to_a_layer(self: Any, x: Tensor) -> Tensor:
     return self.run(self.part(collections.UserDict({self.key: x})))
+
+
+class Paired(nn.Linear):
+    """A leaf that gives two tensors in a structure that can be set."""
+
+    how = "pair"
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        given = {"pair": (y, x), "single": (y,), "bare": y, "named": {"y": y, "x": x}, "alone": {"y": y}}
+        return given[self.how]
+
+
+def paired(how: str = "pair") -> Paired:
+    made = Paired(WIDTH, WIDTH)
+    made.how = how
+    return made
+
+
+@trap("refused", part=paired, later=lambda m: setattr(m.part, "how", "single"))
+def pair_of_a_layer_that_gives_one_later(self: Any, x: Tensor) -> Tensor:
+    given = self.part(x)
+    return self.run(given[0]) + given[-1]
+
+
+@trap("refused", part=paired, later=lambda m: setattr(m.part, "how", "bare"))
+def pair_that_is_returned_as_a_layer_gives_it(self: Any, x: Tensor) -> Any:
+    return self.part(self.run(x))
+
+
+@trap("refused", part=lambda: paired("named"), later=lambda m: setattr(m.part, "how", "alone"))
+def key_that_a_layer_does_not_give_later(self: Any, x: Tensor) -> Tensor:
+    given = self.part(x)
+    return self.run(given["y"]) + given.get("x", x)
+
+
+@trap(part=lambda: paired("single"), later=lambda m: setattr(m.part, "how", "pair"))
+def layer_that_gives_more_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.part(x)[0])
