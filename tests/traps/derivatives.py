@@ -387,6 +387,27 @@ def frozen_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x)
 
 
+def _gained(model: Any) -> None:
+    model.gain = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+
+
+def _frozen(model: Any) -> None:
+    model.gain.requires_grad_(False)
+    model.layers[0].requires_grad_(False)
+
+
+@trap(prepare=_gained, later=_frozen)
+def frozen_later_in_glue(self: Any, x: Tensor) -> Tensor:
+    early, gain = self.layers[0](x), torch.sigmoid(self.gain)
+    return self.run(x) * gain + early
+
+
+@trap(prepare=lambda m: _gained(m) or _frozen(m), later=lambda m: m.requires_grad_())
+def thawed_later_in_glue(self: Any, x: Tensor) -> Tensor:
+    early, gain = self.layers[0](x), torch.sigmoid(self.gain)
+    return self.run(x) * gain + early
+
+
 @trap()
 def checkpointed(self: Any, x: Tensor) -> Tensor:
     return self.run(checkpoint(self.layers[0], x, use_reentrant=False))

@@ -58,6 +58,7 @@ class Call:
     keeps: the leaf has kept something of an earlier call of this run, which this one goes by.
     stream: where its random numbers come from, where it draws any.
     is_check: it raises where its argument is not what it was at capture, and gives nothing.
+    is_frozen: it gives or holds weights that take no gradient, and could.
     """
 
     op: str
@@ -83,6 +84,7 @@ class Call:
     recompute: bool = False
     keeps: bool = False
     stream: Stream | None = None
+    is_frozen: bool = False
 
     _inputs: list[Call] | None = None
 

@@ -30,6 +30,8 @@ __all__ = [
     "as_call",
     "changes_itself",
     "classify",
+    "holds_frozen",
+    "is_cut_off",
     "is_numpy_scalar",
     "is_settled",
     "is_whole_number",
@@ -80,6 +82,7 @@ _SHAPE_ONLY = {
     "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full",
     "new_tensor",
 }  # fmt: skip
+_CUT_OFF = {*_SHAPE_ONLY, "detach", "detach_", "data"}
 _DATA_SHAPED = {"nonzero", "unique", "unique_consecutive", "masked_select", "argwhere", "bincount"}
 _FAILING = {"cholesky", "cholesky_inverse", "inverse", "lu", "geqrf", "logdet", "slogdet"}
 _OPERATORS: dict[str, Callable[..., Any]] = {
@@ -281,6 +284,18 @@ def storages(value: Any) -> frozenset[int]:
         return frozenset({value.untyped_storage()._cdata})
     except (NotImplementedError, RuntimeError):
         return frozenset()
+
+
+def holds_frozen(value: Any) -> bool:
+    """Whether a value is, or a module has, a weight that takes no gradient and could."""
+    held: Iterator[Any] = value.parameters() if isinstance(value, nn.Module) else iter((value,))
+    weights = (p for p in held if isinstance(p, nn.Parameter) and not p.requires_grad)
+    return any(p.is_floating_point() or p.is_complex() for p in weights)
+
+
+def is_cut_off(call: Call) -> bool:
+    """Whether a function's name says that no gradient passes through what it gives."""
+    return call.op != "call_module" and call.hint in _CUT_OFF
 
 
 def _version(tensor: torch.Tensor) -> int:

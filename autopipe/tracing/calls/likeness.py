@@ -15,7 +15,7 @@ import torch
 
 from ..inputs.contents import are_equal_tensors
 from .call import Call, Recording, calls_in
-from .functions import tensors
+from .functions import is_cut_off, tensors
 from .named import held_by, qualified_name
 from .perform import is_size_of_made
 
@@ -108,20 +108,22 @@ def prune(recording: Recording) -> Recording:
             continue
         kept.append(call)
         used.update(id(c) for c in call.inputs)
-    calls = _hoist(_in_demand_order(kept[::-1]))
+    calls = _hoist(_in_demand_order(kept[::-1], recording.setting.grad))
     targets = {c.target for c in calls if c.op == "get_attr"}
     constants = {k: v for k, v in recording.constants.items() if k in targets}
     guards = sorted(recording.guards, key=lambda g: g.source)
     return dataclasses.replace(recording, calls=calls, constants=constants, guards=guards)
 
 
-def _in_demand_order(calls: list[Call]) -> list[Call]:
+def _in_demand_order(calls: list[Call], derives: bool) -> list[Call]:
     """What moves no gradient and has no effect right before the first call that takes it, the rest in order.
 
-    Masks and tables that code makes in a loop over a ``set`` then come alike in every process.
+    Masks and tables that code makes in a loop over a ``set`` then come alike in every process. What is made
+    of weights stays where it is, frozen or not, in a recording that ``derives``: one with gradients enabled.
     """
     written = frozenset().union(*(c.writes for c in calls))
-    waiting = {id(c): c for c in calls if _waits(c, written)}
+    frozen = _made_of_frozen(calls) if derives else frozenset()
+    waiting = {id(c): c for c in calls if id(c) not in frozen and _waits(c, written)}
     moved = frozenset(waiting)
     out: list[Call] = []
 
@@ -135,6 +137,18 @@ def _in_demand_order(calls: list[Call]) -> list[Call]:
         if id(call) not in moved:
             bring(call)
     return out
+
+
+def _made_of_frozen(calls: Sequence[Call]) -> frozenset[int]:
+    """The ids of the calls that would move gradients, were the weights trained that are frozen."""
+    out: set[int] = set()
+    for call in calls:
+        is_made = call.is_frozen or any(id(c) in out for c in call.inputs)
+        takes = (t.is_floating_point() or t.is_complex() for t in tensors(call.value))
+        in_mode = call.region is None or call.region.grad is not False
+        if is_made and in_mode and not is_cut_off(call) and (call.op == "get_attr" or any(takes)):
+            out.add(id(call))
+    return frozenset(out)
 
 
 def _waits(call: Call, written: frozenset[int]) -> bool:

@@ -159,7 +159,7 @@ class Ledger:
         """The ``get_attr`` call of a parameter, buffer, constant or flag, made once."""
         if target not in self.attributes:
             call = Call("get_attr", target, hint=target, depends=depends, value=meta(value))
-            call.storages = functions.storages(value)
+            call.storages, call.is_frozen = functions.storages(value), functions.holds_frozen(value)
             self.attributes[target] = self.add(call)
         return self.attributes[target]
 

@@ -236,6 +236,7 @@ class Recorder(TorchFunctionMode):
         state = (t for m in inside for t in (*m._parameters.values(), *m._buffers.values()))
         has_state = any(t is not None for t in state)
         call.depends = self.ledger.depends(call) | (Depends.STATE if has_state else Depends.NOTHING)
+        call.is_frozen = functions.holds_frozen(module)
         has_buffers = any(m._buffers for m in inside)
         buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)) if has_buffers else {})
         compiled = any(map(is_compiled, inside))
