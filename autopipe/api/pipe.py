@@ -156,6 +156,7 @@ class Pipe(nn.Module, metaclass=_Short):
                 "...), which takes the Trainer's own arguments, in one process or many"
             )
         values, form = self._meet(args, kwargs)
+        self.graph.standing.begin()
         return self.graph.answer(run_values(self.stages, values, form), args, kwargs)
 
     def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:

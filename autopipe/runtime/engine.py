@@ -373,10 +373,12 @@ class Engine:
         """
         with autocast_context(self.options.autocast, self.device)():
             try:
-                return self.capture.values(args, kwargs)
+                values = self.capture.values(args, kwargs)
             except StaleError:
                 with readable(self.absent):
-                    return self.capture.values(args, kwargs)
+                    values = self.capture.values(args, kwargs)
+        self.capture.standing.begin()
+        return values
 
     def message_bytes(self, clock: Clock) -> dict[Message, int]:
         """How large the messages were that this rank sent in a training step."""

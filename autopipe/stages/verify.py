@@ -68,6 +68,7 @@ def find_loss(output: Any) -> Tensor | None:
 def run_stages(capture: Capture, stages: Sequence[Stage], args: Any, kwargs: Any) -> tuple[Any, ...]:
     """All stages in turn in this process, on inputs of any kind; the model's flat output leaves."""
     values, form = capture.meet(args, kwargs)
+    capture.standing.begin()
     return run_values(renewed(capture, tuple(stages)), values, form)
 
 
@@ -116,7 +117,7 @@ def verify(
     with torch.inference_mode(False), torch.enable_grad():
         with undisturbed(model), switched_off(model):
             expected = _expected(model, _own(args, kwargs), seed)
-        with undisturbed(model):
+        with undisturbed(model), capture.standing.aside():
             got = _observe(model, ours, _own(args, kwargs), seed)
         return _compare(expected, got, rtol, lambda: _first_difference(capture, args, kwargs, seed))
 

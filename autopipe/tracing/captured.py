@@ -307,6 +307,7 @@ class Capture:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the captured graph as the model would run."""
         values, number = self.meet(args, kwargs)
+        self.standing.begin()
         training = self.model.training
         module = self._others[training, number] if number else self.modules[training]
         module.training = training

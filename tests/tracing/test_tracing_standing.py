@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -97,3 +99,62 @@ def test_a_constant_that_holds_not_a_number_is_the_same_when_it_is_made_again():
     capture = autopipe.capture(model, (x,))
     model.title = "another"
     assert torch.equal(capture(x), model(x))
+
+
+class Weighed(nn.Module):
+    """Leaves a penalty in an attribute, while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4))
+        self.penalty = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.penalty = self.weight.square().sum()
+        return x @ self.weight
+
+
+class Penalised(nn.Module):
+    """Reads the penalties, whether it trains or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Weighed() for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
+        for layer in self.layers:
+            x = layer(x)
+        return x, sum(layer.penalty for layer in self.layers)
+
+
+def test_evaluation_that_reads_what_training_leaves_is_refused_after_training():
+    model, x = Penalised(), torch.randn(8, 4)
+    pipe = autopipe.split(model.eval(), 2, (x,), costs="estimated")
+    assert pipe(x)[1] == 0.0
+    model.train()
+    assert pipe.verify(x)
+    model.eval()
+    assert pipe(x)[1] == 0.0
+    model.train()
+    for _ in range(2):
+        assert torch.equal(pipe(x)[1], torch.tensor(8.0))
+    model.eval()
+    with pytest.raises(InputError, match=r"a call in training leaves in layers\.0\.penalty, layers\.1\.pen"):
+        pipe(x)
+    copied = copy.deepcopy(pipe)
+    with pytest.raises(InputError, match="a call in training leaves"):
+        copied(x)
+    assert autopipe.split(model, 2, (x,), costs="estimated")(x)[1] == 0.0
+
+
+def test_a_step_that_reads_what_training_leaves_is_refused_in_evaluation():
+    model, x = Penalised(), torch.randn(8, 4)
+    pipe = autopipe.split(model.train(), 2, (x,), costs="estimated")
+    runtime = pipe.runtime(loss_fn=lambda out, _: out[0].mean())
+    runtime.step(x, target=x)
+    model.eval()
+    with pytest.raises(InputError, match="a call in training leaves"):
+        runtime.evaluate(x, target=x)
+    model.train()
+    runtime.step(x, target=x)

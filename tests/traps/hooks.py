@@ -231,3 +231,25 @@ def halved(module: nn.Module, args: Any) -> Any:
 @trap(prepare=lambda m: m.register_forward_pre_hook(halved))
 def hook_on_what_is_given_by_position(self: Any, x: Tensor) -> Tensor:
     return self.run(x)
+
+
+def hooked(part: nn.Module) -> None:
+    part.register_forward_hook(lambda module, args, out: out * 2)
+
+
+@trap("safe", later=lambda m: hooked(m.layers[0]))
+def hook_later_on_a_layer_run_with_other_weights(self: Any, x: Tensor) -> Tensor:
+    weights = {n: p * 0.5 for n, p in self.layers[0].named_parameters()}
+    return self.run(torch.func.functional_call(self.layers[0], weights, (x,)))
+
+
+@trap("safe", part=Block, later=lambda m: hooked(m.part))
+def hook_later_on_a_block_run_with_other_weights(self: Any, x: Tensor) -> Tensor:
+    weights = {n: p * 0.5 for n, p in self.part.named_parameters()}
+    return self.run(torch.func.functional_call(self.part, weights, (x,)) + self.part(x))
+
+
+@trap("safe", part=Block, later=lambda m: hooked(m.part))
+def hook_later_on_a_block_run_with_one_other_weight(self: Any, x: Tensor) -> Tensor:
+    weights = {"b.weight": self.part.b.weight * 0.5}
+    return self.run(torch.func.functional_call(self.part, weights, (x,)) + self.part(x))

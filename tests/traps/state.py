@@ -160,6 +160,43 @@ def written_and_never_read(self: Any, x: Tensor) -> Tensor:
     return out
 
 
+class Measured(nn.Linear):
+    """A leaf that measures what it gives while it trains."""
+
+    spread: Any = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        if self.training:
+            self.spread = x.detach().std()
+        return x
+
+
+@trap("refused", part=lambda: Measured(WIDTH, WIDTH), later=lambda m: m.eval())
+def measured_in_training_and_read_in_evaluation(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.part(x)) * self.part.spread
+
+
+@trap(part=lambda: Measured(WIDTH, WIDTH), later=lambda m: m.eval())
+def measured_and_read_in_training(self: Any, x: Tensor) -> Tensor:
+    y = self.run(self.part(x))
+    return y * self.part.spread if self.training else y
+
+
+@trap("refused", means=list, later=lambda m: m.eval())
+def listed_in_training_and_read_in_evaluation(self: Any, x: Tensor) -> Tensor:
+    y = self.run(x)
+    if self.training:
+        self.means[:] = [y.detach().mean()]
+    return y + sum(self.means)
+
+
+@trap(offset=lambda: 0.0, later=lambda m: m.eval())
+def set_by_the_mode_in_each_call(self: Any, x: Tensor) -> Tensor:
+    self.offset = 1.0 if self.training else 2.0
+    return self.run(x) + self.offset
+
+
 class Ticking(nn.Module):
     """A leaf that counts for itself."""
 

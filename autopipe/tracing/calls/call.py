@@ -173,9 +173,11 @@ class Recording:
     asked for what autocast has a say in, and ``flags`` are questions to torch and the process, each with how
     to ask again and the answer; ``keeps`` whether a leaf has set, beside buffers, what its own code reads,
     and ``begun`` the leaves whose first call has;
+    ``swapped`` are the leaves that ran with other weights than their own, so that their own code is recorded;
     ``left`` are the attributes in which glue leaves what it computes with gradients; ``filled`` those of open
     modules, by path and name, in which hooks of leaves put what the leaves gave; ``goes_by_mode`` whether
-    the code may do otherwise in the other mode.
+    the code may do otherwise in the other mode; ``carried`` the attributes, with the training flag of the
+    calls that leave them, which calls in the other mode go by.
     ``program`` is how it was last run again.
     """
 
@@ -192,8 +194,10 @@ class Recording:
     keeps: bool = False
     begun: frozenset[str] = frozenset()
     left: tuple[str, ...] = ()
+    swapped: frozenset[str] = frozenset()
     filled: frozenset[tuple[str, str]] = frozenset()
     goes_by_mode: bool = True
+    carried: frozenset[tuple[bool, str]] = frozenset()
     program: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property

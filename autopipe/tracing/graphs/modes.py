@@ -61,7 +61,11 @@ def merge(train: Recording, evaluation: Recording) -> dict[bool, Recording]:
     namer = Namer()
     if whole and all(_agrees(t, e, twins) for t, e in pairs):
         _do_as_in_either(pairs)
-        both = dataclasses.replace(_follow_mode(train, pairs), guards=_guards(train, evaluation, twins))
+        both = dataclasses.replace(
+            _follow_mode(train, pairs),
+            guards=_guards(train, evaluation, twins),
+            carried=train.carried | evaluation.carried,
+        )
         return dict.fromkeys((True, False), _name(both, namer))
     _name(train, namer)
     for t, e in pairs:

@@ -86,6 +86,7 @@ class Recorder(TorchFunctionMode):
         self.kept = Kept(self.at, self.ledger, self, self.streams.here)
         self.hooked, self.twins, self.moded = hooked, twins, moded
         self.modes: dict[int, bool] = {}
+        self.swapped: set[str] = set()
         self.leaf_path, self.keeping = "", Keeping(modules, watched)
         self.checkpointed = Depth()
         self.failed: str | None = None
@@ -151,6 +152,7 @@ class Recorder(TorchFunctionMode):
             flags=self.reads.flags,
             keeps=self.keeping.is_any,
             begun=frozenset(self.keeping.begun),
+            swapped=frozenset(self.swapped),
             filled=frozenset(self.keeping.filled),
             goes_by_mode=self.reads.mode or any(c.writes for c in self.ledger.calls),
             left=tuple(left(self.keeping.opened, self.ledger.is_computed)),
@@ -186,6 +188,8 @@ class Recorder(TorchFunctionMode):
                     if path in self.hooked:
                         self.run_hooks(module, path, args, kwargs, result)
                 return result
+            if self.at.is_recorded:
+                self.swapped.add(path)
         if module._backward_hooks or module._backward_pre_hooks:
             raise CloseModule(
                 path, f"{path or type(module).__name__} has backward hooks, which need it whole"

@@ -5,8 +5,11 @@ Runs themselves are left to ``runs``, what changed to ``state``, what is done ab
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Callable, Sequence, Set
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from torch import nn
@@ -46,11 +49,8 @@ class Repeats:
             return False
         self.check_made(policy)
 
-        def is_met(path: str, name: str) -> bool:
-            is_own = path == "" or not policy.is_inside_leaf(path)
-            return is_own or (path, name) in self.of_leaves
-
-        changed = [(p, a) for p, a in self.snapshot.changes() if is_met(p, a)]
+        is_met = functools.partial(self.is_met, policy)
+        changed = self.changes_met(policy)
         beside = [(p, a) for p, a in self.snapshot.changed_beside() if is_met(p, a)]
         if not changed and not beside:
             return False
@@ -75,6 +75,15 @@ class Repeats:
         if not is_settled:
             self.check_counts(training, is_met)
         return True
+
+    def is_met(self, policy: Policy, path: str, name: str) -> bool:
+        """Whether open code may read the attribute of the module at a path."""
+        is_own = path == "" or not policy.is_inside_leaf(path)
+        return is_own or (path, name) in self.of_leaves
+
+    def changes_met(self, policy: Policy) -> list[tuple[str, str]]:
+        """The attributes that are other than at first and may be read, by path and name."""
+        return [(p, a) for p, a in self.snapshot.changes() if self.is_met(policy, p, a)]
 
     def is_repeated(self, training: bool, answer: Sequence[Any] | None) -> tuple[bool, bool]:
         """Whether a second call gives what the first did, and leaves all as that left it."""
@@ -149,3 +158,51 @@ class Repeats:
         except Exception:  # whatever it is: then the model does not take these weights
             return True
         return are_close(*results)
+
+    def carried(self, policy: Policy, training: bool) -> tuple[str, ...]:
+        """The attributes that a call in a mode leaves and one in the other mode goes by, as dotted paths."""
+        left = self.left_by(policy, training)
+        without = self.answer(not training, {}) if left else None
+        if without is None:
+            return ()
+
+        def is_alike(some: Mapping[tuple[str, str], Any]) -> bool:
+            answer = self.answer(not training, some)
+            return answer is not None and are_close(without, answer)
+
+        if is_alike(left):
+            return ()
+        alone = [place for place, value in left.items() if not is_alike({place: value})]
+        return tuple(f"{path}.{name}".lstrip(".") for path, name in alone or left)
+
+    def left_by(self, policy: Policy, training: bool) -> dict[tuple[str, str], Any]:
+        """What a call in a mode leaves in attributes, by path and name; on other data where it takes them."""
+        for change in (other_data, None):
+            self.snapshot.start(training)
+            before = self.held_anew(policy)  # by the change of mode, which the other mode undoes
+            with contextlib.suppress(Exception):  # whatever it is: the model does not take these data
+                with doubled(self.model):
+                    self.run(training, change)
+                found = self.held_anew(policy)
+                return {p: v for p, v in found.items() if p not in before or before[p] is not v}
+        return {}
+
+    def held_anew(self, policy: Policy) -> dict[tuple[str, str], Any]:
+        """What the attributes hold that are other than at first and may be read, by path and name."""
+        found = self.changes_met(policy)
+        held = {place: vars(self.model.get_submodule(place[0])) for place in found}
+        return {place: _copied(had[place[1]]) for place, had in held.items() if place[1] in had}
+
+    def answer(self, training: bool, left: Mapping[tuple[str, str], Any]) -> Sequence[Any] | None:
+        """What a call gives where attributes have been ``left`` so; None where it fails."""
+        self.snapshot.start(training)
+        for (path, name), value in left.items():
+            vars(self.model.get_submodule(path))[name] = value
+        with contextlib.suppress(Exception):  # whatever it is: that it fails is told apart
+            return flatten(self.run(training))[0]
+        return None
+
+
+def _copied(value: Any) -> Any:
+    """A container with what it holds now; anything else as it is."""
+    return copy.copy(value) if isinstance(value, (dict, list, set, collections.deque)) else value

@@ -156,18 +156,25 @@ class Runs:
                 continue
             is_natural = not outcomes and setting == AS_GIVEN
             answer = self.answers[training] if is_natural else None
-            recording.goes_by_mode |= self.repeats.check_state(attempt.policy, training, answer)
-            if recording.keeps and is_natural:
-                self.look_again(attempt, recording)
-            return recording
+            is_changed = self.repeats.check_state(attempt.policy, training, answer)
+            recording.goes_by_mode |= is_changed
+            return self.looked_at(recording, attempt, is_changed) if is_natural else recording
         raise AssertionError("a watched recording suspects nothing")
 
     def take(self, shifted: Recording, attempt: Attempt) -> Recording:
         """A recording just made with shifted numbers that is as it would be without, looked at as others."""
-        shifted.goes_by_mode |= self.repeats.check_state(attempt.policy, shifted.training)
-        if shifted.keeps:
-            self.look_again(attempt, shifted)
-        return shifted
+        is_changed = self.repeats.check_state(attempt.policy, shifted.training)
+        shifted.goes_by_mode |= is_changed
+        return self.looked_at(shifted, attempt, is_changed)
+
+    def looked_at(self, recording: Recording, attempt: Attempt, is_changed: bool) -> Recording:
+        """A recording with what is found out where its run has left the model, which ``is_changed`` by it."""
+        if recording.keeps:
+            self.look_again(attempt, recording)
+        if is_changed:
+            names = self.repeats.carried(attempt.policy, recording.training)
+            recording.carried = frozenset((recording.training, name) for name in names)
+        return recording
 
     def run_recorded(
         self,

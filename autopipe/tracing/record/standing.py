@@ -5,11 +5,12 @@ Whether a change matters is left to ``captured``, which records again and compar
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,8 +53,9 @@ class Standing:
     module and name; of every parameter its dtype and whether it takes a gradient; and each one's mode beside
     the model's. Where the code asked for ``dtypes``, the autocast that the model is called under; what else
     it asked of torch, of the process and of leaves, the ``flags``. What hooks of leaves put into the
-    attributes ``filled``, by path and name, is none of it: so they do in each call. ``found`` is what was
-    reached before the model was recorded.
+    attributes ``filled``, by path and name, is none of it: so they do in each call. What calls in one
+    mode leave in attributes ``carried``, with that mode, those in the other go by; ``called`` are the modes
+    in which there were calls. ``found`` is what was reached before the model was recorded.
     """
 
     def __init__(
@@ -65,9 +67,11 @@ class Standing:
         flags: Mapping[str, Flag],
         functions: Sequence[tuple[str, str]] = (),
         filled: Collection[tuple[str, str]] = (),
+        carried: Collection[tuple[bool, str]] = (),
         found: Reached | None = None,
     ) -> None:
-        self.model, self.dtypes, self.filled = model, dtypes, filled
+        self.model, self.dtypes, self.filled, self.carried = model, dtypes, filled, carried
+        self.called: set[bool] = set()
         self.taken, self.functions = taken, functions
         self.flags = {mode: dict(flags) for mode in _MODES}
         self.casts = {mode: {_casts()} for mode in _MODES}
@@ -93,8 +97,35 @@ class Standing:
                 "call it once, which holds that against the capture, or capture again"
             )
         opened = frozenset(path for path, _ in self.opened)
-        how = self.taken, self.modes, self.dtypes, self.flags, self.casts, self.functions, self.filled
-        return _copied, (self.model, opened, *how)
+        how = self.taken, self.modes, self.dtypes, self.flags, self.casts, self.functions
+        left = self.filled, self.carried, self.called
+        return _copied, (self.model, opened, *how, *left)
+
+    def begin(self) -> None:
+        """A call begins in the mode that the model is in.
+
+        Raises :class:`InputError` where it goes by what calls in the other mode leave: stages leave nothing.
+        """
+        training = self.model.training
+        before = not training
+        names = sorted(name for mode, name in self.carried if mode is before)
+        if names and before in self.called:
+            then, now = ("training", "evaluation") if before else ("evaluation", "training")
+            raise InputError(
+                f"{type(self.model).__name__}: in {now} its forward goes by what a call in {then} leaves in "
+                f"{', '.join(names)}, where stages leave nothing; let each call set what it reads, or "
+                f"return it, or capture the model anew for {now}"
+            )
+        self.called.add(training)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Calls within it follow none and leave nothing, as what they do to the model is put back."""
+        before, self.called = self.called, set()
+        try:
+            yield
+        finally:
+            self.called = before
 
     def changed(self) -> list[Change]:
         """What is not as it was; empty as a rule."""
@@ -222,9 +253,11 @@ def _copied(
     casts: dict[bool, set[Any]],
     functions: Sequence[tuple[str, str]],
     filled: Collection[tuple[str, str]],
+    carried: Collection[tuple[bool, str]],
+    called: set[bool],
 ) -> Standing:
-    made = Standing(model, opened.__contains__, taken, dtypes, {}, functions, filled)
-    made.modes, made.flags, made.casts = modes, flags, casts
+    made = Standing(model, opened.__contains__, taken, dtypes, {}, functions, filled, carried)
+    made.modes, made.flags, made.casts, made.called = modes, flags, casts, called
     return made
 
 
@@ -247,7 +280,8 @@ def standing_of(
     calls = [c for fs in forms.values() for f in fs for c in f.calls]
     taken = {c.target for c in calls if c.op == "get_attr" and isinstance(c.value, (torch.Tensor, nn.Module))}
     written = {name for c in calls for name in c.mutated}  # and read in the stage of the layer that does it
-    leaves = _leaves(calls)
+    swapped = frozenset[str]().union(*(f.swapped for fs in forms.values() for f in fs))
+    leaves = _leaves(calls) - swapped
     named = sorted(taken - {*constants, *written, ""})
     filled = frozenset[tuple[str, str]]().union(*(f.filled for fs in forms.values() for f in fs))
 
@@ -255,7 +289,9 @@ def standing_of(
         """Whether a module lies in no leaf, so that its state was read while the model was recorded."""
         return not lies_in_leaf(path, leaves.__contains__)
 
-    return Standing(model, is_open, named, dtypes, flags, _functions_of_torch(calls), filled, found)
+    carried = frozenset[tuple[bool, str]]().union(*(f.carried for fs in forms.values() for f in fs))
+    used = _functions_of_torch(calls)
+    return Standing(model, is_open, named, dtypes, flags, used, filled, carried, found)
 
 
 def _functions_of_torch(calls: Sequence[Call]) -> list[tuple[str, str]]:
