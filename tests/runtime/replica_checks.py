@@ -63,13 +63,14 @@ class Reductions(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         is_reduction = func.namespace == "c10d" and "reduce" in func.__name__
-        self.count += is_reduction and any(map(_is_gradient, torch.utils._pytree.tree_leaves(args[0])))
+        # where what is given and what is made lie apart, the latter is whatever was in its memory
+        self.count += is_reduction and any(map(_is_gradient, torch.utils._pytree.tree_leaves(args)))
         return func(*args, **(kwargs or {}))
 
 
 def _is_gradient(tensor):
     """Sums of weights, which replicas compare, come twice, once negated."""
-    if tensor.numel() < 2 or not tensor.is_floating_point():
+    if not isinstance(tensor, torch.Tensor) or tensor.numel() < 2 or not tensor.is_floating_point():
         return False
     first, second = tensor.flatten().tensor_split(2)
     return not torch.equal(first, -second)
