@@ -21,7 +21,7 @@ from ..calls.perform import ask, run_call
 from ..calls.sharing import Sharing, outline
 from ..record.branches import program
 
-__all__ = ["Observation", "replay", "with_guards"]
+__all__ = ["Observation", "buffers_written", "replay", "with_guards"]
 
 Seen = tuple[tuple[int, ...], ...]
 
@@ -39,6 +39,18 @@ class Observation:
     numbers: Mapping[int, Any]
     result: tuple[Any, ...]
     left: tuple[torch.Tensor, ...] = ()
+
+
+def buffers_written(model: nn.Module, forms: Sequence[Recording]) -> tuple[str, ...]:
+    """The buffers that any form writes, by name."""
+    buffers, found = dict(model.named_buffers(remove_duplicate=False)), dict[str, None]()
+    for form in forms:
+        touched = frozenset[int]().union(*(c.writes for c in form.calls))
+        for call in form.calls:
+            found.update(dict.fromkeys(call.mutated))
+            if call.op == "get_attr" and call.storages & touched:
+                found[str(call.target)] = None
+    return tuple(name for name in found if name in buffers)
 
 
 def with_guards(recording: Recording) -> list[Call]:

@@ -19,7 +19,7 @@ from ..calls.call import Recording
 from ..record.given import close_to
 from ..record.state import seed
 from .guards import broken
-from .rerun import replay
+from .rerun import buffers_written, replay
 from .variation import Variation
 
 __all__ = ["by_call"]
@@ -43,7 +43,10 @@ def by_call(
     ``variation`` tells.
     """
     dim = batch_dim(variation.dims)
-    if dim is None or dim.packed or device.type == "meta" or not _writes(model, form):
+    if dim is None or dim.packed or device.type == "meta":
+        return ()
+    # what a layer that stays whole keeps for its next call is written, too
+    if not (form.keeps or buffers_written(model, [form])):
         return ()
     if not variation.takes_rows(2 * dim.example):
         return ()
@@ -75,14 +78,6 @@ def by_call(
 
 class _Otherwise(Exception):
     """The model goes another way on these rows."""
-
-
-def _writes(model: nn.Module, form: Recording) -> bool:
-    """Whether a form writes to buffers, or to what a layer that stays whole keeps for its next call."""
-    buffers = dict(model.named_buffers())
-    memory = [c.storages for c in form.calls if c.op == "get_attr" and c.target in buffers]
-    held = frozenset[int]().union(*memory)
-    return form.keeps or any(c.mutated or c.writes & held for c in form.calls)
 
 
 def _held(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -27,7 +27,7 @@ from ..record.state import seed
 from ..record.tracked import pinned
 from . import dims as sizing
 from .guards import broken
-from .rerun import Observation, replay
+from .rerun import Observation, buffers_written, replay
 
 __all__ = ["Explorer", "Trial", "first", "first_line"]
 
@@ -77,7 +77,7 @@ class Explorer:
         self.model, self.forms, self.inputs = model, forms, inputs
         self.call, self.given, self.device, self.start = call, given, device, start
         self.kind, self.is_meta = kind, device.type == "meta"
-        self.written = () if self.is_meta else _written(model, forms)
+        self.written = () if self.is_meta else buffers_written(model, forms)
         self.is_asked_for = is_asked_for
         self.takes_grad_mode = any(form.takes_grad_mode for form in forms)
         self.spared: dict[int, set[frozenset[tuple[Dim, int]]]] = {}
@@ -337,18 +337,6 @@ def first(run: Callable[[Mapping[Dim, int]], Trial], choices: Sequence[Mapping[D
         except Exception as error:
             reason = f"at {at} it fails: {first_line(error)}"
     return reason
-
-
-def _written(model: nn.Module, forms: Sequence[Recording]) -> tuple[str, ...]:
-    """The buffers that any form writes, by name."""
-    buffers, found = dict(model.named_buffers()), dict[str, None]()
-    for form in forms:
-        touched = frozenset[int]().union(*(c.writes for c in form.calls))
-        for call in form.calls:
-            found.update(dict.fromkeys(call.mutated))
-            if call.op == "get_attr" and call.storages & touched:
-                found[str(call.target)] = None
-    return tuple(name for name in found if name in buffers)
 
 
 def first_line(error: Exception) -> str:
