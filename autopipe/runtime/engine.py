@@ -80,7 +80,6 @@ class Engine:
         self.capture, self.plan, self.all_stages, self.options = capture, plan, stages, options
         self.n_steps = self.n_forwards = self.n_loads = 0
         self.was_wrapped = False
-        self._averages: bool | None = None
         self.publisher: Publisher | None = None
         self._guards: list[Any] = []
         self._gathered: tuple[tuple[int, ...], int | None] = (), None
@@ -256,7 +255,7 @@ class Engine:
         replaced = wrap_all(self.workers, wrapper, self.rank)
         if self.peers is not None:
             check_replicas(self.workers, self.ranks)
-        self.was_wrapped, self._averages = True, None
+        self.was_wrapped = True
         Replicas.join([worker.replicas for worker in self.workers.values()])
         self._lines.clear()
         schedule = pick_schedule(
@@ -341,18 +340,14 @@ class Engine:
         """The one that computes the loss, where this process has it."""
         return self.workers.get(len(self._sections) - 1)
 
+    @property
     def averages(self) -> bool:
-        """Whether replicas average gradients of any rank; every rank calls it, and asks once after a wrap."""
-        if self._averages is None:
-            here = any(worker.is_replicated for worker in self.workers.values())
-            self._averages = self.replica_dims.n > 1 and self._on_any(here)
-        return self._averages
+        """Whether replicas average gradients of this rank."""
+        return self.replica_dims.n > 1 and any(worker.is_replicated for worker in self.workers.values())
 
     def any_sharded(self) -> bool:
         """Whether replicas hold a stage of any rank in shards; every rank calls it."""
-        return self._on_any(any(worker.replicas.is_sharded for worker in self.workers.values()))
-
-    def _on_any(self, here: bool) -> bool:
+        here = any(worker.replicas.is_sharded for worker in self.workers.values())
         return here if self.peers is None else self.peers.any(here)
 
     def weighs_replicas(self) -> bool:

@@ -19,6 +19,7 @@ from ..plans import Plan, check_plan
 from ..simulator import Report, StageReport, simulate
 from ..solve import solve
 from ..stages import Stage, build
+from .keep.agreement import Agreement
 from .keep.moving import move_weights
 
 if TYPE_CHECKING:
@@ -136,6 +137,10 @@ def plan_again(
     return dataclasses.replace(made, settings={**plan.settings, **made.settings})
 
 
+def _cut_of(plan: Plan) -> object:
+    return plan.placement, [(stage.ops, stage.recompute, stage.recomputed) for stage in plan.stages]
+
+
 def _unfit(before: Plan, after: Plan) -> str:
     """Why a pipeline cannot go on under another plan; empty where it can."""
     for what in ("graph_digest", "n_ranks", "n_microbatches", "schedule"):
@@ -196,16 +201,24 @@ class Cutter:
     ) -> bool:
         """See :meth:`Runtime.rebalance`: to a given plan, or by what a report says."""
         engine, costs = self._engine, self._costs
-        if isinstance(by, Plan):
-            plan = by
-        else:
-            costs = self._as_measured(by)
-            plan = self._plan(costs, speeds, time_limit_s)
+        draft = ""
+        if engine.rank == 0:
+            draft = (
+                by.to_json() if isinstance(by, Plan) else self._draft(by, least_gain, speeds, time_limit_s)
+            )
+        text = self._settle(draft)
+        if not text:
+            return False
+        if text.startswith(NO_PLAN):
+            raise InputError(text.removeprefix(NO_PLAN))
+        told = Plan.from_json(text)
+        plan = by if isinstance(by, Plan) else told
         fault = _unfit(engine.plan, plan)
         if fault:
             raise InputError(fault)
-        if isinstance(by, Report) and gain(by, plan) < least_gain:
-            return False
+        self._check_same(plan, told)
+        if isinstance(by, Report) and costs is not None and by.n_steps:
+            costs = as_measured(costs, engine.plan, by.stages)
         stages = build(engine.capture, plan)
         if engine.peers is not None:
             move_weights(engine, engine.peers, stages, optimizers)
@@ -214,26 +227,44 @@ class Cutter:
         self._adopt(plan, stages)
         return True
 
-    def _as_measured(self, report: Report) -> CostTable:
-        """What each op takes, as far as its stage's times say."""
+    def _draft(
+        self,
+        report: Report,
+        least_gain: float,
+        speeds: Mapping[int, float] | None,
+        time_limit_s: float | None,
+    ) -> str:
+        """A plan for what the stages were measured to take; empty where it would gain too little."""
+        engine = self._engine
         if self._costs is None or not report.n_steps:
             lacks = "no step was run" if self._costs else "the pipe is of a given plan, without costs"
-            raise InputError(f"there is nothing to plan from: {lacks}; pass plan=")
-        return as_measured(self._costs, self._engine.plan, report.stages)
+            return f"{NO_PLAN}there is nothing to plan from: {lacks}; pass plan="
+        costs = as_measured(self._costs, engine.plan, report.stages)
+        try:
+            made = plan_again(
+                engine.capture.ops, costs, engine.plan, speeds=speeds, time_limit_s=time_limit_s
+            )
+        except AutopipeError as error:
+            return f"{NO_PLAN}no other plan was found: {error}"
+        return made.to_json() if gain(report, made) >= least_gain else ""
 
-    def _plan(self, costs: CostTable, speeds: Mapping[int, float] | None, time_limit_s: float | None) -> Plan:
-        """A plan for these costs, made by rank 0 for all."""
-        engine, text = self._engine, ""
-        if engine.rank == 0:
-            try:
-                made = plan_again(
-                    engine.capture.ops, costs, engine.plan, speeds=speeds, time_limit_s=time_limit_s
-                )
-                text = made.to_json()
-            except AutopipeError as error:
-                text = f"{NO_PLAN}{error}"
+    def _settle(self, draft: str) -> str:
+        """What rank 0 of the first replica drafts, on every rank of all: replicas hold the same stages."""
+        engine = self._engine
+        text = Agreement(engine).as_first(draft) if engine.rank == 0 and engine.replica_dims.n > 1 else draft
+        return text if engine.peers is None else engine.peers.share(text, 0)
+
+    def _check_same(self, given: Plan, told: Plan) -> None:
+        """Raise :class:`InputError` on every rank where one was given another plan than the first was."""
+        engine = self._engine
+        differs = _cut_of(given) != _cut_of(told)
         if engine.peers is not None:
-            text = engine.peers.share(text, 0)
-        if text.startswith(NO_PLAN):
-            raise InputError(f"no other plan was found: {text.removeprefix(NO_PLAN)}")
-        return Plan.from_json(text)
+            differs = engine.peers.any(differs)
+        if engine.replica_dims.n > 1:
+            with engine.outside("hearing which plan other replicas cut to"):
+                differs = engine.replica_dims.any(differs, engine.device)
+        if differs:
+            raise InputError(
+                "ranks were given unlike plans to cut to; give every rank, and every replica, the same: "
+                "autopipe.Plan.from_json of one file, say"
+            )

@@ -24,6 +24,7 @@ from ..stages.gradients import making
 from .data.inputs import backpropagate
 from .data.intake import BATCHES, Taken
 from .engine import Engine
+from .execute.accord import Traits
 from .execute.executor import Clock, Line
 from .given import StepLoss, StepResult
 from .options import Request, is_due
@@ -56,7 +57,7 @@ class Runner:
         self.share: Tensor | None = None
         self._has_added = self._is_running = False
         self._hooked: Sequence[nn.Parameter] = ()
-        self._any_hooks = False
+        self._traits = Traits(0)
         self._waited_s = 0.0
         self._agreed: StepError | None = None
         self._nonfinite: StepError | None = None
@@ -210,7 +211,7 @@ class Runner:
             with once_a_step(self._hooked, engine.place_of_hook):
                 engine.executor.run(line, clock)
                 engine.copies.check()
-            if self._any_hooks and engine.peers is not None:
+            if Traits.HOOKS in self._traits and engine.peers is not None:
                 engine.peers.position.words = "the hooks on gradients of every rank"
                 engine.peers.any(False)  # who is done first hears of a hook that failed
             if step.grad and self.syncs:
@@ -288,15 +289,27 @@ class Runner:
         if step.grad and engine.accord is not None:
             engine.part_with_weights()
         has_hooks, self._hooked = engine.hooked() if step.grad else (False, ())
-        if engine.accord is None:
-            return
-        self._waited_s, looks, self._any_hooks = engine.accord.begin(
-            step, self.factor, engine.n_loads, has_hooks
-        )
+        looks, self._traits = False, self._own_traits(has_hooks) if step.grad else Traits(0)
+        if engine.accord is not None:
+            self._waited_s, looks, self._traits = engine.accord.begin(
+                step, self.factor, engine.n_loads, self._traits
+            )
+        if step.grad and Traits.HOLDS not in self._traits:
+            self._nonfinite = None
         if step.grad and engine.ties is not None:
             engine.ties.before_step()
             if looks:
                 engine.ties.compare()
+
+    def _own_traits(self, has_hooks: bool) -> Traits:
+        engine = self.engine
+        traits = Traits.HOOKS if has_hooks else Traits(0)
+        if engine.averages:
+            traits |= Traits.AVERAGES
+        if self._nonfinite is not None:
+            gradients = [p.grad for stage in engine.stages for p in stage.parameters()]
+            traits |= Traits.HOLDS if any(g is not None and bool(g.any()) for g in gradients) else Traits(0)
+        return traits
 
     def _compare_replicas(self, step: StepInputs) -> None:
         """Look at what replicas have in common, now and then.
@@ -348,16 +361,17 @@ class Runner:
         """Raise :class:`StepError` where a loss is not finite, unless looking would wait or is not wanted.
 
         Of replicas whose gradients are averaged every one does, in the step that sums them: it has what the
-        others' losses made of them.
+        others' losses made of them, unless they were zeroed since.
         """
         engine = self.engine
         options = engine.options
         if not options.check_finite or options.scaler is not None or engine.device.type != "cpu":
             return
         found = self._nonfinite if step.grad else None
+        averages = Traits.AVERAGES in self._traits  # now: to explain one is to begin anew
         if found is None and loss is not None and not math.isfinite(loss):
             found = self._explain_nonfinite(step, loss.item())
-        if step.grad and engine.averages():
+        if averages:
             self._nonfinite = None if self.syncs else found
             if not self.syncs:
                 return

@@ -87,3 +87,18 @@ def test_weights_of_turned_layers(tmp_path):
     torch.save({n: t.t() if t.ndim == 2 else t for n, t in model.state_dict().items()}, tmp_path / "model.pt")
     with pytest.raises(StoreError, match=r"float32\[4, 6\] there and float32\[6, 4\] here, maybe its transp"):
         runtime.load(tmp_path / "model.pt")
+
+
+def test_a_training_state_among_other_things_is_refused_by_its_name(tmp_path):
+    """Whatever comes first in it, and however it is called."""
+    model, runtime = runtime_of(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+    rest = {"epoch": 3, "optimizer": optimizer.state_dict(), "hyper_parameters": {"lr": 0.1}}
+    for name in ("model", "state_dict", "net", "module"):
+        held = {name: model.state_dict()}
+        for state in (held, held | rest, rest | held):
+            torch.save(state, tmp_path / "all.pt")
+            with pytest.raises(StoreError, match=rf"which may be what it has under '{name}'; save that by"):
+                runtime.load(tmp_path / "all.pt")

@@ -16,6 +16,8 @@ from autopipe.runtime.wire.aside import aside
 from autopipe.runtime.wire.board import Board, StoreGone, StoreSilent
 from autopipe.runtime.wire.failure import POLL_S, Watch
 from autopipe.runtime.wire.link import Link, connect
+from autopipe.runtime.wire.lost import corner as corner_of
+from autopipe.runtime.wire.lost import end_of_a_replica
 from autopipe.runtime.wire.position import Patience, Position
 
 
@@ -203,7 +205,7 @@ def test_what_others_write_in_the_store_is_not_there():
 
 def test_a_store_that_does_not_answer_stops_nobody_and_may_answer_again():
     board = board_of(dist.HashStore())
-    board._answer_s = lambda: 0.2
+    board._line._answer_s = lambda: 0.2
     answers, began = threading.Event(), time.monotonic()
     try:
         with pytest.raises(StoreSilent, match=r"has not answered for \d.*too much to do"):
@@ -213,8 +215,8 @@ def test_a_store_that_does_not_answer_stops_nobody_and_may_answer_again():
         assert time.monotonic() - began < 30
     finally:
         answers.set()
-    board._answer_s = lambda: 60.0
-    assert board._late.is_done.wait(60)
+    board._line._answer_s = lambda: 60.0
+    assert board._line._late.is_done.wait(60)
     assert board.post_first("error", "ours") == "ours"
 
 
@@ -245,7 +247,7 @@ def test_a_store_that_is_lost_is_told_from_one_that_fails(error, told):
 def test_a_silent_store_ends_no_rank_that_waits_for_nobody():
     store, answers, aborted = dist.HashStore(), threading.Event(), threading.Event()
     board, theirs = board_of(store), board_of(store)
-    board._answer_s = lambda: 0.2
+    board._line._answer_s = lambda: 0.2
     position = Position()
     watch = Watch(
         board, 0, 2, position=lambda: position, abort=aborted.set, patience=Patience(0.2, 0.1)
@@ -295,6 +297,33 @@ def test_a_store_that_cannot_be_connected_to_stops_nobody():
         with pytest.raises(StoreGone):
             ask()
     is_over.set()
+
+
+def test_corners_of_a_board_are_asked_for_over_one_connection():
+    """However many replicas there are, who asks what ended them opens no connection to each."""
+    n_made = []
+
+    class Counted:
+        def __init__(self, store):
+            self.store = store
+
+        def clone(self):
+            n_made.append(1)
+            return self.store
+
+    board = Board(Counted(dist.HashStore()), "one", lambda: 10.0)
+    corners = [board.corner(str(n)) for n in range(8)]
+    for n, corner in enumerate(corners):
+        corner.post("error", f"of {n}")
+    assert [corner.look("error") for corner in corners] == [f"of {n}" for n in range(8)]
+    assert board.look("error") is None
+    found = end_of_a_replica(board, [(0, 1), (2, 3)], 0)
+    assert "[0, 1], [2, 3]) is gone without a word" in found
+    board.corner(corner_of((2, 3), 0)).post("error", "out of bricks")
+    assert end_of_a_replica(board, [(0, 1), (2, 3)], 0).endswith(
+        "ranks [2, 3] of the job, failed: out of bricks"
+    )
+    assert len(n_made) == 1
 
 
 def test_work_aside_is_waited_for_as_long_as_there_is_use():

@@ -6,6 +6,7 @@ Carrying that between them is left to ``peers``, the books of shapes to ``bounda
 from __future__ import annotations
 
 import dataclasses
+import enum
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,7 +23,7 @@ from ..wire.peers import Peers
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Accord"]
+__all__ = ["Accord", "Traits"]
 
 FROZEN = "frozen parameters"
 ALIKE = (
@@ -41,6 +42,17 @@ ALIKE = (
     "calls of load_state_dict",
 )
 """What of a step is to be alike on every rank, beside its batch's values and the random seed."""
+
+
+class Traits(enum.IntFlag):
+    """What a rank may have of a step that the others are to know of, though they need not have it too."""
+
+    HOOKS = 1
+    """Hooks of the user's that backward calls, which may fail when the others are done."""
+    AVERAGES = 2
+    """A stage whose gradients replicas average."""
+    HOLDS = 4
+    """Gradients of earlier steps, of which one was not finite."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,13 +80,13 @@ class Accord:
         self._said = _Said()
 
     def begin(
-        self, step: StepInputs, factor: float, n_loads: int, has_hooks: bool
-    ) -> tuple[float, bool, bool]:
+        self, step: StepInputs, factor: float, n_loads: int, traits: Traits
+    ) -> tuple[float, bool, Traits]:
         """Agree on a step.
 
         ``n_loads``: how many calls of ``load_state_dict`` have reached several ranks' weights. Returns the
-        seconds waited for another rank, whether a closer look is due, and whether any rank ``has_hooks``,
-        which may fail when the others are done.
+        seconds waited for another rank, whether a closer look is due, and the traits of any rank where
+        gradients are asked for.
         """
         batch, position = step.batch, self._peers.position
         position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
@@ -86,9 +98,9 @@ class Accord:
         most = LOOKED_AT if looks else AT_A_GLANCE
         checksum = batch.checksum(most, position.step) if looks_at_batch else 0
         marks = {**said.marks, "random seed": zlib.crc32(str(step.seed).encode())}
-        waited_s, told = self._peers.agree(position.step, said.words, marks, checksum, has_hooks)
+        waited_s, told = self._peers.agree(position.step, said.words, marks, checksum, traits)
         self._channel.signatures = said.signatures
-        return waited_s, looks, step.grad and self._peers.any(has_hooks or told, n_known=2)
+        return waited_s, looks, Traits(self._peers.union(traits | told, n_known=2) if step.grad else 0)
 
     def refuse(self, error: Exception) -> NoReturn:
         """Raise ``error``, which keeps this rank from beginning a step: see :meth:`Peers.refuse`."""

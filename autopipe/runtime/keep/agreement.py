@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
-import torch.distributed as dist
 
 from ...errors import AutopipeError, InputError, StoreError
+from ..reduce.parallel import largest
 from .cargo import Told
 from .replicas import Replica
 
@@ -171,13 +170,9 @@ class Agreement:
 
     def _least(self, *numbers: int) -> list[int]:
         """The least of each of what this rank's replicas have."""
-        mesh = self._engine.options.mesh
-        least = torch.tensor(numbers, dtype=torch.int64, device=self._engine.device)
+        mesh, negated = self._engine.options.mesh, [-number for number in numbers]
         with self._engine.outside("telling the other replicas how its save or load went"):
-            for dim in self._other_dims:
-                assert mesh is not None
-                dist.all_reduce(least, dist.ReduceOp.MIN, group=mesh.get_group(dim))
-            return least.tolist()
+            return [-n for n in largest(mesh, self._other_dims, negated, self._engine.device)]
 
 
 def _call(asked: Asked) -> str:

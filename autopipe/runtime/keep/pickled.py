@@ -65,7 +65,11 @@ class Pickled:
         self.extras = {name: value for name, value in found.items() if is_extra(name)}
         self._tensors = {name: value for name, value in found.items() if name not in self.extras}
         odd = [name for name, value in self._tensors.items() if not is_plain(value)]
-        inner = next((name for name in odd if isinstance(found[name], Mapping)), None)
+        inner = max(
+            (name for name in odd if isinstance(found[name], Mapping)),
+            key=lambda name: sum(map(is_plain, found[name].values())),  # an optimizer's holds none itself
+            default=None,
+        )
         if inner is not None:
             raise StoreError(
                 f"{path} holds more than a model's state_dict, which may be what it has under {inner!r}; "

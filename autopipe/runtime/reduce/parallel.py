@@ -21,7 +21,7 @@ from ...errors import StepError
 from .buckets import Buckets
 from .same import Apart
 
-__all__ = ["ReplicaDims", "Replicas", "replicas_of"]
+__all__ = ["ReplicaDims", "Replicas", "largest", "replicas_of"]
 
 _logger = logging.getLogger(__name__)
 
@@ -195,11 +195,7 @@ class ReplicaDims:
         return most != -least
 
     def _largest(self, numbers: Sequence[int], device: torch.device) -> list[int]:
-        at = device if self._mesh is not None and self._mesh.device_type == device.type else "cpu"
-        found = torch.tensor(numbers, device=at)
-        for name in self._names:
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._mesh.get_group(name))
-        return found.tolist()
+        return largest(self._mesh, self._names, numbers, device)
 
     def share(self, counted: float, device: torch.device) -> Tensor:
         """What an even average over the replicas has to be multiplied by to weigh each by what it counted.
@@ -214,6 +210,18 @@ class ReplicaDims:
             n *= dist.get_world_size(group)
         # all may have counted nothing
         return (counted * n / total.clamp(min=torch.finfo(total.dtype).tiny)).to(device)
+
+
+def largest(
+    mesh: DeviceMesh | None, dims: Sequence[str], numbers: Sequence[int], device: torch.device
+) -> list[int]:
+    """The largest of each number along dims of a mesh; each of their ranks calls it, and waits."""
+    if mesh is None or not dims:
+        return list(numbers)
+    found = torch.tensor(numbers, device=device if mesh.device_type == device.type else "cpu")
+    for name in dims:
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=mesh.get_group(name))
+    return found.tolist()
 
 
 def replicas_of(mesh: DeviceMesh | None, ranks: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[Any]]:

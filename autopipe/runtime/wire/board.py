@@ -44,14 +44,18 @@ class Board:
     """
 
     def __init__(self, store: Any, name: str, answer_s: Callable[[], float]) -> None:
+        self._take(name, _Line(store, answer_s))
+
+    def _take(self, name: str, line: _Line) -> None:
         self.name = f"autopipe/{attempt()}/{name}"
         self.seal = Seal(job_key(), self.name)
-        self._answer_s = answer_s
-        self._asked: queue.SimpleQueue[_Ask | None] = queue.SimpleQueue()
-        self._late: _Ask | None = None
-        args = (store, self.name, self._asked)
-        threading.Thread(target=_answer, args=args, name="autopipe board", daemon=True).start()
-        weakref.finalize(self, self._asked.put, None)
+        self._line = line
+
+    def corner(self, name: str) -> Board:
+        """Another pipeline's corner of the store, over this one's connection and thread."""
+        other = Board.__new__(Board)
+        other._take(name, self._line)
+        return other
 
     def connection(self) -> Any:
         """Another connection to this corner of the store, for who may wait on it longer."""
@@ -82,6 +86,22 @@ class Board:
         return int(self._ask(lambda store: store.add(key, n)))
 
     def _ask(self, question: Callable[[Any], T]) -> T:
+        return self._line.ask(lambda store: question(dist.PrefixStore(self.name, store)))  # type: ignore[attr-defined]
+
+
+class _Line:
+    """A connection to the store, and the thread that asks by it, one question at a time."""
+
+    def __init__(self, store: Any, answer_s: Callable[[], float]) -> None:
+        self._answer_s = answer_s
+        self._asked: queue.SimpleQueue[_Ask | None] = queue.SimpleQueue()
+        self._late: _Ask | None = None
+        args = (store, self._asked)
+        threading.Thread(target=_answer, args=args, name="autopipe board", daemon=True).start()
+        weakref.finalize(self, self._asked.put, None)
+
+    def ask(self, question: Callable[[Any], T]) -> T:
+        """What the store answers."""
         late, limit_s = self._late, self._answer_s()
         if late is None or late.is_done.is_set():
             ask = _Ask(question)
@@ -100,7 +120,8 @@ class Board:
             raise StoreGone(
                 f"the job's store failed: {type(ask.error).__name__}: {first_line}"
             ) from ask.error
-        return ask.answer
+        answer: T = ask.answer
+        return answer
 
 
 def _compare_set(key: str, expected: str, new: str, store: Any) -> bytes:
@@ -123,12 +144,12 @@ def _again(store: Any) -> Any:
     return store.clone() if hasattr(store, "clone") else store
 
 
-def _answer(store: Any, name: str, asked: queue.SimpleQueue[_Ask | None]) -> None:
+def _answer(store: Any, asked: queue.SimpleQueue[_Ask | None]) -> None:
     held: Any = None
     while (ask := asked.get()) is not None:
         try:
             if held is None:  # connecting may take as long as any question
-                held = dist.PrefixStore(name, _again(store))  # type: ignore[attr-defined]
+                held = _again(store)
             ask.answer = ask.question(held)
         except Exception as error:  # told to who asked
             ask.error = error

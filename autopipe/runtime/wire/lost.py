@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch.distributed as dist
 
@@ -43,11 +42,12 @@ def corner(ranks: Sequence[int], n_made: int) -> str:
     return f"autopipe/{'-'.join(map(str, ranks))}/{n_made}"
 
 
-def end_of_a_replica(
-    store: Any, replicas: Sequence[Sequence[int]], n_made: int, answer_s: Callable[[], float]
-) -> str:
-    """In words, what ended one of the ``replicas``, the job's ranks of each; waits for it a moment."""
-    boards = {tuple(ranks): Board(store, corner(ranks, n_made), answer_s) for ranks in replicas}
+def end_of_a_replica(board: Board, replicas: Sequence[Sequence[int]], n_made: int) -> str:
+    """In words, what ended one of the ``replicas``, the job's ranks of each; waits for it a moment.
+
+    ``board`` is this pipeline's own: theirs are asked by way of the same connection, however many there are.
+    """
+    boards = {tuple(ranks): board.corner(corner(ranks, n_made)) for ranks in replicas}
     until_s = time.monotonic() + TOLD_S
     while time.monotonic() < until_s:
         for ranks, board in boards.items():

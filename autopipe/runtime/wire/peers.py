@@ -91,8 +91,7 @@ class Peers(Talk):
         default: Any = default_store()
         self._host = default  # lives as long as the others may ask it
         is_hosted_here = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        self._answer_s = lambda: patience.limit_s
-        self.board = Board(default, corner(ranks, self._n_made), self._answer_s)
+        self.board = Board(default, corner(ranks, self._n_made), lambda: patience.limit_s)
         try:
             self.store: Any = self.board.connection()
             self.cards = self._compare(card, patience.limit_s)
@@ -206,8 +205,8 @@ class Peers(Talk):
                 group.connect([pair for pair in pairs if {*pair} <= ranks], self._connect_s)
 
     def agree(
-        self, step: int, words: str, marks: Mapping[str, int], checksum: int, told: bool
-    ) -> tuple[float, bool]:
+        self, step: int, words: str, marks: Mapping[str, int], checksum: int, told: int
+    ) -> tuple[float, int]:
         """Check that the rank before this one begins the same step with the same batch.
 
         ``marks`` has a number for each thing that must be equal, ``words`` what people need to see of them,
@@ -221,7 +220,7 @@ class Peers(Talk):
         *theirs, is_told = self._of_before([*mine, told])
         before = (self.rank - 1) % self.n_ranks
         if mine == theirs:
-            return time.perf_counter() - began_s, bool(is_told)
+            return time.perf_counter() - began_s, is_told
         if theirs[1] == REFUSED and (cause := self.watch.cause()) is not None:
             raise StepError(cause)
         found = [name for name, own, others in zip(marks, mine[2:], theirs[2:], strict=True) if own != others]
@@ -256,14 +255,18 @@ class Peers(Talk):
             raise
         self.fail(error)
 
-    def any(self, mine: bool, n_known: int = 1) -> bool:
-        """Whether it is so on any rank; every rank calls it, and none returns before all have.
+    def any(self, mine: bool) -> bool:
+        """Whether it is so on any rank; every rank calls it, and none returns before all have."""
+        return bool(self.union(int(mine)))
 
-        ``mine`` is already of the ``n_known`` ranks that end with this one.
+    def union(self, mine: int, n_known: int = 1) -> int:
+        """The bits that any rank has; every rank calls it, and none returns before all have.
+
+        ``mine`` are already of the ``n_known`` ranks that end with this one.
         """
         found, distance = mine, n_known
         while distance < self.n_ranks:  # what each knows doubles
-            found = bool(self._of_before([found], distance)[0]) or found
+            found |= self._of_before([found], distance)[0]
             distance *= 2
         return found
 
@@ -355,7 +358,7 @@ class Peers(Talk):
     def _lost_replica(self) -> str:
         """The cause that stands where this rank lost one of another replica."""
         found = self.watch.cause(0.0)  # a rank of this pipeline's, whose failure has broken more than its own
-        made = end_of_a_replica(self._host, self._replicas, self._n_made, self._answer_s) if not found else ""
+        made = end_of_a_replica(self.board, self._replicas, self._n_made) if not found else ""
         return found or self.watch.publish(made)
 
     def _lost_by(self, error: BaseException) -> int:

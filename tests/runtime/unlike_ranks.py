@@ -1,0 +1,150 @@
+"""Ranks and replicas of which not all do, or measure, the same; ``unlike_ranks.py CHECK`` is one of four."""
+
+import copy
+import math
+import os
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from keep_ranks import cut
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import autopipe
+from autopipe.errors import InputError, StepError
+from autopipe.runtime import Runtime
+from autopipe.stages import build
+from autopipe.tracing import capture
+
+
+class Layer(nn.Module):
+    """As quick as its size says, until it is told to take its time."""
+
+    pause_s = 0.0
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x):
+        if self.pause_s:
+            time.sleep(self.pause_s)
+        return torch.tanh(self.lin(x)) + x
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ModuleList(Layer() for _ in range(8))
+
+    def forward(self, x):
+        for layer in self.inner:
+            x = layer(x)
+        return x
+
+
+def batch(seed):
+    return torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def pipeline(**options):
+    """2 × 2, of layouts 4 + 4 and 7 + 1."""
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    torch.manual_seed(1)
+    captured = capture(Layers().double(), (batch(0),))
+    plain = copy.deepcopy(captured.model)
+    plans = [cut(captured, list(sizes)) for sizes in ((4, 4), (7, 1))]
+    stages = build(captured, plans[0])
+    runtime = Runtime(
+        captured, plans[0], stages, loss_fn=F.mse_loss, mesh=mesh, stall_limit_s=20.0, **options
+    )
+    return mesh, plain, runtime, plans
+
+
+def compare(runtime, plain):
+    for name, p in runtime.named_parameters():
+        wanted = plain.get_parameter(name).grad
+        torch.testing.assert_close(p.grad, wanted, rtol=0, atol=1e-12)
+
+
+def wraps():
+    """A stage is wrapped on one rank of each pipeline alone, before the first step or after some."""
+    for n_before in (0, 2):
+        mesh, plain, runtime, _ = pipeline()
+        replica, group = mesh.get_local_rank("dp"), mesh.get_group("dp")
+        for i in range(n_before):
+            runtime.step(batch(i), target=batch(i))
+            F.mse_loss(plain(batch(i)), batch(i)).backward()
+        if runtime.rank == 1:
+            runtime.wrap(lambda s, group=group: DistributedDataParallel(s, process_group=group))
+        plain.zero_grad()
+        for p in runtime.parameters():
+            p.grad = None
+        for i in range(2):
+            x = batch(i)
+            mine = x.chunk(2)[replica]
+            runtime.step(mine, target=mine)
+            # what is wrapped has the average, what is not its own
+            part = x if runtime.rank == 1 else mine
+            F.mse_loss(plain(part), part).backward()
+            compare(runtime, plain)
+
+
+def zeroes():
+    """A loss that is not finite, in gradients not yet averaged: told with their sum, unless zeroed."""
+    mesh, plain, runtime, _ = pipeline()
+    replica, group = mesh.get_local_rank("dp"), mesh.get_group("dp")
+    runtime.wrap(lambda s: DistributedDataParallel(s, process_group=group))
+    x, bad = batch(0), torch.full((8, 8), math.inf, dtype=torch.float64)
+    for sets_to_none in (True, False):
+        with runtime.no_sync():
+            runtime.step(x if replica else bad, target=x)
+        for p in runtime.parameters():
+            p.grad = None if sets_to_none else p.grad.zero_()
+        plain.zero_grad()
+        runtime.step(x.chunk(2)[replica], target=x.chunk(2)[replica])
+        F.mse_loss(plain(x), x).backward()
+        compare(runtime, plain)
+        for p in runtime.parameters():
+            p.grad = None
+    with runtime.no_sync():
+        runtime.step(x if replica else bad, target=x)
+    with pytest.raises(StepError, match="of another replica is not" if replica else "the loss is nan"):
+        runtime.step(x, target=x)
+
+
+def cuts():
+    """Replicas that measure other times cut alike, and are refused unlike plans, on all of them."""
+    mesh, _, runtime, plans = pipeline()
+    replica, x = mesh.get_local_rank("dp"), batch(0)
+    optimizer = torch.optim.SGD(runtime.parameters(), 0.1)
+    for odd in (replica, runtime.rank):
+        with pytest.raises(InputError, match="given unlike plans"):
+            runtime.rebalance(plan=plans[odd], optimizer=optimizer)
+    assert runtime.rebalance(plan=plans[1], optimizer=optimizer)
+    torch.manual_seed(1)
+    model = Layers().double()
+    runtime = autopipe.split(model, 2, (x,), costs="estimated", n_ranks=2).runtime(F.mse_loss, mesh=mesh)
+    optimizer = torch.optim.SGD(runtime.parameters(), 0.1)
+    for slow in (range(2), range(6, 8)):
+        for i, layer in enumerate(model.inner):
+            layer.pause_s = 5e-3 * (i in slow) * (replica == 0)
+        for _ in range(2):
+            runtime.step(x, target=x)
+        assert runtime.rebalance(optimizer=optimizer)  # the second replica alone would not
+        told = [None] * 4
+        dist.all_gather_object(told, [stage.ops for stage in runtime.plan.stages])
+        assert told == [told[0]] * 4
+        runtime.step(x, target=x)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    globals()[sys.argv[1]]()
+    print("done")
+    sys.stdout.flush()
+    os._exit(0)
