@@ -1,5 +1,6 @@
 """Links between ranks of one host: order, dtypes, how much they hold, and how they end."""
 
+import gc
 import socket
 import threading
 import time
@@ -324,6 +325,20 @@ def test_corners_of_a_board_are_asked_for_over_one_connection():
         "ranks [2, 3] of the job, failed: out of bricks"
     )
     assert len(n_made) == 1
+
+
+def test_a_board_that_nobody_has_keeps_no_thread():
+    before = threading.enumerate()
+    board = Board(dist.HashStore(), "one", lambda: 10.0)
+    (thread,) = [t for t in threading.enumerate() if t not in before]
+    corner = board.corner("other")
+    board.post("key", "text")
+    del board
+    assert corner.look("key") is None
+    del corner
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_work_aside_is_waited_for_as_long_as_there_is_use():

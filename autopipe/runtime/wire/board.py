@@ -154,3 +154,4 @@ def _answer(store: Any, asked: queue.SimpleQueue[_Ask | None]) -> None:
         except Exception as error:  # told to who asked
             ask.error = error
         ask.is_done.set()
+        del ask  # who asked is not kept until the next question
