@@ -134,5 +134,7 @@ class Options:
 
 def _look_for(device: torch.device) -> None:
     """Raise where a device is not here. One without an index is not opened: it may be another rank's."""
+    if device.type == "meta":
+        raise ValueError("what is there has no values")
     if device.index is not None or device.type != accelerator.current().type:
         torch.empty(0, device=device)

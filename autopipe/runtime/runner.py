@@ -145,8 +145,8 @@ class Runner:
 
     def _run(self, request: Request) -> StepResult:
         engine, start_s = self.engine, time.perf_counter()
-        adds = request.grad and self._adds()
         try:
+            adds = request.grad and self._adds()
             step, inputs = self._take(request)
             line = engine.line(step.batch.n_microbatches, request.grad)
             generators = None if step.seed is None else Generators(engine.device)
@@ -234,7 +234,7 @@ class Runner:
         trained = [p for stage in engine.stages for p in stage.parameters() if p.requires_grad]
         grad = trained[-1].grad if trained else None
         # zeros that an optimizer left are not added to; on an accelerator looking would wait for it
-        self._has_added = grad is not None and (engine.device.type != "cpu" or bool(grad.any()))
+        self._has_added = grad is not None and (grad.device.type != "cpu" or bool(grad.any()))
         return self._has_added
 
     def _share(self, counted: float) -> Tensor:
@@ -348,6 +348,7 @@ class Runner:
         engine = self.engine
         for worker in engine.workers.values():
             worker.end()
+        engine.loss.end()
         for edge in engine.edges:
             edge.begin(0)
         if engine.peers is not None:

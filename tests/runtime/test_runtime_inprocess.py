@@ -239,10 +239,22 @@ def test_bad_losses_are_refused():
         Runtime(captured, plan, stages, n_microbatches=0)
 
 
+def test_weights_moved_away_are_told_where_they_are_met():
+    model, captured, plan, stages = noisy("1f1b", 2, 2)
+    x, y = torch.randn(8, 5).double(), torch.randn(8, 2).double()
+    with pytest.raises(InputError, match=r"device is 'meta'; .* what is there has no values"):
+        Runtime(captured, plan, stages, loss_fn=nn.functional.mse_loss, device="meta")
+    runtime = Runtime(captured, plan, stages, loss_fn=nn.functional.mse_loss)
+    runtime.step(x, target=y)
+    model.to("meta")
+    with pytest.raises(StepError, match=r"rank 0, stage 0, microbatch 0.*meta"):
+        runtime.step(x, target=y)
+
+
 def test_nothing_of_a_step_stays_alive():
     import gc
 
-    _, captured, plan, stages = adversary(4, "zb-h1", 4)
+    model, captured, plan, stages = adversary(4, "zb-h1", 4)
     runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss)
     args, kwargs, target = adversary_batch(8, 4)
 
@@ -256,6 +268,33 @@ def test_nothing_of_a_step_stays_alive():
     for _ in range(3):
         runtime.step(*args, **kwargs, target=target)
     assert tensors() == before
+    handles, n_left = [], 0
+
+    def fails(module, given, output):
+        nonlocal n_left
+        n_left -= 1
+        if n_left < 0:
+            raise ValueError("from a hook")
+
+    for module in (model.custom, model.norm):
+        handles.append(module.register_forward_hook(fails))
+    for n in range(2 * runtime.engine.options.n_microbatches):
+        n_left = n
+        with pytest.raises(StepError, match="from a hook"):
+            runtime.step(*args, **kwargs, target=target)
+    for handle in handles:
+        handle.remove()
+    with pytest.raises(StepError, match="lost"):
+        runtime.step(*args, **kwargs, target=Lost())
+    del handles, fails, handle, module
+    assert tensors() == before
+
+
+class Lost:
+    """A target that ends the loss."""
+
+    def __getitem__(self, key):
+        raise ValueError("lost")
 
 
 def test_a_model_without_parameters_still_makes_an_optimizer():

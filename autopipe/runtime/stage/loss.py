@@ -73,6 +73,10 @@ class Loss:
         self._n_steps += step.grad
         self._seen = {}
 
+    def end(self) -> None:
+        """Drop what belongs to a step, wherever that ended."""
+        self._step, self._seen = None, {}
+
     def __call__(self, outputs: tuple[Any, ...], target: Any, m: int) -> Tensor:
         """The loss of microbatch ``m``. Raises :class:`InputError` where there is none to train on."""
         output, loss_fn = self._capture.assemble(outputs), self._loss_fn
