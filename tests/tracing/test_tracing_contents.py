@@ -5,11 +5,13 @@ from __future__ import annotations
 import array
 import copy
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from autopipe.tracing.inputs.contents import are_told_alike, contents, parts, plainly
 
@@ -50,6 +52,33 @@ class Covered(Base):
 
 def listed(number: int) -> Any:
     return np.array([[number], None], dtype=object)
+
+
+class Called:
+    def __init__(self, number: Any) -> None:
+        self.number = number
+
+    def __call__(self) -> Any:
+        return self.number
+
+
+def in_a_ring(number: int) -> Any:
+    ring: list[Any] = [number]
+    ring.append({"back": ring})
+    return ring
+
+
+def deep(number: Any) -> Any:
+    for _ in range(3000):
+        number = [number]
+    return number
+
+
+BESIDE = [1]
+
+
+def named() -> Any:
+    return BESIDE
 
 
 MAKERS = {
@@ -98,3 +127,45 @@ def test_what_a_value_keeps_for_itself_alone_is_no_part_of_it() -> None:
     assert str(path)
     assert (plainly(path), contents([path])) == before
     assert parts(path) is None
+
+
+WITHIN = {
+    "deep data": deep, "an object that is called": Called, "a ring": in_a_ring,
+    "a function around a number": lambda n: lambda: n, "a function with a default": lambda n: lambda m=n: m,
+    "which function it is": lambda n: [len, sum][n - 1], "which class it is": lambda n: [int, str][n - 1],
+    "a tensor": lambda n: torch.full((2,), float(n)), "whether it is a truth": lambda n: [True, 1][n - 1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", WITHIN.values(), ids=WITHIN)
+def test_contents_are_told_apart_however_far_they_lie(make: Any) -> None:
+    one, same, other = (contents([Slotted(make(n))]) for n in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def test_objects_that_are_one_in_two_places_hold_what_two_equal_ones_do() -> None:
+    one = [1]
+    assert contents([one, one]) == contents([[1], [1]])
+    assert contents([one, one]) != contents([[1], [2]])
+
+
+def test_a_function_holds_the_globals_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(named)
+    assert contents(named) == before
+    monkeypatch.setitem(globals(), "BESIDE", [2])
+    assert contents(named) != before
+
+
+def test_attributes_beside_items_are_held_but_for_what_is_made_again() -> None:
+    class Held(dict[str, int]):
+        @functools.cached_property
+        def total(self) -> int:
+            return sum(self.values())
+
+    held = Held(a=1)
+    before = contents(held)
+    assert held.total == 1
+    assert contents(held) == before
+    held.kind = "b"  # type: ignore[attr-defined]
+    assert contents(held) != before

@@ -451,3 +451,73 @@ def library_that_is_not_installed(self: Any, x: Tensor, library: Any = ABSENT) -
 @trap()
 def property_over_a_slot(self: Any, x: Tensor) -> Tensor:
     return self.run(x * CONSTANT.value[1])
+
+
+class Leads:
+    """An object that leads to another."""
+
+    def __init__(self, on: Any) -> None:
+        self.on = on
+
+
+class Scales:
+    """An object that is called."""
+
+    def __init__(self) -> None:
+        self.by = 2.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.by
+
+
+def far_away(value: Any, steps: int = 8) -> Any:
+    """A value that an object leads to in several steps."""
+    for _ in range(steps):
+        value = Leads(value)
+    return value
+
+
+FAR, SCALES, BY = Knob(), Scales(), [2.0]
+AT_LAST, CALLS, AROUND = far_away(FAR), Leads(torch.sin), Leads(lambda x: x * BY[0])
+IN_A_RING = Leads(FAR)
+FAR.back = IN_A_RING  # type: ignore[attr-defined]
+
+
+def given_too(value: Any) -> Any:
+    """Sequences and one more argument."""
+    return lambda batch, length, seed: (*sequences(batch, length, seed), value)
+
+
+def further(model: nn.Module) -> None:
+    FAR.scale += 1
+
+
+def otherwise(model: nn.Module) -> None:
+    CALLS.on = torch.cos if CALLS.on is torch.sin else torch.tanh
+
+
+@trap("safe", inputs=given_too(AT_LAST), later=further)
+def object_that_leads_far(self: Any, x: Tensor, held: Any) -> Tensor:
+    while isinstance(held, Leads):
+        held = held.on
+    return self.run(x) * held.scale
+
+
+@trap("safe", inputs=given_too(IN_A_RING), later=further)
+def objects_in_a_ring(self: Any, x: Tensor, held: Any) -> Tensor:
+    return self.run(x) * held.on.back.on.scale
+
+
+@trap("safe", inputs=given_too(CALLS), later=otherwise)
+def function_in_an_object(self: Any, x: Tensor, held: Any) -> Tensor:
+    return held.on(self.run(x))
+
+
+@trap("safe", inputs=given_too(AROUND), later=lambda m: BY.__setitem__(0, BY[0] + 1))
+def function_around_a_list(self: Any, x: Tensor, held: Any) -> Tensor:
+    return held.on(self.run(x))
+
+
+@trap("safe", inputs=given_too(SCALES), later=lambda m: setattr(SCALES, "by", SCALES.by + 1))
+def object_that_is_called(self: Any, x: Tensor, scale: Any) -> Tensor:
+    return scale(self.run(x))

@@ -260,6 +260,8 @@ def _same(a: Any, b: Any) -> bool:
 
 def _turned(before: Any, now: Any) -> str:
     """How an argument that is no tensor is other than when captured, in words."""
+    if before is now:
+        return f"is the {type(now).__name__} that it was when captured, and holds something else now"
     was, is_now = _short(before), _short(now)
     if was == is_now:
         return f"is another {type(now).__name__} than when captured"

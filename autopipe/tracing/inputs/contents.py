@@ -11,6 +11,8 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import inspect
+import logging
 import types
 from collections import UserDict, deque
 from collections.abc import Iterator
@@ -34,6 +36,12 @@ __all__ = [
 
 SIMPLE = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, enum.Enum)
 _CLOSED = (type, torch.Tensor, nn.Module)
+_WITH_ITEMS = (
+    dict, UserDict, list, tuple, deque, np.ndarray, bytearray, array.array, functools.partial,
+    types.MethodType, types.FunctionType,
+)  # fmt: skip
+_OF_THE_PROCESS = (types.ModuleType, logging.Filterer)
+"""Kinds of objects that lead to the whole program: modules of code, and loggers with their handlers."""
 _DEEPEST = 4
 """How deep data is looked into, which may lead anywhere and back."""
 _DEEPEST_CODE = 6
@@ -128,20 +136,122 @@ def _tells_equal(cls: Any) -> bool:
     return cls.__eq__ is not object.__eq__ and cls.__hash__ is not None
 
 
-def contents(value: Any, depth: int = _DEEPEST) -> Any:
-    """What an object holds, in a form that compares; None for what holds nothing that its owner may change.
+class Contents:
+    """What a value held when this was made, however deep, to be compared with what it holds later.
+
+    Two are equal where the same steps lead to equal pieces in both, whichever objects on the way are one.
+    ``nodes`` are the values met, the first first, each with its kind and, by key, what is in it: a simple
+    value, or another's place among the nodes.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.nodes: list[tuple[Any, Any]] = []
+        held, places = [value], {id(value): 0}
+        for each in held:  # which grows meanwhile, and keeps what is made on the way
+            inside = _inside(each)
+            if inside is None:
+                self.nodes.append((None, each if _is_told(each) else type(each)))
+                continue
+            found = []
+            for key, part in inside.items():
+                is_simple = isinstance(part, SIMPLE)
+                if not is_simple and id(part) not in places:
+                    places[id(part)] = len(held)
+                    held.append(part)
+                found.append((key, is_simple, part if is_simple else places[id(part)]))
+            self.nodes.append((type(each).__qualname__, found))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Contents):
+            return NotImplemented
+        waiting, met = [(0, 0)], {(0, 0)}
+        while waiting:
+            a, b = waiting.pop()
+            (kind, mine), (other_kind, theirs) = self.nodes[a], other.nodes[b]
+            if kind != other_kind or (kind is None and not _is_one(mine, theirs)):
+                return False
+            if kind is None:
+                continue
+            if len(mine) != len(theirs):
+                return False
+            for (key, is_simple, x), (other_key, is_other, y) in zip(mine, theirs, strict=True):
+                if is_simple != is_other or not _is_one(key, other_key):
+                    return False
+                if is_simple and not _is_one(x, y):
+                    return False
+                if not is_simple and (x, y) not in met:
+                    met.add((x, y))
+                    waiting.append((x, y))
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def contents(value: Any) -> Contents | None:
+    """What a value holds; None of what holds nothing that its owner may change.
+
+    A module, a class and what is built in are told by which they are, a tensor by its elements, a function by
+    its code, what it was made around and the globals that it names. Linear in the values that lie within.
 
     >>> held = contents([1, {"a": 2}])
     >>> held == contents([1, {"a": 2}]), held == contents([1, {"a": 3}])
     (True, False)
     """
-    if isinstance(value, (*SIMPLE, *_CLOSED)) or callable(value) or depth == 0:
+    return None if isinstance(value, (*SIMPLE, *_CLOSED)) else Contents(value)
+
+
+def _inside(value: Any) -> dict[Any, Any] | None:
+    """What is in a value, by key; None of one piece.
+
+    That is what :func:`parts` gives, beside items and functions their attributes, and what is in code.
+    """
+    if isinstance(value, (*SIMPLE, *_CLOSED, *_OF_THE_PROCESS)):
         return None
+    if isinstance(value, types.CodeType):
+        return {name: getattr(value, name) for name in ("co_code", "co_consts", "co_names", "co_varnames")}
+    if isinstance(value, (set, frozenset)):
+        return {item: item for item in sorted(value, key=hash)}
     held = parts(value)
-    if held is None:
-        return value if _tells_equal(type(value)) else None
-    form = ((k, v if isinstance(v, SIMPLE) else contents(v, depth - 1)) for k, v in held.items())
-    return type(value).__qualname__, tuple(form)
+    is_built_in = callable(value) and not inspect.isfunction(type(value).__call__)
+    if not hasattr(value, "__dict__") or (held is None and is_built_in):
+        return held
+    # what a class makes again where it is missing says nothing new
+    made = [n for n in vars(value) if isinstance(getattr(type(value), n, None), functools.cached_property)]
+    own = {name: v for name, v in vars(value).items() if name not in made}
+    if held is None or not isinstance(value, _WITH_ITEMS):
+        return {**slotted(value), **own}
+    if isinstance(value, types.FunctionType):
+        held = {**held, "__globals__": _named_beside(value)}
+    return {**held, "__dict__": own} if own else held
+
+
+def _named_beside(function: types.FunctionType) -> dict[str, Any]:
+    """The globals that a function's code names, but for functions of other files."""
+    known, codes, found = function.__globals__, [function.__code__], {}
+    for code in codes:  # which grows meanwhile
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+        for name in known.keys() & set(code.co_names):
+            value = known[name]
+            if not isinstance(value, types.FunctionType) or value.__globals__ is known:
+                found[name] = value
+    return dict(sorted(found.items()))
+
+
+def _is_told(piece: Any) -> bool:
+    """Whether one piece is told from another of its class, as two locks are not."""
+    is_itself = callable(piece) or isinstance(piece, (*_CLOSED, types.ModuleType))
+    return is_itself or _tells_equal(type(piece))
+
+
+def _is_one(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return are_equal_tensors(a, b)
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except (RuntimeError, ValueError, TypeError):
+        return False
 
 
 def are_told_alike(a: Any, b: Any) -> bool:
