@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -20,8 +20,8 @@ from .stage import HIDDEN, RECOMPUTED
 
 __all__ = ["Part", "runs", "with_parts"]
 
-Step = tuple[str, int | str]
-"""("item", index or key) or ("attribute", name)."""
+Step = tuple[str, int | str, Any]
+"""("item", index or key, of how many or of which keys) or ("attribute", name, None)."""
 
 
 class Part:
@@ -80,7 +80,7 @@ class Part:
 
 
 def with_parts(given: Any, path: str, places: Sequence[Sequence[Step]]) -> Any:
-    """What the layer at ``path`` gave, with a part at each of the ``places``.
+    """What the layer at ``path`` gave, with a part at each of the ``places``, and no others beside them.
 
     Raises :class:`InputError` where it has not: then the layer is not as it was when it was captured.
     """
@@ -90,18 +90,32 @@ def with_parts(given: Any, path: str, places: Sequence[Sequence[Step]]) -> Any:
             for step in place:
                 part = _part(part, *step)
         except (IndexError, KeyError, TypeError, AttributeError) as error:
-            shown = "".join(f"[{key!r}]" if kind == "item" else f".{key}" for kind, key in place)
+            shown = "".join(f"[{key!r}]" if kind == "item" else f".{key}" for kind, key, _ in place)
             raise InputError(
-                f"{path} gave a {_kind(given)}, of which the model as captured takes {shown}: the layer has "
-                "changed since; capture again as the model is now, or put it back"
+                f"{path} gave a {_kind(given)}, of which the model as captured takes {shown}"
+                f"{_said_of(place)}: the layer has changed since, or goes by its inputs; capture again as "
+                "the model is now, put it back, or return them in one tensor"
             ) from error
     return given
 
 
-def _part(value: Any, kind: str, key: Any) -> Any:
+def _part(value: Any, kind: str, key: Any, of: Any) -> Any:
     if isinstance(value, Tensor):
         raise TypeError("a tensor's rows are no parts")
+    if kind == "item" and _extent(value) != of:
+        raise IndexError("more parts, or fewer")
     return value[key] if kind == "item" else getattr(value, key)
+
+
+def _extent(value: Any) -> Any:
+    """How many items a sequence has; the keys of a mapping."""
+    return tuple(value) if isinstance(value, Mapping) else len(value) if hasattr(value, "__len__") else None
+
+
+def _said_of(place: Sequence[Step]) -> str:
+    """Of how many items, innermost, the part is."""
+    counts = [of if isinstance(of, int) else len(of) for _, _, of in place if of is not None]
+    return f" of {counts[-1]}" if counts else ""
 
 
 def _kind(value: Any) -> str:
@@ -118,7 +132,8 @@ def _parts_taken(node: fx.Node) -> Iterator[tuple[Step, ...]]:
         if user.target in (operator.getitem, getattr) and user.args[0] is node:
             key: Any = user.args[1]
             if isinstance(key, (int, str)):
-                step = "item" if user.target is operator.getitem else "attribute", key
+                is_item = user.target is operator.getitem
+                step = ("item", key, _extent(node.meta["val"])) if is_item else ("attribute", key, None)
                 yield from ((step, *rest) for rest in [*_parts_taken(user)] or [()])
 
 

@@ -441,6 +441,22 @@ def key_that_a_layer_does_not_give_later(self: Any, x: Tensor) -> Tensor:
     return self.run(given["y"]) + given.get("x", x)
 
 
-@trap(part=lambda: paired("single"), later=lambda m: setattr(m.part, "how", "pair"))
+@trap("refused", part=lambda: paired("single"), later=lambda m: setattr(m.part, "how", "pair"))
 def layer_that_gives_more_later(self: Any, x: Tensor) -> Tensor:
     return self.run(self.part(x)[0])
+
+
+@trap("refused", part=lambda: paired("single"), later=lambda m: setattr(m.part, "how", "pair"))
+def more_of_a_layer_that_is_summed(self: Any, x: Tensor) -> Tensor:
+    return self.run(sum(self.part(x)))  # type: ignore[arg-type]
+
+
+@trap("refused", part=lambda: paired("single"), later=lambda m: setattr(m.part, "how", "pair"))
+def more_of_a_layer_that_is_returned(self: Any, x: Tensor) -> Any:
+    return self.part(self.run(x))
+
+
+@trap("refused", part=lambda: paired("alone"), later=lambda m: setattr(m.part, "how", "named"))
+def more_keys_of_a_layer_that_is_gone_through(self: Any, x: Tensor) -> Any:
+    given = self.part(x)
+    return self.run(torch.stack([given[key] for key in given]).sum(0))
