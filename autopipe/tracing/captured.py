@@ -85,8 +85,9 @@ class Capture:
     later: Later | None = dataclasses.field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy has forms, and no recordings to add to
-        return {**self.__dict__, "later": None}
+        # a copy has forms, no recordings to add to, and makes its modules anew
+        made = ("modules", "_others")
+        return {**{k: v for k, v in vars(self).items() if k not in made}, "later": None}
 
     @functools.cached_property
     def modules(self) -> dict[bool, fx.GraphModule]:

@@ -1,6 +1,8 @@
 """What a capture refuses, and what it leaves untouched: bad inputs, bad models, the model's own state."""
 
 import collections
+import copy
+import pickle
 import types
 
 import numpy as np
@@ -339,3 +341,27 @@ def test_another_array_is_told_to_be_given_as_a_tensor():
     torch.testing.assert_close(found(ids.copy()), found.model(ids))
     with pytest.raises(InputError, match="ids is another ndarray than when captured; give it as a tensor"):
         found(ids + 1 - 8 * (ids == 7))
+
+
+class Chosen(nn.Module):
+    def forward(self, x):
+        return x[x[:, 0] > 0]
+
+
+class Counting(Net):
+    def __init__(self):
+        super().__init__()
+        self.chosen = Chosen()
+
+    def forward(self, x):
+        rows = self.chosen(x)
+        return self.layers(rows.sum(0)) * (2 if rows.size(0) > 6 else 1)
+
+
+def test_a_capture_is_pickled_before_and_after_its_modules_are_made():
+    x = torch.randn(4, 4)
+    found = capture(Counting(), (x,))
+    expected = found(x)
+    assert "expect_size" in found.module.code
+    for copied in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
+        torch.testing.assert_close(copied(x), expected)
