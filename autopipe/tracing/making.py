@@ -18,7 +18,7 @@ from ..errors import AutopipeError, CaptureError
 from .calls.call import Call, Recording
 from .calls.likeness import is_same, prune
 from .calls.named import Named
-from .calls.perform import run_call
+from .calls.perform import run_call, uncompiled
 from .graphs import emit, modes
 from .graphs.questions import Question, choose, questions, with_sizes
 from .inputs.arguments import Inputs
@@ -345,7 +345,8 @@ class Made:
         inputs = inputs or self.inputs
 
         def call(given: Mapping[str, torch.Tensor]) -> Any:
-            return called(session.model, *inputs.rebuild(session.model, given))
+            with uncompiled():
+                return called(session.model, *inputs.rebuild(session.model, given))
 
         explorer = Explorer(
             session.model,

@@ -3,6 +3,7 @@
 import queue
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -99,3 +100,20 @@ def test_what_memory_held_before_is_no_value(monkeypatch):
     monkeypatch.setattr(rerun, "run_call", filled)
     model, x = Skipping(), torch.randn(4, 4)
     assert not {capture(model, (x,)).ops.tail for _ in range(3)} - {()}
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+def test_sizes_that_are_tried_compile_nothing() -> None:
+    compiled: list[Any] = []
+
+    def backend(graph: Any, given: Any) -> Any:
+        compiled.append(given)
+        return graph.forward
+
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    model[1] = torch.compile(model[1], backend=backend)
+    found = capture(model, (torch.randn(3, 4),))
+    assert [d.name for d in found.ops.dims] == ["batch"]
+    assert len(compiled) <= 2  # in each mode, for the example
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(found(x), model(x))

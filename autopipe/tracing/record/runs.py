@@ -19,6 +19,7 @@ from ...errors import AutopipeError, CaptureError, InputError, ModelError
 from ...torch_private import GLOBAL_HOOKS
 from ..calls.call import Depends, Recording, Setting
 from ..calls.kinds import kind_of
+from ..calls.perform import uncompiled
 from ..calls.sharing import Twins
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
@@ -329,7 +330,7 @@ class Runs:
         given = (self.args, self.kwargs)
         args, kwargs = fresh(given if change is None else change(given), self.device, is_one=is_one)
         seed(self.device)
-        with self.route.suspended():
+        with self.route.suspended(), uncompiled():
             return called(self.model, args, kwargs)
 
     def explain(self, error: Exception, failed: str | None, training: bool) -> NoReturn:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...errors import AutopipeError
 from ...graph import Dim
 from ..calls.call import Call, Recording
+from ..calls.perform import uncompiled
 from ..inputs.arguments import Inputs
 from ..inputs.contents import are_told_alike
 from ..inputs.structure import Spec, flatten
@@ -201,7 +202,8 @@ class Referee:
         return self._shown(self._run_model, training, given, watched)
 
     def _run_model(self, tensors: Mapping[str, Tensor]) -> _Given:
-        return flatten(called(self.model, *self.inputs.rebuild(self.model, tensors)))
+        with uncompiled():
+            return flatten(called(self.model, *self.inputs.rebuild(self.model, tensors)))
 
     def _graph(self, training: bool, given: Mapping[str, Tensor], watched: bool = False) -> _Shown:
         return self._shown(functools.partial(self._run_graph, training), training, given, watched)
