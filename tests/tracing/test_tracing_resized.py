@@ -402,3 +402,30 @@ def test_lengths_that_only_the_graph_can_tell_are_recorded_as_they_are_met(fills
             x = torch.randn(3, length, 8)
             torch.testing.assert_close(found(x), model(x))
     assert {len(forms) for forms in found.forms.values()} == {2}
+
+
+class Normed(Net):
+    """Counts what a layer sees, in training alone, and fills up to an even length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        whole = math.ceil(n / 2) * 2
+        if whole != n:
+            x = F.pad(x, (0, 0, 0, whole - n)) + 1
+        x = self.norm(self.run(x).transpose(1, 2)).transpose(1, 2)
+        return x.unflatten(1, (-1, 2)).sum(2)
+
+
+def test_a_layer_that_writes_in_one_mode_alone_is_placed_in_the_other_at_other_sizes() -> None:
+    model = Normed()
+    twin = copy.deepcopy(model)
+    pipe = autopipe.split(model, 2, args=(torch.randn(2, 8, WIDTH),), costs="estimated")
+    for training in (False, True):
+        for length in (8, 7, 12, 5):
+            x = torch.randn(2, length, WIDTH)
+            torch.testing.assert_close(pipe.train(training)(x), twin.train(training)(x))
+    torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
