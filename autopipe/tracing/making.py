@@ -18,11 +18,12 @@ from ..errors import AutopipeError, CaptureError
 from .calls.call import Call, Recording
 from .calls.likeness import is_same, prune
 from .calls.named import Named
-from .calls.perform import run_call, uncompiled
+from .calls.perform import run_call
 from .graphs import emit, modes
 from .graphs.questions import Question, choose, questions, with_sizes
 from .inputs.arguments import Inputs
 from .inputs.written import called
+from .record.leaves import uncompiled
 from .record.session import Session
 from .record.tracked import pinned, plain
 from .sizes.expected import Expected
@@ -345,7 +346,7 @@ class Made:
         inputs = inputs or self.inputs
 
         def call(given: Mapping[str, torch.Tensor]) -> Any:
-            with uncompiled():
+            with uncompiled(session.model):
                 return called(session.model, *inputs.rebuild(session.model, given))
 
         explorer = Explorer(

@@ -5,8 +5,6 @@ Whole recordings are run again by ``rerun``; generated code runs by itself.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +15,7 @@ from . import regions
 from .call import Call, Depends, map_calls
 from .functions import on_one_device
 
-__all__ = ["Run", "ask", "is_size_of_made", "registered", "run_call", "uncompiled"]
+__all__ = ["Run", "ask", "is_size_of_made", "registered", "run_call"]
 
 Run = Callable[[Call, Any, Any], Any]
 """(call, args, kwargs) → what it gives."""
@@ -41,16 +39,6 @@ def ask(calls: Sequence[Call], run: Run) -> Any:
     for call in calls:
         value(call)
     return value(calls[-1])
-
-
-def uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Within it what ``torch.compile`` has wrapped runs as it is written.
-
-    So data of sizes that are only tried compile nothing, count against no limit of compilations, and what
-    they cannot be compiled for is no warning.
-    """
-    is_there = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if is_there else contextlib.nullcontext()
 
 
 def run_call(

@@ -5,16 +5,20 @@ Opening more because a plan needs it, or fewer because Python branches on data, 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import pathlib
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
 from ...errors import InputError
+from ...torch_private import CALL_HOOK, DYNAMO
 
-__all__ = ["Policy", "lies_in_leaf"]
+__all__ = ["Policy", "is_compiled", "lies_in_leaf", "uncompiled"]
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 ENOUGH = 4
@@ -132,6 +136,25 @@ def is_compiled(module: nn.Module) -> bool:
         return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def uncompiled(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Within it modules of a model that ``torch.compile`` has wrapped run as they are written.
+
+    So data of sizes that are only tried compile nothing, count against no limit of compilations, and what
+    they cannot be compiled for is no warning.
+    """
+    is_any = DYNAMO in sys.modules and any(
+        (is_compiled(m) and not isinstance(m, torch.jit.ScriptModule)) or _is_compiled_in_place(m)
+        for m in model.modules()
+    )
+    return torch.compiler.set_stance("force_eager") if is_any else contextlib.nullcontext()
+
+
+def _is_compiled_in_place(module: nn.Module) -> bool:
+    """Whether what calls a module is ``torch.compile``'s own code."""
+    code = getattr(vars(module).get(CALL_HOOK), "__code__", None)
+    return code is not None and DYNAMO.rpartition(".")[2] in pathlib.Path(code.co_filename).parts
 
 
 def _is_wrapper(module: nn.Module) -> bool:

@@ -19,7 +19,6 @@ from ...errors import AutopipeError, CaptureError, InputError, ModelError
 from ...torch_private import GLOBAL_HOOKS
 from ..calls.call import Depends, Recording, Setting
 from ..calls.kinds import kind_of
-from ..calls.perform import uncompiled
 from ..calls.sharing import Twins
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
@@ -28,7 +27,7 @@ from . import attributes, casts, opaque, telling
 from .evaluated import evaluated
 from .given import are_close, device_of, fresh, other_data, united
 from .identity import compares
-from .leaves import Policy
+from .leaves import Policy, uncompiled
 from .memos import Memos
 from .origin import Unseen, alive
 from .recorder import Recorder
@@ -330,7 +329,7 @@ class Runs:
         given = (self.args, self.kwargs)
         args, kwargs = fresh(given if change is None else change(given), self.device, is_one=is_one)
         seed(self.device)
-        with self.route.suspended(), uncompiled():
+        with self.route.suspended(), uncompiled(self.model):
             return called(self.model, args, kwargs)
 
     def explain(self, error: Exception, failed: str | None, training: bool) -> NoReturn:

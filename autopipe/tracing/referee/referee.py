@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from ...errors import AutopipeError
 from ...graph import Dim
 from ..calls.call import Call, Recording
-from ..calls.perform import uncompiled
 from ..inputs.arguments import Inputs
 from ..inputs.contents import are_told_alike
 from ..inputs.structure import Spec, flatten
 from ..inputs.written import called
+from ..record.leaves import uncompiled
 from ..record.state import generators, seed
 from ..sizes import dims as sizing
 from ..sizes.rerun import replay
@@ -202,7 +202,7 @@ class Referee:
         return self._shown(self._run_model, training, given, watched)
 
     def _run_model(self, tensors: Mapping[str, Tensor]) -> _Given:
-        with uncompiled():
+        with uncompiled(self.model):
             return flatten(called(self.model, *self.inputs.rebuild(self.model, tensors)))
 
     def _graph(self, training: bool, given: Mapping[str, Tensor], watched: bool = False) -> _Shown:

@@ -17,9 +17,10 @@ from torch import nn
 from ...errors import CaptureError
 from ..calls.call import Call, Recording, map_calls
 from ..calls.functions import plain_name, tensors
-from ..calls.perform import ask, run_call, uncompiled
+from ..calls.perform import ask, run_call
 from ..calls.sharing import Sharing, outline
 from ..record.branches import program
+from ..record.leaves import uncompiled
 
 __all__ = ["Observation", "buffers_written", "replay", "with_guards"]
 
@@ -114,7 +115,7 @@ def replay(
     ``look`` is shown each call with its value; what it gives, if anything, takes the value's place. One that
     takes derivatives runs with gradients enabled, others as the caller has it.
     """
-    with uncompiled(), torch.enable_grad() if recording.takes_grad_mode else contextlib.nullcontext():
+    with uncompiled(model), torch.enable_grad() if recording.takes_grad_mode else contextlib.nullcontext():
         return _replay(model, recording, given, device, sharing, look)
 
 
