@@ -21,7 +21,10 @@ from ..tracing import Capture
 __all__ = ["Planned", "refine"]
 
 TOLERANCE = 0.05
-"""A bottleneck this far above the mean rank is balanced enough to leave blocks whole."""
+"""A bottleneck this far above the mean rank is balanced enough to leave blocks whole.
+
+What blocks take that run again to fit memory is none of the mean: of finer ones less may have to.
+"""
 
 AGAIN = 0.15
 """So far above it must be for more to be opened, once something was: each time the model is recorded anew."""
@@ -126,7 +129,11 @@ class _Refining:
     def is_balanced(self) -> bool:
         """Whether the last plan is even enough, or opening has ceased to help."""
         tolerance = AGAIN if self.opened else TOLERANCE
-        return self.idle >= PATIENCE or (self.last is not None and _imbalance(self.last) <= tolerance)
+        return self.idle >= PATIENCE or (
+            self.last is not None
+            and self.costs is not None
+            and _imbalance(self.last, self.costs) <= tolerance
+        )
 
     def opened_next(self, capture: Capture) -> Capture | None:
         """The capture with the leaf opened that stands in the way most, and all that are like it."""
@@ -152,10 +159,17 @@ def _bottleneck_s(plan: Plan) -> float:
     return max(_loads_s(plan))
 
 
-def _imbalance(plan: Plan) -> float:
-    """How far the fullest rank is above the mean."""
+def _imbalance(plan: Plan, costs: CostTable) -> float:
+    """How far the fullest rank is above the mean, blocks that run again left out of that."""
     loads = _loads_s(plan)
-    return max(loads) * len(loads) / sum(loads) - 1 if sum(loads) else 0.0
+    again = sum(
+        costs[op].forward_s / plan.cluster.devices[stage.rank].speed
+        for stage in plan.stages
+        for block in stage.recomputed
+        for op in block
+    )
+    mean = (sum(loads) - again) / len(loads)
+    return max(loads) / mean - 1 if mean > 0 else 0.0
 
 
 def _open_heaviest(

@@ -22,6 +22,7 @@ from .lines.moves import fitting, improve
 from .lines.orders import orders
 from .proof.bounds import at_bound, lower_bound
 from .proof.branch import close, is_small
+from .proof.memory import least_in_room, part_with_room
 from .ranks.virtual import several
 from .stopping import GRACE_S, interrupts
 
@@ -55,9 +56,12 @@ def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
 def _separable(problem: Problem, deadline: float) -> Answer:
     """Where each stage's load is its own: first answers, then the proof."""
     whole = contracted(problem)
-    best = Answer(None, HUGE, lower_bound(whole.problem))
+    if part_with_room(whole.problem, deadline) < 1:
+        return Answer(None, HUGE, HUGE)
+    lower = least_in_room(whole.problem, lower_bound(whole.problem), HUGE, deadline)
+    best = Answer(None, HUGE, lower)
     try:
-        for best in first_answers(whole.problem, deadline):  # noqa: B007
+        for best in first_answers(whole.problem, deadline, lower):  # noqa: B007
             pass
         best = best if best.proved else prove(whole.problem, best, deadline)
     except OutOfTime:
@@ -117,9 +121,12 @@ def _at_both_paces(problem: Problem, known: Answer, deadline: float) -> Answer:
     return dataclasses.replace(known, stage_of=best)
 
 
-def first_answers(problem: Problem, deadline: float) -> Iterator[Answer]:
-    """Ever better chains over intervals of several orders, of the problem as merged under each."""
-    best = Answer(None, HUGE, lower_bound(problem))
+def first_answers(problem: Problem, deadline: float, lower_ns: int = 0) -> Iterator[Answer]:
+    """Ever better chains over intervals of several orders, of the problem as merged under each.
+
+    ``lower_ns`` is a bottleneck that none is under.
+    """
+    best = Answer(None, HUGE, max(lower_ns, lower_bound(problem)))
     under, previous = Contraction(problem, tuple(range(len(problem.items)))), HUGE + 1
     while best.bottleneck_ns < previous:
         previous = best.bottleneck_ns

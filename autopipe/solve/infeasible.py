@@ -6,6 +6,7 @@ Finding plans is left to ``search``.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 
@@ -13,9 +14,9 @@ from ..errors import InfeasibleError, UndecidedError
 from ..units import format_bytes
 from .chains import chain
 from .definition.answer import Answer
-from .definition.blocks import freed_bytes
-from .definition.problem import HUGE, Item, Problem, Share
+from .definition.problem import HUGE, Problem
 from .making.cases import Case
+from .proof.memory import part_with_room
 
 __all__ = ["Shortage", "no_room", "shortage", "why_none"]
 
@@ -38,32 +39,33 @@ class Shortage:
     room_bytes: int
 
 
-def shortage(problem: Problem) -> Shortage | None:
+def shortage(problem: Problem, deadline: float) -> Shortage | None:
     """What no plan can do without, where that is too much for all ranks together; else None.
 
     Each item's and each share's static bytes count once, whatever is computed again and however fine the cut.
-    So does what one microbatch saves and no block gives up, where ranks hold one stage: even a stage that
-    recomputes has it all at once in backward; one that does not has it for each microbatch in flight.
+    So does what each microbatch in flight keeps beside them, wherever that is least (:func:`part_with_room`).
     """
     limits = {s.rank: s.limit_bytes for s in problem.stages}
-    parts: tuple[Item | Share, ...] = (*problem.items, *problem.shares)
-    kept = sum(p.saved_bytes for p in parts) * problem.one_stage_per_rank
-    if problem.recompute == "never":
-        kept *= min(s.in_flight for s in problem.stages)
-    elif problem.recompute == "auto":
-        kept = max(0, kept - sum(freed_bytes(i.blocks) for i in problem.items))
-    found = Shortage(sum(p.static_bytes for p in parts), kept, sum(limits.values()))
-    return found if found.static_bytes + kept > found.room_bytes else None
+    static, room = sum(p.static_bytes for p in problem.parts), sum(limits.values())
+    if static > room:
+        return Shortage(static, 0, room)
+    part = part_with_room(problem, deadline)
+    return Shortage(static, math.floor(room / part) - static, room) if part < 1 else None
 
 
-def no_room(case: Case, short: Shortage) -> InfeasibleError:
-    """The error where what must be held is too much for all ranks together, with the arithmetic."""
+def no_room(case: Case, short: Shortage, deadline: float | None) -> InfeasibleError:
+    """The error where what must be held is too much for all ranks together, with the arithmetic.
+
+    Whether recomputing would do is looked for until the deadline, if there is one.
+    """
     static, room, n = short.static_bytes, short.room_bytes, len(case.source.cluster.devices)
     needed, more, again = static, "and that is before any activation", ""
     if static <= room:
         needed += short.kept_bytes
         more = f"and what microbatches in flight keep is {format_bytes(short.kept_bytes)} at least"
-        again = "; recompute='auto' keeps less" * (case.source.settings.recompute == "never")
+        if case.source.settings.recompute == "never":
+            found = () if deadline is None else _recomputing(case, deadline)
+            again = "; " + next(iter(found), "recompute='auto' keeps less")
     per_rank, rest = divmod(case.n_stages, n)
     enough = -(-needed * n // max(room, 1))
     stages = f"n_stages={enough * per_rank} on as many ranks like these" if not rest else f"{enough} ranks"
@@ -174,12 +176,16 @@ def _other_remedies(case: Case, deadline: float) -> list[str]:
     stages = _enough_stages(case, deadline)
     if stages is not None:
         out.append(f"the smallest n_stages found to fit is {stages}")
-    if case.source.settings.recompute == "never":
-        again = dataclasses.replace(case.source.settings, recompute="auto")
-        changed = dataclasses.replace(case, source=dataclasses.replace(case.source, settings=again))
-        if _fits(changed.problem(), deadline):
-            out.append("recompute='auto' fits")
-    return out
+    return out + _recomputing(case, deadline)
+
+
+def _recomputing(case: Case, deadline: float) -> list[str]:
+    """That recomputing would do, where it does."""
+    if case.source.settings.recompute != "never":
+        return []
+    again = dataclasses.replace(case.source.settings, recompute="auto")
+    changed = dataclasses.replace(case, source=dataclasses.replace(case.source, settings=again))
+    return ["recompute='auto' fits"] if _fits(changed.problem(), deadline) else []
 
 
 def _enough_stages(case: Case, deadline: float) -> int | None:

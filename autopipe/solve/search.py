@@ -266,8 +266,8 @@ def _solve_case(
     alone are too much.
     """
     problem = case.problem()
-    if short := shortage(problem):
-        fault = no_room(case, short)
+    if short := shortage(problem, deadline):
+        fault = no_room(case, short, None if found.fault else deadline)
         if short.static_bytes > short.room_bytes:
             found.short.append(frozenset(case.ranks))
             found.fault = fault

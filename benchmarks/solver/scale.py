@@ -45,7 +45,7 @@ RESULTS = pathlib.Path(__file__).with_name("scale.json")
 def planned(name: str, n_stages: int, limit: str) -> dict[str, Any]:
     """One row: what was planned, its certificate, and the CPU seconds of this process so far."""
     import torch
-    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
+    import transformers
 
     import autopipe
     from autopipe.measure import device
@@ -54,12 +54,12 @@ def planned(name: str, n_stages: int, limit: str) -> dict[str, Any]:
     with torch.device("meta"):
         if name in LLAMA:
             heads = LLAMA[name]["hidden_size"] // 128
-            config = LlamaConfig(
+            config = transformers.LlamaConfig(
                 **LLAMA[name], num_attention_heads=heads, num_key_value_heads=8, vocab_size=128256
             )
-            model = LlamaForCausalLM(config)
+            model = transformers.LlamaForCausalLM(config)
         else:
-            model = DeepseekV3ForCausalLM(DeepseekV3Config())
+            model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config())
     ids = torch.zeros(N_ROWS, N_TOKENS, dtype=torch.long, device="meta")
     options: dict[str, Any] = {"memory_limit": limit, "recompute": "auto"} if limit else {}
     h200 = device("H200")

@@ -17,8 +17,9 @@ __all__ = [
     "Cheapest",
     "cheapest_blocks",
     "freed_bytes",
-    "least_ns_per_byte",
+    "least_again",
     "redone_bytes",
+    "sorts_of",
 ]
 
 UNDER = 1 - 1e-9
@@ -53,11 +54,6 @@ def redone_bytes(blocks: Iterable[Block]) -> int:
     return max((b.saved_bytes for b in blocks), default=0)
 
 
-def least_ns_per_byte(blocks: Iterable[Block]) -> float:
-    """The least time that any of the blocks takes for a byte given up."""
-    return min((b.forward_ns / b.freed_bytes for b in blocks), default=0.0)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cheapest:
     """Blocks to compute again, and the least forward that any choice takes: theirs, unless cut off."""
@@ -67,41 +63,68 @@ class Cheapest:
 
 
 def cheapest_blocks(blocks: Sequence[Block], in_flight: int, over_bytes: int) -> Cheapest | None:
-    """The blocks with the least forward that bring a stage down by so many bytes; None where none do.
+    """The blocks with the least forward that bring a stage down by so many bytes; None where none do."""
+    found = _cheapest(sorts_of(blocks), in_flight, over_bytes)
+    if found is None:
+        return None
+    largest, left = found[0], dict(found[1])
+    out = []
+    for b in blocks:
+        if b.saved_bytes <= largest and left.get((b.forward_ns, b.freed_bytes), 0) > 0:
+            left[b.forward_ns, b.freed_bytes] -= 1
+            out.append(b)
+    return Cheapest(tuple(out), found[2])
+
+
+def least_again(sorts: tuple[Sort, ...], in_flight: int, over_bytes: int) -> int | None:
+    """The least forward of blocks that bring a stage down by so many bytes; None where none do."""
+    found = _cheapest(sorts, in_flight, over_bytes)
+    return None if found is None else found[2]
+
+
+def sorts_of(blocks: Iterable[Block]) -> tuple[Sort, ...]:
+    """The blocks by what they are, and how many of each."""
+    counts = collections.Counter((b.forward_ns, b.freed_bytes, b.saved_bytes) for b in blocks)
+    return tuple((*sort, count) for sort, count in sorted(counts.items()))
+
+
+@functools.lru_cache(maxsize=1 << 15)
+def _cheapest(
+    sorts: tuple[Sort, ...], in_flight: int, over_bytes: int
+) -> tuple[int, tuple[tuple[tuple[int, int], int], ...], int] | None:
+    """The largest block allowed, how many of each kind of them to take, and the least that any choice takes.
 
     What is saved is for each microbatch in flight, what is computed again for one. A knapsack for each size
     of the largest block, by branch and bound (Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, §2.4):
     kinds of blocks by rising time per byte, more of the better kinds first, cut off where even parts of
     blocks would cost more than the best known.
     """
-    best: tuple[int, int, tuple[int, ...]] | None = None
+    best: tuple[int, int, tuple[tuple[tuple[int, int], int], ...]] | None = None
     least: int | None = None
-    for largest in sorted({b.saved_bytes for b in blocks}, reverse=True):
-        kinds = _kinds(b for b in blocks if b.saved_bytes <= largest)
+    for largest in sorted({saved for _, _, saved, _ in sorts}, reverse=True):
+        kinds = _kinds(sort for sort in sorts if sort[2] <= largest)
         known = None if best is None else best[0]
         cost, counts, bound = _cover(kinds, -(-(over_bytes + largest) // in_flight), known)
         if cost is not None:
-            best = cost, largest, counts
+            best = cost, largest, tuple(zip((kind[:2] for kind in kinds), counts, strict=True))
         if bound is not None:
             least = bound if least is None else min(least, bound)
     if best is None:
         return None
-    allowed = [b for b in blocks if b.saved_bytes <= best[1]]
-    left = {kind[:2]: count for kind, count in zip(_kinds(allowed), best[2], strict=True)}
-    out = []
-    for b in allowed:
-        if left[b.forward_ns, b.freed_bytes] > 0:
-            left[b.forward_ns, b.freed_bytes] -= 1
-            out.append(b)
-    return Cheapest(tuple(out), best[0] if least is None else min(least, best[0]))
+    return best[1], best[2], best[0] if least is None else min(least, best[0])
 
 
 Kind = tuple[int, int, int]
 """Forward, bytes given up, and how many such blocks there are."""
 
+Sort = tuple[int, int, int, int]
+"""Forward, bytes given up, bytes saved, and how many such blocks there are."""
 
-def _kinds(blocks: Iterable[Block]) -> tuple[Kind, ...]:
-    counts = collections.Counter((b.forward_ns, b.freed_bytes) for b in blocks)
+
+def _kinds(sorts: Iterable[Sort]) -> tuple[Kind, ...]:
+    counts: collections.Counter[tuple[int, int]] = collections.Counter()
+    for forward, freed, _, count in sorts:
+        counts[forward, freed] += count
     return tuple((*pair, counts[pair]) for pair in sorted(counts, key=lambda p: (p[0] / p[1], -p[1])))
 
 

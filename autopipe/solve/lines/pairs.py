@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 import numpy as np
 import numpy.typing as npt
 
-from ..definition.blocks import UNDER, cheapest_blocks, freed_bytes, least_ns_per_byte
+from ..definition.blocks import UNDER, freed_bytes, least_again, sorts_of
 from ..definition.problem import Array, Problem, Stage, memory_bytes, peak_bytes, scaled, stage_ns
 from .reach import Bits
 from .windows import Downsets
@@ -21,6 +21,9 @@ from .windows import Downsets
 __all__ = ["Floats", "Layer", "Loads", "Priced"]
 
 Floats = npt.NDArray[np.float64]
+
+_GRADES = 8
+"""Blocks are told apart by what they take for a byte given up, in so many grades at most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,15 +66,47 @@ class Loads:
         alike = all(s.speed == 1.0 and s.links == (0, 0) for s in p.stages)
         self.plain = alike and not p.has_memory and not any(n.link_ns for n in p.nets)
         names = ["forward_ns", "backward_ns"] + ["static_bytes", "saved_bytes"] * p.has_memory
-        blocks = [block for i in p.items for block in i.blocks]
-        self.least = least_ns_per_byte(blocks)
         self.each = {name: _row([getattr(i, name) for i in p.items]) for name in names}
         self.each["freed"] = _row([freed_bytes(i.blocks) for i in p.items])
+        self.grades = self._grades()
+        self.sorts = sorts_of(b for i in p.items for b in i.blocks)
+        column = {sort[:3]: x for x, sort in enumerate(self.sorts)}
+        self.blocks = np.zeros((len(p.items), len(self.sorts)), dtype=np.int64)
+        for v, i in enumerate(p.items):
+            for b in i.blocks:
+                self.blocks[v, column[b.forward_ns, b.freed_bytes, b.saved_bytes]] += 1
+        self.smallest = min((b.saved_bytes for i in p.items for b in i.blocks), default=0)
         self.each["real"] = _row([bool(i.ops) for i in p.items])
         self.peaks = _row([peak_bytes(p, v) for v in range(len(p.items))])
         self.levels = sorted(set(self.peaks.tolist()) - {0}) if p.has_memory else []
         for level in self.levels:
             self.each[f"peak {level}"] = (self.peaks == level).astype(np.int64)
+
+    def _grades(self) -> list[float]:
+        """The least time per byte given up of each grade of blocks, rising; what items have of it is kept."""
+        worth = {b.forward_ns / b.freed_bytes for i in self.problem.items for b in i.blocks}
+        grades = np.array_split(sorted(worth), min(_GRADES, max(1, len(worth))))
+        for g, grade in enumerate(grades):
+            among = set(grade.tolist())
+            rows = (
+                [b for b in i.blocks if b.forward_ns / b.freed_bytes in among] for i in self.problem.items
+            )
+            self.each[f"grade {g}"] = _row([freed_bytes(row) for row in rows])
+        return [float(grade[0]) for grade in grades if len(grade)]
+
+    def _again(self, a: Layer, b: Layer, need: Floats) -> tuple[Floats, Bits]:
+        """The least forward that gives up the bytes needed, parts of blocks allowed, and where none does."""
+        forward = np.zeros_like(need)
+        for g, ns_per_byte in enumerate(self.grades):
+            taken = np.minimum(_between(a, b, f"grade {g}"), need)
+            forward, need = forward + taken * ns_per_byte, need - taken
+        return np.floor(forward * UNDER), need > 0
+
+    def least_again(self, items: Array, in_flight: int, over_bytes: int) -> int | None:
+        """What :func:`least_again` says of the blocks of these items."""
+        counts = self.blocks[items].sum(axis=0)
+        sorts = tuple((*self.sorts[x][:3], int(counts[x])) for x in np.flatnonzero(counts).tolist())
+        return least_again(sorts, in_flight, over_bytes)
 
     def layer(self, downsets: Downsets) -> Layer:
         """The downsets with what their costs are made of, by rising work."""
@@ -140,9 +175,12 @@ class Loads:
                 over, work = np.maximum(kept - stage.limit_bytes, 0), forward + backward
                 sets, unknown = (a.downsets, b.downsets), over > 0
                 again = _Again(self, stage, sets, forward, work, moving, sync, over, short, unknown)
-                part = _scaled(np.floor(over // stage.in_flight * self.least * UNDER), stage.speed)
+                need = np.where(unknown, np.ceil((over + self.smallest) / stage.in_flight), 0.0)
+                part, never = self._again(a, b, need)
+                unknown &= ~never
+                part = np.where(never, least, _scaled(part, stage.speed))
                 least = np.where(short, part, np.minimum(least, part))
-                short = short & (over > stage.in_flight * _between(a, b, "freed"))
+                short &= never
             backward = backward + least
         loads = stage_ns(forward + backward, moving, sync, p.overlap)
         if p.has_memory:
@@ -201,16 +239,15 @@ class _Again:
         """The load of one pair; infinite where nothing that is computed again lets it fit."""
         self.unknown[row, column] = False
         a, b = self.downsets
-        inside = np.flatnonzero(b.holds(column) & ~a.holds(row)).tolist()
-        blocks = [block for v in inside for block in self.loads.problem.items[v].blocks]
-        found = cheapest_blocks(blocks, self.stage.in_flight, int(self.over[row, column]))
+        inside = np.flatnonzero(b.holds(column) & ~a.holds(row))
+        found = self.loads.least_again(inside, self.stage.in_flight, int(self.over[row, column]))
         if found is None and self.short[row, column]:
             return float("inf")
         work = float(self.work[row, column])
         if found is None:
             work += float(self.forward[row, column])
         else:
-            work += scaled(found.least_ns, self.stage.speed)
+            work += scaled(found, self.stage.speed)
         moving, sync = self.moving[row, column], self.sync[row, column]
         return float(stage_ns(work, moving, sync, self.loads.problem.overlap))
 

@@ -1,0 +1,402 @@
+"""What memory leaves: whether all ranks have room for everything, and what must be computed again for it.
+
+A linear program of what each rank holds. Items may be divided among ranks there, but models are mostly one
+layer after the other, and a cut between two stages goes through at most one of these *runs* of items: the
+others are on one rank each. The bound is taken from the program's multipliers alone (weak duality), so it is
+one however exact HiGHS was. Bounds that know no memory are left to ``bounds``.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..definition.blocks import UNDER
+from ..definition.problem import HUGE, Problem
+
+__all__ = ["least_in_room", "part_with_room"]
+
+Floats = npt.NDArray[np.float64]
+Block = tuple[int, int]
+"""The forward of ops that may be computed again, and the bytes that gives up."""
+Entries = list[tuple[int, float]]
+"""Rows of one column, and its factors there."""
+
+_NEAR = 1e-5
+"""A bound is raised until it rises by less than this part of it."""
+_ROUNDS = 20
+"""At most so many times."""
+_TURNS = 8
+"""So many kinds of items are looked at as what lies between runs."""
+_COLUMNS = 40_000
+"""Larger programs are not made: the bound then knows no memory."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kind:
+    """Items, or what several stages hold, that are alike."""
+
+    forward_ns: int
+    work_ns: int
+    static_bytes: int
+    saved_bytes: int
+    first: int
+    last: int
+    blocks: tuple[Block, ...] = ()
+
+
+Run = tuple[tuple[_Kind, int], ...]
+"""The kinds of items that lie between two cuts, and how many of each."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Way:
+    """One way for a rank to keep what backward needs, with the rows of its time and of its moments.
+
+    A rank of one stage keeps it but for some blocks, or computes the whole stage again: one of two ways.
+    ``again`` are the rows of the blocks that each of its stages may compute again.
+    """
+
+    rank: int
+    stages: tuple[int, ...]
+    kept: bool
+    whole: bool
+    time: int
+    moments: tuple[int, ...]
+    again: tuple[dict[Block, int], ...]
+
+
+class _Program:
+    """The program: as much of everything as ranks can hold, in the same part of each run.
+
+    Rows are the kinds of each run, ways' times and moments, blocks of stages, and kinds of runs at cuts.
+    Columns are the part, and what each stage holds and computes again.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.ranks = list(problem.stages_of)
+        self.runs = list(collections.Counter(_runs(problem)).items())
+        self.n_columns, self.n_rows = 1, 0
+        self.entries: list[tuple[int, int, float]] = []
+        self.ways = [way for x in range(len(self.ranks)) for way in self._ways(x)]
+        self.covered: list[list[int]] = []
+        self.at_cuts: list[list[list[tuple[int, list[int]]]]] = []
+        self.wholes: list[list[int]] = []
+        for run, count in self.runs:
+            self._place(run, count)
+
+    def _row(self) -> int:
+        self.n_rows += 1
+        return self.n_rows - 1
+
+    def _column(self, entries: Entries) -> int:
+        self.entries += [(row, self.n_columns, value) for row, value in entries if value]
+        self.n_columns += 1
+        return self.n_columns - 1
+
+    def _moments(self, x: int) -> Sequence[tuple[tuple[int, ...], int]]:
+        own = self.problem.stages_of[self.ranks[x]]
+        if len(own) == 1:
+            return [((self.problem.stages[own[0]].in_flight,), 0)]
+        return self.problem.moments_of(self.ranks[x])
+
+    def _ways(self, x: int) -> Iterator[_Way]:
+        p = self.problem
+        own = p.stages_of[self.ranks[x]]
+        kept, whole = p.recompute != "always", p.recompute != "never"
+        moments = self._moments(x) if p.stages[own[0]].limit_bytes < HUGE else []
+        blocks = sorted({(b.forward_ns, b.freed_bytes) for i in p.items for b in i.blocks})
+        for choice in [(kept, False), (False, whole)] if len(own) == 1 else [(kept, whole)]:
+            if not any(choice):
+                continue
+            again: list[dict[Block, int]] = []
+            time_row, rows = self._row(), tuple(self._row() for _ in moments)
+            for y in range(len(own)):
+                again.append({})
+                for block in blocks if choice[0] and p.has_blocks else ():
+                    again[-1][block] = row = self._row()
+                    freed = (-float(alive[y] * block[1]) for alive, _ in moments)
+                    self._column([(row, 1.0), (time_row, block[0]), *zip(rows, freed, strict=True)])
+            yield _Way(x, own, *choice, time_row, rows, tuple(again))
+
+    def _holding(self, kind: _Kind, s: int) -> Iterator[tuple[tuple[int, bool], Entries]]:
+        """Each way in which stage ``s`` may hold an item of a kind, and what that takes."""
+        for w, way in enumerate(self.ways):
+            if s not in way.stages or not kind.first <= s <= kind.last:
+                continue
+            y, moments = way.stages.index(s), self._moments(way.rank)
+            if way.kept:
+                held = (kind.static_bytes + alive[y] * kind.saved_bytes for alive, _ in moments)
+                again = collections.Counter(kind.blocks if way.again[y] else ())
+                blocks = [(way.again[y][b], -float(n)) for b, n in again.items()]
+                at = zip(way.moments, map(float, held), strict=False)
+                yield (w, False), [(way.time, float(kind.work_ns)), *at, *blocks]
+            if way.whole:
+                held = (kind.static_bytes + kind.saved_bytes * (acts == y) for _, acts in moments)
+                at = zip(way.moments, map(float, held), strict=False)
+                yield (w, True), [(way.time, float(kind.work_ns + kind.forward_ns)), *at]
+
+    def _place(self, run: Run, count: int) -> None:
+        """Columns for a kind of run: on one stage as a whole, or its items on both sides of a cut."""
+        rows = [self._row() for _ in run]
+        self.entries += [(row, 0, float(count)) for row in rows]
+        self.covered.append(rows)
+        self.wholes.append([])
+        self.at_cuts.append([])
+        stages = range(self.problem.n_stages)
+        for s in stages:
+            ways = [dict(self._holding(kind, s)) for kind, _ in run]
+            for way in ways[0].keys() & set.intersection(*({*w} for w in ways)):
+                taken: collections.Counter[int] = collections.Counter()
+                for (_, n), there in zip(run, ways, strict=True):
+                    for row, value in there[way]:
+                        taken[row] += n * value  # type: ignore[assignment]
+                held = [(row, -1.0) for row in rows]
+                self.wholes[-1].append(self._column([*held, *taken.items()]))
+        if len(run) == 1 and run[0][1] == 1:
+            return
+        for cut in stages[:-1]:
+            self.at_cuts[-1].append([])
+            for (kind, n), row in zip(run, rows, strict=True):
+                at = self._row()
+                sides = [e for s in (cut, cut + 1) for _, e in self._holding(kind, s)]
+                columns = [self._column([(row, -1.0 / n), (at, 1.0 / n), *e]) for e in sides]
+                self.at_cuts[-1][-1].append((at, columns))
+
+    @functools.cached_property
+    def _matrix(self) -> Any:
+        from scipy.sparse import coo_array
+
+        rows, columns, values = zip(*self.entries, strict=True)
+        return coo_array((values, (rows, columns)), shape=(self.n_rows, self.n_columns)).tocsr()
+
+    def _most_ns(self, x: int, bound: int) -> float:
+        """The most work of a rank within a bound, the sums of each of its stages rounded three times."""
+        own = self.problem.stages_of[self.ranks[x]]
+        speed = self.problem.stages[own[0]].speed
+        return float(bound) if speed == 1.0 else (bound + 2 * len(own)) * speed
+
+    def _limit(self, x: int) -> int:
+        return self.problem.stages[self.problem.stages_of[self.ranks[x]][0]].limit_bytes
+
+    def _multipliers(self, bound: int | None, seconds: float) -> Floats | None:
+        """Those of each row where as much as possible is held within the bound, or with any time."""
+        from scipy.optimize import linprog
+        from scipy.sparse import coo_array, hstack, vstack
+
+        scale = np.ones(self.n_rows)
+        # beside: a share of its rank for each way, and of each cut for each kind of run
+        beside: list[tuple[int, int, float]] = []
+        totals: list[tuple[int, int, float]] = []
+        n_beside = len(self.ways)
+        for w, way in enumerate(self.ways):
+            limit = self._limit(way.rank)
+            scale[way.time] = 0.0 if bound is None else 1 / max(1.0, self._most_ns(way.rank, bound))
+            scale[list(way.moments)] = 1 / max(1, limit)
+            beside += [(row, w, -float(limit > 0)) for row in way.moments]
+            beside += [(way.time, w, -1.0)] * (bound is not None)
+            totals.append((way.rank, w, 1.0))
+        for cuts in self.at_cuts:
+            for cut, places in enumerate(cuts):
+                beside += [(row, n_beside, -1.0) for row, _ in places]
+                totals.append((len(self.ranks) + cut, n_beside, 1.0))
+                n_beside += 1
+        n_totals = len(self.ranks) + self.problem.n_stages - 1
+
+        def sparse(entries: Sequence[tuple[int, int, float]], shape: tuple[int, int]) -> Any:
+            rows, columns, values = zip(*entries, strict=True)
+            return coo_array((values, (rows, columns)), shape=shape).tocsr()
+
+        top = hstack([self._matrix.multiply(scale[:, None]), sparse(beside, (self.n_rows, n_beside))])
+        empty = coo_array((n_totals, self.n_columns))
+        low = hstack([empty, sparse(totals, (n_totals, n_beside))])
+        n = self.n_columns + n_beside
+        found = linprog(
+            np.concatenate([[-1.0], np.zeros(n - 1)]),
+            A_ub=vstack([top, low]).tocsr(),
+            b_ub=np.concatenate([np.zeros(self.n_rows), np.ones(n_totals)]),
+            bounds=np.array([(0.0, 1.0)] + [(0.0, np.inf)] * (n - 1)),
+            method="highs",
+            options={"time_limit": max(0.01, seconds)},
+        )
+        if found.x is None or found.ineqlin is None:
+            return None
+        out: Floats = np.maximum(0.0, -found.ineqlin.marginals[: self.n_rows]) * scale
+        return out
+
+    def _weighed(self, multipliers: Floats) -> tuple[float, float]:
+        """What all runs weigh at least, and what of that they may save where cuts go through them.
+
+        Multipliers weigh rows; those of what a stage computes again are as large as they must be.
+        """
+        y = multipliers.copy()
+        worth = [y[rows] for rows in self.covered]
+        for rows in self.covered:
+            y[rows] = 0.0
+        for cuts in self.at_cuts:
+            for places in cuts:
+                y[[row for row, _ in places]] = 0.0
+        # the columns of blocks are the first ones made, in the order of their rows
+        blocks = [row for way in self.ways for again in way.again for row in again.values()]
+        y[blocks] = 0.0
+        weights = self._matrix.T @ y
+        y[blocks] = np.maximum(0.0, -weights[1 : 1 + len(blocks)])
+        weights = self._matrix.T @ y
+        needed, saved = 0.0, np.zeros(self.problem.n_stages)
+        for (run, count), each, wholes, cuts in zip(self.runs, worth, self.wholes, self.at_cuts, strict=True):
+            total, least = float(each.sum()), float(weights[wholes].min(initial=np.inf))
+            each = each * min(1.0, least / total) if total > 0 else each
+            needed += count * float(each.sum())
+            for cut, places in enumerate(cuts):
+                parts = (
+                    max(0.0, own - n * float(weights[columns].min(initial=np.inf)))
+                    for own, (_, n), (_, columns) in zip(each, run, places, strict=True)
+                )
+                saved[cut] = max(saved[cut], sum(parts))
+        return needed, float(saved.sum())
+
+    def _there(self, multipliers: Floats, bound: int | None) -> float:
+        """What the ranks have room for at most, weighed by the same."""
+        most = np.zeros(len(self.ranks))
+        for way in self.ways:
+            room = self._limit(way.rank) * float(multipliers[list(way.moments)].sum())
+            if bound is not None:
+                room += self._most_ns(way.rank, bound) * float(multipliers[way.time])
+            most[way.rank] = max(most[way.rank], room)
+        return float(most.sum())
+
+    def part(self, seconds: float) -> float:
+        """At most this part of everything has room, with any time."""
+        found = self._multipliers(None, seconds)
+        if found is None:
+            return 1.0
+        needed, saved = self._weighed(found)
+        return min(1.0, (self._there(found, None) + saved) / UNDER**2 / needed) if needed > 0 else 1.0
+
+    def ruled_out(self, bound: int, most: int, seconds: float) -> int:
+        """A bottleneck up to ``most`` that is ruled out, by what does so for ``bound``; −1 for none."""
+        found = self._multipliers(bound, seconds)
+        if found is None:
+            return -1
+        needed, saved = self._weighed(found)
+        low, high = -1, most + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_out = self._there(found, middle) + saved < needed * UNDER**2
+            low, high = (middle, high) if is_out else (low, middle)
+        return low
+
+
+def part_with_room(problem: Problem, deadline: float) -> float:
+    """At most this part of everything has room, whatever is computed again; 1 where all of it may have.
+
+    So limits of the same proportions must be larger by its inverse at least. Programs that are large are not
+    made, nor any where an even share of everything has room on each rank.
+    """
+    if not problem.has_memory or _is_roomy(problem):
+        return 1.0
+    program = _Program(problem)
+    left = deadline - time.perf_counter()
+    return program.part(left) if program.n_columns <= _COLUMNS else 1.0
+
+
+def _is_roomy(problem: Problem) -> bool:
+    """Whether each rank has room for an even share of everything, could it be divided."""
+    static, saved = (
+        sum(getattr(part, name) for part in problem.parts) for name in ("static_bytes", "saved_bytes")
+    )
+    for rank, own in problem.stages_of.items():
+        limit = problem.stages[own[0]].limit_bytes
+        most = max(sum(alive) for alive, _ in problem.moments_of(rank))
+        if problem.recompute == "always":
+            most = 1
+        if len(own) * static + most * saved > limit * problem.n_stages:
+            return False
+    return True
+
+
+def least_in_room(problem: Problem, lower: int, most: int, deadline: float) -> int:
+    """A bound on the bottleneck of every assignment that fits, at least ``lower`` and at most ``most``."""
+    if not problem.has_memory:
+        return lower
+    program = _Program(problem)
+    if program.n_columns > _COLUMNS:
+        return lower
+    for _ in range(_ROUNDS):
+        left = deadline - time.perf_counter()
+        if lower >= most or left <= 0:
+            break
+        out = program.ruled_out(lower, most - 1, left)
+        before, lower = lower, max(lower, out + 1)
+        if lower - before <= _NEAR * lower:
+            break
+    return lower
+
+
+def _kinds(problem: Problem) -> list[_Kind]:
+    """What each item costs."""
+    out = []
+    for v, i in enumerate(problem.items):
+        blocks = tuple(sorted((b.forward_ns, b.freed_bytes) for b in i.blocks))
+        out.append(
+            _Kind(i.forward_ns, i.work_ns, i.static_bytes, i.saved_bytes, i.first, problem.last_of(v), blocks)
+        )
+    return out
+
+
+def _runs(problem: Problem) -> Iterator[Run]:
+    """Items by what lies between those of the commonest kind that come one after the other; others alone.
+
+    So are all where ranks hold several stages, and what several stages hold.
+    """
+    kinds, last = _kinds(problem), problem.n_stages - 1
+    for s in problem.shares:
+        work_ns = s.forward_ns + s.backward_ns
+        yield ((_Kind(s.forward_ns, work_ns, s.static_bytes, s.saved_bytes, 0, last), 1),)
+    left = (1 << len(kinds)) - 1
+    if problem.one_stage_per_rank:
+        for inside in _between(problem, kinds):
+            members = [kinds[v] for v in _bits(inside)]
+            yield tuple(sorted(collections.Counter(members).items(), key=str))
+            left &= ~inside
+    yield from (((kinds[v], 1),) for v in _bits(left))
+
+
+def _bits(inside: int) -> Iterator[int]:
+    """The places of the bits that are set."""
+    while inside:
+        lowest = inside & -inside
+        yield lowest.bit_length() - 1
+        inside ^= lowest
+
+
+def _between(problem: Problem, kinds: Sequence[_Kind]) -> list[int]:
+    """As bits, the items before the first of the turns, from each to the next, and after the last.
+
+    A turn is never in a later stage than the next one, so no two of these lie on both sides of one cut. Of
+    the commonest kinds, turns are of the one that leaves the least work outside of them.
+    """
+    counts = collections.Counter(kinds)
+    best: tuple[tuple[int, int, int], list[int]] | None = None
+    for kind in sorted(counts, key=lambda kind: -counts[kind] * kind.work_ns)[:_TURNS]:
+        out, last = list[int](), -1
+        after = full = (1 << len(kinds)) - 1
+        for v in (v for v, other in enumerate(kinds) if other == kind):
+            if last < 0 or problem.above[v] >> last & 1:
+                out.append(after & problem.above[v])
+                after, last = problem.below[v] & ~(1 << v), v
+        out.append(after)
+        left = full & ~functools.reduce(int.__or__, out)
+        work = sum(kinds[v].work_ns for v in _bits(left))
+        rank = work, -min(len(out), 6 * problem.n_stages), len(out)
+        if best is None or rank < best[0]:
+            best = rank, out
+    return [inside for inside in best[1] if inside] if best else []

@@ -1,0 +1,75 @@
+"""What memory leaves is a bound for every assignment, near the optimum where rows of layers run again."""
+
+import dataclasses
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopipe.solve import Block, Item, Problem, Stage, chain
+from autopipe.solve.definition.problem import HUGE
+from autopipe.solve.proof.bounds import lower_bound
+from autopipe.solve.proof.exhaustive import exhaustive
+from autopipe.solve.proof.memory import least_in_room, part_with_room
+from tests.solve.random_problems import problems
+
+SOON_S = 30.0
+
+
+def bound(problem: Problem, most: int) -> int:
+    return least_in_room(problem, 0, most, time.perf_counter() + SOON_S)
+
+
+def has_room(problem: Problem) -> bool:
+    return part_with_room(problem, time.perf_counter() + SOON_S) >= 1
+
+
+@given(problems(), st.sampled_from((5, 10, 15, 30)))
+def test_no_assignment_beats_what_memory_leaves(problem, limit):
+    stages = tuple(dataclasses.replace(s, limit_bytes=limit) for s in problem.stages)
+    problem = dataclasses.replace(problem, stages=stages)
+    best = exhaustive(problem)
+    if best is not None:
+        assert has_room(problem)
+        assert bound(problem, best[0] + 5) <= best[0]
+
+
+@given(problems(), st.integers(0, 3), st.sampled_from((10, 20, 40)))
+def test_nor_where_ranks_hold_several_stages(problem, shift, limit):
+    stages = tuple(
+        dataclasses.replace(s, rank=(x + shift) % 2, limit_bytes=limit, speed=1.0)
+        for x, s in enumerate(problem.stages)
+    )
+    problem = dataclasses.replace(problem, stages=stages)
+    best = exhaustive(problem)
+    if best is not None:
+        assert has_room(problem)
+        assert bound(problem, best[0] + 5) <= best[0]
+
+
+def layers(n: int, n_stages: int, limit: int) -> Problem:
+    """Alike layers of 30 ns that save 10 bytes, of which a block of 10 ns gives up 9, under 1F1B."""
+    block = Block(("b",), 10, 10, 1)
+    items = tuple(Item((f"o{v}",), 10, 20, 20, 10, blocks=(block,)) for v in range(n))
+    stages = tuple(Stage(s, limit_bytes=limit, in_flight=n_stages - s) for s in range(n_stages))
+    edges = tuple((v, v + 1) for v in range(n - 1))
+    return Problem(items, edges, (), (), stages, recompute="auto")
+
+
+def test_it_knows_what_must_run_again():
+    problem = layers(64, 8, 320)
+    answer = chain(problem)
+    assert lower_bound(problem) == 240
+    assert 240 < bound(problem, HUGE) <= answer.bottleneck_ns <= 1.1 * bound(problem, HUGE)
+
+
+@pytest.mark.parametrize("recompute", ["never", "auto", "always"])
+def test_what_has_no_room_is_told_at_once(recompute):
+    problem = dataclasses.replace(layers(640, 8, 1600), recompute=recompute)
+    started = time.process_time()
+    answer = chain(problem)
+    assert answer.stage_of is None
+    assert answer.proved
+    assert time.process_time() - started < 3.0
+    assert not has_room(problem)
