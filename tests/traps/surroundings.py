@@ -60,6 +60,13 @@ def other_default_dtype_later(self: Any, x: Tensor) -> Tensor:
     return self.run((x + torch.zeros(WIDTH)).float() * torch.ones(WIDTH).element_size())
 
 
+@trap("right")
+def default_dtype_within(self: Any, x: Tensor) -> Tensor:
+    with default_dtype(torch.float64):
+        scale = torch.full((WIDTH,), 1e200) * torch.tensor(1e-200)  # more than a float of 32 bits holds
+    return self.run(x * scale.float() + torch.tensor(0.5))
+
+
 @trap("safe", around=lambda: default_dtype(torch.float64))
 def default_dtype_asked(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if torch.get_default_dtype() is torch.float64 else x)

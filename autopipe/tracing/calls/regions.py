@@ -1,5 +1,5 @@
-"""Grad mode, autocast, attention's kernels and hooks on what autograd saves at each recorded call, and code
-that restores them, and the model's own checkpoints.
+"""Grad mode, autocast, default dtype, attention's kernels and hooks on what autograd saves at each recorded
+call, and code that restores them, and the model's own checkpoints.
 
 Noticing the state of a call is left to ``recorder``; ``insert`` serves every graph that code is made from.
 """
@@ -46,7 +46,7 @@ def _is_alike(a: Any, b: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Region:
-    """What the model's own code sets of grad mode, autocast and saved tensors' hooks around a call.
+    """What the model's own code sets around a call: grad mode, autocast, saved tensors' hooks, default dtype.
 
     ``autocast`` is a (device type, enabled, dtype, weight cache) tuple per device type that it sets;
     ``kernels`` says which of :data:`KERNELS` attention may run.
@@ -56,37 +56,41 @@ class Region:
     autocast: tuple[tuple[str, bool, torch.dtype, bool], ...] = ()
     saved: SavedHooks | None = None
     kernels: tuple[bool, ...] | None = None
+    dtype: torch.dtype | None = None
 
     def __str__(self) -> str:
         grad = [] if self.grad is None else [f"grad={self.grad}"]
         cast = [f"autocast({d}, {e}, {t})" for d, e, t, _ in self.autocast]
-        return ", ".join(grad + cast + ["saved_tensors_hooks"] * (self.saved is not None) + self._kernels())
+        return ", ".join(grad + cast + ["saved_tensors_hooks"] * (self.saved is not None) + self._rest())
 
-    def _kernels(self) -> list[str]:
+    def _rest(self) -> list[str]:
+        dtype = [f"default dtype {self.dtype}"] if self.dtype else []
         if self.kernels is None:
-            return []
-        return [f"attention by {', '.join(n for n, on in zip(KERNELS, self.kernels, strict=True) if on)}"]
+            return dtype
+        allowed = ", ".join(n for n, on in zip(KERNELS, self.kernels, strict=True) if on)
+        return [f"attention by {allowed}", *dtype]
 
 
 KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 """What attention may run, by torch's names."""
 
-Ambient = tuple[bool, tuple[tuple[str, bool, torch.dtype, bool], ...], tuple[bool, ...]]
+Ambient = tuple[bool, tuple[tuple[str, bool, torch.dtype, bool], ...], tuple[bool, ...], torch.dtype]
 
 
 _is_cast, _cast_to, _derives = torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_grad_enabled
+_dtype = torch.get_default_dtype
 _runs = tuple(getattr(torch.backends.cuda, f"{name}_sdp_enabled") for name in KERNELS)
 """Torch's own, which others stand for while a model is recorded: they note who asks."""
 
 
 def ambient(devices: Collection[str] = ()) -> Ambient:
-    """The grad mode, autocast state and kernels of attention in force now.
+    """The grad mode, autocast state, kernels of attention and default dtype in force now.
 
     Of all kinds of ``devices`` where none are named.
     """
     cache = torch.is_autocast_cache_enabled()
     casts = tuple([(d, _is_cast(d), _cast_to(d), cache) for d in devices or kinds()])
-    return _derives(), casts, tuple([runs() for runs in _runs])
+    return _derives(), casts, tuple([runs() for runs in _runs]), _dtype()
 
 
 def difference(
@@ -102,6 +106,7 @@ def difference(
         tuple(n for b, n in zip(base[1], now[1], strict=True) if b != n or n[0] in sets_casts),
         saved,
         now[2] if base[2] != now[2] else None,
+        now[3] if base[3] != now[3] else None,
     )
     return None if region == Region() else region
 
@@ -123,7 +128,24 @@ def enter(region: Region) -> list[Any]:
         kernels = _Kernels(region.kernels)
         kernels.__enter__()
         contexts.append(kernels)
+    if region.dtype is not None:
+        default = _DefaultDtype(region.dtype)
+        default.__enter__()
+        contexts.append(default)
     return contexts
+
+
+class _DefaultDtype:
+    """A context in which tensors of numbers are made of a dtype where none is said."""
+
+    def __init__(self, chosen: torch.dtype) -> None:
+        self.chosen, self.before = chosen, _dtype()
+
+    def __enter__(self) -> None:
+        torch.set_default_dtype(self.chosen)
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_default_dtype(self.before)
 
 
 class _Kernels:
@@ -195,6 +217,7 @@ class _Enter:
         grad = {None: [], True: ["grad"], False: ["no_grad"]}[region.grad]
         cast = ["autocast"] if region.autocast else []
         more = ["hooks"] * (region.saved is not None) + ["kernels"] * (region.kernels is not None)
+        more += ["dtype"] * (region.dtype is not None)
         self.__name__ = "_".join(["enter", *grad, *cast, *more])
         self.__qualname__ = self.__name__
 
