@@ -311,6 +311,71 @@ def test_batch_norm_is_warned_of_once(caplog):
     assert caplog.text.count("each microbatch is a batch of its own") == 1
 
 
+class Placed(nn.Module):
+    """Does to its rows what hangs on where they are, or on how many there are."""
+
+    def __init__(self, place, *, is_late, p=0.0):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(p)
+        self.place, self.is_late = place, is_late
+
+    def forward(self, x):
+        x = self.c(x)
+        x = self.b(self.a(x if self.is_late else self.place(x)).relu())
+        return self.place(x) if self.is_late else x
+
+
+def of_first(x):
+    x = x * 1
+    x[0].mul_(2)
+    return x
+
+
+PLACES = {
+    "number": lambda x: x * x.shape[0],
+    "numbered": lambda x: x + torch.arange(len(x), dtype=x.dtype)[:, None],
+    "first": of_first,
+    "last": lambda x: torch.cat([x[:-1], x[-1:] * 3]),
+    "halves": lambda x: torch.cat([half * i for i, half in enumerate(x.chunk(2), 1)]),
+}
+
+
+@pytest.mark.parametrize("p", [0.0, 0.2])
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_that_hang_on_their_places_are_refused(place, p):
+    x = torch.randn(6, 4)
+    pipe = autopipe.split(
+        Placed(PLACES[place], is_late=False, p=p), 2, (x,), costs="estimated", n_microbatches=3
+    )
+    with pytest.raises(InputError, match="hang on their places or on how many there are"):
+        pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(x)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_that_hang_on_their_places_late_run_on_the_whole_batch(place):
+    torch.manual_seed(0)
+    x = torch.randn(6, 4, dtype=torch.float64)
+    model = Placed(PLACES[place], is_late=True).double()
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    loss = model(x).square().mean()
+    loss.backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    found = pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(x).loss
+    torch.testing.assert_close(found, loss.detach(), rtol=1e-12, atol=0)
+    for p, grad in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(p.grad, grad, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_that_are_told_apart_by_place_but_made_alike_are_no_mixing():
+    def shifted(x):
+        number = torch.arange(len(x), dtype=x.dtype)[:, None]
+        return (x + number) - number
+
+    x = torch.randn(6, 4, dtype=torch.float64)
+    assert captured_mixing(Placed(shifted, is_late=False, p=0.2).double(), x) == Mixing()
+
+
 def test_rows_that_are_all_alike_hide_nothing():
     x = torch.ones(6, 4)
     assert " @ " in captured_mixing(Contrast(), x, x).always

@@ -28,20 +28,31 @@ class OwnNoise:
     Attributes
     ----------
     is_by_row: whether every draw put so far was of rows, or of none: not so where one is lost in a sum.
+    is_seen: whether it is known what the calls drew.
     """
 
     def __init__(self, dim: Dim, shapes: Mapping[int, tuple[tuple[Size, ...], ...]]) -> None:
         self._dim, self._shapes = dim, shapes
         self._drawn: dict[int, Any] = {}
-        self.is_by_row = True
+        self.is_by_row, self.is_seen = True, False
 
     def see(self, call: Call, value: Any) -> None:
         """Keep what a call gives for the rows ``"ab"``."""
+        self.is_seen = True
         if call.is_random:
             self._drawn[id(call)] = mapped(_copy, value)
 
-    def put(self, rows: str) -> Callable[[Call, Any], Any]:
-        """What puts a call's value for other rows, such as ``"abb"``, in the place of what it drew."""
+    def put(self, rows: str, look: Callable[[Call, Any], Any] | None = None) -> Callable[[Call, Any], Any]:
+        """What puts a call's value for other rows, such as ``"abb"``, in the place of what it drew.
+
+        ``look`` is shown each call with the value that it then has.
+        """
+
+        def shown(call: Call, value: Any) -> Any:
+            other = of_rows(call, value)
+            if look is not None:
+                look(call, value if other is None else other)
+            return other
 
         def of_rows(call: Call, value: Any) -> Any:
             if not call.is_random:
@@ -54,7 +65,7 @@ class OwnNoise:
                 there.copy_(new)
             return None
 
-        return of_rows
+        return shown
 
     def _of(self, call: Call, i: int, drawn: Tensor, rows: str) -> Tensor:
         shapes = self._shapes.get(id(call), ())

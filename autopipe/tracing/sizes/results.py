@@ -15,6 +15,7 @@ from torch import Tensor, dtype, float32, float64
 from ...graph import Dim
 from ...units import Size
 from ..calls.call import Call, Depends, Recording
+from ..calls.functions import tensors
 from ..calls.wording import said
 from .labels import weight_of_labels
 from .noise import OwnNoise
@@ -60,7 +61,12 @@ class Results:
             self._values[rows] = self._run(rows)
         return self._values[rows]
 
-    def _run(self, rows: str, look: Any = None) -> list[Any]:
+    def _run(self, rows: str, look: Any = None, *, own: bool = False) -> list[Any]:
+        """The leaves for these rows, each with its ``own`` noise where it is to have that anywhere."""
+        if own and self._is_noisy:
+            if not self._noise.is_seen:
+                self._run("ab", self._noise.see)
+            look = self._noise.put(rows, look)
         made = zip(self.form.calls[-1].args[0], self.run(rows, look), strict=True)
         return [v for c, v in made if isinstance(c, Call)]
 
@@ -83,6 +89,31 @@ class Results:
                 self.is_number = True
                 return f"{said(self._leaves[i])} is {words}"
         return ""
+
+    def moved(self, dim: Dim, shapes: _Shapes, *, takes_more: bool) -> str:
+        """In words, the first call whose rows are others in other places, or among more rows; or nothing.
+
+        Both are asked at once, where the form ``takes_more`` rows by one. Not asked of longer batches that
+        draw noise, which is not known row by row there.
+        """
+        if self._is_noisy and self._is_longer:
+            return ""
+        there = "bab" if takes_more else "ba"
+        before, after = self.of("ab"), self._run(there, own=True)
+        if not self._noise.is_by_row:
+            return ""
+        moves = zip(self._leaves, before, after, strict=True)
+        if not any(_is_moved(a, b, axis) for c, a, b in moves for axis in axes(c, 0, dim, shapes)):
+            return ""
+        seen: dict[str, dict[tuple[int, int], Tensor]] = {"ab": {}, there: {}}
+        for rows, kept in seen.items():
+            self._run(rows, functools.partial(_keep_tensors, kept), own=True)
+        for call in self.form.calls:
+            for i in range(len(shapes.get(id(call), ()))) if call.depends & Depends.INPUT else ():
+                a, b = (kept.get((id(call), i)) for kept in seen.values())
+                if any(_is_moved(a, b, axis) for axis in axes(call, i, dim, shapes)):
+                    return f"{said(call)}, whose rows hang on their places or on how many there are"
+        return "an output's rows hang on their places or on how many there are"
 
     def sums(self) -> list[bool]:
         """Of each number made of rows, whether it is their sum: twice as much for twice the rows."""
@@ -120,11 +151,8 @@ class Results:
 
     def _each_with_its_noise(self) -> dict[str, list[Any]]:
         """The leaves for rows of which each draws the same wherever it is."""
-        if self._is_noisy:
-            self._run("ab", self._noise.see)
         for rows in ("aa", "bb", "abb"):
-            known = not self._is_noisy
-            self._values_of_three[rows] = self.of(rows) if known else self._run(rows, self._noise.put(rows))
+            self._values_of_three[rows] = self._run(rows, own=True) if self._is_noisy else self.of(rows)
         return self._values_of_three
 
     def _no_mean(self, i: int, allowed: float, level: Mapping[dtype, float]) -> str:
@@ -187,6 +215,10 @@ def _keep(values: dict[int, Any], wanted: Collection[int], call: Call, value: An
         values[id(call)] = value
 
 
+def _keep_tensors(kept: dict[tuple[int, int], Tensor], call: Call, value: Any) -> None:
+    kept.update(((id(call), i), tensor.detach().clone()) for i, tensor in enumerate(tensors(value)))
+
+
 def _weight(options: Mapping[str, Any], values: Mapping[int, Any]) -> float:
     """What a mean over labels divides by, where it is known; else 0."""
     target = values.get(id(options["target"]))
@@ -208,6 +240,14 @@ def differ(values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float] 
         return False
     pairs = (ab.select(axis, 0), aa.select(axis, 0)), (ab.select(axis, 1), bb.select(axis, 1))
     return not all(is_close(x, y, allowed) for x, y in pairs)
+
+
+def _is_moved(ab: Any, there: Any, axis: int) -> bool:
+    """Whether rows a and b are others where they have changed places."""
+    if not (isinstance(ab, Tensor) and isinstance(there, Tensor)) or axis >= min(ab.ndim, there.ndim):
+        return False
+    pairs = [(ab.select(axis, i), there.select(axis, 1 - i)) for i in (0, 1)]
+    return any(x.shape == y.shape and not is_close(x, y) for x, y in pairs)
 
 
 def is_close(x: Tensor, y: Tensor, allowed: Mapping[dtype, float] = ALLOWED) -> bool:

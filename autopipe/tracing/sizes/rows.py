@@ -2,8 +2,9 @@
 
 A graph is run on rows a b, a a and b b. Where rows are alone, a is the same beside b as beside a, and a
 number made from all rows (a mean loss) is the mean of what it is for each: an even one, or one over labels,
-which can be counted. The random numbers are the same in each run, so noise drawn inside is no mixing. What
-follows for microbatches is left to ``runtime``.
+which can be counted. On rows b a b both are what they were, wherever they are and how many there are. The
+random numbers are the same in each run, so noise drawn inside is no mixing. What follows for microbatches is
+left to ``runtime``.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ def mixing(
                         run = rows_of(model, form, rows, dim, device, begin, alone=alone)
                         seen.append(Results(form, run, is_longer, over_labels, OwnNoise(dim, shapes)))
                         found[training] = found[training] or _found(seen[-1], dim, shapes)
+                    more = takes(3 if alone else dim.example + 1)
+                    found[training] = found[training] or seen[0].moved(dim, shapes, takes_more=more)
                     if not (is_longer or found[training]):
                         found[training] = seen[0].neither()
                         sums += seen[0].sums()
