@@ -31,9 +31,10 @@ from .sizes.explore import explore, is_narrowed
 from .sizes.guards import with_checks
 from .sizes.lengths import read_from_inputs
 from .sizes.rows import mixing
-from .sizes.tail import find_tail
+from .sizes.tail import Tail, find_tail
 from .sizes.tally import by_call
 from .sizes.trials import Explorer
+from .sizes.truths import asked_of_all_rows
 from .sizes.variation import Check, Fixed, Variation
 from .sizes.witness import witnesses
 
@@ -109,6 +110,7 @@ class Made:
             renumbered = {old: new for new, old in enumerate(kept)}
             pairs = [p for p in zip(recorded[flag], numbers, strict=True) if p[1] in renumbered]
             self.questions[flag] = questions([r for r, _ in pairs], [renumbered[n] for _, n in pairs])
+        self._ask_rows()
 
     @property
     def dtypes(self) -> bool:
@@ -201,6 +203,23 @@ class Made:
         if self.forms[False][0] is not self.forms[True][0]:
             self.calls = modes.union(self.calls, self.forms[False][0].calls)
         self.variations.update((id(forms[0]), variation) for forms in self.forms.values())
+
+    def _ask_rows(self) -> None:
+        """Tell of questions that rows of a batch, asked for themselves, answer so that they are others."""
+        variation, session = self.variation, self.session
+        if not (self.dynamic and variation.takes_rows(2)) or variation.mixing.always:
+            return
+        for flag, forms in self.forms.items():
+            number_of = functools.partial(self._chosen, self.questions[flag], forms[0])
+            start = functools.partial(session.start, flag)
+            told = (self.tensors, variation.dims, variation.shapes, session.device, start)
+            found = asked_of_all_rows(session.model, forms, number_of, *told)
+            if found:
+                mixed = dataclasses.replace(variation.mixing, always=found)
+                tail = Tail(obstacle="each microbatch answers for itself")
+                other = dataclasses.replace(variation, mixing=mixed, tail=tail)
+                self.variations.update((id(forms[0]), other) for forms in self.forms.values())
+                return
 
     def _others(self, flag: bool, forms: Sequence[Recording]) -> list[int]:
         """Make the other forms of a mode; those that turn out not to be the model are left out.
@@ -319,6 +338,13 @@ class Made:
     def _is_chosen(
         self, question: Question | int, number: int, form: Recording, given: Mapping[str, torch.Tensor]
     ) -> bool:
+        return self._chosen(question, form, given) == number
+
+    def _chosen(
+        self, question: Question | int, form: Recording, given: Mapping[str, torch.Tensor]
+    ) -> int | None:
+        """The number of the form that inputs ask for in the setting of this one, if any does."""
+
         def run(call: Call, args: Any, kwargs: Any) -> Any:
             return run_call(
                 self.session.model, self.constants, call, args, kwargs, given, self.session.device
@@ -326,9 +352,9 @@ class Made:
 
         try:
             with torch.set_grad_enabled(form.setting.grad):
-                return choose(question, run) == number
+                return choose(question, run)
         except Exception:  # most likely inputs of sizes that the question is not for, which a call refuses
-            return False
+            return None
 
     def _vary(
         self,

@@ -376,6 +376,53 @@ def test_rows_that_are_told_apart_by_place_but_made_alike_are_no_mixing():
     assert captured_mixing(Placed(shifted, is_late=False, p=0.2).double(), x) == Mixing()
 
 
+class Asking(nn.Module):
+    """Goes by what it asks of its whole batch."""
+
+    def __init__(self, doubles, reduce=lambda y: y):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.doubles, self.reduce = doubles, reduce
+
+    def forward(self, x, ids):
+        y = self.b(self.a(x).relu())
+        return self.reduce(y * 2 if self.doubles(x, ids) else y)
+
+
+class MasksWhereAny(nn.Module):
+    """Asks its batch whether any of it is masked; a row of which nothing is stays the same either way."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, mask):
+        x = self.a(x)
+        if not mask.all():
+            x = x.masked_fill(~mask, 0.0)
+        return self.b(x.relu())
+
+
+@pytest.mark.parametrize("reduce", [lambda y: y, lambda y: y.square().mean(), lambda y: y.square().sum()])
+@pytest.mark.parametrize(
+    "doubles", [lambda x, _: x.sum() > 0, lambda _, ids: 1 in ids[0], lambda _, ids: bool((ids > 0).all())]
+)
+def test_what_is_asked_of_all_rows_and_not_of_each_is_refused(doubles, reduce):
+    torch.manual_seed(0)
+    x, ids = torch.randn(6, 4), torch.randint(2, 9, (6, 3))
+    pipe = autopipe.split(Asking(doubles, reduce), 2, (x, ids), costs="estimated", n_microbatches=3)
+    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+    with pytest.raises(InputError, match=r"test_runtime_rows.py:\d+ asks .* of all rows at once"):
+        runtime.step(x, ids)
+    assert torch.isfinite(runtime.step(x, ids, n_microbatches=1).loss)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_each_row_may_be_asked_is_no_mixing(is_whole):
+    mask = torch.rand(6, 4) > (-1.0 if is_whole else 0.4)
+    assert captured_mixing(MasksWhereAny(), torch.randn(6, 4), mask) == Mixing()
+
+
 def test_rows_that_are_all_alike_hide_nothing():
     x = torch.ones(6, 4)
     assert " @ " in captured_mixing(Contrast(), x, x).always

@@ -1,0 +1,113 @@
+"""Whether rows come out otherwise where they answer for themselves what a model asks of its whole batch.
+
+A mask may be asked row by row whether it masks anything: without one, a row that is whole stays what it is.
+A sum may not be asked so whether it is positive. Rows under one form are looked at in ``rows``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ...graph import Dim, batch_dim
+from ...units import Size
+from ..calls.call import Call, Recording
+from ..calls.wording import shown
+from .labels import label_options
+from .rerun import replay
+from .results import ALLOWED, axes, differ, is_number
+from .witness import witnesses
+
+__all__ = ["asked_of_all_rows"]
+
+_logger = logging.getLogger("autopipe")
+_Batch = Mapping[str, Tensor]
+
+
+@torch.no_grad()
+def asked_of_all_rows(
+    model: nn.Module,
+    forms: Sequence[Recording],
+    number_of: Callable[[_Batch], int | None],
+    given: _Batch,
+    dims: Sequence[Dim],
+    shapes: Mapping[int, tuple[tuple[Size, ...], ...]],
+    device: torch.device,
+    start: Callable[[], None],
+) -> str:
+    """In words, what is asked of all rows at once and gives two rows others than each alone; or nothing.
+
+    The ``forms`` are those of one mode, and ``number_of`` tells which of them a batch asks for, if any.
+    ``start`` sets mode and state. Not asked where noise is drawn, nor of numbers that labels weigh.
+    """
+    dim = batch_dim(dims)
+    if dim is None or dim.packed or device.type == "meta" or len(forms) < 2:
+        return ""
+    leaves = forms[0].calls[-1].args[0]
+    for pair in _pairs(given, dim):
+        batches = {rows: _of_pair(pair, dim, rows) for rows in ("ab", "aa", "bb")}
+        numbers = {rows: number_of(batch) for rows, batch in batches.items()}
+        chosen = {rows: forms[n] for rows, n in numbers.items() if n is not None}
+        if len(chosen) < 3 or len({*numbers.values()}) == 1:
+            continue
+        if any(c.is_random for form in chosen.values() for c in form.calls):
+            continue
+        try:
+            results = {}
+            for rows, form in chosen.items():
+                start()
+                results[rows] = replay(model, form, batches[rows], device).result
+        except Exception as error:
+            # any Python of the model, on rows it may not take
+            _logger.debug("rows could not answer for themselves: %s", error)
+            continue
+        counts = any(label_options(model, c) for form in chosen.values() for c in form.calls)
+        for i, call in enumerate(leaves):
+            values = {rows: result[i] for rows, result in results.items()}
+            is_other = isinstance(call, Call) and any(differ(values, a) for a in axes(call, 0, dim, shapes))
+            if is_other or (not counts and _is_no_mean(values)):
+                return _said(chosen)
+    return ""
+
+
+def _pairs(given: _Batch, dim: Dim) -> Iterator[dict[str, Tensor]]:
+    """Batches of two rows: the example's first, and another of its own or of other data."""
+    contrary = {n: t.neg() if t.is_floating_point() else t for n, t in given.items()}
+    for other, row in ((given, -1), (contrary, 0), *((w, 0) for w in witnesses(given))):
+        pair = dict(given)
+        for name, axis in dim.where:
+            pair[name] = torch.stack([given[name].select(axis, 0), other[name].select(axis, row)], axis)
+        yield pair
+
+
+def _of_pair(pair: _Batch, dim: Dim, rows: str) -> dict[str, Tensor]:
+    """The batch with its two rows, a and b, in the order of ``rows``."""
+    out = dict(pair)
+    for name, axis in dim.where:
+        out[name] = torch.stack([pair[name].select(axis, "ab".index(row)) for row in rows], axis)
+    return out
+
+
+def _is_no_mean(values: Mapping[str, object]) -> bool:
+    """Whether a number of two rows is neither mean nor sum of what it is for each."""
+    if not all(map(is_number, values.values())):
+        return False
+    ab, aa, bb = (float(values[rows]) for rows in ("ab", "aa", "bb"))  # type: ignore[arg-type]
+    if not all(map(math.isfinite, (ab, aa, bb))):
+        return False
+    allowed = ALLOWED.get(values["ab"].dtype, 0.1)  # type: ignore[attr-defined]
+    return abs(2 * ab - aa - bb) > allowed * max(map(abs, (ab, aa, bb)))
+
+
+def _said(chosen: Mapping[str, Recording]) -> str:
+    """The first question that both rows together answer otherwise than one of them."""
+    together = chosen["ab"]
+    for alone in (chosen["aa"], chosen["bb"]):
+        for one, other in zip(together.branches, alone.branches, strict=False):
+            if one.outcome != other.outcome:
+                return f"{one.source} asks {shown(one.read.args)} of all rows at once"
+    return "what is read of the inputs is read of all rows at once"
