@@ -13,7 +13,7 @@ WIDTH = 8
 
 
 class Masked(nn.Module):
-    """Leaves its mask out where it is all ones, as transformers do, and looks at the batch once more."""
+    """Leaves its mask out where it is all ones, as transformers do, and looks at it once more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Masked(nn.Module):
             x = layer(x).relu()
             x = x if scale is None else x * scale
         if mask.any():
-            x = x + mask.sum()
+            x = x + mask.sum(1)[:, None, None]
         return self.head(x)
 
 
