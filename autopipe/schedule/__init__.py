@@ -50,8 +50,11 @@ __all__ = [
 
 _default_placement = placement
 
-MOST_ACTIONS = 2**20
-"""Most forwards of all stages in a schedule, as many as are made in seconds; a sixteenth by the clock."""
+MOST_ACTIONS = 2**18
+"""Most forwards of all stages in a schedule, as many as are made and simulated in seconds."""
+
+MOST_LISTED = 2**15
+"""As many where the schedule is listed by the clock."""
 
 
 def build(
@@ -81,7 +84,7 @@ def build(
         raise InputError(f"unknown schedule {brief(name)}; known are {', '.join(NAMES)}")
     whole("n_ranks", n_ranks)
     whole("n_stages", n_stages)
-    most = MOST_ACTIONS // (16 if name == COST_AWARE else 1)
+    most = MOST_LISTED if name == COST_AWARE else MOST_ACTIONS
     whole("n_microbatches", n_microbatches, most=max(1, most // n_stages))
     placed = _default_placement(name, n_ranks, n_stages) if placement is None else tuple(placement)
     if len(placed) != n_stages or set(placed) != set(range(n_ranks)):

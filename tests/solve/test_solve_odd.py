@@ -1,5 +1,6 @@
 """What is asked for seldom, and together with what else is: held to exhaustive search, or refused by name."""
 
+import dataclasses
 import itertools
 import time
 
@@ -11,6 +12,8 @@ from autopipe.errors import CostError, InfeasibleError, InputError
 from autopipe.formula import parse_size
 from autopipe.graph import Dim, Op, OpGraph, TensorSpec
 from autopipe.hardware import Cluster, Device, Link
+from autopipe.schedule import MOST_ACTIONS
+from autopipe.simulator import simulate
 from autopipe.solve import solve
 
 SMALL = graph(3)
@@ -221,3 +224,13 @@ def test_costs_that_are_no_numbers_are_refused(odd):
     table = CostTable({**table.costs, first: OpCost(forward_s=odd)}, table.dims)
     with pytest.raises(CostError, match="forward_s of op"):
         solve(SMALL, table, Cluster(TWO), n_stages=2, n_microbatches=4)
+
+
+def test_the_longest_step_is_simulated_in_seconds_and_a_longer_one_is_told_at_once():
+    plan = made()
+    most = MOST_ACTIONS // plan.n_stages
+    started = time.process_time()
+    assert simulate(dataclasses.replace(plan, n_microbatches=most)).step_s > 0
+    assert time.process_time() - started < 6.0
+    with pytest.raises(InputError, match=f"at most {most}"):
+        simulate(dataclasses.replace(plan, n_microbatches=most + 1))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from ...arguments import whole
 from ...errors import InfeasibleError, InputError
 from ...hardware import MOST_RANKS, Cluster
-from ...schedule import BREADTH_FIRST, COST_AWARE, MOST_ACTIONS, NAMES, SPLIT, build, placement
+from ...schedule import BREADTH_FIRST, COST_AWARE, MOST_LISTED, NAMES, SPLIT, build, placement
 from ..definition.problem import Problem
 from ..proof.step import least_step_s
 from .baselines import Weigh
@@ -66,7 +66,7 @@ class Case:
         n_ranks = self.source.cluster.n_ranks
         try:
             if self.schedule == COST_AWARE:
-                return len(self.placement) * self.n_microbatches <= MOST_ACTIONS // 16
+                return len(self.placement) * self.n_microbatches <= MOST_LISTED
             build(self.schedule, n_ranks, self.n_stages, self.n_microbatches)
         except InputError:
             return False
