@@ -8,7 +8,15 @@ from processes import run_ranks
 HERE = pathlib.Path(__file__).parent
 USERS = (
     *("mixed_precision", "half_weights", "default_device", "pinned_loader", "inputs_with_gradients"),
-    *("labels_on_the_device", "watched", "layouts", "side_by_side", "overflow_on_one_stage", "demo_program"),
+    *(
+        "labels_on_the_device",
+        "other_devices",
+        "watched",
+        "layouts",
+        "side_by_side",
+        "overflow_on_one_stage",
+        "demo_program",
+    ),
 )
 """Those of ``user_checks.py`` that always run; ``run_ranks`` on it without names runs all."""
 

@@ -53,6 +53,10 @@ def test_the_host_cannot_touch_device_memory(on_ranks):
         on_ranks("programs.py", 1, "touch")
 
 
+def test_memory_that_is_in_use_is_not_given_back(on_ranks):
+    on_ranks("programs.py", 1, "give_back")
+
+
 GROUPS = (
     "send_buffer_overwritten",
     "receive_not_awaited",

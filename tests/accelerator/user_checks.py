@@ -242,10 +242,14 @@ def inputs_with_gradients():
 
 
 def other_devices():
-    """A model built on another device than the rank's, batches on a third, targets on the host."""
+    """A model built on another device than the rank's, batches and loss on a third, targets on the host."""
     model = seeded(Mlp).to("sim:0")
     plain = copy.deepcopy(model).to(DEVICE)
-    _, runtime = split(model, numbers().to("sim:0"), loss=F.mse_loss)
+
+    def loss(output, target):
+        return F.mse_loss(output.to("sim:0"), target.to("sim:0"))
+
+    _, runtime = split(model, numbers().to("sim:0"), loss=loss)
     for step in range(3):
         x = numbers(seed=step)
         found = runtime.step(x.to("sim:0"), target=x).loss

@@ -117,6 +117,14 @@ def zeroes():
         runtime.step(x, target=x)
 
 
+def counted_on():
+    """What DDP can only do with one backward a step is refused when a stage is wrapped so."""
+    mesh, _, runtime, _ = pipeline()
+    group = mesh.get_group("dp")
+    with pytest.raises(InputError, match=r"static_graph=True\), which counts on one backward for each r"):
+        runtime.wrap(lambda s: DistributedDataParallel(s, process_group=group, static_graph=True))
+
+
 def cuts():
     """Replicas that measure other times cut alike, and are refused unlike plans, on all of them."""
     mesh, _, runtime, plans = pipeline()

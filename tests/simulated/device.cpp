@@ -401,13 +401,20 @@ struct Memory final : c10::DeviceAllocator {
     }
   }
 
+  // the pages that lie in it whole: on the others are blocks that are in use
+  static void drop_pages(char* at, size_t size) {
+    const auto page = size_t(sysconf(_SC_PAGESIZE));
+    const auto first = (size_t(at) + page - 1) / page * page, end = (size_t(at) + size) / page * page;
+    if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+  }
+
   void drop_cache(int device) {
     auto& d = devices[device];
     for (auto& [key, list] : d.cache)
       for (Block* block : list) {
         const auto moment = record(*block->stream);
         block_until(moment);
-        madvise(host_view(block->at), block->size, MADV_DONTNEED);
+        drop_pages(host_view(block->at), block->size);
         d.stats.reserved_bytes[0].decrease(block->size);
         d.stats.segment[0].decrease(1);
         blocks.erase(block->at);

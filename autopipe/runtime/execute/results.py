@@ -38,7 +38,7 @@ class Results:
         """Of the step under way, with its loss in fp64; ``last`` is the worker at the end if it is here."""
         leaves = total = None
         if last is not None and step.want_loss:
-            total = weighted(last.losses, last.step.weights)
+            total = weighted(last.losses, last.step.weights).to(self._device)
             self._dtype = self._dtype or next(x.dtype for x in last.losses if x is not None)
         if last is not None and step.outputs_on:
             leaves = self._outputs.join([o or [] for o in last.outputs], last.step.batch, last.step.weights)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...errors import StepError
+from ...errors import InputError, StepError
 from .buckets import Buckets
 from .same import Apart
 
@@ -31,6 +31,11 @@ class Replicas:
 
     def __init__(self, module: nn.Module) -> None:
         self.ddp = module if isinstance(module, nn.parallel.DistributedDataParallel) else None
+        if self.ddp is not None and self.ddp.static_graph:
+            raise InputError(
+                "a stage is wrapped in DistributedDataParallel(static_graph=True), which counts on one "
+                "backward for each reduction, and a step has one for each microbatch; leave static_graph out"
+            )
         if self.ddp is not None:
             # buffers were made alike when it was made; replicas may run their first forward at unlike times
             self.ddp.require_forward_param_sync = False
