@@ -26,7 +26,20 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from benchmarks.capture import workers
 from benchmarks.capture.summary import environment
 
-from . import annotated, further, newer, restoring, science, sequences, tables, vision  # noqa: F401
+from . import (  # noqa: F401
+    agents,
+    annotated,
+    further,
+    images,
+    matter,
+    newer,
+    restoring,
+    science,
+    sequences,
+    signals,
+    tables,
+    vision,
+)
 from .catalogue import CASES, Case
 from .summary import line, section, table
 from .walk import prepare, tried
