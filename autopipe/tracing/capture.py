@@ -28,6 +28,7 @@ from .inputs.structure import flatten, unflatten
 from .inputs.written import check_written, given_twice, said_of
 from .later import Later
 from .notes import notes_on
+from .record.garbage import seldom_searched
 from .record.given import check_values, device_of, fresh
 from .record.keeping import tell_left
 from .record.leaves import Policy
@@ -193,6 +194,7 @@ def _captured(
         return not policy.is_inside_leaf(path)
 
     with (
+        seldom_searched(),
         torch.inference_mode(False),
         switched_off(model),
         preserved(model, is_open, holds_back=True) as snapshot,

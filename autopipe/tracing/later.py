@@ -17,6 +17,7 @@ from .calls.call import Recording, meta
 from .inputs.arguments import Inputs
 from .inputs.caches import switched_off
 from .making import Form, Made
+from .record.garbage import seldom_searched
 from .record.given import all_on
 from .record.session import Session
 from .record.state import preserved
@@ -76,6 +77,7 @@ class Later:
             return not attempt.policy.is_inside_leaf(path)
 
         with (
+            seldom_searched(),
             torch.inference_mode(False),
             all_on(self._device, model),
             switched_off(model),

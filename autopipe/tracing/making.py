@@ -8,15 +8,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 from ..errors import AutopipeError, CaptureError
 from .calls.call import Call, Recording
-from .calls.likeness import is_same, prune
+from .calls.likeness import distinct
 from .calls.named import Named
 from .calls.perform import run_call
 from .graphs import emit, modes
@@ -39,6 +39,8 @@ from .sizes.variation import Check, Fixed, Variation
 from .sizes.witness import witnesses
 
 __all__ = ["Form", "Made"]
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +85,7 @@ class Made:
         self.kind = session.kind
         self.functions: dict[Any, None] = {}
         self.explorers: list[Explorer] = []
-        everything = list({id(r): r for records in recorded.values() for r in records}.values())
+        everything = _each(r for records in recorded.values() for r in records)
         self.constants = modes.share_constants(everything)
         unsized = [(r, r.branches) for r in everything]
         for record in everything:
@@ -94,10 +96,11 @@ class Made:
         self.everything = everything
         self.for_sizes: dict[bool, list[Recording]] = {False: [], True: []}
         self.questions: dict[bool, Question | int] = {}
-        self.distinct = distinct = {flag: _distinct(records) for flag, records in recorded.items()}
-        for flag, (_, numbers) in distinct.items():
+        found = {id(records): distinct(records) for records in _each(recorded.values())}
+        self.distinct = by_mode = {flag: found[id(records)] for flag, records in recorded.items()}
+        for flag, (_, numbers) in by_mode.items():
             self.questions[flag] = questions(recorded[flag], numbers)
-        self._first(distinct[True][0][0], distinct[False][0][0], known)
+        self._first(by_mode[True][0][0], by_mode[False][0][0], known)
         for record, branches in unsized:
             record.branches = tuple(with_sizes(b, self._by_formula) for b in branches)
         for flag in (False, True):
@@ -105,7 +108,7 @@ class Made:
                 self.forms[True] += self.forms[False][1:]
                 self.questions[True] = self.questions[False]
                 continue
-            forms, numbers = distinct[flag]
+            forms, numbers = by_mode[flag]
             kept = self._others(flag, forms)
             renumbered = {old: new for new, old in enumerate(kept)}
             pairs = [p for p in zip(recorded[flag], numbers, strict=True) if p[1] in renumbered]
@@ -165,7 +168,7 @@ class Made:
     def graphs(self) -> dict[bool, tuple[Form, ...]]:
         """Every form as a graph; one object where one serves both modes."""
         sized = {id(form) for forms in self.for_sizes.values() for form in forms}
-        made = {id(form): self.graph(form, for_sizes=id(form) in sized) for form in self._all}
+        made = {id(form): self.graph(form, for_sizes=id(form) in sized) for form in _each(self._all)}
         return {
             flag: tuple(made[id(form)] for form in (*forms, *self.for_sizes[flag]))
             for flag, forms in self.forms.items()
@@ -179,9 +182,8 @@ class Made:
     def _first(self, train: Recording, evaluation: Recording, known: Variation | None) -> None:
         """The form of the example in both modes, one object where one serves both."""
         merged = modes.merge(train, evaluation)
-        distinct = list({id(f): f for f in merged.values()}.values())
-        self.firsts = distinct
-        variation = self._vary(distinct, self.tensors, self._asking(distinct[-1].training, 0), known)
+        self.firsts = firsts = _each(merged.values())
+        variation = self._vary(firsts, self.tensors, self._asking(firsts[-1].training, 0), known)
         if self.dynamic:
             session = self.session
             told = (merged, self.tensors, variation.dims, variation.shapes, session.device, session.start)
@@ -192,9 +194,9 @@ class Made:
                 found = dataclasses.replace(found, by_call=written)
             tail = find_tail(session.model, *told, found)
             variation = dataclasses.replace(variation, mixing=found, tail=tail)
-        taken = {c.name for form in distinct for c in form.calls}
+        taken = {c.name for form in firsts for c in form.calls}
         checked: dict[int, Recording] = {}
-        for form in distinct:
+        for form in firsts:
             read_from_inputs(self.session.model, form, variation.dims, variation.shapes)
             checked[id(form)] = with_checks(form, variation.unsure, taken)
             taken |= {c.name for c in checked[id(form)].calls}
@@ -396,6 +398,11 @@ class Made:
             self.functions.update(explorer.functions)
 
 
+def _each(things: Iterable[_T]) -> list[_T]:
+    """Those that are one object once, in order."""
+    return list({id(thing): thing for thing in things}.values())
+
+
 def _never(given: Mapping[str, torch.Tensor]) -> bool:
     return False
 
@@ -413,15 +420,3 @@ def _size_of(name: str, axis: int) -> Call:
 
 def _constant_number(value: Any) -> Call:
     return Call("call_function", operator.pos, (value,))
-
-
-def _distinct(records: Sequence[Recording]) -> tuple[list[Recording], list[int]]:
-    """Recordings without what nothing uses, each once, and which of these each is."""
-    out: list[Recording] = []
-    numbers = []
-    for form in map(prune, records):
-        number = next((i for i, other in enumerate(out) if is_same(other, form)), len(out))
-        numbers.append(number)
-        if number == len(out):
-            out.append(form)
-    return out, numbers

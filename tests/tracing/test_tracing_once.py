@@ -5,6 +5,7 @@ What the modes do otherwise here shows in no data like the example's, only in la
 
 import contextlib
 import copy
+import gc
 import operator
 import sys
 import types
@@ -44,6 +45,13 @@ class Masked(Net):
 
     def forward(self, x):
         return super().forward(x if (x > -9).all() else x.clamp(min=-9))
+
+
+class MaskedInSteps(Net):
+    """Asks twice: where either says no, it does the same."""
+
+    def forward(self, x):
+        return super().forward(x if (x > -9).all() and (x < 9).all() else x.clamp(-9, 9))
 
 
 class Normed(Net):
@@ -200,6 +208,42 @@ def test_each_outcome_is_recorded_once(monkeypatch):
     found, recorded = n_recordings(model, monkeypatch)
     assert recorded == [True, True]
     check(found, model)
+
+
+def test_outcomes_that_lead_to_one_form_are_looked_at_in_evaluation_once(monkeypatch):
+    asked = []
+    is_for_both = Runs.is_for_both
+
+    def noting(runs, attempt, recording, sharing=()):
+        asked.append(recording)
+        return is_for_both(runs, attempt, recording, sharing)
+
+    monkeypatch.setattr(Runs, "is_for_both", noting)
+    found = capture(MaskedInSteps(), (torch.rand(2, 4),), dynamic=False)
+    assert len(asked) == len(found.forms[True]) == 2
+    assert found.forms[True] == found.forms[False]
+
+
+@pytest.mark.parametrize("before", [0, 700, 1 << 20])
+def test_python_searches_for_garbage_no_more_often_than_it_did(before, monkeypatch):
+    seen = []
+    run_recorded = Runs.run_recorded
+
+    def looking(*args, **kwargs):
+        seen.append(gc.get_threshold())
+        return run_recorded(*args, **kwargs)
+
+    monkeypatch.setattr(Runs, "run_recorded", looking)
+    found = gc.get_threshold()
+    gc.set_threshold(before, *found[1:])
+    try:
+        capture(Net(), (torch.rand(2, 4),), dynamic=False)
+        assert gc.get_threshold() == (before, *found[1:])
+    finally:
+        gc.set_threshold(*found)
+    ((during, *older),) = seen
+    assert during > before if before == 700 else during == before
+    assert tuple(older) == found[1:]
 
 
 def test_statistics_are_written_in_training_alone(monkeypatch):

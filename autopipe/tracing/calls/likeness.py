@@ -19,7 +19,7 @@ from .functions import is_cut_off, tensors
 from .named import held_by, qualified_name
 from .perform import is_size_of_made
 
-__all__ = ["is_equal", "is_same", "is_same_program", "is_twin", "key", "prune"]
+__all__ = ["distinct", "is_equal", "is_same", "is_same_program", "is_twin", "key", "prune"]
 
 
 def key(call: Call) -> tuple[Any, ...]:
@@ -41,6 +41,18 @@ def is_same(a: Recording, b: Recording) -> bool:
         and (x.op != "get_attr" or _is_same(a.constants.get(x.target), b.constants.get(y.target), twins))
         for x, y in zip(a.calls, b.calls, strict=True)
     )
+
+
+def distinct(records: Sequence[Recording]) -> tuple[list[Recording], list[int]]:
+    """Recordings without what nothing uses, each once, and which of these each is."""
+    out: list[Recording] = []
+    numbers = []
+    for form in map(prune, records):
+        number = next((i for i, other in enumerate(out) if is_same(other, form)), len(out))
+        numbers.append(number)
+        if number == len(out):
+            out.append(form)
+    return out, numbers
 
 
 def is_same_program(a: Sequence[Call], b: Sequence[Call]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -285,11 +285,20 @@ class Session:
         if training is not evaluation and len(found) > 1:
             is_one = not evaluation.goes_by_mode and is_same(prune(training), prune(evaluation))
             evaluation = training if is_one and self.is_for_both(training) else evaluation
-        if training is evaluation and not self.refused:
-            sharing = quiet(training.calls)
-            if not all(self.is_for_both(other, sharing) for other in found[1:]):
-                evaluation = self.runs.record(self.attempt, training=False)
+        if training is evaluation and not self.refused and not self.are_for_both(found):
+            evaluation = self.runs.record(self.attempt, training=False)
         return {False: found if training is evaluation else self.in_all_settings(evaluation), True: found}
+
+    def are_for_both(self, found: Sequence[Recording]) -> bool:
+        """Whether all recordings are for both modes, as the first is; those of one form are asked once."""
+        known, sharing = [(found[0].setting, prune(found[0]))], quiet(found[0].calls)
+        for other in found[1:]:
+            form = prune(other)
+            is_known = any(other.setting == setting and is_same(form, one) for setting, one in known)
+            if other.goes_by_mode or not (is_known or self.is_for_both(other, sharing)):
+                return False
+            known.append((other.setting, form))
+        return True
 
     def in_all_settings(self, natural: Recording) -> list[Recording]:
         """A recording and its outcomes, and those in other surroundings where the code asks for them."""
