@@ -63,6 +63,10 @@ def held_against_the_model(
             made.is_of_the_example,
         )
         fault = referee.fault()
+        by_data = session.runs.by_data
+        if not dynamic and not referee.by_data <= by_data:  # with sizes free, what goes by them is seen
+            by_data |= referee.by_data
+            continue
         if fault is None:
             if below is not None and len(made.variation.checks) >= below and not made.is_narrowed:
                 raise CaptureError(f"{len(made.variation.checks)} checks say which sizes it is right for")

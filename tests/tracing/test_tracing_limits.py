@@ -365,3 +365,26 @@ def test_a_capture_is_pickled_before_and_after_its_modules_are_made():
     assert "expect_size" in found.module.code
     for copied in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
         torch.testing.assert_close(copied(x), expected)
+
+
+def test_what_goes_by_how_much_a_layer_gives_is_asked_of_inputs_where_sizes_are_fixed():
+    model, x = Counting(), torch.linspace(-1, 1, 32).view(8, 4)
+    x[:, 0] = 1
+    found = capture(model, (x,), dynamic=False)
+    torch.testing.assert_close(found(x + 1), model(x + 1))
+    with pytest.raises(InputError, match=r"chosen\(x\)\.size\(0\), 6"):
+        found(x - torch.arange(8).view(8, 1))
+
+
+class Summing(Counting):
+    def forward(self, x):
+        rows = self.chosen(x)
+        return self.layers(rows.sum(0) / rows.new_full((rows.size(0),), 2.0).sum())
+
+
+def test_how_much_a_layer_gives_is_followed_where_sizes_are_fixed():
+    model = Summing()
+    found = capture(model, (torch.randn(8, 4).abs(),), dynamic=False)
+    for seed in range(3):
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(found(x), model(x))

@@ -87,6 +87,7 @@ class Recorder(TorchFunctionMode):
         self.hooked, self.twins, self.moded = hooked, twins, moded
         self.modes: dict[int, bool] = {}
         self.swapped: set[str] = set()
+        self.by_data: Collection[str] = ()
         self.leaf_path, self.keeping = "", Keeping(modules, watched)
         self.checkpointed = Depth()
         self.failed: str | None = None
@@ -240,6 +241,7 @@ class Recorder(TorchFunctionMode):
         state = (t for m in inside for t in (*m._parameters.values(), *m._buffers.values()))
         has_state = any(t is not None for t in state)
         call.depends = self.ledger.depends(call) | (Depends.STATE if has_state else Depends.NOTHING)
+        call.depends |= Depends.DATA if path in self.by_data else Depends.NOTHING
         call.is_frozen = functions.holds_frozen(module)
         has_buffers = any(m._buffers for m in inside)
         buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)) if has_buffers else {})

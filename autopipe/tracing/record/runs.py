@@ -98,8 +98,9 @@ class Runs:
 
     Calls are routed by ``route``, which patches put on; casts are followed in the files ``casting``; open
     code reads the attributes ``of_leaves``, by path and name; arguments must be told apart where it
-    ``is_apart``; ``of_inputs`` is what can be other in inputs at another call; ``answers`` are what the model
-    gave for the example when it was last recorded in each mode.
+    ``is_apart``; the sizes of what the leaves ``by_data`` give follow from data; ``of_inputs`` is what can
+    be other in inputs at another call; ``answers`` are what the model gave for the example when it was last
+    recorded in each mode.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Runs:
         self.of_inputs = Depends.INPUT | (Depends.SHAPE if sizes_vary else Depends.NOTHING)
         self.casting: set[str] = set()
         self.of_leaves: set[tuple[str, str]] = set()
+        self.by_data: set[str] = set()
         self.names = {id(t): n for n, t in reversed([*model.named_parameters(), *model.named_buffers()])}
         self.paths = {id(m): n for n, m in model.named_modules()}
         self.device = device_of(model, args, kwargs)
@@ -216,6 +218,7 @@ class Runs:
             attempt.moded,
             attempt.watched,
         )
+        recorder.by_data = self.by_data
         kept = recorder.kept
         recorder.ledger.numbers.watch = shift or (Settling(attempt.settled) if attempt.settled else None)
         recorder.ledger.most = sys.maxsize if shift is None else shift.most

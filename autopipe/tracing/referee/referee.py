@@ -64,7 +64,8 @@ class _Shown:
 class Referee:
     """The runs that a comparison takes. ``start`` puts the model back as it was given, in a mode.
 
-    ``is_asked_for`` tells whether inputs ask for these forms, in a mode, where there are others.
+    ``is_asked_for`` tells whether inputs ask for these forms, in a mode, where there are others. ``by_data``
+    are the paths of leaves that give tensors of other sizes for other data of the sizes recorded.
     """
 
     def __init__(
@@ -82,13 +83,25 @@ class Referee:
         self.model, self.forms, self.inputs, self.given = model, forms, inputs, given
         self.variation, self.device, self.start = variation, device, start
         self.named = dict(model.named_parameters())
+        self.by_data: set[str] = set()
 
     def fault(self) -> Fault | None:
         """The first difference in either mode; None where there is none."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if not self.variation.dims:
+                self._see_sizes()
             found = self._fault(False, self._sizes()) or self._fault(True, {})
             return found or self._again(False) or self._again(True)
+
+    def _see_sizes(self) -> None:
+        """Run the graph on data of other signs, and of none, to see of what sizes leaves give then."""
+        for change in (_turned, torch.zeros_like):
+            self.start(False)
+            seed(self.device)
+            # whatever it raises: then the model does not take these data
+            with contextlib.suppress(Exception), torch.no_grad():
+                self._run_graph(False, {name: change(t.detach()) for name, t in self.given.items()})
 
     def _sizes(self) -> dict[Dim, int]:
         """All sizes that may vary, each at another than the example's, where the model decides alike."""
@@ -210,7 +223,14 @@ class Referee:
 
     def _run_graph(self, training: bool, tensors: Mapping[str, Tensor]) -> _Given:
         form = self.forms[training]
-        return replay(self.model, form, tensors, self.device).result, form.output
+        is_as_given = all(t.shape == self.given[n].shape for n, t in tensors.items())
+        look = self._look if is_as_given else None
+        return replay(self.model, form, tensors, self.device, look=look).result, form.output
+
+    def _look(self, call: Call, value: Any) -> None:
+        """Note a leaf whose result has other sizes than were recorded."""
+        if call.op == "call_module" and _shapes(value) != _shapes(call.value):
+            self.by_data.add(call.target)
 
     def _shown(self, run: _Run, training: bool, given: Any, watched: bool) -> _Shown:
         self.start(training)
@@ -271,6 +291,16 @@ def _watching(model: nn.Module, paths: Any) -> Iterator[list[tuple[str, list[Ten
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    if tensor.dtype is torch.bool:
+        return ~tensor
+    return -tensor if tensor.is_floating_point() or tensor.is_complex() else tensor
+
+
+def _shapes(value: Any) -> list[tuple[int, ...]]:
+    return [tuple(t.shape) for t in flatten(value)[0] if isinstance(t, Tensor)]
 
 
 def _copies(value: Any) -> list[Tensor]:
