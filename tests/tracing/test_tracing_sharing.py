@@ -230,4 +230,5 @@ def test_alike_leaves_run_once_where_no_data_lead(monkeypatch):
     monkeypatch.setattr(nn.functional, "linear", lambda *a: runs.append(0) or linear(*a))
     capture(model, (torch.ones(6, 4), torch.ones(6, 4, dtype=torch.bool)), dynamic=False)
     n_runs = len(runs) / (2 * 40)
-    assert 6 <= n_runs < 7  # in each mode: recorded, and compared with the model
+    # in each mode: recorded, and compared with the model; in one on other data, for the sizes of results
+    assert 6 <= n_runs < 7.5
