@@ -29,6 +29,11 @@ from .sizes.variation import Variation
 
 __all__ = ["held_against_the_model", "held_from_elsewhere"]
 
+_IDLE = (
+    "what the model draws from Python's or numpy's generator and nothing goes by, as checks of types do, "
+    "stages do not draw"
+)
+
 
 def held_against_the_model(
     session: Session,
@@ -68,6 +73,8 @@ def held_against_the_model(
             by_data |= referee.by_data
             continue
         if fault is None:
+            if referee.has_idle_draws and _IDLE not in session.notes:
+                session.notes.append(_IDLE)
             if below is not None and len(made.variation.checks) >= below and not made.is_narrowed:
                 raise CaptureError(f"{len(made.variation.checks)} checks say which sizes it is right for")
             record_at_sizes(session, made)

@@ -3,6 +3,7 @@
 import collections
 import copy
 import pickle
+import random
 import types
 
 import numpy as np
@@ -388,3 +389,35 @@ def test_how_much_a_layer_gives_is_followed_where_sizes_are_fixed():
     for seed in range(3):
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
         torch.testing.assert_close(found(x), model(x))
+
+
+CHECKERS = {
+    "what is checked": "isinstance(items[draw(32) % len(items)], float)",
+    "what is taken": "items[draw(32) % len(items)] > 1.5",
+    "what is taken by a small chance": "draw(32) < 1000",
+}
+
+
+def drawing(of):
+    """A model that goes by a truth which code of another's making draws."""
+    # a name of C, as libraries bind it, shows no draw
+    told = eval(f"lambda items: {CHECKERS[of]}", {"draw": random.getrandbits, "__name__": "torch_like"})
+
+    class Drawing(Net):
+        def forward(self, x):
+            return self.layers(x) * (2 if told([1.0, 2.0]) else 1)
+
+    return Drawing()
+
+
+def test_draws_that_nothing_goes_by_are_left_out_and_told():
+    model, x = drawing("what is checked"), torch.randn(3, 4)
+    found = capture(model, (x,))
+    torch.testing.assert_close(found(x), model(x))
+    assert any("Python's or numpy's generator" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("of", [*CHECKERS][1:])
+def test_draws_that_something_goes_by_are_refused(of):
+    with pytest.raises(CaptureError):
+        capture(drawing(of), (torch.randn(3, 4),))

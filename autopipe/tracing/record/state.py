@@ -24,7 +24,7 @@ from .glance import Glance, Seen, are_same
 from .reach import Reached, reached, saved, state_of
 from .spent import Spent
 
-__all__ = ["Snapshot", "generators", "preserved", "seed", "switch"]
+__all__ = ["Snapshot", "draw_alike", "generators", "preserved", "seed", "switch"]
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
 _SIMPLE = (int, float, str, bytes, bool, type(None))
@@ -370,6 +370,10 @@ def switch(model: nn.Module, training: bool) -> None:
         model.train(training)
 
 
+_N_WORDS, _DRAWS_ALL_ONES = 624, 0x12DD9BB3
+"""How many words the state of a Mersenne Twister has, and the one of which it makes 32 ones."""
+
+
 def seed(device: torch.device) -> None:
     """Put torch's generators that a model on ``device`` draws from, Python's and numpy's in one fixed state.
 
@@ -381,6 +385,13 @@ def seed(device: torch.device) -> None:
         own.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
+
+
+def draw_alike(*, greatest: bool) -> None:
+    """Let Python's and numpy's global generators give their least or their greatest number many times."""
+    word = _DRAWS_ALL_ONES if greatest else 0
+    random.setstate((3, (*[word] * _N_WORDS, 0), None))
+    np.random.set_state(("MT19937", np.full(_N_WORDS, word, dtype=np.uint32), 0, 0, 0.0))
 
 
 def generators(device: torch.device | None = None) -> tuple[Any, ...]:

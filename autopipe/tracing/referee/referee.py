@@ -23,7 +23,7 @@ from ..inputs.contents import are_told_alike
 from ..inputs.structure import Spec, flatten
 from ..inputs.written import called
 from ..record.leaves import uncompiled
-from ..record.state import generators, seed
+from ..record.state import draw_alike, generators, seed
 from ..sizes import dims as sizing
 from ..sizes.rerun import replay
 from ..sizes.variation import Variation
@@ -34,6 +34,7 @@ __all__ = ["Fault", "Referee"]
 _Given = tuple[Sequence[Any], Spec]
 """What a run gives, flat, and what that lies in."""
 _Run = Callable[[Mapping[str, Tensor]], _Given]
+_DRAWS = "another number of random draws is made"
 _MOST_OFF = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float32: 1e-3, torch.complex64: 1e-3}
 
 
@@ -65,7 +66,8 @@ class Referee:
     """The runs that a comparison takes. ``start`` puts the model back as it was given, in a mode.
 
     ``is_asked_for`` tells whether inputs ask for these forms, in a mode, where there are others. ``by_data``
-    are the paths of leaves that give tensors of other sizes for other data of the sizes recorded.
+    are the paths of leaves that give tensors of other sizes for other data of the sizes recorded;
+    ``has_idle_draws`` tells whether the model draws what nothing goes by, and the graph does not.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Referee:
         self.variation, self.device, self.start = variation, device, start
         self.named = dict(model.named_parameters())
         self.by_data: set[str] = set()
+        self.has_idle_draws = False
 
     def fault(self) -> Fault | None:
         """The first difference in either mode; None where there is none."""
@@ -165,7 +168,11 @@ class Referee:
     def _judge(self, training: bool, given: Mapping[str, Tensor], expected: _Shown) -> Fault | None:
         mode = "training" if training else "evaluation"
         try:
-            said = _difference(expected, self._graph(training, given))
+            got = self._graph(training, given)
+            said = _difference(expected, got)
+            if said == _DRAWS and expected.drawn[-1] == got.drawn[-1]:  # torch's generators
+                self.has_idle_draws |= (is_idle := self._is_idle(training, given, expected))
+                said = "" if is_idle else said
         except AutopipeError:
             return None  # the graph itself refuses these data
         except Exception:  # whatever it is, the model does not raise it
@@ -186,6 +193,21 @@ class Referee:
         except Exception:
             place = None
         return self._placed(training, place, f"in {mode}, on other data than the example, {said}")
+
+    def _is_idle(self, training: bool, given: Mapping[str, Tensor], expected: _Shown) -> bool:
+        """Whether the model gives the same whatever it draws from Python's and numpy's generators.
+
+        So do checks of types, which look at an item of a list by chance.
+        """
+
+        def run(greatest: bool, tensors: Mapping[str, Tensor]) -> _Given:
+            draw_alike(greatest=greatest)
+            return self._run_model(tensors)
+
+        shown = [self._shown(functools.partial(run, g), training, given, False) for g in (False, True)]
+        return all(
+            _difference(expected, s) in ("", _DRAWS) and s.drawn[-1] == expected.drawn[-1] for s in shown
+        )
 
     def _placed(self, training: bool, place: _Place | None, said: str) -> Fault:
         """The fault with the module and the line it comes from."""
@@ -328,7 +350,7 @@ def _difference(expected: _Shown, got: _Shown) -> str:
     for name, buffer in expected.buffers.items():
         if said := _apart(buffer, got.buffers.get(name)):
             return f"buffer {name} {said} afterwards"
-    return "" if expected.drawn == got.drawn else "another number of random draws is made"
+    return "" if expected.drawn == got.drawn else _DRAWS
 
 
 def _short(value: Any) -> str:
