@@ -98,13 +98,12 @@ class Referee:
             return found or self._again(False) or self._again(True)
 
     def _see_sizes(self) -> None:
-        """Run the graph on data of other signs, and of none, to see of what sizes leaves give then."""
-        for change in (_turned, torch.zeros_like):
-            self.start(False)
-            seed(self.device)
-            # whatever it raises: then the model does not take these data
-            with contextlib.suppress(Exception), torch.no_grad():
-                self._run_graph(False, {name: change(t.detach()) for name, t in self.given.items()})
+        """Run the graph on data of other signs, to see of what sizes leaves give then."""
+        self.start(False)
+        seed(self.device)
+        # whatever it raises: then the model does not take these data
+        with contextlib.suppress(Exception), torch.no_grad():
+            self._run_graph(False, {name: _turned(t.detach()) for name, t in self.given.items()})
 
     def _sizes(self) -> dict[Dim, int]:
         """All sizes that may vary, each at another than the example's, where the model decides alike."""
@@ -316,9 +315,10 @@ def _watching(model: nn.Module, paths: Any) -> Iterator[list[tuple[str, list[Ten
 
 
 def _turned(tensor: Tensor) -> Tensor:
+    """Numbers of other signs, no numbers where they are whole, other truths."""
     if tensor.dtype is torch.bool:
         return ~tensor
-    return -tensor if tensor.is_floating_point() or tensor.is_complex() else tensor
+    return -tensor if tensor.is_floating_point() or tensor.is_complex() else torch.zeros_like(tensor)
 
 
 def _shapes(value: Any) -> list[tuple[int, ...]]:
