@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import types
 
 import pytest
 import torch
@@ -78,3 +80,34 @@ def test_what_its_code_names_is_noticed(pipe, monkeypatch, name, value):
         pipe(x)
     monkeypatch.undo()
     assert torch.equal(pipe(x), before)
+
+
+LOADED = """
+from torch import nn
+
+GAIN = 2.0
+
+
+class Loaded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+
+    def forward(self, x):
+        return self.layers(x) * GAIN
+"""
+
+
+@pytest.mark.parametrize("has_another", [True, False], ids=["another of the name", "of no module"])
+def test_globals_are_those_of_the_code_whoever_else_has_their_name(monkeypatch, has_another):
+    name = "loaded_twice"
+    if has_another:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    space = {"__name__": name}
+    exec(LOADED, space)
+    model, x = space["Loaded"](), torch.randn(2, 4)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated")
+    assert torch.equal(pipe(x), model(x))
+    space["GAIN"] = 3.0
+    with pytest.raises(InputError, match="a global of loaded_twice changed"):
+        pipe(x)

@@ -39,16 +39,17 @@ def is_users(module: str | None) -> bool:
     return file is None or not (file.startswith(_STDLIB) or any(place in file for place in _INSTALLED))
 
 
-def named(start: Iterable[Any], files: Iterable[str]) -> dict[str, frozenset[str]]:
-    """By module, the globals that the code of these classes and functions names, or what it calls there.
+def named(start: Iterable[Any], files: Iterable[str]) -> list[tuple[dict[str, Any], frozenset[str]]]:
+    """The globals of files, with those that the code of these classes and functions names, or what it calls.
 
     Of the modules ``files`` and of the user's others. What else a file has, such as the losses that a
-    training script gathers, is none of the model's.
+    training script gathers, is none of the model's. Globals are told apart by identity: two files have one
+    name where one was loaded twice, or a package took over all that a module within it has.
     """
     walk = _Walk(frozenset(files))
     walk.run(start)
-    shown = {m: frozenset(n for n in names if not n.startswith("__")) for m, names in walk.names.items()}
-    return {m: names for m, names in shown.items() if names}
+    shown = ((g, frozenset(n for n in names if not n.startswith("__"))) for g, names in walk.names.values())
+    return [(known, names) for known, names in shown if names]
 
 
 class _Walk:
@@ -56,7 +57,8 @@ class _Walk:
 
     def __init__(self, files: frozenset[str]) -> None:
         self.files = files
-        self.names: dict[str, set[str]] = {}
+        self.names: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        """By id of the globals, which are kept with them."""
         self.followed: dict[Any, bool] = {}
         self.seen: dict[int, Any] = {}
         self.waiting: list[Any] = []
@@ -95,7 +97,7 @@ class _Walk:
 
     def ask(self, asked: frozenset[str], known: dict[str, Any]) -> None:
         """Code with the globals ``known`` asks for these names, of them and of what it finds there."""
-        names = self.names.setdefault(known["__name__"], set())
+        _, names = self.names.setdefault(id(known), (known, set()))
         new = (known.keys() if _ASKS_FOR_ALL & asked else known.keys() & asked) - names
         names |= new
         for name in known.keys() & asked:
@@ -108,7 +110,7 @@ class _Walk:
     def ask_module(self, asked: frozenset[str], module: types.ModuleType) -> None:
         """Code that names a module may ask it for what it names beside."""
         known = vars(module)
-        names = self.names.setdefault(module.__name__, set())
+        _, names = self.names.setdefault(id(known), (known, set()))
         new = (known.keys() & asked) - names
         names |= new
         self.waiting += [known[n] for n in new]

@@ -225,10 +225,9 @@ def reached(model: nn.Module, is_first: Callable[[str], bool] = lambda path: Tru
         if id(cls) not in out.seen:
             out.look_into_class(path, cls)
     own = [*classes, *(f for f in out.seen.values() if isinstance(f, types.FunctionType))]
-    for file, names in named(own, files).items():
-        if file not in sys.modules:
-            continue
-        known, path = vars(sys.modules[file]), files.get(file, "")
+    for known, names in named(own, files):
+        file = known["__name__"]
+        path = files.get(file, "")
         out.files.append((path, file, known, names))
         for name in sorted(names):
             out.visit(path, f"{name} of {file}", known[name])
