@@ -16,6 +16,7 @@ import autopipe
 from autopipe.errors import CaptureError, InputError
 from autopipe.torch_private import CUSTOM_FUNCTION
 from autopipe.tracing import capture
+from autopipe.tracing.record.state import draw_alike, preserved
 
 APPLY = vars(CUSTOM_FUNCTION).get("apply")
 
@@ -395,6 +396,7 @@ CHECKERS = {
     "what is checked": "isinstance(items[draw(32) % len(items)], float)",
     "what is taken": "items[draw(32) % len(items)] > 1.5",
     "what is taken by a small chance": "draw(32) < 1000",
+    "what it fails by": "1 / draw(32) > 0",
 }
 
 
@@ -419,5 +421,29 @@ def test_draws_that_nothing_goes_by_are_left_out_and_told():
 
 @pytest.mark.parametrize("of", [*CHECKERS][1:])
 def test_draws_that_something_goes_by_are_refused(of):
-    with pytest.raises(CaptureError):
+    said = "random draws" if of == "what it fails by" else None
+    with pytest.raises(CaptureError, match=said):
         capture(drawing(of), (torch.randn(3, 4),))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("greatest", [False, True])
+def test_what_draws_until_a_number_fits_ends_where_draws_are_alike(greatest):
+    def alike():
+        draw_alike(greatest=greatest)
+
+    with preserved(nn.Linear(1, 1)):
+        for generator in (random, np.random):
+            alike()
+            found = {round(generator.random(), 9) for _ in range(200)}
+            assert found == {float(greatest)}
+        for draw in (
+            lambda: random.normalvariate(0, 1),
+            lambda: random.gammavariate(2.0, 1),
+            lambda: random.sample(range(1000), 5),
+            lambda: random.choice([1, 2, 3]),
+            lambda: np.random.normal(size=100),
+            lambda: np.random.gamma(0.5, size=100),
+        ):
+            alike()
+            draw()

@@ -370,8 +370,10 @@ def switch(model: nn.Module, training: bool) -> None:
         model.train(training)
 
 
-_N_WORDS, _DRAWS_ALL_ONES = 624, 0x12DD9BB3
-"""How many words the state of a Mersenne Twister has, and the one of which it makes 32 ones."""
+_DRAWS_ALL_ONES = 0x12DD9BB3
+"""The word of its state of which a Mersenne Twister makes 32 ones."""
+_N_ALIKE, _N_OTHER = 600, 24
+"""How many words of its state are alike; others behind them, so that what draws until a number fits ends."""
 
 
 def seed(device: torch.device) -> None:
@@ -389,9 +391,11 @@ def seed(device: torch.device) -> None:
 
 def draw_alike(*, greatest: bool) -> None:
     """Let Python's and numpy's global generators give their least or their greatest number many times."""
-    word = _DRAWS_ALL_ONES if greatest else 0
-    random.setstate((3, (*[word] * _N_WORDS, 0), None))
-    np.random.set_state(("MT19937", np.full(_N_WORDS, word, dtype=np.uint32), 0, 0, 0.0))
+    others = random.Random(0)
+    words = [_DRAWS_ALL_ONES if greatest else 0] * _N_ALIKE
+    words += [others.getrandbits(32) for _ in range(_N_OTHER)]
+    random.setstate((3, (*words, 0), None))
+    np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), 0, 0, 0.0))
 
 
 def generators(device: torch.device | None = None) -> tuple[Any, ...]:

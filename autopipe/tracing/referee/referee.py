@@ -203,7 +203,10 @@ class Referee:
             draw_alike(greatest=greatest)
             return self._run_model(tensors)
 
-        shown = [self._shown(functools.partial(run, g), training, given, False) for g in (False, True)]
+        try:
+            shown = [self._shown(functools.partial(run, g), training, given, False) for g in (False, True)]
+        except Exception:  # whatever it is: the model goes by what it draws
+            return False
         return all(
             _difference(expected, s) in ("", _DRAWS) and s.drawn[-1] == expected.drawn[-1] for s in shown
         )
