@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import pathlib
+import pickle
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,13 @@ BESIDE = [1]
 
 def named() -> Any:
     return BESIDE
+
+
+def with_torch() -> Any:
+    return torch.add if LAYER.training else pathlib.Path
+
+
+LAYER = torch.nn.Linear(1, 1)
 
 
 MAKERS = {
@@ -155,6 +163,18 @@ def test_a_function_holds_the_globals_that_it_names(monkeypatch: pytest.MonkeyPa
     assert contents(named) == before
     monkeypatch.setitem(globals(), "BESIDE", [2])
     assert contents(named) != before
+
+
+def test_contents_are_copied_and_pickled_whatever_a_function_names() -> None:
+    held = contents(with_torch)
+    assert copy.deepcopy(held) == held == contents(with_torch)
+    of_a_module = contents([functools.partial(pathlib.Path), {"b", "a"}, lambda: torch.add])
+    assert pickle.loads(pickle.dumps(of_a_module)) == of_a_module
+
+
+def test_equal_sets_hold_the_same_however_they_were_filled() -> None:
+    assert contents([{*(-1, -2)}]) == contents([{*(-2, -1)}])
+    assert contents([{-1, -2}]) != contents([{-1, -3}])
 
 
 def test_attributes_beside_items_are_held_but_for_what_is_made_again() -> None:

@@ -369,6 +369,23 @@ def test_a_capture_is_pickled_before_and_after_its_modules_are_made():
         torch.testing.assert_close(copied(x), expected)
 
 
+def softened(x):
+    return F.softplus(x)
+
+
+class Applying(Net):
+    def forward(self, x, function):
+        return function(super().forward(x))
+
+
+def test_a_capture_on_a_function_that_names_modules_is_pickled_and_copied():
+    x = torch.randn(4, 4)
+    found = capture(Applying(), (x, softened))
+    expected = found(x, softened)
+    for copied in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
+        torch.testing.assert_close(copied(x, softened), expected)
+
+
 def test_what_goes_by_how_much_a_layer_gives_is_asked_of_inputs_where_sizes_are_fixed():
     model, x = Counting(), torch.linspace(-1, 1, 32).view(8, 4)
     x[:, 0] = 1

@@ -150,7 +150,7 @@ class Contents:
         for each in held:  # which grows meanwhile, and keeps what is made on the way
             inside = _inside(each)
             if inside is None:
-                self.nodes.append((None, each if _is_told(each) else type(each)))
+                self.nodes.append((None, _told(each)))
                 continue
             found = []
             for key, part in inside.items():
@@ -186,12 +186,17 @@ class Contents:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Contents:
+        # nothing writes to it, and functions, which are not copied, lead to the modules that they did
+        return self
+
 
 def contents(value: Any) -> Contents | None:
     """What a value holds; None of what holds nothing that its owner may change.
 
-    A module, a class and what is built in are told by which they are, a tensor by its elements, a function by
-    its code, what it was made around and the globals that it names. Linear in the values that lie within.
+    A module, a class and what is built in are told by which they are, a module of code by its name, a tensor
+    by its elements, a function by its code, what it was made around and the globals that it names. Linear in
+    the values that lie within.
 
     >>> held = contents([1, {"a": 2}])
     >>> held == contents([1, {"a": 2}]), held == contents([1, {"a": 3}])
@@ -210,7 +215,7 @@ def _inside(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, types.CodeType):
         return {name: getattr(value, name) for name in ("co_code", "co_consts", "co_names", "co_varnames")}
     if isinstance(value, (set, frozenset)):
-        return {item: item for item in sorted(value, key=hash)}
+        return {item: item for item in sorted(value, key=_in_order)}
     held = parts(value)
     is_built_in = callable(value) and not inspect.isfunction(type(value).__call__)
     if not hasattr(value, "__dict__") or (held is None and is_built_in):
@@ -237,10 +242,20 @@ def _named_beside(function: types.FunctionType) -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
-def _is_told(piece: Any) -> bool:
-    """Whether one piece is told from another of its class, as two locks are not."""
-    is_itself = callable(piece) or isinstance(piece, (*_CLOSED, types.ModuleType))
-    return is_itself or _tells_equal(type(piece))
+def _in_order(item: Any) -> tuple[str, int]:
+    """Sorts equal sets alike, those of texts in another process too."""
+    return repr(item) if isinstance(item, SIMPLE) else "", hash(item)
+
+
+def _told(piece: Any) -> Any:
+    """What one piece is told by: a module of code, which is not to be pickled, by its name.
+
+    Others by themselves, or by their class alone where one is not told from another, as two locks are not.
+    """
+    if isinstance(piece, types.ModuleType):
+        return piece.__name__
+    is_itself = callable(piece) or isinstance(piece, _CLOSED) or _tells_equal(type(piece))
+    return piece if is_itself else type(piece)
 
 
 def _is_one(a: Any, b: Any) -> bool:
