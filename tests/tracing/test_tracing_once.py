@@ -16,6 +16,7 @@ from torch import nn
 
 from autopipe.errors import AutopipeError
 from autopipe.tracing import capture
+from autopipe.tracing.record.garbage import seldom_searched
 from autopipe.tracing.record.runs import Runs
 
 
@@ -244,6 +245,30 @@ def test_python_searches_for_garbage_no_more_often_than_it_did(before, monkeypat
     ((during, *older),) = seen
     assert during > before if before == 700 else during == before
     assert tuple(older) == found[1:]
+
+
+@pytest.fixture
+def searched():
+    found = gc.get_threshold()
+    gc.set_threshold(700, *found[1:])
+    yield (700, *found[1:])
+    gc.set_threshold(*found)
+
+
+def test_recordings_of_two_threads_leave_searches_as_they_were(searched):
+    first, second = contextlib.ExitStack(), contextlib.ExitStack()
+    first.enter_context(seldom_searched())
+    second.enter_context(seldom_searched())
+    first.close()
+    assert gc.get_threshold()[0] > searched[0]
+    second.close()
+    assert gc.get_threshold() == searched
+
+
+def test_searches_that_are_set_meanwhile_stay(searched):
+    with seldom_searched():
+        gc.set_threshold(900, *searched[1:])
+    assert gc.get_threshold() == (900, *searched[1:])
 
 
 def test_statistics_are_written_in_training_alone(monkeypatch):
