@@ -20,12 +20,14 @@ from ..calls.wording import said
 from .labels import weight_of_labels
 from .noise import OwnNoise
 
-__all__ = ["ALLOWED", "EQUAL", "Results", "Rows", "axes", "differ", "is_close", "is_number"]
+__all__ = ["ALLOWED", "EQUAL", "ROUNDED", "Results", "Rows", "axes", "differ", "is_close", "is_number"]
 
 ALLOWED = {float64: 1e-8, float32: 1e-3}
 """Of the largest value; products of other sizes round otherwise."""
 EQUAL = {float64: 1e-12, float32: 1e-5}
 """More than rounding: all else being equal, so are the products' sizes."""
+ROUNDED = {float64: 1e-5, float32: 1e-3}
+"""Of the largest value, where rows are more or fewer, or another form runs: fp64 may be fp32 inside."""
 _ALLOWED_BELOW = 0.1
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 Rows = Callable[..., Any]
@@ -247,7 +249,7 @@ def _is_moved(ab: Any, there: Any, axis: int) -> bool:
     if not (isinstance(ab, Tensor) and isinstance(there, Tensor)) or axis >= min(ab.ndim, there.ndim):
         return False
     pairs = [(ab.select(axis, i), there.select(axis, 1 - i)) for i in (0, 1)]
-    return any(x.shape == y.shape and not is_close(x, y) for x, y in pairs)
+    return any(x.shape == y.shape and not is_close(x, y, ROUNDED) for x, y in pairs)
 
 
 def is_close(x: Tensor, y: Tensor, allowed: Mapping[dtype, float] = ALLOWED) -> bool:

@@ -28,16 +28,13 @@ from ..inputs.structure import flatten, unflatten
 from ..record.state import seed
 from .dims import axis_of
 from .rerun import replay
-from .results import Rows, is_close
+from .results import ALLOWED, ROUNDED, Rows, is_close
 from .rows import Mixing, rows_of
 
 __all__ = ["Tail", "find_tail", "join", "row_axes"]
 
 MOST_PARAMETERS = 0.5
 """The share of a model's parameters that its tail may have: with more, the mixing is in the middle."""
-
-_ROUNDED = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Of the largest value; fp64 models may round to fp32 inside, and products of other sizes round otherwise."""
 
 Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 
@@ -240,7 +237,7 @@ class _View:
         if first is None or there[i].shape[axis] % (2 * self.n_rows):
             return True
         rows = there[i].chunk(2 * self.n_rows, axis)
-        return _are_alike(first[0], rows[0]) and _are_alike(first[0], rows[-1])
+        return all(_are_alike(first[0], row, ROUNDED) for row in (rows[0], rows[-1]))
 
     def _is_by_row(self, call: Call, i: int) -> bool:
         """Whether one tensor of a call holds rows that depend on nothing but their own, or on no row."""
@@ -359,7 +356,7 @@ class _View:
         }
         expected = replay(self.model, self.form, whole, device).result
         for a, b in zip(expected, self._rest(names, known, whole, device), strict=True):
-            if isinstance(a, Tensor) and not (a.shape == b.shape and is_close(a, b, _ROUNDED)):
+            if isinstance(a, Tensor) and not (a.shape == b.shape and is_close(a, b, ROUNDED)):
                 return "rows joined ahead of it do not give what they give together"
         return ""
 
@@ -390,11 +387,11 @@ def _made_of_rows(form: Recording, inputs: Collection[str]) -> set[int]:
     return found
 
 
-def _are_alike(a: Tensor, b: Tensor) -> bool:
+def _are_alike(a: Tensor, b: Tensor, allowed: Mapping[torch.dtype, float] = ALLOWED) -> bool:
     """Whether two tensors are equal, up to rounding where they round."""
     if a.shape != b.shape:
         return False
-    return is_close(a, b) if a.is_floating_point() or a.is_complex() else torch.equal(a, b)
+    return is_close(a, b, allowed) if a.is_floating_point() or a.is_complex() else torch.equal(a, b)
 
 
 _NUMBERS = (int, float, tuple, torch.dtype, torch.device, type(None))

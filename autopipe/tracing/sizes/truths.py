@@ -19,7 +19,7 @@ from ..calls.call import Call, Recording
 from ..calls.wording import shown
 from .labels import label_options
 from .rerun import replay
-from .results import ALLOWED, axes, differ, is_number
+from .results import ROUNDED, axes, differ, is_number
 from .witness import witnesses
 
 __all__ = ["asked_of_all_rows"]
@@ -68,7 +68,8 @@ def asked_of_all_rows(
         counts = any(label_options(model, c) for form in chosen.values() for c in form.calls)
         for i, call in enumerate(leaves):
             values = {rows: result[i] for rows, result in results.items()}
-            is_other = isinstance(call, Call) and any(differ(values, a) for a in axes(call, 0, dim, shapes))
+            places = axes(call, 0, dim, shapes) if isinstance(call, Call) else []
+            is_other = any(differ(values, axis, ROUNDED) for axis in places)
             if is_other or (not counts and _is_no_mean(values)):
                 return _said(chosen)
     return ""
@@ -99,7 +100,7 @@ def _is_no_mean(values: Mapping[str, object]) -> bool:
     ab, aa, bb = (float(values[rows]) for rows in ("ab", "aa", "bb"))  # type: ignore[arg-type]
     if not all(map(math.isfinite, (ab, aa, bb))):
         return False
-    allowed = ALLOWED.get(values["ab"].dtype, 0.1)  # type: ignore[attr-defined]
+    allowed = ROUNDED.get(values["ab"].dtype, 0.1)  # type: ignore[attr-defined]
     return abs(2 * ab - aa - bb) > allowed * max(map(abs, (ab, aa, bb)))
 
 
