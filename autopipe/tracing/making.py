@@ -211,7 +211,10 @@ class Made:
         variation, session = self.variation, self.session
         if not (self.dynamic and variation.takes_rows(2)) or variation.mixing.always:
             return
-        for flag, forms in self.forms.items():
+        for flag in (False, True):
+            if flag and (self.is_shared or variation.mixing.training):
+                return  # asked already, or rows are others in training whatever they answer
+            forms = self.forms[flag]
             number_of = functools.partial(self._chosen, self.questions[flag], forms[0])
             start = functools.partial(session.start, flag)
             told = (self.tensors, variation.dims, variation.shapes, session.device, start)

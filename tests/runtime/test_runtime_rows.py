@@ -417,6 +417,40 @@ def test_what_is_asked_of_all_rows_and_not_of_each_is_refused(doubles, reduce):
     assert torch.isfinite(runtime.step(x, ids, n_microbatches=1).loss)
 
 
+class Dropping(Asking):
+    """Draws noise in training alone; one form serves both modes."""
+
+    def __init__(self, doubles):
+        super().__init__(doubles)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x, ids):
+        return super().forward(self.drop(x), ids)
+
+
+def test_what_is_asked_of_all_rows_is_found_where_training_draws():
+    x, ids = torch.randn(6, 4), torch.randint(2, 9, (6, 3))
+    found = captured_mixing(Dropping(lambda _, ids: bool((ids > 0).all())), x, ids)
+    assert "of all rows at once" in found.always
+
+
+class NormsWhereAny(MasksWhereAny):
+    """Mixes rows in training as well, as batch norm does."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x, mask):
+        return super().forward(self.norm(x), mask)
+
+
+def test_rows_that_training_alone_mixes_are_not_taken_to_answer_otherwise():
+    found = captured_mixing(NormsWhereAny(), torch.randn(6, 4), torch.ones(6, 4, dtype=torch.bool))
+    assert found.training
+    assert not found.always
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_what_each_row_may_be_asked_is_no_mixing(is_whole):
     mask = torch.rand(6, 4) > (-1.0 if is_whole else 0.4)
