@@ -8,9 +8,11 @@ from torch.nn import functional as F
 
 import autopipe
 from autopipe.errors import InputError
+from autopipe.graph import batch_dim
 from autopipe.runtime import mixing
 from autopipe.tracing import capture
 from autopipe.tracing.sizes.rows import Mixing
+from autopipe.tracing.sizes.truths import _pairs
 
 
 class Contrast(nn.Module):
@@ -415,6 +417,16 @@ def test_what_is_asked_of_all_rows_and_not_of_each_is_refused(doubles, reduce):
     with pytest.raises(InputError, match=r"test_runtime_rows.py:\d+ asks .* of all rows at once"):
         runtime.step(x, ids)
     assert torch.isfinite(runtime.step(x, ids, n_microbatches=1).loss)
+
+
+def test_on_an_accelerator_no_row_points_out_of_a_table():
+    x, ids = torch.randn(6, 4), torch.randint(2, 9, (6, 3))
+    dim = batch_dim(capture(Asking(lambda _, ids: bool((ids > 0).all())), (x, ids)).ops.dims)
+    least = {
+        kind: min(int(pair["ids"].min()) for pair in _pairs({"x": x, "ids": ids}, dim, torch.device(kind)))
+        for kind in ("cpu", "cuda")
+    }
+    assert least == {"cpu": -100, "cuda": 0}
 
 
 class Dropping(Asking):

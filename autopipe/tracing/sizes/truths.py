@@ -50,7 +50,7 @@ def asked_of_all_rows(
     if dim is None or dim.packed or device.type == "meta" or len(forms) < 2:
         return ""
     leaves = forms[0].calls[-1].args[0]
-    for pair in _pairs(given, dim):
+    for pair in _pairs(given, dim, device):
         batches = {rows: _of_pair(pair, dim, rows) for rows in ("ab", "aa", "bb")}
         numbers = {rows: number_of(batch) for rows, batch in batches.items()}
         chosen = {rows: forms[n] for rows, n in numbers.items() if n is not None}
@@ -81,14 +81,25 @@ def asked_of_all_rows(
     return ""
 
 
-def _pairs(given: _Batch, dim: Dim) -> Iterator[dict[str, Tensor]]:
-    """Batches of two rows: the example's first, and another of its own or of other data."""
+def _pairs(given: _Batch, dim: Dim, device: torch.device) -> Iterator[dict[str, Tensor]]:
+    """Batches of two rows: the example's first, and another of its own or of other data.
+
+    On an accelerator none that may point out of a table: what fails so there ends all work of the process.
+    """
     contrary = {n: t.neg() if t.is_floating_point() else t for n, t in given.items()}
     for other, row in ((given, -1), (contrary, 0), *((w, 0) for w in witnesses(given))):
+        if device.type != "cpu" and any(_is_lower(t, given[n]) for n, t in other.items()):
+            continue
         pair = dict(given)
         for name, axis in dim.where:
             pair[name] = torch.stack([given[name].select(axis, 0), other[name].select(axis, row)], axis)
         yield pair
+
+
+def _is_lower(other: Tensor, given: Tensor) -> bool:
+    """Whether whole numbers are negative that were not."""
+    is_whole = other.dtype.is_signed and not (other.is_floating_point() or other.is_complex())
+    return is_whole and other.numel() > 0 and int(other.min()) < min(0, int(given.min()))
 
 
 def _of_pair(pair: _Batch, dim: Dim, rows: str) -> dict[str, Tensor]:
