@@ -180,7 +180,7 @@ class Loads:
                 unknown &= ~never
                 part = np.where(never, least, _scaled(part, stage.speed))
                 least = np.where(short, part, np.minimum(least, part))
-                short &= never
+                short = short & never  # what ``again`` knows of whole stages stays
             backward = backward + least
         loads = stage_ns(forward + backward, moving, sync, p.overlap)
         if p.has_memory:

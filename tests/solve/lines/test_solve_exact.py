@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from integer_program import Program, random_problem
 
-from autopipe.solve import Item, Net, Problem, Stage, chain, chains
+from autopipe.solve import Block, Item, Net, Problem, Stage, chain, chains
 from autopipe.solve.definition.answer import Answer
 from autopipe.solve.definition.problem import HUGE
 from autopipe.solve.lines import exact
@@ -62,6 +62,16 @@ def test_links_dearer_than_the_least_rule_nothing_out():
     problem = Problem(items, ((0, 1),), (value,), (), stages, overlap=False)
     found = exact.prove(problem, Answer(None, HUGE, 0), time.perf_counter() + 5)
     assert found.stage_of == (0, 1)
+
+
+def test_blocks_of_which_parts_alone_would_do_are_ruled_out():
+    """Parts of them give up enough; no whole ones do, nor does the whole stage where it runs again."""
+    blocks = Block(("a",), 1, 10, 0), Block(("b",), 1, 100, 10)
+    items = (Item(("a", "b"), 10, 20, 0, 110, blocks=blocks),)
+    problem = Problem(items, (), (), (), (Stage(0, limit_bytes=70, in_flight=2),), recompute="auto")
+    answer = chain(problem)
+    assert answer.stage_of is None
+    assert answer.proved
 
 
 @pytest.mark.parametrize(("n_towers", "n_blocks", "n_stages"), [(2, 6, 3), (3, 4, 3), (4, 3, 2)])
