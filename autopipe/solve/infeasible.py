@@ -43,14 +43,18 @@ def shortage(problem: Problem, deadline: float) -> Shortage | None:
     """What no plan can do without, where that is too much for all ranks together; else None.
 
     Each item's and each share's static bytes count once, whatever is computed again and however fine the cut.
-    So does what each microbatch in flight keeps beside them, wherever that is least (:func:`part_with_room`).
+    So does what each microbatch in flight keeps beside them, wherever that is least (:func:`part_with_room`),
+    pins aside: what has no room where it is pinned is no shortage of all ranks.
     """
     limits = {s.rank: s.limit_bytes for s in problem.stages}
     static, room = sum(p.static_bytes for p in problem.parts), sum(limits.values())
     if static > room:
         return Shortage(static, 0, room)
+    if any(i.first > 0 or i.last >= 0 for i in problem.items):
+        anywhere = tuple(dataclasses.replace(i, first=0, last=-1) for i in problem.items)
+        problem = dataclasses.replace(problem, items=anywhere)
     part = part_with_room(problem, deadline)
-    return Shortage(static, math.floor(room / part) - static, room) if part < 1 else None
+    return Shortage(static, math.floor(room / part) - static, room) if 0 < part < 1 else None
 
 
 def no_room(case: Case, short: Shortage, deadline: float | None) -> InfeasibleError:

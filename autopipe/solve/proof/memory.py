@@ -36,7 +36,9 @@ _ROUNDS = 20
 _TURNS = 8
 """So many kinds of items are looked at as what lies between runs."""
 _COLUMNS = 40_000
-"""Larger programs are not made: the bound then knows no memory."""
+"""Larger programs are not solved: the bound then knows no memory."""
+_SHARE = 0.2
+"""Share of the time that is left for this at most: the rest is for looking for assignments."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,8 +92,19 @@ class _Program:
         self.covered: list[list[int]] = []
         self.at_cuts: list[list[list[tuple[int, list[int]]]]] = []
         self.wholes: list[list[int]] = []
+        self.ways_of: list[list[tuple[int, _Way]]] = [[] for _ in problem.stages]
+        for w, way in enumerate(self.ways):
+            for s in way.stages:
+                self.ways_of[s].append((w, way))
         for run, count in self.runs:
+            if self.is_large:
+                break
             self._place(run, count)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether this is too much to solve, and so is not whole."""
+        return self.n_columns > _COLUMNS
 
     def _row(self) -> int:
         self.n_rows += 1
@@ -129,9 +142,7 @@ class _Program:
 
     def _holding(self, kind: _Kind, s: int) -> Iterator[tuple[tuple[int, bool], Entries]]:
         """Each way in which stage ``s`` may hold an item of a kind, and what that takes."""
-        for w, way in enumerate(self.ways):
-            if s not in way.stages or not kind.first <= s <= kind.last:
-                continue
+        for w, way in self.ways_of[s] if kind.first <= s <= kind.last else ():
             y, moments = way.stages.index(s), self._moments(way.rank)
             if way.kept:
                 held = (kind.static_bytes + alive[y] * kind.saved_bytes for alive, _ in moments)
@@ -164,6 +175,8 @@ class _Program:
         if len(run) == 1 and run[0][1] == 1:
             return
         for cut in stages[:-1]:
+            if self.is_large:
+                return
             self.at_cuts[-1].append([])
             for (kind, n), row in zip(run, rows, strict=True):
                 at = self._row()
@@ -299,13 +312,17 @@ def part_with_room(problem: Problem, deadline: float) -> float:
     """At most this part of everything has room, whatever is computed again; 1 where all of it may have.
 
     So limits of the same proportions must be larger by its inverse at least. Programs that are large are not
-    made, nor any where an even share of everything has room on each rank.
+    solved, nor any made where an even share of everything has room on each rank.
     """
     if not problem.has_memory or _is_roomy(problem):
         return 1.0
-    program = _Program(problem)
-    left = deadline - time.perf_counter()
-    return program.part(left) if program.n_columns <= _COLUMNS else 1.0
+    until, program = _until(deadline), _Program(problem)
+    return 1.0 if program.is_large else program.part(until - time.perf_counter())
+
+
+def _until(deadline: float) -> float:
+    now = time.perf_counter()
+    return now + _SHARE * max(0.0, deadline - now)
 
 
 def _is_roomy(problem: Problem) -> bool:
@@ -327,11 +344,11 @@ def least_in_room(problem: Problem, lower: int, most: int, deadline: float) -> i
     """A bound on the bottleneck of every assignment that fits, at least ``lower`` and at most ``most``."""
     if not problem.has_memory:
         return lower
-    program = _Program(problem)
-    if program.n_columns > _COLUMNS:
+    until, program = _until(deadline), _Program(problem)
+    if program.is_large:
         return lower
     for _ in range(_ROUNDS):
-        left = deadline - time.perf_counter()
+        left = until - time.perf_counter()
         if lower >= most or left <= 0:
             break
         out = program.ruled_out(lower, most - 1, left)

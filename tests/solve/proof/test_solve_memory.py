@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from autopipe.solve import Block, Item, Problem, Stage, chain
 from autopipe.solve.definition.problem import HUGE
+from autopipe.solve.infeasible import shortage
+from autopipe.solve.proof import memory
 from autopipe.solve.proof.bounds import lower_bound
 from autopipe.solve.proof.exhaustive import exhaustive
 from autopipe.solve.proof.memory import least_in_room, part_with_room
@@ -73,3 +75,45 @@ def test_what_has_no_room_is_told_at_once(recompute):
     assert answer.proved
     assert time.process_time() - started < 3.0
     assert not has_room(problem)
+
+
+def test_most_of_the_time_is_left_to_look_for_assignments(monkeypatch):
+    from scipy import optimize
+
+    given, linprog = [], optimize.linprog
+
+    def timed(*args, options, **others):
+        given.append(options["time_limit"])
+        return linprog(*args, options=options, **others)
+
+    monkeypatch.setattr(optimize, "linprog", timed)
+    problem = layers(64, 8, 320)
+    least_in_room(problem, 0, HUGE, time.perf_counter() + SOON_S)
+    part_with_room(problem, time.perf_counter() + SOON_S)
+    assert len(given) > 1
+    assert max(given) <= SOON_S / 4
+
+
+def test_a_program_that_is_too_large_is_given_up_while_it_is_made():
+    n = 1000
+    items = tuple(Item((f"o{v}",), 10 + v, 20, 20, 10) for v in range(n))
+    stages = tuple(Stage(s, limit_bytes=n, in_flight=32 - s) for s in range(32))
+    edges = tuple((v, v + 1) for v in range(n - 1))
+    problem = Problem(items, edges, (), (), stages, recompute="auto")
+    program = memory._Program(problem)
+    assert program.is_large
+    assert program.n_columns < 1.5 * memory._COLUMNS
+    assert has_room(problem)
+    assert bound(problem, HUGE) == 0
+
+
+@pytest.mark.parametrize("limits", [(40, 10_000), (0, 0)])
+def test_what_has_no_room_where_it_must_be_is_no_shortage_of_all_ranks(limits):
+    items = tuple(Item((f"o{v}",), 10, 20, 0, 10, first=0, last=0) for v in range(8))
+    stages = tuple(Stage(s, limit_bytes=limit, in_flight=2 - s) for s, limit in enumerate(limits))
+    problem = Problem(items, (), (), (), stages, allow_empty=True)
+    assert not has_room(problem)
+    assert shortage(problem, time.perf_counter() + SOON_S) is None
+    answer = chain(problem)
+    assert answer.stage_of is None
+    assert answer.proved
