@@ -137,13 +137,19 @@ def plan_again(
     return dataclasses.replace(made, settings={**plan.settings, **made.settings})
 
 
+STAYS = "graph_digest", "n_ranks", "n_microbatches", "schedule"
+"""What of a plan is to be as it was when a pipeline is cut anew."""
+
+
 def _cut_of(plan: Plan) -> object:
-    return plan.placement, [(stage.ops, stage.recompute, stage.recomputed) for stage in plan.stages]
+    """All of a plan that ranks are to have alike."""
+    stages = [(stage.ops, stage.recompute, stage.recomputed) for stage in plan.stages]
+    return [getattr(plan, what) for what in STAYS], plan.placement, stages
 
 
 def _unfit(before: Plan, after: Plan) -> str:
     """Why a pipeline cannot go on under another plan; empty where it can."""
-    for what in ("graph_digest", "n_ranks", "n_microbatches", "schedule"):
+    for what in STAYS:
         was, now = getattr(before, what, None), getattr(after, what, None)
         if was != now:
             return f"the pipeline runs with {what} {was} and the plan is for {now}; it must be the same"
@@ -213,10 +219,10 @@ class Cutter:
             raise InputError(text.removeprefix(NO_PLAN))
         told = Plan.from_json(text)
         plan = by if isinstance(by, Plan) else told
+        self._check_same(plan, told)
         fault = _unfit(engine.plan, plan)
         if fault:
             raise InputError(fault)
-        self._check_same(plan, told)
         if isinstance(by, Report) and costs is not None and by.n_steps:
             costs = as_measured(costs, engine.plan, by.stages)
         stages = build(engine.capture, plan)
@@ -251,7 +257,7 @@ class Cutter:
     def _settle(self, draft: str) -> str:
         """What rank 0 of the first replica drafts, on every rank of all: replicas hold the same stages."""
         engine = self._engine
-        text = Agreement(engine).as_first(draft) if engine.rank == 0 and engine.replica_dims.n > 1 else draft
+        text = Agreement(engine).as_first(draft) if engine.rank == 0 else draft
         return text if engine.peers is None else engine.peers.share(text, 0)
 
     def _check_same(self, given: Plan, told: Plan) -> None:
@@ -260,10 +266,7 @@ class Cutter:
         differs = _cut_of(given) != _cut_of(told)
         if engine.peers is not None:
             differs = engine.peers.any(differs)
-        if engine.replica_dims.n > 1:
-            with engine.outside("hearing which plan other replicas cut to"):
-                differs = engine.replica_dims.any(differs, engine.device)
-        if differs:
+        if Agreement(engine).any(differs):
             raise InputError(
                 "ranks were given unlike plans to cut to; give every rank, and every replica, the same: "
                 "autopipe.Plan.from_json of one file, say"

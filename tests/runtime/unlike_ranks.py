@@ -1,6 +1,7 @@
 """Ranks and replicas of which not all do, or measure, the same; ``unlike_ranks.py CHECK`` is one of four."""
 
 import copy
+import dataclasses
 import math
 import os
 import sys
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from keep_ranks import cut
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -117,6 +119,21 @@ def zeroes():
         runtime.step(x, target=x)
 
 
+def shards():
+    """So it is where replicas hold shards: what those have yet to sum, no parameter shows between steps."""
+    mesh, _, runtime, _ = pipeline()
+    replica = mesh.get_local_rank("dp")
+    runtime.wrap(lambda s: fully_shard(s, mesh=mesh["dp"]) and None)
+    x, bad = batch(0), torch.full((8, 8), math.inf, dtype=torch.float64)
+    runtime.step(x, target=x)  # gradients in shards: to look at one, every replica has to join
+    with runtime.no_sync():
+        runtime.step(x if replica else bad, target=x)
+    for worker in runtime.engine.workers.values():
+        worker.replicas.let_go()
+    with pytest.raises(StepError, match="of another replica is not" if replica else "the loss is nan"):
+        runtime.step(x, target=x)
+
+
 def counted_on():
     """What DDP can only do with one backward a step is refused when a stage is wrapped so."""
     mesh, _, runtime, _ = pipeline()
@@ -133,6 +150,12 @@ def cuts():
     for odd in (replica, runtime.rank):
         with pytest.raises(InputError, match="given unlike plans"):
             runtime.rebalance(plan=plans[odd], optimizer=optimizer)
+    longer = dataclasses.replace(plans[1], n_microbatches=8)
+    for odd in (replica, runtime.rank):  # a pipeline that runs cannot be cut to it
+        with pytest.raises(InputError, match="given unlike plans"):
+            runtime.rebalance(plan=longer if odd else plans[1], optimizer=optimizer)
+    with pytest.raises(InputError, match="n_microbatches 4 and the plan is for 8"):
+        runtime.rebalance(plan=longer, optimizer=optimizer)
     assert runtime.rebalance(plan=plans[1], optimizer=optimizer)
     torch.manual_seed(1)
     model = Layers().double()

@@ -1,4 +1,4 @@
-"""All ranks of one mind while they save or load, and all replicas of each: who is told what, who raises.
+"""All ranks of one mind where they save, load or cut anew, and all replicas: who is told what, who raises.
 
 What is saved and loaded is left to ``keeper``, what replicas have of their own to ``replicas``.
 """
@@ -164,6 +164,10 @@ class Agreement:
             return ()
         return tuple(n for n in mesh.mesh_dim_names or () if n != "pp")
 
+    def any(self, mine: bool) -> bool:
+        """Whether it is so on any of this rank's replicas; every one of them calls it."""
+        return not self._replicas_fine(not mine)
+
     def _replicas_fine(self, is_fine: bool) -> bool:
         """Whether all is well on this rank's replicas too."""
         return bool(self._least(int(is_fine))[0])
@@ -171,7 +175,7 @@ class Agreement:
     def _least(self, *numbers: int) -> list[int]:
         """The least of each of what this rank's replicas have."""
         mesh, negated = self._engine.options.mesh, [-number for number in numbers]
-        with self._engine.outside("telling the other replicas how its save or load went"):
+        with self._engine.outside("telling the other replicas how its part went"):
             return [-n for n in largest(mesh, self._other_dims, negated, self._engine.device)]
 
 
