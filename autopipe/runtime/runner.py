@@ -306,10 +306,19 @@ class Runner:
         traits = Traits.HOOKS if has_hooks else Traits(0)
         if engine.averages:
             traits |= Traits.AVERAGES
-        if self._nonfinite is not None:
-            gradients = [p.grad for stage in engine.stages for p in stage.parameters()]
-            traits |= Traits.HOLDS if any(g is not None and bool(g.any()) for g in gradients) else Traits(0)
+        if self._nonfinite is not None and self._may_hold():
+            traits |= Traits.HOLDS
         return traits
+
+    def _may_hold(self) -> bool:
+        """Whether there may be gradients of earlier steps: what shards have yet to sum is not theirs to show.
+
+        Nor is what they have summed looked at: replicas would have to join.
+        """
+        if any(worker.replicas.is_sharded for worker in self.engine.workers.values()):
+            return True
+        gradients = (p.grad for stage in self.engine.stages for p in stage.parameters())
+        return any(g is not None and bool(g.any()) for g in gradients)
 
     def _compare_replicas(self, step: StepInputs) -> None:
         """Look at what replicas have in common, now and then.

@@ -52,7 +52,7 @@ class Traits(enum.IntFlag):
     AVERAGES = 2
     """A stage whose gradients replicas average."""
     HOLDS = 4
-    """Gradients of earlier steps, of which one was not finite."""
+    """Gradients of earlier steps, maybe, of which one was not finite."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
