@@ -50,9 +50,9 @@ def end_of_a_replica(board: Board, replicas: Sequence[Sequence[int]], n_made: in
     boards = {tuple(ranks): board.corner(corner(ranks, n_made)) for ranks in replicas}
     until_s = time.monotonic() + TOLD_S
     while time.monotonic() < until_s:
-        for ranks, board in boards.items():
+        for ranks, theirs in boards.items():
             with contextlib.suppress(StoreGone):
-                if cause := board.look("error"):
+                if cause := theirs.look("error"):
                     return f"another replica, ranks {list(ranks)} of the job, failed: {cause}"
         time.sleep(POLL_S)
     places = ", ".join(str([*ranks]) for ranks in replicas)
