@@ -256,7 +256,7 @@ class Runner:
             there = [w for w in weights if isinstance(w, Tensor)]
             told = torch.stack(there) if there else torch.tensor(weights, dtype=torch.float64, device="cpu")
             found = accelerator.upload((told * factor).to(loss.dtype), loss.device)
-            found = found if scale is None else found * scale.to(found.dtype)
+            found = found if scale is None else found * scale.to(found)
             # of a DTensor's kind for one
             return [seed if type(loss) is Tensor else torch.ones_like(loss) * seed for seed in found]
 

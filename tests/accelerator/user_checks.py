@@ -243,20 +243,21 @@ def inputs_with_gradients():
 
 def other_devices():
     """A model built on another device than the rank's, batches and loss on a third, targets on the host."""
-    model = seeded(Mlp).to("sim:0")
-    plain = copy.deepcopy(model).to(DEVICE)
 
     def loss(output, target):
         return F.mse_loss(output.to("sim:0"), target.to("sim:0"))
 
-    _, runtime = split(model, numbers().to("sim:0"), loss=loss)
-    for step in range(3):
-        x = numbers(seed=step)
-        found = runtime.step(x.to("sim:0"), target=x).loss
-        wanted = F.mse_loss(plain(x.to(DEVICE)), x.to(DEVICE))
-        wanted.backward()
-        near(found, wanted)
-    same_gradients(runtime, plain)
+    for scaler in (None, torch.amp.GradScaler("sim", init_scale=4.0)):
+        model = seeded(Mlp).to("sim:0")
+        plain = copy.deepcopy(model).to(DEVICE)
+        _, runtime = split(model, numbers().to("sim:0"), loss=loss, runtime={"scaler": scaler})
+        for step in range(3):
+            x = numbers(seed=step)
+            found = runtime.step(x.to("sim:0"), target=x).loss
+            wanted = F.mse_loss(plain(x.to(DEVICE)), x.to(DEVICE))
+            (wanted * (1.0 if scaler is None else 4.0)).backward()
+            near(found, wanted)
+        same_gradients(runtime, plain)
 
 
 def default_device():

@@ -197,6 +197,7 @@ def weighted(losses: Sequence[Tensor | None], weights: Sequence[float | Tensor])
     there = [w for w in weights if isinstance(w, Tensor)]
     if there:
         shares, found = torch.stack(there), torch.stack([loss for loss in losses if loss is not None])
+        shares = shares.to(found.device)
         return torch.where(shares > 0, found.double() * shares, 0.0).sum()
     terms = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
     if all(loss.is_cpu for loss, _ in terms):  # plain numbers cost a fraction of ops on as small tensors
