@@ -1,5 +1,6 @@
 """A plan that one leaf keeps from balance opens it by itself; what is pinned closed stays whole."""
 
+import dataclasses
 import functools
 import itertools
 import signal
@@ -9,8 +10,10 @@ import torch
 from torch import nn
 
 import autopipe
-from autopipe.api.refine import TOLERANCE
+from autopipe.api.refine import TOLERANCE, _imbalance
+from autopipe.costs import CostTable, OpCost
 from autopipe.errors import CaptureError, InfeasibleError
+from autopipe.hardware import Cluster
 from autopipe.solve import solve
 
 
@@ -63,6 +66,21 @@ def test_a_leaf_pinned_closed_stays_whole():
     assert imbalance(plan) > 0.5
     with pytest.raises(CaptureError, match=r"blocks.2 is pinned closed"):
         captured.open("blocks.2.inner.0")
+
+
+def test_what_runs_again_to_fit_memory_is_no_part_of_an_even_share():
+    """Stages that are even for it alone are opened further: of finer blocks less may have to run again."""
+    plan = split(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))).plan
+    costs = CostTable({op: OpCost(forward_s=1.0) for stage in plan.stages for op in stage.ops})
+    for recomputes in (False, True):
+        stages = tuple(
+            dataclasses.replace(
+                s, forward_s=2.0, backward_s=4.0 + recomputes, recomputed=(s.ops[:1],) * recomputes
+            )
+            for s in plan.stages
+        )
+        made = dataclasses.replace(plan, stages=stages, cluster=Cluster.uniform(2))
+        assert _imbalance(made, costs) == pytest.approx(1 / 6 if recomputes else 0.0)
 
 
 def test_opening_ends_at_single_ops():

@@ -67,7 +67,6 @@ class Loads:
         self.plain = alike and not p.has_memory and not any(n.link_ns for n in p.nets)
         names = ["forward_ns", "backward_ns"] + ["static_bytes", "saved_bytes"] * p.has_memory
         self.each = {name: _row([getattr(i, name) for i in p.items]) for name in names}
-        self.each["freed"] = _row([freed_bytes(i.blocks) for i in p.items])
         self.grades = self._grades()
         self.sorts = sorts_of(b for i in p.items for b in i.blocks)
         column = {sort[:3]: x for x, sort in enumerate(self.sorts)}
@@ -85,14 +84,14 @@ class Loads:
     def _grades(self) -> list[float]:
         """The least time per byte given up of each grade of blocks, rising; what items have of it is kept."""
         worth = {b.forward_ns / b.freed_bytes for i in self.problem.items for b in i.blocks}
-        grades = np.array_split(sorted(worth), min(_GRADES, max(1, len(worth))))
+        grades = np.array_split(sorted(worth), min(_GRADES, len(worth))) if worth else []
         for g, grade in enumerate(grades):
             among = set(grade.tolist())
             rows = (
                 [b for b in i.blocks if b.forward_ns / b.freed_bytes in among] for i in self.problem.items
             )
             self.each[f"grade {g}"] = _row([freed_bytes(row) for row in rows])
-        return [float(grade[0]) for grade in grades if len(grade)]
+        return [float(grade[0]) for grade in grades]
 
     def _again(self, a: Layer, b: Layer, need: Floats) -> tuple[Floats, Bits]:
         """The least forward that gives up the bytes needed, parts of blocks allowed, and where none does."""
