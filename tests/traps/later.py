@@ -415,6 +415,7 @@ class Paired(nn.Linear):
     def forward(self, x: Tensor) -> Any:
         y = super().forward(x)
         given = {"pair": (y, x), "single": (y,), "bare": y, "named": {"y": y, "x": x}, "alone": {"y": y}}
+        given |= {"deep": {"a": (y, None), "b": [x, 2]}, "deeper": {"a": (y, None), "b": [x, 2, x]}}
         return given[self.how]
 
 
@@ -460,3 +461,15 @@ def more_of_a_layer_that_is_returned(self: Any, x: Tensor) -> Any:
 def more_keys_of_a_layer_that_is_gone_through(self: Any, x: Tensor) -> Any:
     given = self.part(x)
     return self.run(torch.stack([given[key] for key in given]).sum(0))
+
+
+@trap(part=lambda: paired("deep"))
+def number_deep_in_what_a_layer_gives(self: Any, x: Tensor) -> Tensor:
+    given = self.part(x)
+    return self.run(given["a"][0] + given["b"][0]) * given["b"][1]
+
+
+@trap("refused", part=lambda: paired("deep"), later=lambda m: setattr(m.part, "how", "deeper"))
+def more_deep_in_what_a_layer_gives(self: Any, x: Tensor) -> Tensor:
+    given = self.part(x)
+    return self.run(given["a"][0] + given["b"][0]) * given["b"][1]

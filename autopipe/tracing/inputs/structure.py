@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import gc
 from collections import UserDict, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "LEAF",
     "Spec",
     "Step",
+    "along",
     "attributes",
     "carries_tensors",
     "flatten",
@@ -307,3 +308,19 @@ def paths(spec: Spec) -> list[tuple[Step, ...]]:
         step = "item"
     steps = [*((step, key) for key in spec.keys), *(("attr", name) for name in spec.attributes)]
     return [(own, *rest) for own, child in zip(steps, spec.children, strict=True) for rest in paths(child)]
+
+
+def along(spec: Spec, leaves: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """For each leaf, the whole and what lies at each of its steps, the leaf last: made of the leaves anew.
+
+    >>> along(flatten((1, {"k": 2}))[1], [1, 2])
+    [((1, {'k': 2}), 1), ((1, {'k': 2}), {'k': 2}, 2)]
+    """
+    if spec.kind == "leaf":
+        return [tuple(leaves)]
+    whole, rows, start = unflatten(spec, leaves), list[tuple[Any, ...]](), 0
+    for child in spec.children:
+        end = start + child.n_leaves
+        rows += [(whole, *row) for row in along(child, leaves[start:end])]
+        start = end
+    return rows

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..calls import functions, named
 from ..calls.call import Call, meta
-from ..inputs.structure import flatten, paths, unflatten
+from ..inputs.structure import along, flatten, paths, unflatten
 from .ledger import Ledger
 from .tracked import plain
 
@@ -82,8 +82,8 @@ def _read_again(ledger: Ledger, behind: Call, given: Dict) -> None:
     behind.storages = frozenset().union(*map(functions.storages, leaves))
     changed = given.changed
     new = [
-        ledger.adopt_piece(behind, path, v, set()) if path[0][1] in changed else v
-        for path, v in zip(paths(spec), leaves, strict=True)
+        ledger.adopt_piece(behind, path, row, set()) if path[0][1] in changed else row[-1]
+        for path, row in zip(paths(spec), along(spec, leaves), strict=True)
     ]
     now = unflatten(spec, new)
     for key in given.gone:

@@ -19,7 +19,7 @@ from ...errors import CaptureError
 from ..calls import functions, lifting, wording
 from ..calls.call import UNSAFE, Call, Depends, meta
 from ..calls.named import Rebuild
-from ..inputs.structure import LEAF, Spec, Step, carries_tensors, flatten, paths, unflatten
+from ..inputs.structure import LEAF, Spec, Step, along, carries_tensors, flatten, paths, unflatten
 from . import checks, opaque, origin
 from .extent import Extents
 from .numbers import Numbers
@@ -232,9 +232,8 @@ class Ledger:
             return new
         values, spec = flatten(result)
         call.value = unflatten(spec, [meta(v) for v in values])
-        owned = [
-            self.adopt_piece(call, path, v, written) for path, v in zip(paths(spec), values, strict=True)
-        ]
+        pairs = zip(paths(spec), along(spec, values), strict=True)
+        owned = [self.adopt_piece(call, path, row, written) for path, row in pairs]
         call.storages = frozenset().union(*(functions.storages(v) for v in owned))
         if all(a is b for a, b in zip(owned, values, strict=True)):
             return result
@@ -247,12 +246,14 @@ class Ledger:
         self.bind(tensor, ref)
         return tensor
 
-    def adopt_piece(self, call: Call, path: tuple[Step, ...], value: Any, written: set[int]) -> Any:
+    def adopt_piece(
+        self, call: Call, path: tuple[Step, ...], values: tuple[Any, ...], written: set[int]
+    ) -> Any:
+        value, ref = values[-1], cast(Ref, call)
         if not isinstance(value, (torch.Tensor, int, float)) or isinstance(value, bool):
             return value
-        ref: Ref = call
-        for step in path:
-            ref = Piece(ref, step, value)
+        for step, within in zip(path, values[1:], strict=True):
+            ref = Piece(ref, step, within)
         if isinstance(value, torch.Tensor):
             return self.adopt(value, ref, written)
         if not call.depends & Depends.SHAPE or isinstance(value, float):
