@@ -20,8 +20,8 @@ from torch import Tensor, fx, nn
 from ..errors import InputError
 from ..plans import Plan
 from ..torch_private import CALL_HOOK, is_called_plainly
+from ..tracing.code.leaves import is_compiled
 from ..tracing.graphs.scope import OWN, Scope, twin_of
-from ..tracing.record.leaves import is_compiled
 from .again import Block
 
 __all__ = ["HIDDEN", "RECOMPUTED", "Section", "Stage", "StageForm"]

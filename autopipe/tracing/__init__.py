@@ -8,7 +8,12 @@ room       what goes there
 =========  =================================================================================================
 inputs     a call's arguments: their structure, names, examples, rows of several samples, caches left out
 calls      the vocabulary of a recording: a call, a guard, the region it ran in, what torch's functions do
-record     one run being recorded: leaves, patches, checks, tracked numbers, the state put back afterwards
+state      the model as it was: buffers, attributes, what its code reaches, random state; copied, put back
+code       the model's Python: where it is, which modules and functions stay whole, what they keep
+values     what a recording knows of tensors and numbers: the call behind each, what Python asks of them
+record     one run of the model, recorded
+patches    what is patched in torch and Python for that time
+runs       the runs of a capture: in both modes, recorded and not, and what of the model they stand on
 graphs     what recordings become: forms under common names, fx graphs, generated modules, the op graph
 sizes      which input sizes may vary, found by running a recording at others; rules about sizes
 referee    recordings held against the model on other data, in both modes, with gradients and state
@@ -17,7 +22,7 @@ referee    recordings held against the model on other data, in both modes, with 
 
 from .capture import capture
 from .captured import Capture
-from .record.given import device_of
-from .record.state import preserved
+from .state.given import device_of
+from .state.state import preserved
 
 __all__ = ["Capture", "capture", "device_of", "preserved"]

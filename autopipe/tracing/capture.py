@@ -19,6 +19,8 @@ from torch.nn.parameter import is_lazy
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
 from .captured import Capture
+from .code.keeping import tell_left
+from .code.leaves import Policy
 from .graphs import opgraph
 from .held import held_against_the_model, held_from_elsewhere
 from .inputs.arguments import Inputs, arguments
@@ -28,18 +30,16 @@ from .inputs.structure import flatten, unflatten
 from .inputs.written import check_written, given_twice, said_of
 from .later import Later
 from .notes import notes_on
-from .record.garbage import seldom_searched
-from .record.given import check_values, device_of, fresh
-from .record.keeping import tell_left
-from .record.leaves import Policy
-from .record.session import Session
-from .record.standing import standing_of
-from .record.state import preserved
+from .runs.session import Session
+from .runs.standing import standing_of
 from .sizes import dims
 from .sizes.explore import confirm
 from .sizes.few import are_free, few_pixels, few_rows, few_tokens
 from .sizes.harmless import uneven_sizes
 from .sizes.variation import Variation
+from .state.garbage import seldom_searched
+from .state.given import check_values, device_of, fresh
+from .state.state import preserved
 
 __all__ = ["capture"]
 

@@ -18,6 +18,7 @@ from ..graph import Dim, OpGraph
 from .calls.call import Call
 from .calls.named import held_by
 from .calls.perform import run_call
+from .code.leaves import Policy
 from .graphs import emit, modes
 from .graphs.questions import Question, choose
 from .inputs.arguments import Inputs
@@ -26,12 +27,11 @@ from .inputs.structure import Spec, unflatten
 from .inputs.written import Written, write_back
 from .later import Later
 from .making import Form
-from .record.bysize import follow_sizes, sizes_of
-from .record.given import all_on
-from .record.leaves import Policy
-from .record.readers import Change, Kind
-from .record.standing import Standing
+from .runs.bysize import follow_sizes, sizes_of
+from .runs.standing import Standing
 from .sizes.variation import Variation
+from .state.given import all_on
+from .state.readers import Change, Kind
 
 __all__ = ["Capture"]
 

@@ -18,14 +18,14 @@ from .calls.call import Recording
 from .inputs.arguments import Inputs
 from .inputs.structure import flatten
 from .making import Made
-from .record.given import are_close
-from .record.session import Session
-from .record.state import preserved
 from .referee.referee import Referee
 from .resized import record_at_sizes
+from .runs.session import Session
 from .sizes.dims import resize
 from .sizes.explore import taken_beside
 from .sizes.variation import Variation
+from .state.given import are_close
+from .state.state import preserved
 
 __all__ = ["held_against_the_model", "held_from_elsewhere"]
 

@@ -17,12 +17,12 @@ from .calls.call import Recording, meta
 from .inputs.arguments import Inputs
 from .inputs.caches import switched_off
 from .making import Form, Made
-from .record.garbage import seldom_searched
-from .record.given import all_on
-from .record.session import Session
-from .record.state import preserved
 from .resized import forms_on, takes_more
+from .runs.session import Session
 from .sizes import dims as sizing
+from .state.garbage import seldom_searched
+from .state.given import all_on
+from .state.state import preserved
 
 __all__ = ["Later"]
 

@@ -1,6 +1,6 @@
 """From recordings to the forms of a capture: alike ones joined, calls under common names, sizes tried.
 
-Recording is left to ``record``; graphs and the capture itself to ``graphs`` and ``capture``.
+Recording is left to ``record`` and ``runs``; graphs and the capture itself to ``graphs`` and ``capture``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from .calls.call import Call, Recording
 from .calls.likeness import distinct
 from .calls.named import Named
 from .calls.perform import run_call
+from .code.leaves import uncompiled
 from .graphs import emit, modes
 from .graphs.questions import Question, choose, questions, with_sizes
 from .inputs.arguments import Inputs
 from .inputs.written import called
-from .record.leaves import uncompiled
-from .record.session import Session
-from .record.tracked import pinned, plain
+from .runs.session import Session
 from .sizes.expected import Expected
 from .sizes.explore import explore, is_narrowed
 from .sizes.guards import with_checks
@@ -37,6 +36,7 @@ from .sizes.trials import Explorer
 from .sizes.truths import asked_of_all_rows
 from .sizes.variation import Check, Fixed, Variation
 from .sizes.witness import witnesses
+from .values.tracked import pinned, plain
 
 __all__ = ["Form", "Made"]
 

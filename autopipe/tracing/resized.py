@@ -16,8 +16,8 @@ from .calls.call import Call, Recording
 from .calls.likeness import prune
 from .inputs.arguments import Inputs
 from .making import Made
-from .record.session import Session
 from .referee.referee import Referee
+from .runs.session import Session
 from .sizes import dims as sizing
 from .sizes.variation import Variation
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import autopipe
 from autopipe.errors import InputError
 from autopipe.tracing import capture
-from autopipe.tracing.record.checks import expect, is_check
+from autopipe.tracing.code.checks import expect, is_check
 
 
 class Checked(nn.Module):

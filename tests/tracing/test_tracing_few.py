@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autopipe.errors import InputError
 from autopipe.tracing import capture
-from autopipe.tracing.record.session import Session
+from autopipe.tracing.runs.session import Session
 
 RUNS: Any = queue.SimpleQueue()
 """What each run had to do with, where no state that a capture puts back is."""

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from autopipe.tracing import preserved
-from autopipe.tracing.record import keeping, memos
-from autopipe.tracing.record.reach import reached
+from autopipe.tracing.code import keeping
+from autopipe.tracing.patches import memos
+from autopipe.tracing.state.reach import reached
 
 COUNTS = {"calls": 0}
 NUMBER = 0

@@ -16,7 +16,7 @@ import autopipe
 from autopipe.errors import CaptureError, InputError
 from autopipe.torch_private import CUSTOM_FUNCTION
 from autopipe.tracing import capture
-from autopipe.tracing.record.state import draw_alike, preserved
+from autopipe.tracing.state.state import draw_alike, preserved
 
 APPLY = vars(CUSTOM_FUNCTION).get("apply")
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autopipe.tracing import capture
-from autopipe.tracing.record.memos import Memos
+from autopipe.tracing.patches.memos import Memos
 
 
 @functools.lru_cache

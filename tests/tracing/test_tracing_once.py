@@ -16,8 +16,8 @@ from torch import nn
 
 from autopipe.errors import AutopipeError
 from autopipe.tracing import capture
-from autopipe.tracing.record.garbage import seldom_searched
-from autopipe.tracing.record.runs import Runs
+from autopipe.tracing.runs.runs import Runs
+from autopipe.tracing.state.garbage import seldom_searched
 
 
 class Net(nn.Module):

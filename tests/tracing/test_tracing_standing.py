@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import autopipe
 from autopipe.errors import InputError
 from autopipe.tracing import preserved
-from autopipe.tracing.record.readers import Kind
+from autopipe.tracing.state.readers import Kind
 
 
 def gain(factor: float) -> type:

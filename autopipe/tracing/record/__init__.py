@@ -1,1 +1,1 @@
-"""One run of a model, recorded. What becomes of the recording is left to ``graphs`` and ``sizes``."""
+"""One run of a model, recorded: what goes whole into it, what call by call."""

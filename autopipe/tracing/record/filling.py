@@ -14,8 +14,8 @@ from typing import Any
 from ..calls import functions, named
 from ..calls.call import Call, meta
 from ..inputs.structure import along, flatten, paths, unflatten
-from .ledger import Ledger
-from .tracked import plain
+from ..values.ledger import Ledger
+from ..values.tracked import plain
 
 __all__ = ["Dict", "dicts", "refilled"]
 

@@ -22,13 +22,13 @@ from ..calls import functions, lifting, named, wording
 from ..calls.call import UNSAFE, Call, Depends
 from ..calls.named import Told
 from ..calls.streams import Stream
+from ..code import standins
+from ..code.position import Position
+from ..code.restart import CloseModule
+from ..code.statements import Taken
 from ..inputs.structure import flatten
-from . import standins
-from .ledger import Ledger
-from .position import Position
-from .restart import CloseModule
-from .state import generators
-from .statements import Taken
+from ..state.state import generators
+from ..values.ledger import Ledger
 
 __all__ = ["Kept"]
 

@@ -26,21 +26,21 @@ from ..calls.moded import in_modes, modes_of
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
+from ..code.keeping import Keeping, left
+from ..code.leaves import calls_otherwise, is_compiled
+from ..code.position import Depth, Position
+from ..code.restart import CloseModule, KeepMode
 from ..inputs.structure import flatten, hides_tensors, marks
 from ..inputs.written import called
+from ..values.branches import Branches
+from ..values.ledger import Ledger
+from ..values.origin import Unseen
+from ..values.reads import Reads
+from ..values.tracked import plain
 from . import filling, splitting
-from .branches import Branches
 from .contexts import Contexts
 from .draws import Draws, Streams
-from .keeping import Keeping, left
 from .kept import Kept
-from .leaves import calls_otherwise, is_compiled
-from .ledger import Ledger
-from .origin import Unseen
-from .position import Depth, Position
-from .reads import Reads
-from .restart import CloseModule, KeepMode
-from .tracked import plain
 
 __all__ = ["Recorder"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..calls.call import Depends
-from .ledger import Ledger
-from .tracked import pin, plain
+from ..values.ledger import Ledger
+from ..values.tracked import pin, plain
 
 __all__ = ["hold"]
 

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from ...errors import AutopipeError
 from ...graph import Dim
 from ..calls.call import Call, Recording
+from ..code.leaves import uncompiled
 from ..inputs.arguments import Inputs
 from ..inputs.contents import are_told_alike
 from ..inputs.structure import Spec, flatten
 from ..inputs.written import called
-from ..record.leaves import uncompiled
-from ..record.state import draw_alike, generators, seed
 from ..sizes import dims as sizing
 from ..sizes.rerun import replay
 from ..sizes.variation import Variation
+from ..state.state import draw_alike, generators, seed
 from .redraw import redrawn
 
 __all__ = ["Fault", "Referee"]

@@ -17,7 +17,7 @@ from torch import nn
 from ...errors import InputError
 from ..calls.call import Call, Recording, meta
 from ..inputs.structure import flatten
-from ..record.state import preserved
+from ..state.state import preserved
 from .guards import ExpectSize
 from .rerun import replay
 

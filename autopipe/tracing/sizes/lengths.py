@@ -19,7 +19,7 @@ from ...graph import Dim
 from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls, meta
 from ..calls.named import qualified_name
-from ..record.leaves import is_atomic, is_compiled
+from ..code.leaves import is_atomic, is_compiled
 
 __all__ = ["read_from_inputs"]
 

@@ -19,8 +19,8 @@ from ..calls.call import Call, Recording, map_calls
 from ..calls.functions import plain_name, tensors
 from ..calls.perform import ask, run_call
 from ..calls.sharing import Sharing, outline
-from ..record.branches import program
-from ..record.leaves import uncompiled
+from ..code.leaves import uncompiled
+from ..values.branches import program
 
 __all__ = ["Observation", "buffers_written", "replay", "with_guards"]
 

@@ -24,7 +24,7 @@ from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.functions import tensors
 from ..calls.wording import said
-from ..record.state import seed
+from ..state.state import seed
 from .labels import label_options
 from .noise import OwnNoise
 from .pieces import fault_in_pieces

@@ -25,7 +25,7 @@ from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.functions import tensors
 from ..calls.perform import run_call
 from ..inputs.structure import flatten, unflatten
-from ..record.state import seed
+from ..state.state import seed
 from .dims import axis_of
 from .rerun import replay
 from .results import ALLOWED, ROUNDED, Rows, is_close

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ...graph import batch_dim
 from ..calls.call import Recording
-from ..record.given import close_to
-from ..record.state import seed
+from ..state.given import close_to
+from ..state.state import seed
 from .guards import broken
 from .rerun import buffers_written, replay
 from .variation import Variation

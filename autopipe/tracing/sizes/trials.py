@@ -22,9 +22,9 @@ from ..calls.kinds import Kind
 from ..calls.sharing import Sharing
 from ..inputs.arguments import Inputs
 from ..inputs.structure import Spec, flatten
-from ..record.given import are_close, close_to
-from ..record.state import seed
-from ..record.tracked import pinned
+from ..state.given import are_close, close_to
+from ..state.state import seed
+from ..values.tracked import pinned
 from . import dims as sizing
 from .guards import broken
 from .rerun import Observation, buffers_written, replay

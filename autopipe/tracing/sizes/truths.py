@@ -18,7 +18,7 @@ from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.wording import shown
-from ..record.state import generators, seed
+from ..state.state import generators, seed
 from .labels import label_options
 from .rerun import replay
 from .results import ROUNDED, axes, differ, is_number

@@ -20,19 +20,9 @@ from ...torch_private import GLOBAL_HOOKS
 from ..calls.call import Depends, Recording, Setting
 from ..calls.kinds import kind_of
 from ..calls.sharing import Twins
-from ..inputs.arguments import Inputs
-from ..inputs.structure import flatten
-from ..inputs.written import called
-from . import attributes, casts, opaque, telling
-from .evaluated import evaluated
-from .given import are_close, device_of, fresh, other_data, united
-from .identity import compares
-from .leaves import Policy, uncompiled
-from .memos import Memos
-from .origin import Unseen, alive
-from .recorder import Recorder
-from .repeats import Repeats
-from .restart import (
+from ..code import attributes, opaque, telling
+from ..code.leaves import Policy, uncompiled
+from ..code.restart import (
     CloseModule,
     Function,
     Method,
@@ -43,9 +33,20 @@ from .restart import (
     WatchLeaves,
     WatchMethods,
 )
-from .route import Route
+from ..inputs.arguments import Inputs
+from ..inputs.structure import flatten
+from ..inputs.written import called
+from ..patches.memos import Memos
+from ..patches.route import Route
+from ..record.identity import compares
+from ..record.recorder import Recorder
+from ..state.given import are_close, device_of, fresh, other_data, united
+from ..state.state import Snapshot, seed
+from ..values import casts
+from ..values.origin import Unseen, alive
+from .evaluated import evaluated
+from .repeats import Repeats
 from .shifted import Made, Settling, Shift
-from .state import Snapshot, seed
 
 __all__ = ["AS_GIVEN", "Attempt", "Refused", "Runs"]
 

@@ -17,9 +17,9 @@ import torch
 from ..calls.call import Call, Recording
 from ..calls.likeness import is_equal, is_same, prune
 from ..calls.named import unnamed
-from .checks import is_in_writer
-from .numbers import Numbers, TensorMethod
-from .tracked import Expression, pinned
+from ..code.checks import is_in_writer
+from ..values.numbers import Numbers, TensorMethod
+from ..values.tracked import Expression, pinned
 
 __all__ = ["Made", "Settling", "Shift", "Tried", "is_alike", "longest_of", "misread"]
 

@@ -19,13 +19,14 @@ from ...errors import CaptureError
 from ..calls import functions, lifting, wording
 from ..calls.call import UNSAFE, Call, Depends, meta
 from ..calls.named import Rebuild
+from ..code import checks, opaque
+from ..code.position import Position
+from ..code.restart import KeepFunction, OpenLeaf, WatchLeaves
 from ..inputs.structure import LEAF, Spec, Step, along, carries_tensors, flatten, paths, unflatten
-from . import checks, opaque, origin
+from . import origin
 from .extent import Extents
 from .numbers import Numbers
-from .position import Position
 from .refs import Piece, Ref
-from .restart import KeepFunction, OpenLeaf, WatchLeaves
 from .tracked import Expression, TrackedFloat, TrackedInt, plain, track
 
 __all__ = ["Ledger"]

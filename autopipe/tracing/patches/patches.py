@@ -22,14 +22,14 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ...torch_private import APPLY_IS_C, BACKWARD, CHECKPOINT, CUSTOM_FUNCTION, DYNAMO, grad_mode
 from ..calls.named import CustomFunction, Named
+from ..record.contexts import ENTERED
+from ..record.kept import is_copying
+from ..state.spaces import Spaces
+from ..values.tracked import TrackedFloat, TrackedInt, call, counted, pin
 from .asking import ASKED, Maker
-from .contexts import ENTERED
 from .importing import imported_outside
-from .kept import is_copying
 from .route import INHERITED, Patch, Route
 from .seeding import SEEDING
-from .spaces import Spaces
-from .tracked import TrackedFloat, TrackedInt, call, counted, pin
 from .transforms import TRANSFORMS
 
 __all__ = ["applied"]

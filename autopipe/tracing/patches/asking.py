@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from .recorder import Recorder
+from ..record.recorder import Recorder
 from .route import Route
 
 __all__ = ["ASKED"]

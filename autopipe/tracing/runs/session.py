@@ -17,10 +17,8 @@ from ...errors import CaptureError, ModelError
 from ..calls.call import Recording, Setting
 from ..calls.likeness import is_same, prune
 from ..calls.sharing import quiet
-from ..inputs.arguments import Inputs
-from . import patches
-from .leaves import Policy
-from .restart import (
+from ..code.leaves import Policy
+from ..code.restart import (
     CloseModule,
     FollowCasts,
     Function,
@@ -34,10 +32,12 @@ from .restart import (
     TellMethod,
     WatchMethods,
 )
+from ..inputs.arguments import Inputs
+from ..patches import patches
+from ..state.state import Snapshot
 from .runs import AS_GIVEN, Attempt, Refused, Runs
 from .settings import settings, under
 from .shifted import Made, Shift, Tried, is_alike, longest_of, misread
-from .state import Snapshot
 
 __all__ = ["Session"]
 

@@ -14,7 +14,7 @@ import sys
 import types
 from typing import Any
 
-from .callees import nodes, written_at
+from ..code.callees import nodes, written_at
 
 __all__ = ["gathered_at", "sought_among"]
 

@@ -19,10 +19,10 @@ from torch import nn
 from ...errors import InputError
 from ..calls import regions
 from ..calls.call import Call, Recording
-from .leaves import lies_in_leaf
-from .reach import Reached, reached
-from .readers import Change, Kind, are_same, is_same, is_switched, readers
-from .reads import Flag
+from ..code.leaves import lies_in_leaf
+from ..state.reach import Reached, reached
+from ..state.readers import Change, Kind, are_same, is_same, is_switched, readers
+from ..values.reads import Flag
 
 __all__ = ["Attribute", "Standing", "standing_of"]
 

@@ -11,9 +11,9 @@ from typing import Any
 from ..calls.call import Branch, Call, Depends
 from ..calls.likeness import is_same_program
 from ..calls.perform import is_size_of_made
-from . import opaque
-from .position import Position
-from .restart import KeepReads
+from ..code import opaque
+from ..code.position import Position
+from ..code.restart import KeepReads
 
 __all__ = ["Branches", "program"]
 

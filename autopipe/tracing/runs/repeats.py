@@ -15,12 +15,12 @@ from typing import Any, Protocol
 from torch import nn
 
 from ...errors import CaptureError
+from ..code.leaves import Policy
+from ..code.restart import CloseModule
 from ..inputs.structure import flatten
-from .given import are_close, doubled, other_data
-from .glance import Seen
-from .leaves import Policy
-from .restart import CloseModule
-from .state import Snapshot, switch
+from ..state.given import are_close, doubled, other_data
+from ..state.glance import Seen
+from ..state.state import Snapshot, switch
 
 __all__ = ["Repeats"]
 

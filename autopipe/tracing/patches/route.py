@@ -14,7 +14,7 @@ from torch import nn
 
 from ...torch_private import CALL_HOOK
 from ..calls.functions import ExportFlags
-from .recorder import Recorder
+from ..record.recorder import Recorder
 
 __all__ = ["INHERITED", "Patch", "Route"]
 

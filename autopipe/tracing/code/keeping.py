@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .codes import codes_in
+from ..state.codes import codes_in
 from .restart import WatchMethods
 
 __all__ = ["Keeping", "Kept", "codes_of", "differing", "goes_by", "kept", "left", "read_by", "tell_left"]

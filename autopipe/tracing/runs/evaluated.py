@@ -19,7 +19,7 @@ from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..inputs.contents import SIMPLE
 from ..inputs.structure import flatten, marks
-from .state import generators
+from ..state.state import generators
 
 __all__ = ["evaluated"]
 

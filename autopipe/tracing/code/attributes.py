@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ...torch_private import CALL_HOOK
-from .codes import codes_in, names_in
+from ..state.codes import codes_in, names_in
 from .keeping import codes_of, read_by
 from .leaves import is_compiled
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from ..inputs.contents import are_equal_tensors
 from ..inputs.structure import flatten
-from .given import device_of, fresh, other_data
+from ..state.given import device_of, fresh, other_data
+from ..state.state import preserved, seed
 from .standing import Attribute
-from .state import preserved, seed
 
 __all__ = ["follow_sizes", "sizes_of"]
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..code.position import Position
 from ..inputs.structure import flatten
-from .position import Position
-from .spaces import Spaces
-from .tracked import TrackedFloat, TrackedInt
+from ..state.spaces import Spaces
+from ..values.tracked import TrackedFloat, TrackedInt
 
 __all__ = ["Memos"]
 

@@ -14,12 +14,13 @@ import torch
 from ..calls import wording
 from ..calls.call import Call, Depends, Guard
 from ..calls.named import nameable
-from . import casts, checks, opaque
+from ..code import checks, opaque
+from ..code.position import Position
+from ..code.restart import FollowCasts
+from . import casts
 from .branches import Branches
 from .keys import gathered_at, sought_among
-from .position import Position
 from .refs import Piece, Ref
-from .restart import FollowCasts
 from .tracked import Expression, TrackedInt, pinned
 
 __all__ = ["Numbers", "TensorMethod"]

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from .callees import nodes
-from .position import Position
+from ..code.callees import nodes
+from ..code.position import Position
 from .tracked import TrackedFloat, TrackedInt, call
 
 __all__ = ["followed", "module_casting"]

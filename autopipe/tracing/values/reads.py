@@ -18,13 +18,13 @@ from ..calls import functions, wording
 from ..calls.call import UNSAFE, Call, Depends
 from ..calls.likeness import is_twin
 from ..calls.perform import Run, ask
-from . import checks
+from ..code import checks
+from ..code.position import Position
+from ..code.restart import CloseModule
 from .branches import Branches, program
 from .ledger import Ledger
 from .numbers import TensorMethod
-from .position import Position
 from .refs import Ref
-from .restart import CloseModule
 from .tracked import Expression, pin, plain, track
 
 __all__ = ["Flag", "Reads"]

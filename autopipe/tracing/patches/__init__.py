@@ -1,0 +1,1 @@
+"""What is patched in torch and Python while a model is being recorded, and put back afterwards."""
