@@ -13,7 +13,7 @@ from autopipe import files
 from autopipe.errors import AutopipeError, StoreError
 from autopipe.measure import device
 from autopipe.plans import Plan
-from autopipe.runtime.keep.loading import open_checkpoint
+from autopipe.runtime.checkpoint.loading import open_checkpoint
 from autopipe.schedule import from_csv
 from autopipe.schema import load
 from autopipe.simulator import watched

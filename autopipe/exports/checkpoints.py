@@ -1,6 +1,7 @@
 """Checkpoints for training without autopipe: what ``torch.distributed.checkpoint`` reads, in place or anew.
 
-Reading and checking is left to ``runtime.keep``, which reads torch's layout too: ``rt.load`` is the way back.
+Reading and checking is left to ``runtime.checkpoint``, which reads torch's layout too: ``rt.load`` is the way
+back.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ..errors import InputError, StoreError
-from ..runtime.keep.folder import MANIFEST, Draft
-from ..runtime.keep.loading import Checkpoint, Opened, described, done, fill, open_checkpoint
-from ..runtime.keep.optimizer import LISTED
-from ..runtime.keep.stored import Source, Stored
-from ..runtime.keep.tensorfile import Spec
-from ..runtime.keep.training import filled, find_stored
+from ..runtime.checkpoint.loading import Checkpoint, Opened, described, done, fill, open_checkpoint
+from ..runtime.checkpoint.optimizer import LISTED
+from ..runtime.checkpoint.training import filled, find_stored
+from ..runtime.files.folder import MANIFEST, Draft
+from ..runtime.files.stored import Source, Stored
+from ..runtime.files.tensorfile import Spec
 
 __all__ = ["dcp_reader", "to_dcp"]
 

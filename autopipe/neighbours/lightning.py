@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ..errors import InputError, StoreError
 from ..runtime import Runtime
-from ..runtime.keep.pickled import unpickled
+from ..runtime.files.pickled import unpickled
 from .module import PipelineModule
 from .together import meet
 

@@ -32,9 +32,6 @@ from .execute.executor import Clock, Executor, Line
 from .execute.program import pick_schedule, step_program
 from .execute.results import Results
 from .held import Held
-from .keep.alike import check_weights, fingerprints
-from .keep.away import Away, absent, guard, mark, readable
-from .keep.whole import gather_weights
 from .meeting import meet
 from .options import Options
 from .reduce.parallel import ReplicaDims, Replicas, replicas_of
@@ -49,6 +46,9 @@ from .stage.loss import Loss
 from .stage.setup import card, check_same, pick_device, place, sections_of
 from .stage.worker import Worker
 from .turn import Turn
+from .weights.alike import check_weights, fingerprints
+from .weights.away import Away, absent, guard, mark, readable
+from .weights.whole import gather_weights
 from .wire.boundary import edges_between
 from .wire.channel import Channel
 from .wire.peers import Peers, pipeline_ranks

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..stages import renewed
 from .data.microbatch import Batch, with_forms
-from .keep.away import readable
 from .reduce.precision import autocast_context
+from .weights.away import readable
 
 if TYPE_CHECKING:
     from .engine import Engine

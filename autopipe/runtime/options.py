@@ -5,24 +5,29 @@ All are documented where users meet them, in ``runtime``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import accelerator
 from ..arguments import brief, called, flag, mapping, number, one_of, whole
 from ..errors import InputError
 from ..schedule import NAMES, Schedule
-from .data.weights import LossWeight
-from .reduce.precision import Autocast
-from .stage.initialise import Init
 
-__all__ = ["Options", "Request", "Where", "is_due"]
+__all__ = ["Autocast", "Init", "LossWeight", "Options", "Request", "Where", "is_due"]
+
+Autocast = torch.dtype | Callable[[], contextlib.AbstractContextManager[Any]] | None
+"""The dtype that forward and loss run in, or what makes the context they run in."""
+Init = Callable[[nn.Module, str], object]
+"""``init(module, path)`` fills the parameters and buffers that a module itself holds."""
+LossWeight = Callable[[tuple[Any, ...], dict[str, Any], Any], float]
+"""``loss_weight(args, kwargs, target)`` of one microbatch; only ratios matter."""
 
 Where = Literal["last", "all"]
 

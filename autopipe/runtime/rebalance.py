@@ -1,6 +1,6 @@
 """Cuts a pipeline anew: solved again from what its stages were measured to take, between two steps.
 
-Measuring is left to ``report``, moving weights to ``keep``.
+Measuring is left to ``report``, moving weights to ``moving``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..plans import Plan, check_plan
 from ..simulator import Report, StageReport, simulate
 from ..solve import solve
 from ..stages import Stage, build
-from .keep.agreement import Agreement
-from .keep.moving import move_weights
+from .agreement import Agreement
+from .moving import move_weights
 
 if TYPE_CHECKING:
     from .engine import Engine

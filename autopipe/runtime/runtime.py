@@ -20,15 +20,13 @@ from ..errors import InputError
 from ..plans import Plan
 from ..schedule import Schedule
 from ..stages import Stage
-from .data.weights import LossWeight
 from .engine import Engine
 from .given import ELSEWHERE, StepResult
-from .keep.keeper import Keeper
-from .options import Options, Request, Where
+from .keeper import Keeper
+from .options import Autocast, Init, LossWeight, Options, Request, Where
 from .rebalance import Cutter
-from .reduce.precision import Autocast, clip_grad_norm
+from .reduce.precision import clip_grad_norm
 from .runner import Runner
-from .stage.initialise import Init
 from .upkeep import Upkeep
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ..simulator import Report
 from ..units import parse_bytes
 from . import record
 from .engine import Engine
-from .keep.keeper import Keeper, Saving
+from .keeper import Keeper, Saving
 from .rebalance import Cutter
 
 __all__ = ["Upkeep"]

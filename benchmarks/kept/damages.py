@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from autopipe.runtime.keep.folder import MANIFEST
+from autopipe.runtime.files.folder import MANIFEST
 
 __all__ = ["RAN", "Damage", "damages", "rewrite_header"]
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed.checkpoint as dcp
 
 from autopipe.errors import AutopipeError
-from autopipe.runtime.keep.folder import MANIFEST
+from autopipe.runtime.files.folder import MANIFEST
 
 from .damages import RAN, Damage, damages, rewrite_header
 from .work import Trainer

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 import autopipe
 from autopipe.errors import InputError, StoreError
 from autopipe.exports import dcp_reader, to_dcp
-from autopipe.runtime.keep import loading
-from autopipe.runtime.keep.tensorfile import TensorFile
+from autopipe.runtime.checkpoint import loading
+from autopipe.runtime.files.tensorfile import TensorFile
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is .*disabled, unavailable or uninit:UserWarning"

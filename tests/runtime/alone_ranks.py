@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from autopipe.errors import InputError, StepError, StoreError
-from autopipe.runtime.keep import keeper
+from autopipe.runtime import keeper
 
 WAYS = ("ddp", "fsdp")
 

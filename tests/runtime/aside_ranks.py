@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import autopipe
 from autopipe.errors import StepError
-from autopipe.runtime.keep import saving
+from autopipe.runtime.checkpoint import saving
 
 LIMIT_S, MARGIN_S = 2.0, 10.0
 

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 import autopipe
 from autopipe.errors import AutopipeError, InputError, StepError, StoreError
 from autopipe.runtime import Runtime
-from autopipe.runtime.keep import saving
+from autopipe.runtime.checkpoint import saving
 from autopipe.stages import build
 from autopipe.tracing import capture
 

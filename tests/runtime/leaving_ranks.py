@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import autopipe
-from autopipe.runtime.keep import saving
+from autopipe.runtime.checkpoint import saving
 
 
 def net():

@@ -31,7 +31,7 @@ from zoo.models_multimodal import PackedPatches, documents
 from autopipe import runtime as room
 from autopipe.api import Pipe
 from autopipe.errors import AutopipeError, InputError, StepError
-from autopipe.runtime.keep.loading import open_checkpoint
+from autopipe.runtime.checkpoint.loading import open_checkpoint
 from autopipe.runtime.wire import peers
 from autopipe.runtime.wire.group import FOREVER
 from autopipe.stages import build

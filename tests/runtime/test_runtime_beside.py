@@ -7,7 +7,7 @@ import pytest
 import torch
 from processes import run_ranks
 
-from autopipe.runtime.keep.beside import snapshot
+from autopipe.runtime.checkpoint.beside import snapshot
 
 
 @pytest.mark.timeout(120)

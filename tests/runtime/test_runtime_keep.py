@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from autopipe.errors import InputError, StoreError
 from autopipe.runtime import Runtime
-from autopipe.runtime.keep import folder, saving, tensorfile
-from autopipe.runtime.keep.loading import open_checkpoint
-from autopipe.runtime.keep.training import Restoring, collect
+from autopipe.runtime.checkpoint import saving
+from autopipe.runtime.checkpoint.loading import open_checkpoint
+from autopipe.runtime.checkpoint.training import Restoring, collect
+from autopipe.runtime.files import folder, tensorfile
 
 
 class Net(nn.Module):

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from autopipe.errors import StoreError
-from autopipe.runtime import Runtime
-from autopipe.runtime.keep import keeper, saving
+from autopipe.runtime import Runtime, keeper
+from autopipe.runtime.checkpoint import saving
 
 
 @pytest.mark.timeout(100)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from autopipe.errors import InputError, StoreError
 from autopipe.runtime import Runtime
-from autopipe.runtime.keep.folder import Draft
+from autopipe.runtime.files.folder import Draft
 
 
 @pytest.mark.timeout(120)

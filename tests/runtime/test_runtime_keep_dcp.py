@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from autopipe.errors import StoreError
 from autopipe.runtime import Runtime
-from autopipe.runtime.keep.distcp import Distcp
-from autopipe.runtime.keep.loading import open_checkpoint
+from autopipe.runtime.checkpoint.loading import open_checkpoint
+from autopipe.runtime.files.distcp import Distcp
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is .*disabled, unavailable or uninit:UserWarning"

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from autopipe.errors import StoreError
 from autopipe.runtime import Runtime
-from autopipe.runtime.keep.foreign import renamed
+from autopipe.runtime.checkpoint.foreign import renamed
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from autopipe.errors import InputError, StoreError
 from autopipe.runtime import Runtime
-from autopipe.runtime.keep import loading
-from autopipe.runtime.keep.loading import open_checkpoint
-from autopipe.runtime.keep.pickled import unpickled
+from autopipe.runtime.checkpoint import loading
+from autopipe.runtime.checkpoint.loading import open_checkpoint
+from autopipe.runtime.files.pickled import unpickled
 from autopipe.runtime.wire.values import Unfit, dumps, loads
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from autopipe.errors import InputError, StoreError
 from autopipe.runtime import Runtime
-from autopipe.runtime.keep import folder
+from autopipe.runtime.files import folder
 
 
 def runtime_of(*more, seed=0, n_stages=2):

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from autopipe.errors import StoreError
 from autopipe.runtime import Runtime
-from autopipe.runtime.keep import loading, saving
-from autopipe.runtime.keep.cargo import Cargo, staged
-from autopipe.runtime.keep.threads import in_threads, threads_for
+from autopipe.runtime.checkpoint import loading, saving
+from autopipe.runtime.checkpoint.cargo import Cargo, staged
+from autopipe.runtime.files.threads import in_threads, threads_for
 
 
 def test_results_come_in_order_and_no_more_are_under_way_than_asked():

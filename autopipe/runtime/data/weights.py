@@ -27,17 +27,16 @@ from ...arguments import number
 from ...errors import InputError
 from ...tracing.inputs.structure import flatten, unflatten
 from ...tracing.sizes.labels import DEFAULTS, FUNCTIONS, MODULES, label_options, weight_of_labels
+from ..options import LossWeight
 from .microbatch import Batch
 
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["LossWeight", "Weigher", "Weights"]
+__all__ = ["Weigher", "Weights"]
 
 _logger = logging.getLogger(__name__)
 
-LossWeight = Callable[[tuple[Any, ...], dict[str, Any], Any], float]
-"""``loss_weight(args, kwargs, target)`` of one microbatch; only ratios matter."""
 HEAVIEST = 1e100
 """Of given weights: sums of any number of these stay finite."""
 Weights = tuple[Sequence[float | Tensor], float | None]

@@ -6,7 +6,7 @@ along it; an optimizer that shares its work among ranks would do so among those 
 An optimizer's ``state_dict`` goes by position: one rank's would fit another's, whose layers have the same
 shapes. A module's ``load_state_dict`` is counted: where one rank alone calls it, its weights are no longer
 those that the others' go with. Clipping over all ranks is left to ``precision``, keeping the state of all to
-``keep``.
+``checkpoint``.
 """
 
 from __future__ import annotations

@@ -20,14 +20,13 @@ from ... import accelerator
 from ...arguments import brief
 from ...errors import InputError, StepError
 from ...torch_private import foreach_norm
+from ..options import Autocast
 from ..wire.group import Group
 
 __all__ = ["autocast_context", "clip_grad_norm", "placeholder", "spread_overflow"]
 
 _MARKS = 1 << 16
 """So many marks of what ranks are to have alike, whose squares add up exactly."""
-
-Autocast = torch.dtype | Callable[[], contextlib.AbstractContextManager[Any]] | None
 
 
 def autocast_context(

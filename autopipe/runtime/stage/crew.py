@@ -19,7 +19,8 @@ from ...memory import optimizer_ratio, whole_at_once
 from ...plans import Plan
 from ...schedule import Schedule
 from ...stages import Section, Stage
-from ..reduce.precision import Autocast, autocast_context
+from ..options import Autocast
+from ..reduce.precision import autocast_context
 from ..reduce.sums import local
 from ..wire.boundary import Edge
 from .loss import Loss

@@ -1,6 +1,6 @@
 """Values for what was made on the meta device: each rank makes its own stages', by the model's own init.
 
-Memory is left to ``setup``, values out of a checkpoint to ``keep``.
+Memory is left to ``setup``, values out of a checkpoint to ``checkpoint``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from ...errors import InputError
 from ...stages import rng
 from ...torch_private import TorchDispatchMode
+from ..options import Init
 
-__all__ = ["Init", "Unfilled", "initialise"]
-
-Init = Callable[[nn.Module, str], object]
-"""``init(module, path)`` fills the parameters and buffers that a module itself holds."""
+__all__ = ["Unfilled", "initialise"]
 
 
 class Unfilled:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...torch_private import pytree
+from ..files.stored import Stored
 from ..reduce.partial import OF
-from .stored import Stored
 
 __all__ = ["LISTED", "as_saved", "is_torchs_way", "named_state", "names_in", "place_for"]
 

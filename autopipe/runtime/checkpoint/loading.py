@@ -32,16 +32,15 @@ from torch.futures import Future
 
 from ...errors import StoreError
 from ...files import read_bytes
+from ..files.distcp import MAX_METADATA_BYTES, METADATA, Distcp
+from ..files.folder import MANIFEST, resolve, steps_in
+from ..files.manifest import MAX_TEXT_BYTES, Manifest, digest, open_files, read_manifest
+from ..files.pickled import Pickled
+from ..files.stored import Source, Stored, is_extra
+from ..files.tensorfile import Spec, TensorFile
+from ..files.threads import in_threads, threads_for
 from ..wire.values import Unfit, loads
-from .distcp import MAX_METADATA_BYTES, METADATA, Distcp
-from .extra import is_extra
-from .folder import MANIFEST, resolve, steps_in
 from .foreign import renamed, sort_out
-from .manifest import MAX_TEXT_BYTES, Manifest, digest, open_files, read_manifest
-from .pickled import Pickled
-from .stored import Source, Stored
-from .tensorfile import Spec, TensorFile
-from .threads import in_threads, threads_for
 
 __all__ = ["Checkpoint", "Opened", "described", "differences", "done", "fill", "open_checkpoint"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import StoreError
 from ...files import open_regular
-from .extra import is_extra
+from .stored import is_extra
 from .tensorfile import Spec, has_nan, is_plain
 
 __all__ = ["Pickled", "unpickled"]

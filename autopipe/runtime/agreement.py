@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...errors import AutopipeError, InputError, StoreError
-from ..reduce.parallel import largest
-from .cargo import Told
-from .replicas import Replica
+from ..errors import AutopipeError, InputError, StoreError
+from .checkpoint.cargo import Told
+from .checkpoint.replicas import Replica
+from .reduce.parallel import largest
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from .engine import Engine
 
 __all__ = ["Agreement", "Asked"]
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ...stages import Stage
+from ..files.manifest import FileRecord
+from ..files.tensorfile import Spec, is_plain
+from ..files.threads import in_threads, threads_for
 from ..wire.values import Unfit, dumps
 from .extra import named_tensors
-from .manifest import FileRecord
-from .tensorfile import Spec, is_plain
-from .threads import in_threads, threads_for
 
 __all__ = ["Cargo", "File", "Told", "files_of", "owned", "staged", "whole"]
 

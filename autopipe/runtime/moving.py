@@ -13,19 +13,19 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from ... import accelerator
-from ...errors import InputError
-from ...stages import Stage
-from ..stage.setup import exchange
-from ..wire.peers import Peers
-from ..wire.values import Unfit, dtype_of, dumps, loads, name_of
-from .away import unmark
-from .beside import held_beside, left_out
-from .optimizer import LISTED, names_in
-from .tensorfile import text_of
+from .. import accelerator
+from ..errors import InputError
+from ..stages import Stage
+from .checkpoint.beside import held_beside, left_out
+from .checkpoint.optimizer import LISTED, names_in
+from .files.tensorfile import text_of
+from .stage.setup import exchange
+from .weights.away import unmark
+from .wire.peers import Peers
+from .wire.values import Unfit, dtype_of, dumps, loads, name_of
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from .engine import Engine
 
 __all__ = ["Move", "move_weights", "moves"]
 

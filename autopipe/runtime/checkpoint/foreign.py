@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import StoreError
-from .extra import SUFFIX, is_extra
-from .stored import Stored
+from ..files.stored import EXTRA, Stored, is_extra
 
 __all__ = ["Found", "renamed", "sort_out"]
 
@@ -47,7 +46,7 @@ def sort_out(tree: dict[str, Any], known: Collection[str], path: Path) -> Found:
     weights = {
         name.removeprefix(prefix): leaf
         for name, leaf in own.items()
-        if name.startswith(prefix) and isinstance(leaf, Stored) and f".{SUFFIX}." not in f".{name}."
+        if name.startswith(prefix) and isinstance(leaf, Stored) and f".{EXTRA}." not in f".{name}."
     }
     extras = dict(_extras(_under(rest, prefix), ""))
     inner = [value for value in rest.values() if isinstance(value, dict)]

@@ -10,16 +10,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ...stages import Stage
+from ..files.stored import EXTRA, is_extra
 
-__all__ = ["SUFFIX", "extra_modules", "held_extras", "is_extra", "named_tensors"]
-
-SUFFIX = "_extra_state"
-"""The last part of the name that torch gives such state in a ``state_dict``."""
-
-
-def is_extra(name: str) -> bool:
-    """Whether a name in a ``state_dict`` is of state that is no parameter and no buffer."""
-    return name.rpartition(".")[2] == SUFFIX
+__all__ = ["extra_modules", "held_extras", "named_tensors"]
 
 
 def named_tensors(stage: Stage) -> dict[str, Tensor]:
@@ -37,7 +30,7 @@ def extra_modules(model: nn.Module, stages: Sequence[Stage], rank: int | None) -
         for module in stage.modules():
             ranks.setdefault(id(module), stage.rank)
     return {
-        f"{path}.{SUFFIX}".lstrip("."): module
+        f"{path}.{EXTRA}".lstrip("."): module
         for path, module in model.named_modules()
         if type(module).get_extra_state is not nn.Module.get_extra_state
         and rank in (None, ranks.get(id(module), 0))

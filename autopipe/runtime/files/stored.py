@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from .tensorfile import Spec
 
-__all__ = ["Source", "Stored"]
+__all__ = ["EXTRA", "Source", "Stored", "is_extra"]
+
+EXTRA = "_extra_state"
+"""The last part of the name in a ``state_dict`` of what a module keeps that is no parameter and no buffer."""
+
+
+def is_extra(name: str) -> bool:
+    """Whether a name in a ``state_dict`` is of such state."""
+    return name.rpartition(".")[2] == EXTRA
 
 
 class Source(Protocol):

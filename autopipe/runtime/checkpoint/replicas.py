@@ -22,10 +22,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import StoreError
 from ...torch_private import default_store
+from ..files.tensorfile import bytes_of, of_text, text_of
 from ..wire.board import Board, StoreGone
 from ..wire.values import Unfit, dumps, loads
 from .cargo import whole
-from .tensorfile import bytes_of, of_text, text_of
 
 __all__ = ["ALONE", "Replica", "Words"]
 

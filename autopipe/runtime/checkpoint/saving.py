@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from ...errors import AutopipeError, StoreError
+from ..files.folder import MANIFEST, Draft, forget_oldest, sync
+from ..files.manifest import FORMAT, VERSION, FileRecord, Manifest, digest
+from ..files.tensorfile import Spec, TensorFile, of_text, text_of, write_tensors
+from ..files.threads import threads_for
 from ..wire.values import dumps, loads
 from .cargo import Cargo, File, Told, files_of, whole
-from .folder import MANIFEST, Draft, forget_oldest, sync
-from .manifest import FORMAT, VERSION, FileRecord, Manifest, digest
-from .tensorfile import Spec, TensorFile, of_text, text_of, write_tensors
-from .threads import threads_for
 
 __all__ = ["INDEX", "Exchange", "save", "save_single"]
 

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import AutopipeError, InputError, StoreError
+from ..errors import AutopipeError, InputError, StoreError
 from .agreement import Agreement, Asked
-from .background import Saving
-from .byname import Holding
-from .cargo import Cargo, Told, owned, staged
-from .extra import extra_modules, held_extras, named_tensors
-from .folder import MANIFEST, step_path, steps_in
-from .replicas import Words
-from .saving import save, save_single
-from .training import Restoring, collect
+from .checkpoint.background import Saving
+from .checkpoint.byname import Holding
+from .checkpoint.cargo import Cargo, Told, owned, staged
+from .checkpoint.extra import extra_modules, held_extras, named_tensors
+from .checkpoint.replicas import Words
+from .checkpoint.saving import save, save_single
+from .checkpoint.training import Restoring, collect
+from .files.folder import MANIFEST, step_path, steps_in
 
 if TYPE_CHECKING:
-    from ..engine import Engine
-    from .loading import Checkpoint
+    from .checkpoint.loading import Checkpoint
+    from .engine import Engine
 
 __all__ = ["Keeper", "Saving"]
 
@@ -253,7 +253,7 @@ class Keeper:
         self, path: pathlib.Path, wanted: Mapping[str, Tensor], strict: bool
     ) -> tuple[Checkpoint, dict[str, str], list[str]]:
         """A checkpoint, its name for each weight wanted, and in what its weights are not the model's."""
-        from .loading import differences, open_checkpoint  # torch.distributed.checkpoint imports slowly
+        from .checkpoint.loading import differences, open_checkpoint
 
         engine = self._engine
         known = [n for s in engine.all_stages for n in named_tensors(s)]

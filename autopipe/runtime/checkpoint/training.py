@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, StoreError
+from ..files.stored import Stored
 from .beside import held_beside, left_out, shared, snapshot
 from .byname import NOTHING, Holding, by_position, fitting
 from .optimizer import LISTED, as_saved, is_torchs_way, named_state, names_in, place_for
 from .replicas import ALONE, Replica
-from .stored import Stored
 
 if TYPE_CHECKING:
     from .loading import Checkpoint

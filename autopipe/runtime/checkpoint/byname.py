@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ...graph import ParameterSpec
-from .stored import Stored
+from ..files.stored import Stored
 
 __all__ = ["NOTHING", "Holding", "by_position", "fitting"]
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from ...graph import ParameterSpec
 from ...stages import Stage
+from ..checkpoint.cargo import whole
 from ..stage.setup import exchange
 from ..wire.peers import Peers
 from ..wire.values import dtype_of, name_of
 from .away import unmark
-from .cargo import whole
 
 if TYPE_CHECKING:
     from ...tracing import Capture
