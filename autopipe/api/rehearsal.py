@@ -22,6 +22,7 @@ import pathlib
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -128,20 +129,24 @@ def _speed(cluster: Cluster) -> float:
     found: list[float] = []
     start_s = time.perf_counter()
     while not found or (len(found) < _TURNS and _slowest(time.perf_counter() - start_s) < _MOST_S):
-        forward_s, backward_s = _alone_s(part, batch[:_ROWS], cluster)
+        alone = _alone_s(part, batch[:_ROWS], cluster)
         measured_s = _stepped_s(runtime, optimizer, batch)
-        found.append(_predicted_s(pipe.plan, forward_s, backward_s) / measured_s)
+        found.append(_predicted_s(pipe.plan, alone) / measured_s)
     return min(1.0, statistics.median(found))
 
 
-def _alone_s(part: nn.Module, x: Tensor, cluster: Cluster) -> tuple[float, float]:
-    """Seconds of a stage's forward and backward, nothing in between, every core at it: the ranks' mean."""
+def _alone_s(part: nn.Module, x: Tensor, cluster: Cluster) -> list[tuple[float, float]]:
+    """Seconds of each stage's forward and backward, nothing in between, every core at it.
+
+    The stages are alike and take the ranks' mean, but for the first: nobody wants its input's gradient.
+    """
     places, rank = _places(cluster), dist.get_rank()
     for place in range(max(places) + 1):
         dist.barrier()
         if place == places[rank]:
-            forward_s, backward_s = _timed_s(part, x)
-    return _mean(forward_s), _mean(backward_s)
+            found = [*_timed_s(part, x, True), *_timed_s(part, x, False)]
+    forward_s, backward_s, first_forward_s, first_backward_s = map(_mean, found)
+    return [(first_forward_s, first_backward_s)] + [(forward_s, backward_s)] * (dist.get_world_size() - 1)
 
 
 def _places(cluster: Cluster) -> list[int]:
@@ -150,12 +155,12 @@ def _places(cluster: Cluster) -> list[int]:
     return [hosts[:rank].count(host) // cluster.cores[host] for rank, host in enumerate(hosts)]
 
 
-def _timed_s(part: nn.Module, x: Tensor) -> tuple[float, float]:
-    """This rank's seconds of a stage's forward and backward."""
-    x = x.clone().requires_grad_()
+def _timed_s(part: nn.Module, x: Tensor, of_input: bool) -> tuple[float, float]:
+    """This rank's seconds of a stage's forward and backward, with the gradient of its input or without."""
+    x = x.clone().requires_grad_(of_input)
     seed = torch.ones_like(x)
     rows: list[tuple[float, float]] = []
-    until_s = time.perf_counter() + _ALONE_S
+    until_s = time.perf_counter() + _ALONE_S / 2
     while time.perf_counter() < until_s or len(rows) < 3:
         start = time.perf_counter()
         y = part(x)
@@ -178,9 +183,12 @@ def _stepped_s(runtime: Runtime, optimizer: torch.optim.Optimizer, batch: Tensor
     return stepped_s
 
 
-def _predicted_s(plan: Plan, forward_s: float, backward_s: float) -> float:
-    """A step of stages that all take as long, without an optimizer's."""
-    stages = tuple(dataclasses.replace(s, forward_s=forward_s, backward_s=backward_s) for s in plan.stages)
+def _predicted_s(plan: Plan, alone: Sequence[tuple[float, float]]) -> float:
+    """A step of stages that take so long for their forward and backward, without an optimizer's."""
+    stages = tuple(
+        dataclasses.replace(s, forward_s=forward_s, backward_s=backward_s)
+        for s, (forward_s, backward_s) in zip(plan.stages, alone, strict=True)
+    )
     return simulate(dataclasses.replace(plan, stages=stages)).before_optimizer_s
 
 

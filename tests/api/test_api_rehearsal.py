@@ -44,7 +44,21 @@ def test_a_step_is_predicted_from_what_its_stages_take_alone() -> None:
     plan = autopipe.plan(model, 2, (batch,), n_microbatches=8, costs="estimated", pin=pins, schedule="1f1b")
     assert plan.step_s > 0
     # eight microbatches of 3 s through two stages, the second a microbatch behind
-    assert rehearsal._predicted_s(plan, 1.0, 2.0) == pytest.approx(27.0, rel=1e-2)
+    assert rehearsal._predicted_s(plan, [(1.0, 2.0)] * 2) == pytest.approx(27.0, rel=1e-2)
+    # the first stage's last backward is a second shorter, and it has waited for the second's otherwise
+    assert rehearsal._predicted_s(plan, [(1.0, 1.0), (1.0, 2.0)]) == pytest.approx(26.0, rel=1e-2)
+
+
+def test_the_first_stage_alone_makes_no_gradient_of_its_input(monkeypatch) -> None:
+    taken = {True: (2.0, 6.0), False: (1.0, 3.0)}
+    monkeypatch.setattr(rehearsal, "_timed_s", lambda part, x, of_input: taken[of_input])
+    monkeypatch.setattr(rehearsal, "_mean", lambda seconds: seconds)
+    monkeypatch.setattr(rehearsal, "_places", lambda cluster: [0, 0, 0])
+    monkeypatch.setattr(rehearsal.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(rehearsal.dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(rehearsal.dist, "barrier", lambda: None)
+    alone = rehearsal._alone_s(None, None, Cluster.uniform(3))
+    assert alone == [taken[False], taken[True], taken[True]]
 
 
 def test_every_rank_holds_one_part_of_the_model() -> None:
