@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint
 
 from . import rng
 
@@ -24,25 +24,22 @@ class Block:
     """A part of a stage as a function of the stage and the values that the part takes.
 
     With gradients it keeps those values alone, and computes the rest again in backward with the same random
-    numbers: those of the :class:`rng.Scope` it first ran in, or of the generators as they were then. It runs
-    to its end again only where it ``has_regions``: their grad mode and autocast are put back there.
+    numbers: those of the :class:`rng.Scope` it first ran in, or of the generators as they were then.
     """
 
     forward: Callable[..., tuple[Any, ...]]
     is_random: bool
-    has_regions: bool
 
     def __call__(self, stage: nn.Module, *values: Any) -> tuple[Any, ...]:
         if not torch.is_grad_enabled():
             return self.forward(stage, *values)
         scope = rng.opened()
-        with set_checkpoint_early_stop(not self.has_regions):
-            out: tuple[Any, ...] = checkpoint(
-                self.forward,
-                stage,
-                *values,
-                use_reentrant=False,
-                preserve_rng_state=self.is_random and scope is None,
-                context_fn=lambda: (contextlib.nullcontext(), scope or contextlib.nullcontext()),
-            )
+        out: tuple[Any, ...] = checkpoint(
+            self.forward,
+            stage,
+            *values,
+            use_reentrant=False,
+            preserve_rng_state=self.is_random and scope is None,
+            context_fn=lambda: (contextlib.nullcontext(), scope or contextlib.nullcontext()),
+        )
         return out

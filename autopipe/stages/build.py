@@ -255,8 +255,7 @@ def _form(part: Part, title: str) -> StageForm:
     for x, graph in enumerate(part.blocks):
         called = {node.target for node in graph.nodes}
         inner = StageForm.compile(regions.insert(graph), f"block {x}, run again in backward, of {title}")
-        has_regions = any(node.target is regions.leave for node in graph.nodes)
-        made.append(Block(inner.forward, rng.reseed in called, has_regions))
+        made.append(Block(inner.forward, rng.reseed in called))
         code += inner.code
     return dataclasses.replace(form, code=code, blocks=tuple(made))
 

@@ -5,6 +5,7 @@ Whole recordings are run again by ``rerun``; generated code runs by itself.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,15 +58,12 @@ def run_call(
         return lookup(model, call.target, constants, device)
     if device.type == "meta":
         args, kwargs = on_one_device((args, kwargs))
-    token = regions.enter(call.region) if call.region else []
-    try:
+    with regions.context(call.region) if call.region else contextlib.nullcontext():
         if call.op == "call_module":
             return model.get_submodule(call.target)(*args, **kwargs)
         if call.op == "call_method":
             return getattr(args[0], call.target)(*args[1:], **kwargs)
         return call.target(*args, **kwargs)
-    finally:
-        regions.leave(token)
 
 
 def lookup(model: nn.Module, target: str, constants: Mapping[str, Any], device: torch.device) -> Any:

@@ -6,9 +6,11 @@ Noticing the state of a call is left to ``recorder``; ``insert`` serves every gr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...accelerator import kinds
 
-__all__ = ["Ambient", "Region", "SavedHooks", "ambient", "difference", "enter", "insert", "leave"]
+__all__ = ["Ambient", "Region", "SavedHooks", "ambient", "context", "difference", "enter", "insert", "leave"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -111,28 +113,42 @@ def difference(
     return None if region == Region() else region
 
 
-def enter(region: Region) -> list[Any]:
-    """Put what a region sets in force; returns what :func:`leave` needs."""
+def context(region: Region) -> contextlib.AbstractContextManager[Any]:
+    """What a region sets, as a context: torch's own where it is one, which compilers know."""
     contexts: list[Any] = []
     if region.grad is not None:
         contexts.append(torch.set_grad_enabled(region.grad))
     for device, enabled, dtype, cache in region.autocast:
-        cast = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
-        cast.__enter__()
-        contexts.append(cast)
+        contexts.append(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache))
     if region.saved is not None:
-        hooks = saved_tensors_hooks(region.saved.pack, region.saved.unpack)
-        hooks.__enter__()
-        contexts.append(hooks)
+        contexts.append(saved_tensors_hooks(region.saved.pack, region.saved.unpack))
     if region.kernels is not None:
-        kernels = _Kernels(region.kernels)
-        kernels.__enter__()
-        contexts.append(kernels)
+        contexts.append(_Kernels(region.kernels))
     if region.dtype is not None:
-        default = _DefaultDtype(region.dtype)
-        default.__enter__()
-        contexts.append(default)
-    return contexts
+        contexts.append(_DefaultDtype(region.dtype))
+    return contexts[0] if len(contexts) == 1 else _Together(contexts)
+
+
+def enter(region: Region) -> contextlib.AbstractContextManager[Any]:
+    """Put what a region sets in force; returns what :func:`leave` needs."""
+    entered = context(region)
+    entered.__enter__()
+    return entered
+
+
+class _Together:
+    """Several contexts as one."""
+
+    def __init__(self, contexts: list[Any]) -> None:
+        self.contexts = contexts
+
+    def __enter__(self) -> None:
+        for each in self.contexts:
+            each.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for each in reversed(self.contexts):
+            each.__exit__(*error)
 
 
 class _DefaultDtype:
@@ -166,10 +182,9 @@ def _allow(kernels: tuple[bool, ...]) -> None:
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(is_on)
 
 
-def leave(contexts: list[Any]) -> None:
+def leave(entered: contextlib.AbstractContextManager[Any]) -> None:
     """Undo :func:`enter`."""
-    for context in reversed(contexts):
-        context.__exit__(None, None, None)
+    entered.__exit__(None, None, None)
 
 
 def recomputed(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -180,8 +195,9 @@ def recomputed(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def insert(graph: fx.Graph) -> fx.Graph:
     """Put calls of :func:`enter` and :func:`leave` around each run of nodes whose ``meta["region"]`` is set.
 
-    Calls of modules that the model checkpoints go through :func:`recomputed`. To be called once on a graph
-    that code is to be made from; a graph with neither is left as it is.
+    Code has a ``with`` in their place: an op that raises leaves no region in force. Calls of modules that the
+    model checkpoints go through :func:`recomputed`. To be called once on a graph that code is to be made
+    from; a graph with neither is left as it is.
     """
     for node in list(graph.nodes):
         if node.meta.get("recompute"):
@@ -204,7 +220,29 @@ def insert(graph: fx.Graph) -> fx.Graph:
                 graph.call_function(leave, (token,))
             token = None if region is None else graph.call_function(_Enter(region))
         current = region
+    graph.on_generate_code(lambda _: _with_statements)
     return graph
+
+
+_ENTERS = re.compile(r"\w+ = (autopipe_tracing_calls_regions_enter\w*)\(\)")
+_LEAVES = re.compile(r"\w+ = autopipe_tracing_calls_regions_leave\w*\(")
+
+
+def _with_statements(body: list[str]) -> list[str]:
+    """A body of generated code, with a ``with`` from each call of :func:`enter` to that of :func:`leave`."""
+    return ["\n".join(_indented("".join(body).split("\n")))]
+
+
+def _indented(lines: list[str]) -> Iterator[str]:
+    indent = ""
+    for line in lines:
+        if entered := _ENTERS.match(line):
+            yield f"with {entered[1]}.context():"
+            indent = "    "
+        elif _LEAVES.match(line):
+            indent = ""
+        else:
+            yield indent + line
 
 
 class _Enter:
@@ -221,5 +259,9 @@ class _Enter:
         self.__name__ = "_".join(["enter", *grad, *cast, *more])
         self.__qualname__ = self.__name__
 
-    def __call__(self) -> list[Any]:
+    def __call__(self) -> contextlib.AbstractContextManager[Any]:
         return enter(self.region)
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """For a ``with``."""
+        return context(self.region)
