@@ -127,9 +127,9 @@ def accounts(
     with preserved(capture.model), standing_in, FusedAttention(attention, autocast) as fused:
         surveyed = survey(replay, autocast)
     every = {
-        op.name: surveyed.accounts[replay.ran(op.name)]
+        op.name: surveyed.accounts[op.name]
         for op in capture.ops.compute
-        if replay.ran(op.name) in surveyed.accounts and replay.ran(op.name) not in surveyed.failures
+        if op.name in surveyed.accounts and replay.ran(op.name) not in surveyed.failures
     }
     notes = surveyed.notes
     if fused.seen:

@@ -182,7 +182,8 @@ class Passes:
             with self.watch((piece, "B")):
                 torch.autograd.backward(roots, gradients)
             return
-        takes = [t for t in pytree.tree_leaves(tape.feed) if isinstance(t, Tensor) and t.requires_grad]
+        fed = (t for t in pytree.tree_leaves(tape.feed) if isinstance(t, Tensor) and t.requires_grad)
+        takes = list({id(t): t for t in fed}.values())
         if not takes:
             return
         with self.watch((piece, "I")):
@@ -303,8 +304,7 @@ class Passes:
 
     def cost(self, name: str) -> OpCost:
         """The cost of an op that ran, or that one of its signature stands for."""
-        ran = self.replay.ran(name)
-        account = self.surveyed.accounts.get(ran, Account())
+        account = self.surveyed.accounts.get(name, Account())
         key = self.key(name)
         forward, backward = self.samples.median(key, "F"), self.samples.median(key, "B")
         inputs = self._inputs_s(name, backward)

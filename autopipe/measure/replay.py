@@ -33,7 +33,7 @@ from .alike import stood_for
 if TYPE_CHECKING:
     from ..tracing import Capture
 
-__all__ = ["Piece", "Replay", "Tape"]
+__all__ = ["Piece", "Replay", "Tape", "reads"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -174,8 +174,8 @@ class Replay:
 
     def _piece(self, nodes: Sequence[fx.Node]) -> Piece:
         inside = {n.name for n in nodes}
-        reads = (p for n in nodes for p in n.all_input_nodes if p.op != "get_attr")
-        takes = dict.fromkeys(self.ran(p.name) for p in reads if self.ran(p.name) not in inside)
+        read = (p for n in nodes for p in n.all_input_nodes if p.op != "get_attr")
+        takes = dict.fromkeys(p.name for p in read if self.ran(p.name) not in inside)
         stood_for = set(self.skipped.values())
         gives = tuple(
             n.name for n in nodes if n.name in stood_for or any(u.name not in inside for u in n.users)
@@ -186,7 +186,7 @@ class Replay:
         """The value a node reads: computed, stood in for by a like op's, or an attribute of the model."""
         if node.op == "get_attr":
             return self._attribute(str(node.target))
-        return env[self.ran(node.name)]
+        return env[node.name if node.name in env else self.ran(node.name)]
 
     def ran(self, name: str) -> str:
         """The op whose value is used for this one's: itself, unless it is not run."""
@@ -322,7 +322,7 @@ class Replay:
 
     def forward(self, piece: Piece, env: dict[str, Any], around: Around) -> Tape:
         """Runs a piece on ``env`` inside ``around`` and adds the values it gives, detached, to ``env``."""
-        missing = [name for name in piece.takes if name not in env]
+        missing = [name for name in piece.takes if name not in env and self.ran(name) not in env]
         if missing:
             raise CostError(f"takes the value of {', '.join(missing)}, which could not be run")
         local = {name: self._feed(env, name) for name in piece.takes}
@@ -336,9 +336,8 @@ class Replay:
         return Tape(roots, leaves, feed)
 
     def _feed(self, env: Mapping[str, Any], name: str) -> Any:
-        if name in self._mutable:
-            return pytree.tree_map_only(Tensor, torch.clone, env[name])
-        return env[name]
+        value = env[name if name in env else self.ran(name)]
+        return pytree.tree_map_only(Tensor, torch.clone, value) if name in self._mutable else value
 
     @functools.cached_property
     def _mutable(self) -> frozenset[str]:
@@ -379,6 +378,13 @@ class Replay:
 
 
 Around = contextlib.AbstractContextManager[Any]
+
+
+def reads(node: fx.Node) -> list[fx.Node]:
+    """What a node reads, place by place: ops of one signature have as many, though values may be the same."""
+    found: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), found.append)
+    return found
 
 
 def _writes(node: fx.Node) -> bool:

@@ -13,7 +13,7 @@ from processes import children
 from torch import Tensor, nn
 
 import autopipe
-from autopipe.measure import alike
+from autopipe.measure import alike, estimate
 from autopipe.measure.account import Counter
 from autopipe.measure.alike import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE
 from autopipe.measure.load import busy
@@ -90,6 +90,42 @@ def test_equal_ops_are_run_until_no_cache_holds_their_weights(width: int) -> Non
     # the first takes an input without gradient and is of another kind
     assert len(Replay(capture).nodes) == 1 + min(MOST_INSTANCES, max(INSTANCES, fills - 1))
     assert len(Replay(capture, device="meta").nodes) == 1 + INSTANCES  # where nothing runs, nothing is held
+
+
+class Gated(nn.Module):
+    """Several linears of one kind take one value; what two of them give is kept by one op."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.ways = nn.ModuleList(nn.ModuleList(nn.Linear(8, 8) for _ in range(4)) for _ in range(n))
+        self.joined = nn.ModuleList(nn.Linear(8, 24) for _ in range(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = [x]
+        for (gate, up, down, key), joined in zip(self.ways, self.joined, strict=True):
+            x = x + down(torch.nn.functional.silu(gate(x)) * up(x))
+            a, b, c = joined(x).view(-1, 3, 8).unbind(1)
+            x = x + (a * b).sigmoid() * c + key(a.reshape(-1, 2, 4).transpose(1, 2).reshape(-1, 8)) * key(b)
+            seen.append(x)
+        return (torch.cat(seen[1:], dim=1) * torch.cat(seen[:-1], dim=1)).sum()
+
+
+def test_ops_that_are_not_run_are_counted_as_if_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two values that one op stands for are two: each is kept, and no gradient is of both."""
+    x = torch.ones(4, 8, device="meta")
+    with torch.device("meta"):
+        capture = autopipe.capture(Gated(9), (x,))
+    replay = Replay(capture, device="meta")
+    assert replay.skipped
+    some = estimate(capture, "H200")
+    monkeypatch.setattr(alike, "INSTANCES", 1000)
+    assert not Replay(capture, device="meta").skipped
+    every = estimate(capture, "H200")
+    for op, cost in every.costs.items():
+        assert some[op].saved_bytes == cost.saved_bytes, op
+        assert some[op].saved_values == cost.saved_values, op
+        if op not in replay.skipped:
+            assert some[op].backward_s <= cost.backward_s, op
 
 
 def test_an_op_without_its_input_is_estimated() -> None:
