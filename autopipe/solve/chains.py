@@ -31,9 +31,6 @@ __all__ = ["chain"]
 _CLOSING = 0.4
 """Share of the time kept for placing items one by one where loads depend on each other and items are few."""
 
-_BOUNDING = 0.1
-"""Share of the time for what memory leaves."""
-
 _RELAXING = 0.6
 """Share of the time for the problem at one pace, where hosts may be slower than their devices."""
 
@@ -61,10 +58,7 @@ def _separable(problem: Problem, deadline: float) -> Answer:
     whole = contracted(problem)
     if part_with_room(whole.problem, deadline) < 1:
         return Answer(None, HUGE, HUGE)
-    now = time.perf_counter()
-    lower = least_in_room(
-        whole.problem, lower_bound(whole.problem), HUGE, now + _BOUNDING * max(0.0, deadline - now)
-    )
+    lower = least_in_room(whole.problem, lower_bound(whole.problem), HUGE, deadline)
     best = Answer(None, HUGE, lower)
     try:
         for best in first_answers(whole.problem, deadline, lower):  # noqa: B007
