@@ -22,7 +22,7 @@ from ..errors import InputError
 from ..graph import Op
 from ..hardware import Cluster
 from ..plans import Plan
-from ..solve import solve
+from ..solve import solve, usual_time_s
 from ..tracing import Capture
 from .agree import decide_once, in_group
 from .machine import DeviceLike, cluster_for, is_host, of_the_job, stages_per_rank
@@ -86,7 +86,10 @@ def make_plan(
             table = costs_of(graph, costs, on, dims, store, training.autocast(graph))
             return training.priced(table, ranks, graph.ops)
 
-        def cut(graph: Capture, table: CostTable, left_s: float | None) -> Plan:
+        def usual_s(graph: Capture) -> float:
+            return usual_time_s(graph.ops, ranks)
+
+        def cut(graph: Capture, table: CostTable, seconds: float) -> Plan:
             return solve(
                 graph.ops,
                 table,
@@ -99,13 +102,13 @@ def make_plan(
                 memory_limit=memory_limit,
                 ties=ties,
                 pin=pin,
-                time_limit_s=left_s,
+                time_limit_s=seconds,
                 optimizer_bytes_per_parameter_byte=training.ratio(graph.ops),
                 **solver,
             )
 
         may_open = balance == "cost" and costs in ("measured", "estimated")
-        planned = refine(whole, price, cut, may_open=may_open, time_limit_s=time_limit_s)
+        planned = refine(whole, price, cut, usual_s, may_open=may_open, time_limit_s=time_limit_s)
         decided_here.append(planned.capture)
         return _with_settings(planned, whole, training), planned.costs, planned.opened
 

@@ -35,6 +35,12 @@ MIN_GAIN = 0.02
 PATIENCE = 2
 """How many times leaves may be opened in a row without such a gain."""
 
+HURRY = 0.25
+"""Share of the time that a graph is planned in at first: most are opened further, whatever is found."""
+
+HURRY_S = 3.0
+"""At least so long, where there is as much."""
+
 MAX_OPENINGS = 16
 """How many times at most: each records the model again."""
 
@@ -52,7 +58,8 @@ class Planned:
 def refine(
     capture: Capture,
     cost: Callable[[Capture], CostTable],
-    solve: Callable[[Capture, CostTable, float | None], Plan],
+    solve: Callable[[Capture, CostTable, float], Plan],
+    usual_s: Callable[[Capture], float],
     *,
     may_open: bool = True,
     time_limit_s: float | None = None,
@@ -60,28 +67,30 @@ def refine(
     """Plan ``capture``; while one leaf keeps the bottleneck high, open it and all that are like it.
 
     A graph with too few ops for the stages asked for is opened until it can be cut. With ``may_open``
-    false (costs that a caller gave hold for this graph alone) it is planned as it is. ``solve`` is told what
-    is left of ``time_limit_s``; past that, or on Ctrl-C, the best plan so far is returned.
+    false (costs that a caller gave hold for this graph alone) it is planned as it is. ``solve`` is told how
+    many seconds it has, of ``time_limit_s`` or else of ``usual_s``: graphs that may be opened are planned in
+    a hurry, and the one that is kept once more with all the time, unless that had left nothing to look for.
+    Past the limit, or on Ctrl-C, the best plan so far is returned.
 
     Raises :class:`InfeasibleError` where no finer graph can help, or no leaf is left to open and there is
     still no plan; :class:`UndecidedError` where the solver found none and ruled none out, which opening
     leaves would only make harder.
     """
-    search = _Refining(cost, solve, time_limit_s)
+    search = _Refining(cost, solve, usual_s, time_limit_s)
     with interrupts() as stopped:
         try:
             while True:
-                failure = search.plan(capture)
-                best = search.best
+                failure = search.plan(capture, in_a_hurry=may_open)
                 is_over = stopped.is_set() or search.left_s == 0 or not may_open
-                if best is not None and (is_over or search.is_balanced):
-                    return best
-                following = search.opened_next(capture) if may_open else None
+                if search.best is not None and is_over:
+                    return search.best
+                is_even = search.best is not None and search.is_balanced
+                following = search.opened_next(capture) if may_open and not is_even else None
+                if following is None and search.best is not None:
+                    return search.at_leisure(search.best)
                 if following is None:
-                    if best is None:
-                        assert failure is not None
-                        raise failure
-                    return best
+                    assert failure is not None
+                    raise failure
                 capture = following
         except KeyboardInterrupt:
             if search.best is None:
@@ -95,35 +104,63 @@ class _Refining:
     def __init__(
         self,
         cost: Callable[[Capture], CostTable],
-        solve: Callable[[Capture, CostTable, float | None], Plan],
+        solve: Callable[[Capture, CostTable, float], Plan],
+        usual_s: Callable[[Capture], float],
         time_limit_s: float | None,
     ) -> None:
-        self.cost, self.solve, self.left_s = cost, solve, time_limit_s
+        self.cost, self.solve, self.usual_s, self.left_s = cost, solve, usual_s, time_limit_s
         self.best: Planned | None = None
+        self.hurried: Planned | None = None
+        self.is_cut_short = False
         self.opened: tuple[str, ...] = ()
         self.closed: set[str] = set()
         self.idle = self.n_openings = 0
         self.costs: CostTable | None = None
         self.last: Plan | None = None
 
-    def plan(self, capture: Capture) -> InfeasibleError | None:
+    def plan(self, capture: Capture, *, in_a_hurry: bool) -> InfeasibleError | None:
         """Plans a graph and keeps the plan if it is better; the error where there is none."""
         self.costs, self.last = self.cost(capture), None
-        started = time.perf_counter()
         try:
-            plan = self.last = self.solve(capture, self.costs, self.left_s)
+            plan = self.last = self._solved(capture, self.costs, in_a_hurry=in_a_hurry)
         except InfeasibleError as error:
             if self.best is None and (isinstance(error, UndecidedError) or not error.finer_may_help):
                 raise
             return error
-        finally:
-            if self.left_s is not None:
-                self.left_s = max(0.0, self.left_s - (time.perf_counter() - started))
         if self.best is None or _bottleneck_s(plan) < _bottleneck_s(self.best.plan) * (1 - MIN_GAIN):
             self.best, self.idle = Planned(capture, self.costs, plan, self.opened), 0
+            self.hurried = self.best if self.is_cut_short else None
         else:
             self.idle += 1
         return None
+
+    def at_leisure(self, best: Planned) -> Planned:
+        """The plan once all the time was for it, where what was taken in a hurry ended that."""
+        if best is not self.hurried:
+            return best
+        try:
+            plan = self._solved(best.capture, best.costs)
+        except UndecidedError:
+            return best
+        return dataclasses.replace(best, plan=plan) if plan.step_s <= best.plan.step_s else best
+
+    def _solved(self, capture: Capture, costs: CostTable, *, in_a_hurry: bool = False) -> Plan:
+        """A plan in all of the time, or in a part of it unless that finds none."""
+        started = time.perf_counter()
+        usual_s = self.usual_s(capture) if self.left_s is None else self.left_s
+        seconds = min(usual_s, max(HURRY_S, HURRY * usual_s)) if in_a_hurry else usual_s
+        try:
+            plan = self.solve(capture, costs, seconds)
+            is_over = plan.bounds.proved and time.perf_counter() - started < seconds / 2
+            self.is_cut_short = seconds < usual_s and not is_over
+            return plan
+        except UndecidedError:
+            if seconds == usual_s:
+                raise
+        finally:
+            if self.left_s is not None:
+                self.left_s = max(0.0, self.left_s - (time.perf_counter() - started))
+        return self._solved(capture, costs)
 
     @property
     def is_balanced(self) -> bool:

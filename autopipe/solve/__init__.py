@@ -10,7 +10,7 @@ from .definition.blocks import Block
 from .definition.problem import Item, Net, Problem, Share, Stage
 from .explain import Explanation, Move, explain
 from .making.cases import SEVERAL_PER_RANK
-from .search import solve
+from .search import solve, usual_time_s
 
 __all__ = [
     "SEVERAL_PER_RANK",
@@ -26,4 +26,5 @@ __all__ = [
     "chain",
     "explain",
     "solve",
+    "usual_time_s",
 ]

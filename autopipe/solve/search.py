@@ -31,7 +31,7 @@ from .ranks.virtual import least_load
 from .step import fastest
 from .stopping import interrupts
 
-__all__ = ["solve"]
+__all__ = ["solve", "usual_time_s"]
 
 _FEW_ORDERS = 120
 """Up to so many orders of the ranks are all solved."""
@@ -132,7 +132,7 @@ def solve(
         training=schedule != "forward-only",
     )
     if time_limit_s is None:
-        time_limit_s = min(20.0, max(2.0, len(graph.ops) * cluster.n_ranks / _PER_S))
+        time_limit_s = usual_time_s(graph, cluster)
     deadline = time.perf_counter() + number("time_limit_s", time_limit_s, most=_LONGEST_S, unit="seconds")
     source = Source.of(graph, costs, cluster, settings)
     free = one_of("device_order", device_order, ("hosts", "given", "auto")) == "auto"
@@ -165,6 +165,11 @@ def solve(
     return dataclasses.replace(
         best, bounds=bounds, candidates=_listed(ranked, best), n_candidates=len(ranked)
     )
+
+
+def usual_time_s(graph: OpGraph, cluster: Cluster) -> float:
+    """The seconds that a solve may take where nobody says."""
+    return min(20.0, max(2.0, len(graph.ops) * cluster.n_ranks / _PER_S))
 
 
 def _listed(ranked: Sequence[Candidate], best: Plan) -> tuple[Candidate, ...]:

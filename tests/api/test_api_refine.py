@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import autopipe
-from autopipe.api.refine import TOLERANCE, _imbalance
+from autopipe.api.refine import HURRY, TOLERANCE, _imbalance
 from autopipe.costs import CostTable, OpCost
 from autopipe.errors import CaptureError, InfeasibleError
 from autopipe.hardware import Cluster
@@ -159,9 +159,29 @@ def test_the_time_limit_is_for_all_grains_together(monkeypatch):
 
     monkeypatch.setattr("autopipe.api.planning.solve", told)
     split(Uneven(), time_limit_s=30.0)
-    assert given[0] == 30.0
+    assert given[0] == 30.0 * HURRY
     assert len(given) > 1
-    assert all(later < before for before, later in itertools.pairwise(given))
+    assert all(later < before for before, later in itertools.pairwise(given) if later < 30.0 * HURRY)
+    assert max(given) < 30.0
     del given[:]
     split(Uneven(), time_limit_s=0.0)
     assert given == [0.0]
+
+
+def test_graphs_are_planned_in_a_hurry_and_the_one_that_is_kept_with_all_the_time(monkeypatch):
+    given = []
+
+    @functools.wraps(solve)
+    def told(graph, *args, time_limit_s, **options):
+        given.append((graph, time_limit_s))
+        plan = solve(graph, *args, time_limit_s=time_limit_s, **options)
+        open_still = dataclasses.replace(plan.bounds, proved=False)
+        return dataclasses.replace(plan, bounds=open_still)
+
+    monkeypatch.setattr("autopipe.api.planning.solve", told)
+    monkeypatch.setattr("autopipe.api.refine.HURRY_S", 0.0)
+    plan = split(Uneven()).plan
+    assert len(given) > 2
+    assert {seconds for _, seconds in given[:-1]} == {2.0 * HURRY}
+    assert given[-1][1] == 2.0
+    assert given[-1][0].digest == plan.graph_digest
