@@ -36,7 +36,8 @@ class OpCost:
     source: where the figures came from.
     spread: relative half-width of the seconds: the measured quartile spread, or the estimate's interval.
     saved_values: ops and inputs whose values are among what it keeps, whether or not ``saved_bytes`` counts
-        them: a storage that several ops keep is counted at the first of them in program order.
+        them: a storage that several ops keep is counted at the first of them in program order, and one that
+        a movable op made at that op, which stages may run again.
     host_forward_s, host_backward_s: what the host takes to launch either, on a device that works on while
         the host goes on; the other seconds are then the device's alone. Neither waits for the other, so ops
         that run one after another take as long as the slower of the two does for all of them

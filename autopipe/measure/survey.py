@@ -30,7 +30,8 @@ class Account:
     Attributes
     ----------
     forward, backward: the kernels it runs.
-    saved_bytes: storages it is the first to keep for backward, parameters left out.
+    saved_bytes: storages it is the first to keep for backward, or made as a movable op and others keep;
+        parameters left out.
     inner_bytes: the part of them that no other op has: of its own value, and of what it makes in between.
     saved_inputs: which of its inputs (by place, see ``reads``) are among the storages it keeps, counted or
         not, and the bytes of each.
@@ -199,7 +200,10 @@ def survey(replay: Replay, autocast: torch.dtype | None = None) -> Survey:
 
 
 def _of_every(replay: Replay, accounts: Mapping[str, Account]) -> dict[str, Account]:
-    """The accounts of all ops, in the graph's order: each value's bytes are its first keeper's."""
+    """The accounts of all ops, in the graph's order: each value's bytes are its first keeper's.
+
+    Those of a movable op's value are its own: whoever makes it again keeps it too.
+    """
     out: dict[str, Account] = {}
     kept: set[str] = set()
     shown: dict[str, str] = {}
@@ -211,8 +215,15 @@ def _of_every(replay: Replay, accounts: Mapping[str, Account]) -> dict[str, Acco
         takes = [shown.get(n.name, n.name) for n in reads(node)]
         shown[node.name] = takes[account.shows[0]] if account.shows else node.name
         sizes[node.name] = account.value_bytes
-        saved = {takes[i]: sizes.get(takes[i]) or n_bytes for i, n_bytes in account.saved_inputs}
-        first = account.inner_bytes + sum(n_bytes for name, n_bytes in saved.items() if name not in kept)
+        saved = {takes[i]: (i, sizes.get(takes[i]) or n_bytes) for i, n_bytes in account.saved_inputs}
+        first = account.inner_bytes
+        for i, n_bytes in (row for name, row in saved.items() if name not in kept):
+            maker = reads(node)[i].name
+            if maker in out and replay.ops.by_name[maker].is_movable:
+                of = out[maker]
+                out[maker] = dataclasses.replace(of, saved_bytes=of.saved_bytes + n_bytes, saves_output=True)
+            else:
+                first += n_bytes
         kept |= {*saved, *[shown[node.name]] * account.saves_output}
         out[node.name] = dataclasses.replace(account, saved_bytes=first)
     return out

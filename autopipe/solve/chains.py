@@ -15,7 +15,7 @@ from typing import Any
 from .definition.answer import Answer, OutOfTime
 from .definition.contract import Contraction, contract, merge
 from .definition.problem import HUGE, Item, Problem, Share, memory_bytes
-from .definition.relaxed import cheapest
+from .definition.relaxed import all_received, cheapest, holds_less
 from .lines.exact import prove
 from .lines.intervals import best_chain, near_chain
 from .lines.moves import fitting, improve
@@ -32,7 +32,8 @@ _CLOSING = 0.4
 """Share of the time kept for placing items one by one where loads depend on each other and items are few."""
 
 _RELAXING = 0.6
-"""Share of the time for the problem at one pace, where hosts may be slower than their devices."""
+"""Share of the time for the cheapest prices, where hosts may be slower than their devices, or what these
+prices leave out may not fit."""
 
 
 def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
@@ -93,7 +94,7 @@ def _relaxed(problem: Problem, deadline: float, stopped: threading.Event) -> Ans
 def _bounded(problem: Problem, deadline: float, stopped: threading.Event) -> Answer:
     if not problem.one_stage_per_rank:
         return several(problem, deadline)
-    share = _RELAXING if problem.has_hosts else 1.0
+    share = _RELAXING if problem.has_hosts or holds_less(problem) else 1.0
     answer = chain(cheapest(problem), time_limit_s=max(0.0, share * (deadline - time.perf_counter())))
     if answer.stage_of is None:
         return answer
@@ -106,7 +107,27 @@ def _bounded(problem: Problem, deadline: float, stopped: threading.Event) -> Ans
             better = improve(problem, answer.stage_of or (), deadline)
             value = problem.bottleneck(problem.loads(better))
             answer = dataclasses.replace(answer, stage_of=better, bottleneck_ns=value)
-    return answer
+    return answer if value < HUGE else _in_room(problem, answer.lower_ns, deadline, stopped)
+
+
+def _in_room(problem: Problem, lower_ns: int, deadline: float, stopped: threading.Event) -> Answer:
+    """Any assignment that fits, where the cheapest prices have one that does not at the true ones.
+
+    Where every value is received, all that a stage holds is its own, and none of it less than it may be.
+    """
+    none = Answer(None, HUGE, lower_ns)
+    if stopped.is_set():
+        return none
+    with contextlib.suppress(KeyboardInterrupt):
+        received = cheapest(all_received(problem))
+        found = chain(received, time_limit_s=_RELAXING * max(0.0, deadline - time.perf_counter())).stage_of
+        if found is None or problem.bottleneck(problem.loads(found)) >= HUGE:
+            tries = (fitting(problem, order, deadline) for order in orders(problem))
+            found = next((x for x in tries if x is not None), None)
+        if found is not None:
+            found = improve(problem, found, deadline)
+            return Answer(found, problem.bottleneck(problem.loads(found)), lower_ns)
+    return none
 
 
 def _at_both_paces(problem: Problem, known: Answer, deadline: float) -> Answer:
@@ -180,6 +201,8 @@ def without_idle_limits(problem: Problem) -> Problem:
     peak = max(p.workspace_bytes for p in parts)
     received = sum(n.n_bytes * min(several, len(n.consumers)) for n in problem.nets)
     saved += received * problem.holds_received
+    saved += sum(n.kept_bytes * min(several, len(n.consumers)) for n in problem.nets)
+    peak = max([peak, *(n.again_bytes for n in problem.nets)])
     sent = sum(n.sent_bytes for n in problem.nets)
     most = [max(memory_bytes(s.in_flight, static, saved, peak, received, sent)) for s in problem.stages]
     limits = [s.limit_bytes for s in problem.stages]
@@ -190,7 +213,7 @@ def without_idle_limits(problem: Problem) -> Problem:
         problem,
         items=tuple(dataclasses.replace(i, **free) for i in problem.items),
         shares=tuple(dataclasses.replace(s, **free) for s in problem.shares),
-        nets=tuple(dataclasses.replace(n, n_bytes=0, sent_bytes=0) for n in problem.nets),
+        nets=tuple(n.without_bytes() for n in problem.nets),
         stages=tuple(dataclasses.replace(s, limit_bytes=HUGE) for s in problem.stages),
         recompute="never",
     )

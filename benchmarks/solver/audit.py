@@ -73,6 +73,10 @@ class Priced:
     seconds: float
     rank_bytes: tuple[int, ...]
 
+    def fits(self, limits: Sequence[float]) -> bool:
+        """Whether each rank has room."""
+        return all(held <= limit for held, limit in zip(self.rank_bytes, limits, strict=True))
+
 
 class Reading:
     """The cost model read a second time, for one thing asked."""
@@ -127,22 +131,21 @@ class Reading:
                 yield home
 
     def priced(self, home: Mapping[str, int]) -> Priced:
-        """The least over what may be computed again, a movable value in each stage that takes it."""
+        """The least that fits of all ways; where none does, the least."""
+        limits = self.limits()
+        return min(self.ways(home), key=lambda p: (not p.fits(limits), p.seconds))
+
+    def ways(self, home: Mapping[str, int]) -> Iterator[Priced]:
+        """All that may be computed again: movable values, by stages that take them."""
         choices = []
         movable = [op for op in self.ops if op.is_movable]
         for op in movable:
             stages = sorted({self._stage(t, home) for t in self.takers[op.name]})
             own = home.get(op.name)
-            dear = self._make_s(op, max) > 2 * self._slowest.seconds(self._bytes(op))
-            some = [()] if dear or "output" in self.takers[op.name] else _subsets(stages)
+            some = _subsets(stages) if self._may_repeat(op) else [()]
             choices.append([(stages[0], stages)] if own is None else [(own, again) for again in some])
-        best: Priced | None = None
         for chosen in itertools.product(*choices):
-            found = self._with(home, {op.name: c for op, c in zip(movable, chosen, strict=True)})
-            if best is None or found.seconds < best.seconds:
-                best = found
-        assert best is not None
-        return best
+            yield self._with(home, {op.name: c for op, c in zip(movable, chosen, strict=True)})
 
     def _is_cheap(self, op: Op) -> bool:
         """Whether making a value takes no longer than receiving it over the fastest link; then all do."""
@@ -151,6 +154,11 @@ class Reading:
         links = _links(self.asked.cluster)
         fastest = Link(min(w.latency_s for w in links), max(w.bandwidth_bytes_s for w in links))
         return (1 + self.all_again) * self._make_s(op, min) <= fastest.seconds(self._bytes(op))
+
+    def _may_repeat(self, op: Op) -> bool:
+        """Whether stages may make a value again rather than receive it."""
+        dear = self._make_s(op, max) > 2 * self._slowest.seconds(self._bytes(op))
+        return op.is_movable and not dear and "output" not in self.takers[op.name]
 
     def _make_s(self, op: Op, which: Callable[[Iterable[float]], float]) -> float:
         return self.asked.costs[op.name].forward_s / which(d.speed for d in self.asked.cluster.devices)
@@ -185,6 +193,8 @@ class Reading:
                     weights[s][weight] = round(spec.bytes * (2 + self.ratio))
             there = {self._stage(t, home) for t in self.takers[op.name]} - {own, *extra}
             n_bytes = self._bytes(op)
+            if self._may_repeat(op):  # whoever takes it keeps it
+                saved = [x + cost.saved_bytes * (s in there) for s, x in enumerate(saved)]
             prices = [0.0]
             for s in there:
                 received[s] += n_bytes
@@ -287,8 +297,12 @@ def drawn(number: int) -> Asked:
     if draw.random() < 0.15 and "recompute" not in options:
         nothing = {op: dataclasses.replace(cost, saved_bytes=0) for op, cost in costs.costs.items()}
         costs = dataclasses.replace(costs, costs=nothing, offloaded=True)
+    if "mask" in costs.costs:
+        held = draw.choice((0, 0, 16_384)) * (not costs.offloaded), draw.choice((0, 16_384))
+        mask = dataclasses.replace(costs["mask"], saved_bytes=held[0], workspace_bytes=held[1])
+        costs = dataclasses.replace(costs, costs={**costs.costs, "mask": mask})
     asked = Asked(graph, costs, cluster, name, n_stages, options)
-    if not any(op.is_movable for op in graph.ops) and draw.random() < 0.6:
+    if draw.random() < 0.6:
         peaks = sorted(max(Reading(asked).priced(home).rank_bytes) for home in Reading(asked).splits())
         if peaks:
             at = peaks[min(len(peaks) - 1, int(len(peaks) * draw.random() ** 3))]
@@ -378,11 +392,7 @@ def faults_of(number: int) -> list[str]:
     reading = Reading(asked)
     limits = reading.limits()
     priced = [(reading.priced(home), home) for home in reading.splits()]
-    fitting = [
-        (p.seconds, tuple(home.items()))
-        for p, home in priced
-        if all(b <= limit for b, limit in zip(p.rank_bytes, limits, strict=True))
-    ]
+    fitting = [(p.seconds, tuple(home.items())) for p, home in priced if p.fits(limits)]
     least = min(fitting)[0] if fitting else math.inf
     try:
         plan = asked.plan()
@@ -419,10 +429,12 @@ def _read_again(
     for rank, (held, limit) in enumerate(zip(again.rank_bytes, limits, strict=True)):
         if held > limit:
             yield f"rank {rank} needs {held} bytes of {limit}"
+    alike = [p for p in reading.ways(home) if p.fits(limits) and p.seconds <= again.seconds + _ROUNDED]
     ranks = [s for s in range(plan.n_stages) if plan.placement.count(plan.placement[s]) == 1]
     for s in ranks:
-        said, held = plan.stages[s].memory_bytes, again.rank_bytes[plan.placement[s]]
-        if said != held and not any(op.is_movable for op in asked.graph.ops):
+        said = plan.stages[s].memory_bytes
+        held = {p.rank_bytes[plan.placement[s]] for p in alike}
+        if said not in held:
             yield f"stage {s} has {held} bytes, it says {said}"
 
 

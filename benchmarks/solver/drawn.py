@@ -190,14 +190,16 @@ def _net(draw: random.Random, v: int, later: range, ns: _Sizes, size: _Sizes) ->
     again = draw.choice((-1, -1, -1, 0, 2, 5))
     again = again if again < 0 else ns.up_to(again)
     sent = draw.choice((0, n_bytes))
-    return Net(v, tuple(takers), ns.up_to(price), ns.up_to(price), f"v{v}", n_bytes, sent, again)
+    beside = (size.up_to(3), size.up_to(3)) if again >= 0 else (0, 0)
+    return Net(v, tuple(takers), ns.up_to(price), ns.up_to(price), f"v{v}", n_bytes, sent, again, *beside)
 
 
 def _loose(draw: random.Random, n: int, ns: _Sizes, size: _Sizes) -> Net:
     """A value that no edge orders: gradients may flow to items that come before."""
     maker, *takers = draw.sample(range(n), draw.randint(2, min(n, 4)))
     net = _net(draw, maker, range(n), ns, size)
-    return dataclasses.replace(net, consumers=tuple(sorted(takers)), again_ns=-1)
+    net = dataclasses.replace(net, consumers=tuple(sorted(takers)), again_ns=-1)
+    return dataclasses.replace(net, again_bytes=0, kept_bytes=0)
 
 
 def _share(draw: random.Random, n: int, ns: _Sizes, size: _Sizes) -> Share:
@@ -402,7 +404,8 @@ def _cost(draw: random.Random, op: Op) -> OpCost:
     if op.is_size:
         return OpCost()
     if op.is_movable:
-        return OpCost(draw.choice((1e-7, 1e-5, 1e-4, 1e-3)), workspace_bytes=draw.choice((0, 20_000)))
+        made_s, workspace = draw.choice((1e-7, 1e-5, 1e-4, 1e-3)), draw.choice((0, 20_000))
+        return OpCost(made_s, saved_bytes=draw.choice((0, 30_000)), workspace_bytes=workspace)
     forward = draw.choice((1e-5, 1e-4, 1e-3)) * draw.randint(1, 9)
     saved = draw.choice((0, 10_000, 60_000))
     return OpCost(forward, 2 * forward, forward, forward, saved, draw.choice((0, 20_000)))

@@ -16,14 +16,14 @@ import pytest
 import torch
 from measure_models import Block, Net, Recurrent, Stack, captured, ids
 from processes import children
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 import autopipe
 from autopipe.costs import CostTable
 from autopipe.errors import CostError, InputError
-from autopipe.measure import Store, alike, profile
+from autopipe.measure import Store, alike, estimate, profile
 from autopipe.measure import passes as passes_module
 
 QUICK = {"min_s": 0.0, "min_passes": 3, "progress": False}
@@ -65,6 +65,32 @@ def test_saved_bytes_of_a_block_by_hand() -> None:
     # the block's input (for the first product) and relu's output (for relu and the second product)
     assert first.saved_bytes == second.saved_bytes == 4 * 16 * 4 + 4 * 64 * 4
     assert second.saved_values == (capture.ops.compute[0].name,)
+
+
+class Masked(nn.Module):
+    """Layers that keep for backward a mask made by glue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones_like(x).tril()
+        for layer in self.layers:
+            x = layer(x) * mask
+        return x
+
+
+def test_what_is_kept_of_a_movable_op_is_counted_with_it() -> None:
+    """A stage that makes it again keeps it too, whichever op of the model is the first to."""
+    for find in (functools.partial(profile, **QUICK), estimate):
+        capture = captured(Masked().train(), torch.ones(8, 16))
+        table = find(capture)
+        masks = [op.name for op in capture.ops.compute if op.is_movable and table[op.name].saved_bytes]
+        assert [table[name].saved_bytes for name in masks] == [8 * 16 * 4]
+        assert table[masks[0]].saved_values == (masks[0],)
+        products = [table[op.name] for op in capture.ops.compute if masks[0] in table[op.name].saved_values]
+        assert sum(c.saved_bytes for c in products[1:]) == 0
 
 
 def test_dims_of_a_microbatch(net: Net) -> None:

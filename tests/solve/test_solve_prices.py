@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from random_problems import problems, solved
 
 from autopipe.costs import CostTable, OpCost
+from autopipe.errors import InfeasibleError
 from autopipe.graph import Op, OpGraph, TensorSpec
 from autopipe.hardware import DIRECT_BYTES, Cluster, Device, Link
+from autopipe.memory import plan_memory
 from autopipe.schedule import StageTimes, Transfer, build
 from autopipe.simulator import simulate_schedule
 from autopipe.solve import Item, Problem, Share, Stage, chain, solve
@@ -59,6 +61,10 @@ def test_equals_exhaustive_search_with_true_prices(problem):
         assert answer.proved
 
 
+_LONG_NS = 4200
+"""Whole nanoseconds, and even, at every speed that is drawn."""
+
+
 def choices(problem, stage_of):
     """The bottleneck under every choice of the stages that compute a value again, by the formula."""
     takers = [sorted({stage_of[v] for v in net.consumers} - {stage_of[net.producer]}) for net in problem.nets]
@@ -66,36 +72,87 @@ def choices(problem, stage_of):
         itertools.product((True, False) if net.again_ns >= 0 else (False,), repeat=len(there))
         for net, there in zip(problem.nets, takers, strict=True)
     ]
-    free = tuple(dataclasses.replace(n, send_ns=0, receive_ns=0, again_ns=-1) for n in problem.nets)
-    bare = dataclasses.replace(problem, nets=free, pair_ns=None)
-    loads = bare.loads(stage_of)
-    if bare.bottleneck(loads) >= HUGE:
-        yield HUGE
-        return
+    both = max if problem.overlap else lambda *x: sum(x)
     for chosen in itertools.product(*rows):
-        work = [load.forward_ns + load.backward_ns for load in loads]
-        moving = [0 for _ in loads]
-        for n, (net, there, again) in enumerate(zip(problem.nets, takers, chosen, strict=True)):
+        again, moving = [0] * problem.n_stages, [0] * problem.n_stages
+        for n, (net, there, row) in enumerate(zip(problem.nets, takers, chosen, strict=True)):
             here, sends = stage_of[net.producer], [0]
-            for s, redo in zip(there, again, strict=True):
+            for s, redo in zip(there, row, strict=True):
                 pair = problem.pair_ns[here, s][n] if problem.pair_ns else (net.send_ns, net.receive_ns)
                 if redo:
-                    work[s] += scaled(net.again_ns, problem.stages[s].speed) * (1 + loads[s].recompute)
+                    again[s] += scaled(net.again_ns, problem.stages[s].speed)
                 else:
                     moving[s] += pair[1]
                     sends.append(pair[0])
             moving[here] += max(sends) if problem.sender_pays == "once" else sum(sends)
-        both = max if problem.overlap else lambda *x: sum(x)
-        yield max(both(w, m) + load.sync_ns for w, m, load in zip(work, moving, loads, strict=True))
+        ways = list(kept_ways(problem, stage_of, takers, chosen))
+        totals = []
+        for s, stage in enumerate(problem.stages):
+            fitting = [row[s] for row in ways if row[s].memory_bytes <= stage.limit_bytes]
+            works = [w.forward_ns + w.backward_ns + again[s] * (1 + w.recompute) for w in fitting]
+            sums = (both(w, moving[s]) + x.sync_ns for w, x in zip(works, fitting, strict=True))
+            totals.append(min(sums, default=HUGE))
+        yield max(totals)
+
+
+def kept_ways(problem, stage_of, takers, chosen):
+    """Each stage's load without transfers, with blocks computed again where that fits, and as a whole.
+
+    Of what a stage computes again it receives nothing; its workspace and what is kept are an item's.
+    """
+    nets, beside, places = [], [], []
+    for net, there, row in zip(problem.nets, takers, chosen, strict=True):
+        redone = {s for s, redo in zip(there, row, strict=True) if redo}
+        received = tuple(v for v in net.consumers if stage_of[v] not in redone)
+        nets.append(
+            dataclasses.replace(
+                net.without_bytes(),
+                consumers=received,
+                send_ns=0,
+                receive_ns=0,
+                again_ns=-1,
+                n_bytes=net.n_bytes,
+                sent_bytes=net.sent_bytes,
+            )
+        )
+        for s in there:
+            held = net.again_bytes * (s in redone)
+            beside.append(Item(saved_bytes=net.kept_bytes, workspace_bytes=held))
+            places.append(s)
+    bare = dataclasses.replace(
+        problem, nets=tuple(nets), pair_ns=None, items=(*problem.items, *beside), sender_pays="once"
+    )
+    homes = (*stage_of, *places)
+    if problem.recompute != "never":
+        yield dataclasses.replace(bare, recompute="always").loads(homes)
+    if problem.recompute != "always":
+        # so long a forward that blocks are chosen over the whole stage
+        long = tuple(Item(forward_ns=_LONG_NS) for _ in problem.stages)
+        slow = dataclasses.replace(bare, items=(*bare.items, *long))
+        yield tuple(
+            dataclasses.replace(
+                load,
+                forward_ns=load.forward_ns - (took := scaled(_LONG_NS, stage.speed)),
+                backward_ns=load.backward_ns - took * load.recompute,
+            )
+            for load, stage in zip(
+                slow.loads((*homes, *range(problem.n_stages))), problem.stages, strict=True
+            )
+        )
 
 
 @st.composite
 def copied(draw) -> Problem:
     """A problem with true prices where some values may be computed again by those that take them."""
     problem = draw(entangled())
-    again = st.sampled_from((-1, 0, 1, 2, 4))
-    nets = tuple(dataclasses.replace(n, again_ns=draw(again)) for n in problem.nets)
-    return dataclasses.replace(problem, nets=nets)
+    again, small = st.sampled_from((-1, 0, 1, 2, 4)), st.sampled_from((0, 0, 3, 7))
+    nets = []
+    for net in problem.nets:
+        net = dataclasses.replace(net, again_ns=draw(again))
+        if net.again_ns >= 0:
+            net = dataclasses.replace(net, again_bytes=draw(small), kept_bytes=draw(small))
+        nets.append(net)
+    return dataclasses.replace(problem, nets=tuple(nets))
 
 
 @settings(max_examples=300, deadline=None)
@@ -146,6 +203,34 @@ def test_a_stage_behind_a_slow_link_computes_the_mask_again():
     sent = solve(graph, costs, cluster, n_stages=3, n_microbatches=6, overlap=False, clone="never")
     assert sent.bounds.bottleneck_s > plan.bounds.bottleneck_s
     assert sent.stages_of["mask"] == (0,)
+
+
+def test_a_mask_that_has_no_room_to_arrive_is_made_where_it_is_needed():
+    """Making it takes 0.5 ms, receiving it 0.4 and 8 kB of buffers; each microbatch in flight keeps 4 kB."""
+    graph, costs = masked()
+    made = dataclasses.replace(costs["mask"], saved_bytes=4000, workspace_bytes=1000)
+    costs = dataclasses.replace(costs, costs={**costs.costs, "mask": made})
+    cluster = Cluster(tuple(Device("d") for _ in range(3)), local=Link(0.0, 1e7))
+    asked = {"n_stages": 3, "n_microbatches": 6, "overlap": False, "device_order": "given"}
+    asked["pin"] = {f"layer{i}": i for i in range(3)}
+    free = solve(graph, costs, cluster, **asked)
+    assert free.stages_of["mask"] == (0,)
+    layer, mask = 2 * 8 * 64 * 4, 4000
+    assert [s.memory_bytes for s in free.stages] == [
+        3 * mask + layer // 2 + 1000, 2 * mask + 2 * mask + layer // 2 + layer, mask + 2 * mask + layer
+    ]  # fmt: skip
+    limits = free.stages[0].memory_bytes, 2 * mask + layer // 2 + layer + 1000, mask + layer + 1000
+    tight = solve(graph, costs, cluster, memory_limit=list(limits), **asked)
+    assert tight.stages_of["mask"] == (0, 1, 2)
+    assert tuple(s.memory_bytes for s in tight.stages) == limits
+    for plan in (free, tight):
+        assert [m.total_bytes for m in plan_memory(plan)] == [s.memory_bytes for s in plan.stages]
+        walked = [m.total_bytes for m in plan_memory(plan, costs)]
+        assert all(n >= s.memory_bytes for n, s in zip(walked, plan.stages, strict=True))
+    for rank in (1, 2):
+        short = [n - (r == rank) for r, n in enumerate(limits)]
+        with pytest.raises(InfeasibleError):
+            solve(graph, costs, cluster, memory_limit=short, **asked)
 
 
 def test_a_tie_of_three_costs_more_than_one_of_two():

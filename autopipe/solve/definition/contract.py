@@ -100,7 +100,7 @@ def _joins(problem: Problem) -> list[tuple[int, int]]:
     what it still takes from the item.
     """
     limited = any(s.limit_bytes < HUGE for s in problem.stages)
-    buffered = limited and any(net.n_bytes or net.sent_bytes for net in problem.nets)
+    buffered = limited and any(net.has_bytes for net in problem.nets)
     if problem.recompute != "never" or buffered or any(net.link_ns for net in problem.nets):
         return []
     above, below = problem.above, problem.below
@@ -270,4 +270,4 @@ def _merged(nets: Iterable[Net]) -> list[Net]:
                 sent_bytes=old.sent_bytes + net.sent_bytes,
             )
         merged[key] = net
-    return [n for n in merged.values() if n.send_ns or n.receive_ns or n.n_bytes or n.sent_bytes]
+    return [n for n in merged.values() if n.send_ns or n.receive_ns or n.has_bytes]

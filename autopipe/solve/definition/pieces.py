@@ -66,8 +66,10 @@ class Net:
 
     ``n_bytes`` is what a stage that recomputes keeps of it, and what each of a receiver's two buffers for it
     takes; ``sent_bytes`` is its sender's buffer, for the gradient that comes back. A stage may compute it
-    again instead of receiving it where ``again_ns`` is not negative, which then is that work. ``link_ns`` are
-    its prices by kind of link, where stages have unlike ones; its own are then the least.
+    again instead of receiving it where ``again_ns`` is not negative, which then is that work, and
+    ``again_bytes`` its workspace; either way each microbatch in flight keeps ``kept_bytes`` of it, once made
+    there in no buffer but its own. ``link_ns`` are its prices by kind of link, where stages have unlike ones;
+    its own are then the least.
     """
 
     producer: int
@@ -78,7 +80,18 @@ class Net:
     n_bytes: int = 0
     sent_bytes: int = 0
     again_ns: int = -1
+    again_bytes: int = 0
+    kept_bytes: int = 0
     link_ns: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether any stage holds something on its account."""
+        return bool(self.n_bytes or self.sent_bytes or self.again_bytes or self.kept_bytes)
+
+    def without_bytes(self) -> Net:
+        """The same where stages hold nothing on its account."""
+        return dataclasses.replace(self, n_bytes=0, sent_bytes=0, again_bytes=0, kept_bytes=0)
 
     def prices_ns(self, links: tuple[int, int]) -> tuple[int, int]:
         """What a stage pays to send it, and to receive it, over the links it has for either."""
@@ -166,24 +179,6 @@ class StageLoad:
     copies: tuple[str, ...] = ()
     open_ns: int = 0
     wire_ns: int = 0
-
-    def moved(self, again_ns: int, send_ns: int, receive_ns: int, wire_ns: int, overlap: bool) -> StageLoad:
-        """With values computed again, sent and received beside; a stage that recomputes does so twice."""
-        return dataclasses.replace(
-            self,
-            forward_ns=self.forward_ns + again_ns,
-            backward_ns=self.backward_ns + again_ns * self.recompute,
-            send_ns=self.send_ns + send_ns,
-            receive_ns=self.receive_ns + receive_ns,
-            load_ns=self.moved_ns(again_ns, send_ns, receive_ns, overlap),
-            wire_ns=self.wire_ns + wire_ns,
-        )
-
-    def moved_ns(self, again_ns: int, send_ns: int, receive_ns: int, overlap: bool) -> int:
-        """The load with these beside."""
-        work = self.forward_ns + self.backward_ns + again_ns * (1 + self.recompute)
-        moving = self.send_ns + send_ns + self.receive_ns + receive_ns
-        return int(stage_ns(work, moving, self.sync_ns, overlap))
 
     @property
     def kept_bytes(self) -> int:

@@ -16,9 +16,12 @@ solvers. This module is the definition that every solver, bound and test is held
     sync(s)      = summing the gradients of the shares it is its rank's first to touch and others touch too,
                    as long as over the slowest link between any two of these ranks
     memory(s)    = static + in flight × kept + workspace + 2 × received + sent
-    kept         = saved, less what recomputed blocks give up (the largest counts once as workspace)
+                   of what it computes again nothing is received; that takes its own workspace
+    kept         = saved, what it keeps of values that it may compute again included,
+                   less what recomputed blocks give up (the largest counts once as workspace)
                  + received, where that is held and what is saved is not
 
+What is computed again rather than received, and what in backward, is what fits at the least largest load.
 A rank's load is the sum of its stages'. A network interface that ranks share is loaded with all they send to
 and receive from other hosts, each message by itself, and counts like a rank. What stays on a rank adds up
 too, a tied parameter counted once; of what comes and goes the fullest moment of the schedule counts. A
@@ -33,7 +36,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .blocks import cheapest_blocks, freed_bytes, redone_bytes
-from .copies import Crossing, Moving, Taker, settle
+from .copies import Crossing, Moving, Priced, Taker, settle
 from .pieces import HUGE, Array, Item, Net, Share, Stage, StageLoad, memory_bytes, most_work, scaled, stage_ns
 from .precedence import closures
 from .tally import Again, Tally, by_worth, whole_choices
@@ -222,34 +225,43 @@ class Problem:
             self._transfer(
                 n, stage_of[net.producer], {stage_of[v] for v in net.consumers}, tallies, crossings
             )
+        if crossings:
+            return self._settled(tallies, crossings)
         out: dict[int, StageLoad] = {}
         for rank, own in self.stages_of.items():
             out |= zip(own, self._rank(rank, [tallies[s] for s in own]), strict=True)
-        loads = tuple(out[s] for s in range(self.n_stages))
-        return self._settled(loads, crossings) if crossings else loads
+        return tuple(out[s] for s in range(self.n_stages))
 
-    def _settled(self, loads: Sequence[StageLoad], crossings: Sequence[Crossing]) -> tuple[StageLoad, ...]:
+    def _settled(self, tallies: Sequence[Tally], crossings: Sequence[Crossing]) -> tuple[StageLoad, ...]:
         """The loads once it is chosen which stages compute values again."""
 
-        def moved(paid: Moving) -> tuple[StageLoad, ...]:
-            rows = zip(loads, paid.again_ns, paid.send_ns, paid.receive_ns, paid.wire_ns, strict=True)
-            return tuple(load.moved(a, s, r, w, self.overlap) for load, a, s, r, w in rows)
+        @functools.cache
+        def ranked(rank: int, rows: Moving) -> tuple[tuple[StageLoad, ...], int, int, bool]:
+            """A rank's loads, their sum, by how much that may be less, and whether memory is short."""
+            own = self.stages_of[rank]
+            loads = self._rank(rank, [tallies[s].moved(row) for s, row in zip(own, rows, strict=True)])
+            is_short = self.rank_bytes(rank, loads) > self.stages[own[0]].limit_bytes
+            return loads, sum(x.load_ns for x in loads), sum(x.open_ns for x in loads), is_short
 
-        def worst(paid: Moving) -> int:
-            rows = zip(loads, paid.again_ns, paid.send_ns, paid.receive_ns, strict=True)
-            there = [load.moved_ns(a, s, r, self.overlap) for load, a, s, r in rows]
-            wires = [load.wire_ns + ns for load, ns in zip(loads, paid.wire_ns, strict=True)]
-            return max(self._sums(self.stages_of, there) + self._sums(self.stages_on, wires))
+        def priced(paid: Moving) -> Priced:
+            ranks = [ranked(rank, tuple(paid[s] for s in own)) for rank, own in self.stages_of.items()]
+            wires = [t.wire_ns + row.wire_ns for t, row in zip(tallies, paid, strict=True)]
+            total = max([row[1] for row in ranks] + self._sums(self.stages_on, wires))
+            total += HUGE * sum(row[3] for row in ranks)
+            return total, total - max(row[2] for row in ranks)
 
-        chosen, paid, least = settle(crossings, worst, self.n_stages, self.sender_pays == "once")
-        open_ns = worst(paid) - least
+        chosen, paid, least = settle(crossings, priced, self.n_stages, self.sender_pays == "once")
+        open_ns = priced(paid)[1] - least
         copies: list[tuple[str, ...]] = [()] * self.n_stages
         takers = ((c.net, taker.stage) for c in crossings for taker in c.takers)
         for (net, s), redo in zip(takers, chosen, strict=True):
             copies[s] += (self.nets[net].value,) * redo
+        out: dict[int, StageLoad] = {}
+        for rank, own in self.stages_of.items():
+            out |= zip(own, ranked(rank, tuple(paid[s] for s in own))[0], strict=True)
         return tuple(
-            dataclasses.replace(m, copies=c, open_ns=m.open_ns + open_ns)
-            for m, c in zip(moved(paid), copies, strict=True)
+            dataclasses.replace(out[s], copies=copies[s], open_ns=out[s].open_ns + open_ns)
+            for s in range(self.n_stages)
         )
 
     def _share(self, share: Share, touched: Sequence[int], tallies: list[Tally]) -> None:
@@ -270,20 +282,23 @@ class Problem:
         self, n: int, source: int, touched: set[int], tallies: list[Tally], crossings: list[Crossing]
     ) -> None:
         net, here = self.nets[n], self.stages[source].rank
-        takers = []
+        takers, may_choose, is_sent = [], net.again_ns >= 0, False
         for s in sorted(touched - {source}):
             there = self.stages[s]
-            tallies[s].received_bytes += net.n_bytes
+            tallies[s].saved_bytes += net.kept_bytes
+            if there.rank == here or not may_choose:
+                tallies[s].received_bytes += net.n_bytes
+                is_sent = True
             if there.rank != here:
                 pair = net.prices_ns((self.stages[source].links[0], there.links[1]))
                 if self.pair_ns:
                     pair = self.pair_ns[here, there.rank][n]
                 far = there.host != self.stages[source].host
                 takers.append(Taker(s, *pair, scaled(net.again_ns, there.speed), far))
-        if touched - {source}:
-            tallies[source].sent_bytes += net.sent_bytes
-        if takers and net.again_ns >= 0:
-            crossings.append(Crossing(n, source, tuple(takers)))
+        tallies[source].sent_bytes += net.sent_bytes * is_sent
+        if takers and may_choose:
+            sent_bytes = 0 if is_sent else net.sent_bytes
+            crossings.append(Crossing(n, source, tuple(takers), net.n_bytes, sent_bytes, net.again_bytes))
         elif takers:
             sends = [taker.send_ns for taker in takers]
             tallies[source].send_ns += max(sends) if self.sender_pays == "once" else sum(sends)
@@ -326,6 +341,7 @@ class Problem:
         redone = scaled(sum(b.forward_ns for b in blocks), stage.speed)
         paces = [(scaled(f, stage.speed), scaled(b, stage.speed)) for f, b in t.paces_ns]
         forward, backward = max(((f, b + (f if recompute else redone)) for f, b in paces), key=sum)
+        forward, backward = forward + t.again_ns, backward + t.again_ns * recompute
         saved_bytes = t.saved_bytes + t.received_bytes * self.holds_received
         kept, acting = saved_bytes - freed_bytes(blocks), t.workspace_bytes + redone_bytes(blocks)
         bytes_of = t.static_bytes, kept, acting, t.received_bytes, t.sent_bytes

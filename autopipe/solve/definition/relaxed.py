@@ -5,13 +5,14 @@ What a problem costs is said by ``problem``; what the relaxed optimum is worth b
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable
 from typing import TypeVar
 
 from .problem import HUGE, Item, Net, Problem, Share, scaled
 
-__all__ = ["apart", "at_one_pace", "cheapest"]
+__all__ = ["all_received", "apart", "at_one_pace", "cheapest", "holds_less"]
 
 Part = TypeVar("Part", Item, Share)
 
@@ -67,6 +68,21 @@ def apart(problem: Problem, *, limited: bool) -> Problem:
     return dataclasses.replace(problem, stages=tuple(stages), moments=(), pair_ns=None, link_of=None)
 
 
+def holds_less(problem: Problem) -> bool:
+    """Whether stages may hold less in :func:`cheapest` than they do: values that may be computed again."""
+    return problem.has_memory and any(n.again_ns >= 0 and n.has_bytes for n in problem.nets)
+
+
+def all_received(problem: Problem) -> Problem:
+    """The problem where nothing that is sent is computed again, and each taker keeps what a stage does."""
+    kept = collections.Counter[int]()
+    for net in problem.nets:
+        kept.update(dict.fromkeys(net.consumers, net.kept_bytes))
+    items = (dataclasses.replace(i, saved_bytes=i.saved_bytes + kept[v]) for v, i in enumerate(problem.items))
+    nets = (dataclasses.replace(n, again_ns=-1, again_bytes=0, kept_bytes=0) for n in problem.nets)
+    return dataclasses.replace(problem, items=tuple(items), nets=tuple(nets))
+
+
 def _paced(problem: Problem, by_hosts: bool) -> Problem:
     """The problem at the pace of hosts alone, or of devices."""
     return dataclasses.replace(
@@ -117,4 +133,10 @@ def _least(net: Net, problem: Problem) -> Net:
         return 0 if problem.overlap else min(receive_ns, again)
 
     links = tuple((0, least(receive)) for _, receive in net.link_ns)
-    return dataclasses.replace(net, send_ns=0, receive_ns=least(net.receive_ns), again_ns=-1, link_ns=links)
+    return Net(
+        net.producer,
+        net.consumers,
+        receive_ns=least(net.receive_ns),
+        value=net.value,
+        link_ns=links,
+    )

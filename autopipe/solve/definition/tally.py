@@ -5,10 +5,12 @@ What that costs is said by ``problem``; the cheapest blocks of one stage are lef
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Sequence
 
 from .blocks import Block
+from .copies import Moved
 from .pieces import Item, Share, Stage, both
 
 __all__ = ["Again", "Tally", "by_worth", "whole_choices"]
@@ -18,9 +20,10 @@ _MANY_STAGES = 6
 
 
 class Tally:
-    """Sums over the items and shares of one stage."""
+    """Sums over the items and shares of one stage, and over the values that it sends, receives and makes."""
 
     __slots__ = (
+        "again_ns",
         "backward_ns",
         "blocks",
         "extra_bytes",
@@ -38,7 +41,8 @@ class Tally:
     )
 
     def __init__(self) -> None:
-        self.forward_ns = self.backward_ns = self.send_ns = self.receive_ns = self.sync_ns = 0
+        self.forward_ns = self.backward_ns = self.again_ns = 0
+        self.send_ns = self.receive_ns = self.sync_ns = 0
         self.static_bytes = self.saved_bytes = self.workspace_bytes = 0
         self.received_bytes = self.sent_bytes = self.extra_bytes = self.wire_ns = 0
         self.blocks: tuple[Block, ...] = ()
@@ -55,6 +59,18 @@ class Tally:
         self.static_bytes += part.static_bytes
         self.saved_bytes += part.saved_bytes
         self.workspace_bytes = max(self.workspace_bytes, part.workspace_bytes)
+
+    def moved(self, row: Moved) -> Tally:
+        """With values computed again, sent and received beside."""
+        out = copy.copy(self)
+        out.again_ns += row.again_ns
+        out.send_ns += row.send_ns
+        out.receive_ns += row.receive_ns
+        out.wire_ns += row.wire_ns
+        out.received_bytes += row.received_bytes
+        out.sent_bytes += row.sent_bytes
+        out.workspace_bytes = max(out.workspace_bytes, row.workspace_bytes)
+        return out
 
     @property
     def paces_ns(self) -> tuple[tuple[int, int], ...]:

@@ -133,9 +133,16 @@ class _Maker:
         users = tuple(sorted(self.users[op.name] - {v}))
         n_bytes = self.source.sizes[op.name]
         back = op.requires_grad and self.settings.training
-        again = self.copies.get(op.name)
-        again_ns = -1 if again is None else ns(sum(self.costs[name].paced.forward_s for name in again))
-        return Net(v, users, send, receive, op.name, n_bytes, n_bytes if back else 0, again_ns)
+        net = Net(v, users, send, receive, op.name, n_bytes, n_bytes if back else 0)
+        if op.name not in self.copies:
+            return net
+        again = [self.costs[name] for name in self.copies[op.name]]
+        return dataclasses.replace(
+            net,
+            again_ns=ns(sum(c.paced.forward_s for c in again)),
+            again_bytes=max(c.workspace_bytes for c in again),
+            kept_bytes=self.costs[op.name].saved_bytes if self.settings.training else 0,
+        )
 
     def _pairs(
         self, nets: Sequence[Net], placement: Sequence[int]

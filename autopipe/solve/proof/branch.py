@@ -88,18 +88,14 @@ def _leaves_empty(problem: Problem, stage_of: Sequence[int]) -> bool:
 
 
 def _without_blocks(problem: Problem) -> Problem:
-    """The problem where what blocks may give up is not saved at all, and making a value again is free.
-
-    Which stages of a rank recompute is chosen before that, so what is made again there may come to cost less.
-    """
+    """The problem where what blocks may give up is not saved at all."""
     if problem.recompute != "auto":
         return problem
     items = (
         dataclasses.replace(i, saved_bytes=i.saved_bytes - freed_bytes(i.blocks), blocks=())
         for i in problem.items
     )
-    nets = (dataclasses.replace(n, again_ns=min(n.again_ns, 0)) for n in problem.nets)
-    return dataclasses.replace(problem, items=tuple(items), nets=tuple(nets))
+    return dataclasses.replace(problem, items=tuple(items))
 
 
 def _first(problem: Problem, m: int) -> Problem:

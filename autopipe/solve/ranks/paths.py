@@ -330,7 +330,7 @@ def _apart(problem: Problem) -> Problem:
         free = tuple((0, 0) for _ in net.link_ns)
         nets.append(dataclasses.replace(net, send_ns=0, receive_ns=0, link_ns=free))
         if near:
-            nets.append(dataclasses.replace(net, consumers=near, n_bytes=0, sent_bytes=0))
+            nets.append(dataclasses.replace(net, consumers=near).without_bytes())
     shares = tuple(
         dataclasses.replace(s, sync_ns=0, more_ns=(), static_bytes=s.static_bytes * (not s.tied))
         for s in problem.shares

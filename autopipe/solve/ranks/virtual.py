@@ -17,7 +17,7 @@ import numpy as np
 
 from ..definition.answer import Answer, OutOfTime
 from ..definition.problem import HUGE, Array, Problem, scaled
-from ..definition.relaxed import apart, cheapest
+from ..definition.relaxed import all_received, apart, cheapest, holds_less
 from ..lines.intervals import near_chain
 from ..lines.moves import fitting, improve
 from ..lines.orders import orders
@@ -53,10 +53,13 @@ def several(problem: Problem, deadline: float) -> Answer:
     """
     started = time.perf_counter()
     cheap = _straight(cheapest(problem))
+    received = _straight(cheapest(all_received(problem))) if holds_less(problem) else None
     known = Answer(None, HUGE, least_load(cheap if problem.has_hosts else problem))
     try:
         for order in orders(problem):
             known = _better(problem, known, _start(cheap, order, max(deadline, started + GRACE_S)))
+            if known.stage_of is None and received is not None:
+                known = _better(problem, known, _start(received, order, deadline))
             if time.perf_counter() > deadline and known.stage_of is not None:
                 return known
         until = time.perf_counter() + (deadline - time.perf_counter()) * _FITTING
