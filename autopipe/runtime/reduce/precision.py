@@ -95,15 +95,16 @@ def clip_grad_norm(
     """Scale all gradients so that their norm over every rank is at most ``max_norm``; the norm before.
 
     ``counted`` are those of ``parameters`` whose norm this rank contributes: a tied one counts on one rank
-    only. Sums are in fp32 or wider. Raises :class:`InputError`, with gradients as they were, where ranks clip
-    in unlike ways; not on an accelerator, where looking would wait for the device.
+    only. Each gradient's norm is in fp32 or wider, their sum in fp64. Raises :class:`InputError`, with
+    gradients as they were, where ranks clip in unlike ways; not on an accelerator, where looking would wait
+    for the device.
     """
     norms = [n.to(device) for n in foreach_norms([p.grad for p in counted if p.grad is not None], norm_type)]
     wide = torch.float64 if any(p.dtype is torch.float64 for p in parameters) else torch.float32
-    own = torch.stack([n.to(wide) for n in norms]) if norms else torch.zeros(1, device=device, dtype=wide)
+    # fp64 even where all here is fp32: ranks may differ in their widest dtype
+    own = (torch.stack(norms) if norms else torch.zeros(1, device=device)).double()
     infinite = norm_type == math.inf
-    # fp64 on the wire: ranks may differ in their widest dtype
-    total = (own.max() if infinite else (own**norm_type).sum()).double()
+    total = own.max() if infinite else (own**norm_type).sum()
     if group is not None:
         mark = float(zlib.crc32(f"{max_norm!r} {norm_type!r}".encode()) % _MARKS)
         shown = [mark, -mark] if infinite else [mark, mark * mark]
