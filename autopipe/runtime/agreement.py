@@ -168,6 +168,10 @@ class Agreement:
         """Whether it is so on any of this rank's replicas; every one of them calls it."""
         return not self._replicas_fine(not mine)
 
+    def anywhere(self, mine: bool) -> bool:
+        """Whether it is so on any rank of any replica; every one of them calls it."""
+        return self.any(any(told.fault for told in self.exchange(Told(fault="so" if mine else ""))))
+
     def _replicas_fine(self, is_fine: bool) -> bool:
         """Whether all is well on this rank's replicas too."""
         return bool(self._least(int(is_fine))[0])

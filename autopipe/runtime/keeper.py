@@ -72,11 +72,14 @@ class Keeper:
             path = step_path(path, self._engine.n_steps)
         is_single = path.suffix in SINGLES and keep_last is None
         _check_place(path, objects, is_single)
-        if self._last is not None:
-            last, self._last = self._last, None
-            last.wait()
+        last, self._last = self._last, None
+        if last is not None:
+            last.settle()
         saving = Saving(path)
         with agreement.together("saving a checkpoint"):
+            if last is not None and agreement.anywhere(last.is_unheard):
+                last.wait()
+                raise StoreError(f"{last.path} was not saved, as another rank says; save it again")
             agreement.check_alike(self._asked(objects, str(path)))
             cargo = self._cargo(objects, is_single, max_bytes)
             if is_single:

@@ -65,7 +65,8 @@ class Upkeep:
 
         ``keep_last=3`` makes ``path`` a row of saves, ``step-00000120`` and so on, of which the last three
         are kept; :meth:`resume` goes on from the last. ``background`` copies everything, returns, and writes
-        while training goes on; ``wait()`` on what is returned says how it ended, as does the next save.
+        while training goes on; ``wait()`` on what is returned says how it ended, as does the next save where
+        nobody waited.
 
         Raises :class:`StoreError` on every rank where one could not write (training may go on),
         :class:`InputError` for a place or an object that cannot be saved.

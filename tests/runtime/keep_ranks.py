@@ -154,6 +154,14 @@ def waits_for_the_first(folder, runtime):
     dist.barrier()
     with pytest.raises(StoreError, match="file-0 is a file"):
         runtime.save(folder / "file-0", background=True).wait()
+    runtime.save(folder / "after")
+    failed = runtime.save(folder / "file-0", background=True)
+    if dist.get_rank() == 0:
+        with pytest.raises(StoreError, match="file-0 is a file"):
+            failed.wait()
+    with pytest.raises(StoreError, match="file-0 is a file"):  # ranks that did not wait have yet to hear
+        runtime.save(folder / "after")
+    runtime.save(folder / "after")
 
 
 class Deep(nn.Module):

@@ -317,6 +317,10 @@ def test_a_save_in_the_background_is_of_the_moment_it_was_asked_for(tmp_path):
     runtime.save(tmp_path / "file" / "inner", background=True)
     with pytest.raises(StoreError, match="was not saved"):
         runtime.save(tmp_path / "other")
+    failed = runtime.save(tmp_path / "file" / "inner", background=True)
+    with pytest.raises(StoreError, match="was not saved"):
+        failed.wait()
+    runtime.save(tmp_path / "other")  # who waited has heard of it
 
 
 @pytest.mark.parametrize(

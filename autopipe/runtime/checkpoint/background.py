@@ -22,6 +22,7 @@ class Saving:
         self.path = path
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._is_heard = False
 
     def start(self, work: Callable[[], None]) -> None:
         """Do ``work`` in a thread of its own, which the interpreter waits for before it ends."""
@@ -41,6 +42,11 @@ class Saving:
         """Whether it is written, or has failed."""
         return self._thread is None or not self._thread.is_alive()
 
+    @property
+    def is_unheard(self) -> bool:
+        """Whether it has failed, and nobody has been told by :meth:`wait`."""
+        return self._error is not None and not self._is_heard
+
     def settle(self) -> None:
         """Come back once it is whole, or has failed."""
         if self._thread is not None:
@@ -49,6 +55,7 @@ class Saving:
     def wait(self) -> pathlib.Path:
         """Where it is, once it is whole. Raises what went wrong."""
         self.settle()
+        self._is_heard = True
         if self._error is not None:
             raise self._error
         return self.path
