@@ -11,6 +11,8 @@ from autopipe.errors import InputError
 from autopipe.graph import batch_dim
 from autopipe.runtime import mixing
 from autopipe.tracing import capture
+from autopipe.tracing.sizes import truths
+from autopipe.tracing.sizes.rerun import replay
 from autopipe.tracing.sizes.rows import Mixing
 from autopipe.tracing.sizes.truths import _pairs
 
@@ -444,6 +446,14 @@ def test_what_is_asked_of_all_rows_is_found_where_training_draws():
     x, ids = torch.randn(6, 4), torch.randint(2, 9, (6, 3))
     found = captured_mixing(Dropping(lambda _, ids: bool((ids > 0).all())), x, ids)
     assert "of all rows at once" in found.always
+
+
+def test_the_row_that_all_pairs_have_runs_once(monkeypatch):
+    runs = []
+    monkeypatch.setattr(truths, "replay", lambda *given: runs.append(given[2]["mask"]) or replay(*given))
+    captured_mixing(MasksWhereAny(), torch.randn(6, 4), torch.ones(6, 4, dtype=torch.bool))
+    assert sum(bool(mask.all()) for mask in runs) == 1
+    assert len(runs) > 3
 
 
 class NormsWhereAny(MasksWhereAny):
