@@ -171,7 +171,7 @@ class Plan(Shown):
     boundaries, ties: what crosses between stages, and parameters that live in several.
     schedule, n_microbatches: how a step runs.
     step_s: predicted seconds of a step.
-    bounds: certificate of how far from optimal the cut can be.
+    bounds: certificate of how far its bottleneck and its step can be from the least.
     cluster: the ranks it was made for.
     candidates: what else was simulated, the uniform and by-parameters splits among them, best first. Of
         other schedules and counts of stages or microbatches only the best of each is kept.
@@ -283,7 +283,7 @@ def _figures(plan: Plan) -> tuple[tuple[str, float, str], ...]:
         ("stages", plan.n_stages, ""),
         ("ranks", plan.n_ranks, ""),
         ("microbatches", plan.n_microbatches, ""),
-        ("gap to optimum", plan.bounds.gap, "share"),
+        ("gap of the bottleneck", plan.bounds.gap, "share"),
     )
 
 

@@ -54,7 +54,7 @@ def plan(
     ] = None,
     out: o.Out = None,
 ) -> Told:
-    """Where to cut a model into stages, what a step should take, and how far from optimal the cut can be."""
+    """Where to cut a model into stages, what a step should take, how far its bottleneck is from the least."""
     from .planning import Request
 
     pipe = Request(model, making).split(how)

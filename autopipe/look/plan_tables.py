@@ -25,12 +25,12 @@ def _(plan: Plan) -> str:
 
 
 def certificate(plan: Plan) -> str:
-    """How good the cut is known to be, in a few words."""
+    """How good the cut is known to be, in a few words: of its bottleneck, which is not the whole step."""
     if plan.bounds.proved:
-        return "cut proved optimal"
+        return "bottleneck proved least"
     if plan.bounds.bottleneck_lower_s <= 0:
-        return "no bound on the cut"
-    return f"cut within {percent(plan.bounds.gap)} of optimal"
+        return "no bound on the bottleneck"
+    return f"bottleneck within {percent(plan.bounds.gap)} of the least"
 
 
 @tables.register

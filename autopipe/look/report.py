@@ -113,7 +113,7 @@ def _figures(
     note = f"{len(plan.boundaries)} values" + (f", {ties} tied summed" if ties else "")
     out.append(("sent per step", nbytes(sent * plan.n_microbatches), note))
     gap = "0%" if plan.bounds.proved else percent(plan.bounds.gap)
-    out.append(("gap to optimum", gap, certificate(plan)))
+    out.append(("gap of the bottleneck", gap, certificate(plan)))
     return out
 
 

@@ -57,7 +57,7 @@ def test_every_type_shows_itself(name):
 def test_a_plan_as_text_has_each_stage_and_tie():
     text = str(PLAN)
     assert "4 stages on 4 ranks" in text
-    assert "cut within 3.1% of optimal" in text
+    assert "bottleneck within 3.1% of the least" in text
     assert "embed.weight, head.weight" in text.replace("model.", "")
     assert sum(line.strip().startswith(("0 ", "1 ", "2 ", "3 ")) for line in text.splitlines()) >= 4
 
