@@ -5,7 +5,6 @@ What that costs is said by ``problem``; the cheapest blocks of one stage are lef
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -62,7 +61,11 @@ class Tally:
 
     def moved(self, row: Moved) -> Tally:
         """With values computed again, sent and received beside."""
-        out = copy.copy(self)
+        if not any(row):
+            return self
+        out = Tally()
+        for name in Tally.__slots__:
+            setattr(out, name, getattr(self, name))
         out.again_ns += row.again_ns
         out.send_ns += row.send_ns
         out.receive_ns += row.receive_ns
