@@ -88,7 +88,7 @@ def sorts_of(blocks: Iterable[Block]) -> tuple[Sort, ...]:
     return tuple((*sort, count) for sort, count in sorted(counts.items()))
 
 
-@functools.lru_cache(maxsize=1 << 15)
+@functools.lru_cache(maxsize=1 << 12)
 def _cheapest(
     sorts: tuple[Sort, ...], in_flight: int, over_bytes: int
 ) -> tuple[int, tuple[tuple[tuple[int, int], int], ...], int] | None:
@@ -128,7 +128,7 @@ def _kinds(sorts: Iterable[Sort]) -> tuple[Kind, ...]:
     return tuple((*pair, counts[pair]) for pair in sorted(counts, key=lambda p: (p[0] / p[1], -p[1])))
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@functools.lru_cache(maxsize=1 << 11)
 def _cover(
     kinds: tuple[Kind, ...], need: int, known: int | None
 ) -> tuple[int | None, tuple[int, ...], int | None]:

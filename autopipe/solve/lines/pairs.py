@@ -33,7 +33,7 @@ class Layer:
     ``taken`` counts the takers that each live net's row holds, −1 where it is not open: no producer or all
     takers, or the other way round where takers come before it (twice the takers, + 1 with the producer,
     where nothing orders the two);
-    ``touched`` the items of each share.
+    ``touched`` the items of each share; ``blocks`` the blocks of each sort.
     """
 
     downsets: Downsets
@@ -41,6 +41,7 @@ class Layer:
     sums: dict[str, Array]
     taken: dict[int, Array]
     touched: dict[int, Array]
+    blocks: Array
 
     def picked(self, rows: Array) -> Layer:
         """Some of the rows."""
@@ -50,6 +51,7 @@ class Layer:
             {name: row[rows] for name, row in self.sums.items()},
             {n: row[rows] for n, row in self.taken.items()},
             {r: row[rows] for r, row in self.touched.items()},
+            self.blocks[rows],
         )
 
 
@@ -101,10 +103,9 @@ class Loads:
             forward, need = forward + taken * ns_per_byte, need - taken
         return np.floor(forward * UNDER), need > 0
 
-    def least_again(self, items: Array, in_flight: int, over_bytes: int) -> int | None:
-        """What :func:`least_again` says of the blocks of these items."""
-        counts = self.blocks[items].sum(axis=0)
-        sorts = tuple((*self.sorts[x][:3], int(counts[x])) for x in np.flatnonzero(counts).tolist())
+    def least_again(self, counts: Array, in_flight: int, over_bytes: int) -> int | None:
+        """What :func:`least_again` says of so many blocks of each sort."""
+        sorts = tuple((*sort[:3], n) for sort, n in zip(self.sorts, counts.tolist(), strict=True) if n)
         return least_again(sorts, in_flight, over_bytes)
 
     def layer(self, downsets: Downsets) -> Layer:
@@ -133,7 +134,7 @@ class Loads:
             if is_open.any():
                 taken[n] = np.where(is_open, count, -1)
         touched = {r: _count(downsets, column, share.items) for r, share in enumerate(p.shares)}
-        out = Layer(downsets, work, sums, taken, touched)
+        out = Layer(downsets, work, sums, taken, touched, downsets.sums(self.blocks))
         nets, ways = p.nets, p.directions
         for links in {stage.links for stage in p.stages}:
             for side, kind in enumerate(links):
@@ -172,8 +173,10 @@ class Loads:
             short = np.where(recompute, whole, kept) > stage.limit_bytes
             if p.has_blocks:
                 over, work = np.maximum(kept - stage.limit_bytes, 0), forward + backward
-                sets, unknown = (a.downsets, b.downsets), over > 0
-                again = _Again(self, stage, sets, forward, work, moving, sync, over, short, unknown)
+                unknown = over > 0
+                again = _Again(
+                    self, stage, (a.blocks, b.blocks), forward, work, moving, sync, over, short, unknown
+                )
                 need = np.where(unknown, np.ceil((over + self.smallest) / stage.in_flight), 0.0)
                 part, never = self._again(a, b, need)
                 unknown &= ~never
@@ -220,12 +223,13 @@ class Priced:
 class _Again:
     """What the loads of stages over their limit are made of, to find the cheapest blocks to compute again.
 
-    ``short`` says where the whole stage computed again would not fit either; ``unknown`` where nobody looked.
+    ``blocks`` are those before the stage and up to its end, a column for each sort; ``short`` says where the
+    whole stage computed again would not fit either; ``unknown`` where nobody looked.
     """
 
     loads: Loads
     stage: Stage
-    downsets: tuple[Downsets, Downsets]
+    blocks: tuple[Array, Array]
     forward: Floats
     work: Floats
     moving: Floats
@@ -237,8 +241,8 @@ class _Again:
     def load(self, row: int, column: int) -> float:
         """The load of one pair; infinite where nothing that is computed again lets it fit."""
         self.unknown[row, column] = False
-        a, b = self.downsets
-        inside = np.flatnonzero(b.holds(column) & ~a.holds(row))
+        before, upto = self.blocks
+        inside = upto[column] - before[row]
         found = self.loads.least_again(inside, self.stage.in_flight, int(self.over[row, column]))
         if found is None and self.short[row, column]:
             return float("inf")

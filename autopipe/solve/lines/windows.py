@@ -51,8 +51,8 @@ class Downsets:
         return dataclasses.replace(self, rows=self.rows[rows])
 
     def sums(self, each: Array) -> Array:
-        """The sum over each row of one integer per item."""
-        out: Array = self.rows @ each[self.free] + each[self.base].sum()
+        """The sum over each row of what each item has: an integer, or a row of them."""
+        out: Array = self.rows @ each[self.free] + each[self.base].sum(axis=0)
         return out
 
 
