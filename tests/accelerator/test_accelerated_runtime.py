@@ -11,6 +11,7 @@ USERS = (
     *(
         "labels_on_the_device",
         "other_devices",
+        "labels_elsewhere",
         "watched",
         "layouts",
         "side_by_side",

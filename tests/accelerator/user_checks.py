@@ -260,6 +260,29 @@ def other_devices():
         same_gradients(runtime, plain)
 
 
+class Elsewhere(nn.CrossEntropyLoss):
+    """A mean over labels that count, made on another device than the stage's."""
+
+    def forward(self, output, target):
+        return super().forward(output.to("sim:0"), target.to("sim:0"))
+
+
+def labels_elsewhere():
+    """What each microbatch's labels weigh is counted on one device, and its loss made on another."""
+    model = seeded(Mlp)
+    plain = copy.deepcopy(model).to(DEVICE)
+    _, runtime = split(model, numbers(), loss=Elsewhere())
+    for step in range(3):
+        x = numbers(seed=step)
+        labels = x.argmax(-1)
+        labels.view(-1)[: 1 + 2 * step] = -100
+        found = runtime.step(x, target=labels).loss
+        wanted = F.cross_entropy(plain(x.to(DEVICE)), labels.to(DEVICE))
+        wanted.backward()
+        near(found, wanted)
+    same_gradients(runtime, plain)
+
+
 def default_device():
     """Under torch.set_default_device and a default dtype of the user's."""
     torch.set_default_device(DEVICE)
@@ -432,6 +455,7 @@ CHECKS = {
         written_inputs,
         inputs_with_gradients,
         other_devices,
+        labels_elsewhere,
         default_device,
         hooks_of_the_user,
         rebalanced,
