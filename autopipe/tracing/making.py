@@ -34,6 +34,7 @@ from .sizes.tail import Tail, find_tail
 from .sizes.tally import by_call
 from .sizes.trials import Explorer
 from .sizes.truths import asked_of_all_rows
+from .sizes.unproven import unproven
 from .sizes.variation import Check, Fixed, Variation
 from .sizes.witness import witnesses
 from .values.tracked import pinned, plain
@@ -198,13 +199,17 @@ class Made:
         checked: dict[int, Recording] = {}
         for form in firsts:
             read_from_inputs(self.session.model, form, variation.dims, variation.shapes)
-            checked[id(form)] = with_checks(form, variation.unsure, taken)
+            checked[id(form)] = with_checks(form, self._unsure(form, variation), taken)
             taken |= {c.name for c in checked[id(form)].calls}
         self.forms = {flag: [checked[id(form)]] for flag, form in merged.items()}
         self.calls = list(self.forms[True][0].calls)
         if self.forms[False][0] is not self.forms[True][0]:
             self.calls = modes.union(self.calls, self.forms[False][0].calls)
         self.variations.update((id(forms[0]), variation) for forms in self.forms.values())
+
+    def _unsure(self, form: Recording, variation: Variation) -> frozenset[int]:
+        """Ids of the guards that the graph itself must check."""
+        return variation.unsure | unproven(self.session.model, form, self.kind)
 
     def _ask_rows(self) -> None:
         """Tell of questions that rows of a batch, asked for themselves, answer so that they are others."""
@@ -243,7 +248,7 @@ class Made:
             except AutopipeError:
                 continue
             read_from_inputs(self.session.model, form, variation.dims, variation.shapes)
-            checked = with_checks(form, variation.unsure, {c.name for c in self.calls})
+            checked = with_checks(form, self._unsure(form, variation), {c.name for c in self.calls})
             self.forms[flag].append(checked)
             self.variations[id(checked)] = variation
             self.calls = modes.union(self.calls, checked.calls)
@@ -279,7 +284,8 @@ class Made:
         variation = self._vary([form], tensors, asked, known, inputs)
         if {d.where for d in variation.dims} != {d.where for d in dims}:
             raise CaptureError("other sizes may vary there")
-        checked = with_checks(form, variation.unsure, {c.name for c in (*named, *form.calls)})
+        taken = {c.name for c in (*named, *form.calls)}
+        checked = with_checks(form, self._unsure(form, variation), taken)
         self.variations[id(checked)] = variation
         checked.branches = tuple(with_sizes(b, self._by_formula) for b in branches)
         return checked

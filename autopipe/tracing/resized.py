@@ -110,6 +110,8 @@ def _forms(made: Made, recorded: Mapping[bool, list[Recording]]) -> dict[bool, R
     for flag, form in forms.items():
         if form.output != made.forms[flag][0].output:
             raise CaptureError("the model gives something else at these sizes")
+        if form.modes != made.forms[flag][0].modes:
+            raise CaptureError("the model leaves modules in other modes at these sizes")
     return forms
 
 

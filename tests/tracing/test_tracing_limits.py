@@ -409,6 +409,23 @@ def test_how_much_a_layer_gives_is_followed_where_sizes_are_fixed():
         torch.testing.assert_close(found(x), model(x))
 
 
+class Telling(Counting):
+    """Goes by how many rows a layer picks, which on ordinary data is all of them."""
+
+    def forward(self, x):
+        return self.layers(self.chosen(x + 90)) * (2 if len(self.chosen(x + 90).tanh()) < len(x) else 1)
+
+
+@pytest.mark.parametrize("dynamic", ["auto", False])
+def test_how_much_a_layer_gives_is_checked_where_it_was_the_same_on_all_data_tried(dynamic):
+    model, x = Telling(), torch.randn(8, 4)
+    found = capture(model, (x,), dynamic=dynamic)
+    torch.testing.assert_close(found(x + 1), model(x + 1))
+    x[1] = -100
+    with pytest.raises(InputError, match=r"test_tracing_limits.py:\d+: .* (7|was 8)"):
+        found(x)
+
+
 CHECKERS = {
     "what is checked": "isinstance(items[draw(32) % len(items)], float)",
     "what is taken": "items[draw(32) % len(items)] > 1.5",

@@ -24,6 +24,7 @@ ROOMS = (
     "tensors", "derivatives", "hooks", "draws", "state", "numbers", "structures", "writes", "sizes", "values",
     "layers", "surroundings", "remembered", "outside", "layouts", "idioms", "kernels", "parts", "handed",
     "odd", "reads", "later", "patterns", "styles", "written", "imported",
+    "modes",
 )  # fmt: skip
 
 

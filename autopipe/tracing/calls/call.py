@@ -177,7 +177,8 @@ class Recording:
     ``left`` are the attributes in which glue leaves what it computes with gradients; ``filled`` those of open
     modules, by path and name, in which hooks of leaves put what the leaves gave; ``goes_by_mode`` whether
     the code may do otherwise in the other mode; ``carried`` the attributes, with the training flag of the
-    calls that leave them, which calls in the other mode go by.
+    calls that leave them, which calls in the other mode go by; ``modes`` the training flag, the path and
+    the mode left there of each module that glue sets to a mode.
     ``program`` is how it was last run again.
     """
 
@@ -198,6 +199,7 @@ class Recording:
     filled: frozenset[tuple[str, str]] = frozenset()
     goes_by_mode: bool = True
     carried: frozenset[tuple[bool, str]] = frozenset()
+    modes: frozenset[tuple[bool, str, bool]] = frozenset()
     program: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property

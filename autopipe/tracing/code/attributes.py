@@ -41,11 +41,12 @@ def noted(
     note: Note,
     names_of: Names,
     on_mode: Callable[[], None],
+    on_set: Callable[[nn.Module, bool], None],
 ) -> Iterator[None]:
     """``note`` is called meanwhile where an attribute of a module within a leaf is read.
 
-    ``on_mode`` is where the mode of a module is read, or set anew. ``names_of`` is :func:`names_of_open`, or
-    what remembers its answers.
+    ``on_mode`` is where the mode of a module is read, or set anew, ``on_set`` where it is set, to what.
+    ``names_of`` is :func:`names_of_open`, or what remembers its answers.
     """
     modules = list(model.named_modules())
     names = names_of(frozenset(type(m) for p, m in modules if not is_inside_leaf(p)))
@@ -66,7 +67,12 @@ def noted(
             on_mode()  # its own way to have a mode is not seen into
         else:
             places.append(
-                (cls, "training", vars(cls).get("training", _NOTHING), _Mode(held, mode, note, on_mode))
+                (
+                    cls,
+                    "training",
+                    vars(cls).get("training", _NOTHING),
+                    _Mode(held, mode, note, on_mode, on_set),
+                )
             )
     sought = [(cls, "__getattr__", vars(cls).get("__getattr__", _NOTHING)) for cls in asked]
     try:
@@ -139,10 +145,15 @@ class _Mode(_Attribute):
     """Stands for the mode of modules, be they open or not."""
 
     def __init__(
-        self, inherited: Any, root_mode: Callable[[], bool], note: Note, on_mode: Callable[[], None]
+        self,
+        inherited: Any,
+        root_mode: Callable[[], bool],
+        note: Note,
+        on_mode: Callable[[], None],
+        on_set: Callable[[nn.Module, bool], None],
     ) -> None:
         super().__init__("training", inherited, root_mode, note)
-        self.on_mode = on_mode
+        self.on_mode, self.on_set = on_mode, on_set
 
     def __get__(self, owner: nn.Module | None, cls: type) -> Any:
         if owner is not None:
@@ -152,6 +163,7 @@ class _Mode(_Attribute):
     def __set__(self, owner: nn.Module, value: Any) -> None:
         if "training" in vars(owner):  # else it is just being made
             self.on_mode()
+            self.on_set(owner, value)
         super().__set__(owner, value)
 
 

@@ -58,6 +58,7 @@ def merge(train: Recording, evaluation: Recording) -> dict[bool, Recording]:
     pairs = _match(train.calls, evaluation.calls)
     twins = {id(e): t for t, e in pairs}
     whole = len(pairs) == len(train.calls) == len(evaluation.calls) and train.output == evaluation.output
+    whole = whole and not (train.modes or evaluation.modes)  # flags that are set say nothing of the model's
     namer = Namer()
     if whole and all(_agrees(t, e, twins) for t, e in pairs):
         _do_as_in_either(pairs)

@@ -22,7 +22,7 @@ from ...errors import CaptureError
 from ...torch_private import function_modes, pop_function_mode, push_function_mode
 from ..calls import functions
 from ..calls.call import UNSAFE, Call, Depends, Recording, calls_in, meta
-from ..calls.moded import in_modes, modes_of
+from ..calls.moded import in_modes
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
@@ -41,6 +41,7 @@ from . import filling, splitting
 from .contexts import Contexts
 from .draws import Draws, Streams
 from .kept import Kept
+from .switched import Switched
 
 __all__ = ["Recorder"]
 
@@ -85,7 +86,7 @@ class Recorder(TorchFunctionMode):
         self.reads.keeps_numbers = keeps_numbers
         self.kept = Kept(self.at, self.ledger, self, self.streams.here)
         self.hooked, self.twins, self.moded = hooked, twins, moded
-        self.modes: dict[int, bool] = {}
+        self.modes = Switched(self.at)
         self.swapped: set[str] = set()
         self.by_data: Collection[str] = ()
         self.leaf_path, self.keeping = "", Keeping(modules, watched)
@@ -113,8 +114,7 @@ class Recorder(TorchFunctionMode):
             call.value, call.storages = meta(tensor), functions.storages(tensor)
             self.ledger.bind(tensor, self.ledger.add(call))
         self.model = model
-        with self.at.hushed:
-            self.modes = {id(m): m.training for m in model.modules()}
+        self.modes.begin(model)
         opened = [(p, m) for p, m in model.named_modules() if not self.at.is_in_leaf(p)]
         self.keeping.begin(model, opened)
         self.perform_one = lambda call, args, kwargs: run_call(
@@ -157,6 +157,7 @@ class Recorder(TorchFunctionMode):
             filled=frozenset(self.keeping.filled),
             goes_by_mode=self.reads.mode or any(c.writes for c in self.ledger.calls),
             left=tuple(left(self.keeping.opened, self.ledger.is_computed)),
+            modes=frozenset((self.training, *each) for each in self.modes.left()),
         )
 
     def __torch_function__(
@@ -229,14 +230,15 @@ class Recorder(TorchFunctionMode):
         kwargs: Any,
     ) -> Any:
         """Record ``module``, with all the modules ``inside`` it, as one call."""
-        if path not in self.moded and any(m.training != self.modes.get(id(m), m.training) for m in inside):
+        modes = self.modes.of(inside)
+        if modes is not None and path not in self.moded:
             raise KeepMode(path)
         encoded, actual = self.ledger.encode_call(args, kwargs)
         call = Call("call_module", path, *encoded, hint=path, path=path, source=self.at.source())
         if path in self.moded:
             call.op, call.target = "call_function", in_modes
             held = self.ledger.attribute(path, module, Depends.STATE)
-            call.take((held, modes_of(module), *call.args), call.kwargs)
+            call.take((held, modes, *call.args), call.kwargs)
         call.recompute = self.checkpointed.count > 0
         state = (t for m in inside for t in (*m._parameters.values(), *m._buffers.values()))
         has_state = any(t is not None for t in state)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from ...errors import CaptureError
+from ..calls.call import Recording
 from ..code.leaves import Policy
 from ..code.restart import CloseModule
 from ..inputs.structure import flatten
@@ -40,11 +41,15 @@ class Repeats:
     ) -> None:
         self.model, self.snapshot, self.run, self.of_leaves = model, snapshot, run, of_leaves
 
-    def check_state(self, policy: Policy, training: bool, answer: Sequence[Any] | None = None) -> bool:
+    def check_state(self, policy: Policy, recording: Recording, answer: Sequence[Any] | None = None) -> bool:
         """Python state that an open module changes must not matter to the next call; whether it changes any.
 
-        ``answer`` is what the call gave that has just been made, if that stands for the model's own.
+        The call that was recorded has just been made; ``answer`` is what it gave, if that stands for the
+        model's own.
         """
+        training = recording.training
+        if (training, "", not training) in recording.modes:
+            raise CloseModule("", "a forward leaves the model itself in another mode than it was called in")
         if self.snapshot.is_unchanged:
             return False
         self.check_made(policy)
@@ -52,6 +57,8 @@ class Repeats:
         is_met = functools.partial(self.is_met, policy)
         changed = self.changes_met(policy)
         beside = [(p, a) for p, a in self.snapshot.changed_beside() if is_met(p, a)]
+        if not changed and not beside and (path := self.switched(policy, recording)) is not None:
+            changed, answer = [(path, "training")], None
         if not changed and not beside:
             return False
         path, attribute = next(((p, a) for p, a in changed if a == "_buffers"), (changed + beside)[0])
@@ -84,6 +91,17 @@ class Repeats:
     def changes_met(self, policy: Policy) -> list[tuple[str, str]]:
         """The attributes that are other than at first and may be read, by path and name."""
         return [(p, a) for p, a in self.snapshot.changes() if self.is_met(policy, p, a)]
+
+    def switched(self, policy: Policy, recording: Recording) -> str | None:
+        """The open module around the first that a call leaves in another mode; all is then as at first."""
+        if not recording.modes:
+            return None
+        self.snapshot.start(recording.training)
+        found = {p for _, p, mode in recording.modes if self.model.get_submodule(p).training is not mode}
+        path = min(found, default=None)
+        while path and policy.is_inside_leaf(path):
+            path = path.rpartition(".")[0]
+        return path
 
     def is_repeated(self, training: bool, answer: Sequence[Any] | None) -> tuple[bool, bool]:
         """Whether a second call gives what the first did, and leaves all as that left it."""

@@ -159,14 +159,14 @@ class Runs:
                 continue
             is_natural = not outcomes and setting == AS_GIVEN
             answer = self.answers[training] if is_natural else None
-            is_changed = self.repeats.check_state(attempt.policy, training, answer)
+            is_changed = self.repeats.check_state(attempt.policy, recording, answer)
             recording.goes_by_mode |= is_changed
             return self.looked_at(recording, attempt, is_changed) if is_natural else recording
         raise AssertionError("a watched recording suspects nothing")
 
     def take(self, shifted: Recording, attempt: Attempt) -> Recording:
         """A recording just made with shifted numbers that is as it would be without, looked at as others."""
-        is_changed = self.repeats.check_state(attempt.policy, shifted.training)
+        is_changed = self.repeats.check_state(attempt.policy, shifted)
         shifted.goes_by_mode |= is_changed
         return self.looked_at(shifted, attempt, is_changed)
 
@@ -237,6 +237,7 @@ class Runs:
                     recorder.reads.asks_a_leaf,
                     self.names_of_open,
                     recorder.reads.asks_for_mode,
+                    recorder.modes.note,
                 ),
             ):
                 named = Inputs.of(self.model, args, kwargs)[1]

@@ -338,7 +338,8 @@ class Session:
         branch = known.branches[place]
         script = (*(b.outcome for b in known.branches[:place]), not branch.outcome)
         try:
-            return self.runs.record(self.attempt, known.training, script, setting, quiet(known.calls))
+            other = self.runs.record(self.attempt, known.training, script, setting, quiet(known.calls))
+            return other if other.modes == known.modes else None
         except (CaptureError, ModelError):
             return None
         except FollowCasts:

@@ -55,7 +55,8 @@ class Standing:
     it asked of torch, of the process and of leaves, the ``flags``. What hooks of leaves put into the
     attributes ``filled``, by path and name, is none of it: so they do in each call. What calls in one
     mode leave in attributes ``carried``, with that mode, those in the other go by; ``called`` are the modes
-    in which there were calls. ``found`` is what was reached before the model was recorded.
+    in which there were calls. ``switched`` are the modules that calls leave in a mode of their own: by
+    training flag, path and that mode. ``found`` is what was reached before the model was recorded.
     """
 
     def __init__(
@@ -68,10 +69,12 @@ class Standing:
         functions: Sequence[tuple[str, str]] = (),
         filled: Collection[tuple[str, str]] = (),
         carried: Collection[tuple[bool, str]] = (),
+        switched: Collection[tuple[bool, str, bool]] = (),
         found: Reached | None = None,
     ) -> None:
         self.model, self.dtypes, self.filled, self.carried = model, dtypes, filled, carried
         self.called: set[bool] = set()
+        self.switched = frozenset(switched)
         self.taken, self.functions = taken, functions
         self.flags = {mode: dict(flags) for mode in _MODES}
         self.casts = {mode: {_casts()} for mode in _MODES}
@@ -83,6 +86,10 @@ class Standing:
         training = model.training
         # a form is recorded in the modes the model was given in, where the model was in that form's
         self.modes = {training: {modes}, not training: {(not training,) * len(modes)}}
+        for flag, known in self.modes.items():
+            left = {path: mode for f, path, mode in self.switched if f is flag}
+            begun = [zip(self.opened, each, strict=True) for each in known]
+            known |= {tuple(left.get(path, mode) for (path, _), mode in each) for each in begun}
         self.others: dict[bool, list[dict[int, tuple[Any, ...]]]] = {}
         self._take()
         self.by_size: tuple[dict[int, tuple[Any, ...]], set[Any]] = {}, set()
@@ -98,7 +105,7 @@ class Standing:
             )
         opened = frozenset(path for path, _ in self.opened)
         how = self.taken, self.modes, self.dtypes, self.flags, self.casts, self.functions
-        left = self.filled, self.carried, self.called
+        left = self.filled, self.carried, self.switched, self.called
         return _copied, (self.model, opened, *how, *left)
 
     def begin(self) -> None:
@@ -117,6 +124,9 @@ class Standing:
                 f"return it, or capture the model anew for {now}"
             )
         self.called.add(training)
+        for flag, path, mode in self.switched:
+            if flag is training:
+                self.model.get_submodule(path).training = mode
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -254,9 +264,10 @@ def _copied(
     functions: Sequence[tuple[str, str]],
     filled: Collection[tuple[str, str]],
     carried: Collection[tuple[bool, str]],
+    switched: Collection[tuple[bool, str, bool]],
     called: set[bool],
 ) -> Standing:
-    made = Standing(model, opened.__contains__, taken, dtypes, {}, functions, filled, carried)
+    made = Standing(model, opened.__contains__, taken, dtypes, {}, functions, filled, carried, switched)
     made.modes, made.flags, made.casts, made.called = modes, flags, casts, called
     return made
 
@@ -290,8 +301,9 @@ def standing_of(
         return not lies_in_leaf(path, leaves.__contains__)
 
     carried = frozenset[tuple[bool, str]]().union(*(f.carried for fs in forms.values() for f in fs))
+    switched = frozenset[tuple[bool, str, bool]]().union(*(f.modes for fs in forms.values() for f in fs))
     used = _functions_of_torch(calls)
-    return Standing(model, is_open, named, dtypes, flags, used, filled, carried, found)
+    return Standing(model, is_open, named, dtypes, flags, used, filled, carried, switched, found)
 
 
 def _functions_of_torch(calls: Sequence[Call]) -> list[tuple[str, str]]:

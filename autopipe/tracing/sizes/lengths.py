@@ -6,20 +6,16 @@ What follows for cutting (such sizes need nothing but inputs, so every stage can
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import torch
 from torch import nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from ...graph import Dim
 from ...units import Size
-from ..calls.call import Call, Depends, Recording, map_calls, meta
+from ..calls.call import Call, Depends, Recording
 from ..calls.named import qualified_name
 from ..code.leaves import is_atomic, is_compiled
+from .unproven import runs_without_data
 
 __all__ = ["read_from_inputs"]
 
@@ -47,7 +43,7 @@ def read_from_inputs(
 
     def is_proven(leaf: Call) -> bool:
         if id(leaf) not in proven:
-            proven[id(leaf)] = _runs_without_data(model, leaf)
+            proven[id(leaf)] = runs_without_data(model, leaf)
         return proven[id(leaf)]
 
     for call in recording.calls:
@@ -89,25 +85,3 @@ def _behind(model: nn.Module, call: Call, given: Sequence[frozenset[Call] | None
         root, _, last = qualified_name(call.target).rpartition(".")
         return found if root.split(".")[0] in _TORCH and last not in _SHAPED_BY_DATA else None
     return None if call.target in _SHAPED_BY_DATA else found
-
-
-def _runs_without_data(model: nn.Module, leaf: Call) -> bool:
-    """Whether a leaf runs on the meta device, where nothing can be read of the data."""
-    module = model.get_submodule(leaf.target)
-    if is_compiled(module):
-        return False
-    held = itertools.chain(module.named_parameters(), module.named_buffers())
-    args, kwargs = (map_calls(given, lambda c: c.value) for given in (leaf.args, leaf.kwargs))
-    try:
-        with torch.no_grad(), _Unnormalised():
-            torch.func.functional_call(module, {n: meta(t) for n, t in held}, args, kwargs)
-    except Exception:  # whatever it is: then nothing is proven
-        return False
-    return True
-
-
-class _Unnormalised(TorchFunctionMode):
-    """Layer norms give their input: shapes are the same, and on meta norms take as long as all the rest."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func is functional.layer_norm else func(*args, **(kwargs or {}))

@@ -42,6 +42,7 @@ class Book(Protocol):
     """Where calls are noted."""
 
     at: Position
+    calls: list[Call]
 
     def add(self, call: Call) -> Call:
         """Note a call."""
@@ -66,6 +67,8 @@ class Numbers:
         self.sizes: dict[int, dict[int, Expression]] = {}
         self.gathered: dict[Any, list[Expression]] = {}
         self.has_data = False
+        self.behind: set[int] = set()
+        self.n_seen = 0
         self.watch: Callable[[Numbers, Expression], int] | None = None
 
     @property
@@ -78,6 +81,23 @@ class Numbers:
         if axis not in known:
             known[axis] = Expression(TensorMethod("size"), (ref, axis), value)
         return TrackedInt.make(value, known[axis], self)
+
+    def hold(self, tensor: torch.Tensor, ref: Ref) -> None:
+        """The sizes of a tensor are taken to be what they are.
+
+        Where code that stays whole made it of data, which may have a say in them, the graph checks it.
+        """
+        call = self.book.materialise(ref)
+        if call.depends & Depends.INPUT and self._is_behind_a_module(call):
+            for axis, value in enumerate(tensor.shape):
+                self.guard(self.size(tensor, ref, axis, value).expression, value)
+
+    def _is_behind_a_module(self, call: Call) -> bool:
+        for new in self.book.calls[self.n_seen :]:
+            if new.op == "call_module" or any(id(c) in self.behind for c in new.inputs):
+                self.behind.add(id(new))
+        self.n_seen = len(self.book.calls)
+        return id(call) in self.behind
 
     def made(self, expression: Expression) -> int:
         """What a number that was made is more than it is, where C reads it."""

@@ -100,6 +100,7 @@ class Reads:
             return result
         ref = self.ledger.find(tensor)
         if not self.ledger.extent_depends(ref) & (Depends.SHAPE | Depends.DATA):
+            self.ledger.numbers.hold(tensor, ref)
             return result
         if name in ("shape", "size"):
             if isinstance(result, torch.Size):
