@@ -214,7 +214,8 @@ class Made:
     def _ask_rows(self) -> None:
         """Tell of questions that rows of a batch, asked for themselves, answer so that they are others."""
         variation, session = self.variation, self.session
-        if not (self.dynamic and variation.takes_rows(2)) or variation.mixing.always:
+        of_all = self.tail
+        if not (self.dynamic and variation.takes_rows(2)) or (variation.mixing.always and not of_all):
             return
         for flag in (False, True):
             if flag and (self.is_shared or variation.mixing.training):
@@ -223,7 +224,7 @@ class Made:
             number_of = functools.partial(self._chosen, self.questions[flag], forms[0])
             start = functools.partial(session.start, flag)
             told = (self.tensors, variation.dims, variation.shapes, session.device, start)
-            found = asked_of_all_rows(session.model, forms, number_of, *told)
+            found = asked_of_all_rows(session.model, forms, number_of, *told, of_all)
             if found:
                 mixed = dataclasses.replace(variation.mixing, always=found)
                 tail = Tail(obstacle="each microbatch answers for itself")

@@ -421,6 +421,76 @@ def test_what_is_asked_of_all_rows_and_not_of_each_is_refused(doubles, reduce):
     assert torch.isfinite(runtime.step(x, ids, n_microbatches=1).loss)
 
 
+class AskingOfLabels(Asking):
+    """Its loss is a mean over labels."""
+
+    def forward(self, x, labels):
+        y = F.cross_entropy(self.b(self.a(x).relu()).flatten(0, 1), labels.flatten())
+        return y * 2 if self.doubles(x, labels) else y
+
+
+@pytest.mark.parametrize(
+    "doubles",
+    [lambda x, _: x.sum() > 0, lambda _, ids: bool((ids >= 0).all()), lambda _, ids: bool((ids < 0).any())],
+)
+def test_what_is_asked_of_all_rows_is_found_where_labels_weigh_them(doubles):
+    torch.manual_seed(0)
+    x, labels = torch.randn(4, 6, 4), torch.randint(0, 4, (4, 6))
+    labels[3, :3] = -100
+    runtime = autopipe.split(
+        AskingOfLabels(doubles), 2, (x, labels), costs="estimated", n_microbatches=2
+    ).runtime()
+    with pytest.raises(InputError, match=r"test_runtime_rows.py:\d+ asks .* of all rows at once"):
+        runtime.step(x, labels)
+    assert torch.isfinite(runtime.step(x, labels, n_microbatches=1).loss)
+
+
+class ContrastOfMasked(nn.Module):
+    """Every row is told from all others; what it asks of all is asked early or late."""
+
+    def __init__(self, is_late):
+        super().__init__()
+        self.a, self.b, self.is_late = nn.Linear(4, 4), nn.Linear(4, 4), is_late
+
+    def forward(self, x, y, mask):
+        factor = 2 if mask.all() else 3
+        z = self.a(x if self.is_late else x * factor).tanh() @ self.b(y).T
+        return F.cross_entropy(z * factor if self.is_late else z, torch.arange(len(x)))
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_what_is_asked_of_all_rows_before_a_tail_is_refused(is_late):
+    torch.manual_seed(0)
+    model, x, y = ContrastOfMasked(is_late).double(), *torch.randn(2, 4, 4).double()
+    mask = torch.tensor([True, True, True, False])
+    runtime = autopipe.split(model, 2, (x, y, mask), costs="estimated", n_microbatches=2).runtime()
+    if is_late:
+        torch.testing.assert_close(runtime.step(x, y, mask).loss.as_subclass(torch.Tensor), model(x, y, mask))
+        return
+    with pytest.raises(InputError, match=r"test_runtime_rows.py:\d+ asks .* of all rows at once"):
+        runtime.step(x, y, mask)
+
+
+class AskingHowItLies(nn.Module):
+    """Reads time first, and goes by how its input lies in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.b(self.a(x.view(-1, 4)).tanh()).view_as(x)
+        return (y * 2 if x.is_contiguous() else y).mean()
+
+
+def test_microbatches_lie_in_memory_as_their_batch_does():
+    model, x = AskingHowItLies().double(), torch.randn(5, 4, 4).double()
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
+    for given in (x, x + 1):
+        loss = pipe.runtime(batch_dims={"x": 1}).step(given).loss
+        torch.testing.assert_close(loss.as_subclass(torch.Tensor), model(given))
+
+
 def test_on_an_accelerator_no_row_points_out_of_a_table():
     x, ids = torch.randn(6, 4), torch.randint(2, 9, (6, 3))
     dim = batch_dim(capture(Asking(lambda _, ids: bool((ids > 0).all())), (x, ids)).ops.dims)

@@ -89,3 +89,32 @@ def channels_last_of_a_permuted(self: Any, x: Tensor) -> Any:
             else x
         ).movedim(1, -1)
     )
+
+
+@trap()
+def beginning_of_a_piece(self: Any, x: Tensor) -> Tensor:
+    y = self.layers[0](x)
+    piece = y.as_strided((y.size(0), 2), (y.stride(0), 1), y[:, -1].storage_offset())
+    return self.run(x + piece.mean())
+
+
+@trap()
+def beginning_of_a_piece_compared(self: Any, x: Tensor) -> Tensor:
+    y = self.layers[0](x)
+    return self.run(y * 2 if y[:, -1].storage_offset() > 50 else y)
+
+
+@trap("refused")
+def beginning_of_an_input(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + x[:, -1].storage_offset())
+
+
+@trap("refused")
+def addresses_compared(self: Any, x: Tensor) -> Tensor:
+    y = x.transpose(0, 1).contiguous()
+    return self.run(y * 2 if y.data_ptr() == x.data_ptr() else y)
+
+
+@trap("refused")
+def view_of_another(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if x._base is None else x)

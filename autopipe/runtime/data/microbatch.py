@@ -265,7 +265,16 @@ def _cut(name: str, value: Tensor, sizes: Sequence[int], axis: int) -> Sequence[
             f"{name} is {kind}, and such tensors are not cut into rows; pass batch_dims={{{name!r}: None}} "
             "for one that every microbatch gets whole, n_microbatches=1, or a dense one"
         )
-    return value.split(list(sizes), axis)
+    return [_lying_like(value, piece) for piece in value.split(list(sizes), axis)]
+
+
+def _lying_like(value: Tensor, piece: Tensor) -> Tensor:
+    """A piece of a batch, as dense as the batch and in its order: so code may ask how it lies, or view it."""
+    order = sorted(range(value.dim()), key=value.stride, reverse=True)
+    laid = piece.permute(order)
+    if laid.is_contiguous() or not value.permute(order).is_contiguous():
+        return piece
+    return laid.contiguous().permute([order.index(axis) for axis in range(value.dim())])
 
 
 def _sample(value: Tensor, most: int, first: int) -> Tensor:

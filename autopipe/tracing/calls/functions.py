@@ -22,6 +22,7 @@ from .named import Named, nameable
 __all__ = [
     "CASTING",
     "MEMORY",
+    "PLACES",
     "REQUIRING",
     "SIZES",
     "TEXTS",
@@ -50,10 +51,12 @@ Kind = Literal["state", "metadata", "read", "shape only", "data shaped", "op"]
 _STATE = {"_set_grad_enabled", "set_grad_enabled", "__delete__"}
 TEXTS = {"__repr__", "__str__"}
 """Questions about a tensor whose answers are texts of what it holds."""
-SIZES = {"shape", "size", "numel", "nelement", "__len__", "stride"}
+SIZES = {"shape", "size", "numel", "nelement", "__len__", "stride", "storage_offset"}
 """Questions about a tensor whose answers are numbers made from its sizes."""
 MEMORY = {"storage", "untyped_storage", "_typed_storage"}
 """Questions about a tensor whose answers hold what it holds."""
+PLACES = {"data_ptr", "storage_offset", "_base", "_is_view"}
+"""Questions about a tensor whose answers follow from where in memory it lies."""
 REQUIRING = {"requires_grad", "grad_fn", "is_leaf", "_grad_fn", "retains_grad"}
 """Questions about a tensor whose answers follow from where gradients are asked for."""
 CASTING = {"dtype", "element_size", "itemsize", "nbytes", "is_floating_point", "result_type", "can_cast"}

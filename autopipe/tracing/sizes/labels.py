@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["DEFAULTS", "FUNCTIONS", "MODULES", "label_options", "weight_of_labels"]
+from ..calls.call import Call, Recording
+
+__all__ = ["DEFAULTS", "FUNCTIONS", "MODULES", "LabelsSeen", "label_options", "weight_of_labels"]
 
 MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 FUNCTIONS = (nn.functional.cross_entropy, nn.functional.nll_loss)
@@ -42,6 +44,30 @@ def weight_of_labels(target: Any, ignore_index: int, weight: Tensor | None, **_:
     if weight is None:
         return counts.sum()
     return (weight.detach().to(target.device)[torch.where(counts, target, 0)] * counts).sum()
+
+
+class LabelsSeen:
+    """The labels that a form averages over, seen while it runs."""
+
+    def __init__(self, model: nn.Module, form: Recording) -> None:
+        found = filter(None, (label_options(model, call) for call in form.calls))
+        self._options = [o for o in found if o["reduction"] == "mean"]
+        self._wanted = {id(o["target"]) for o in self._options}
+        self._values: dict[int, Any] = {}
+
+    def look(self, call: Call, value: Any) -> None:
+        """Keep the value of a call that makes labels; shown each call with its value."""
+        if id(call) in self._wanted:
+            self._values[id(call)] = value
+
+    def weights(self) -> list[float | None]:
+        """What each mean divides by; None where that is not known, or nothing."""
+        return [self._weight(**options) for options in self._options]
+
+    def _weight(self, target: Any, weight: Any, **options: Any) -> float | None:
+        if isinstance(weight, Call):
+            return None
+        return float(weight_of_labels(self._values.get(id(target)), weight=weight, **options)) or None
 
 
 def _argument(call: Any, name: str) -> Any:

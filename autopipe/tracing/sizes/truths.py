@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from ...graph import Dim, batch_dim
 from ...units import Size
-from ..calls.call import Call, Recording
+from ..calls.call import Call, Depends, Recording
 from ..calls.wording import shown
 from ..state.state import generators, seed
-from .labels import label_options
+from .labels import LabelsSeen
 from .rerun import replay
 from .results import ROUNDED, axes, differ, is_number
 from .witness import witnesses
@@ -41,28 +41,33 @@ def asked_of_all_rows(
     shapes: Mapping[int, tuple[tuple[Size, ...], ...]],
     device: torch.device,
     start: Callable[[], None],
+    tail: Collection[str] = (),
 ) -> str:
     """In words, what is asked of all rows at once and gives two rows others than each alone; or nothing.
 
     The ``forms`` are those of one mode, and ``number_of`` tells which of them a batch asks for, if any.
-    ``start`` sets mode and state. Not asked where noise is drawn, nor of numbers that labels weigh.
+    ``start`` sets mode and state. Of the ops that run on the whole batch, by name the ``tail``, what they
+    are given is compared. Not asked where noise is drawn.
     """
     dim = batch_dim(dims)
     if dim is None or dim.packed or device.type == "meta" or len(forms) < 2:
         return ""
-    leaves = forms[0].calls[-1].args[0]
+    leaves = [c if isinstance(c, Call) and c.name not in tail else None for c in forms[0].calls[-1].args[0]]
+    given_tail = _given_to(forms[0], tail)
     noisy: set[int | None] = set()
 
-    def result(number: int | None, batch: _Batch) -> Any:
-        """What a form gives; one that draws noise is noted."""
+    def result(number: int | None, batch: _Batch) -> tuple[list[Any], list[float | None]]:
+        """What a form gives, itself and to the tail, and what its labels weigh; one that draws is noted."""
         assert number is not None
         start()
         seed(device)
         before = generators(device)
-        found = replay(model, forms[number], batch, device).result
+        counted, entering = LabelsSeen(model, forms[number]), _Named({c.name for c in given_tail})
+        look = functools.partial(_shown_to, (counted, entering))
+        found = replay(model, forms[number], batch, device, look=look).result
         if generators(device) != before:
             noisy.add(number)
-        return found
+        return [*found, *(entering.values.get(c.name) for c in given_tail)], counted.weights()
 
     twice = _of_pair(given, dim, "aa")
     first = number_of(twice)
@@ -83,14 +88,39 @@ def asked_of_all_rows(
         if used & noisy:
             continue
         chosen = {rows: forms[number] for rows, number in numbers.items() if number is not None}
-        counts = any(label_options(model, c) for form in chosen.values() for c in form.calls)
-        for i, call in enumerate(leaves):
-            values = {rows: found[i] for rows, found in results.items()}
-            places = axes(call, 0, dim, shapes) if isinstance(call, Call) else []
-            is_other = any(differ(values, axis, ROUNDED) for axis in places)
-            if is_other or (not counts and _is_no_mean(values)):
+        weights = {rows: weighed for rows, (_, weighed) in results.items()}
+        for i, call in enumerate((*leaves, *given_tail)):
+            if call is None:
+                continue
+            values = {rows: found[i] for rows, (found, _) in results.items()}
+            is_other = any(differ(values, axis, ROUNDED) for axis in axes(call, 0, dim, shapes))
+            if is_other or _is_no_mean(values, weights):
                 return _said(chosen)
     return ""
+
+
+def _given_to(form: Recording, tail: Collection[str]) -> list[Call]:
+    """What is made before the ops of a tail and given to them."""
+    found = {id(c): c for call in form.calls if call.name in tail for c in call.inputs if c.name not in tail}
+    return [c for c in found.values() if c.depends & Depends.INPUT and c.op != "placeholder"]
+
+
+class _Named:
+    """Keeps the values of calls by name."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self.values: dict[str, Any] = {}
+
+    def look(self, call: Call, value: Any) -> None:
+        """Keep a value, as it is now, that is asked for."""
+        if call.name in self._names:
+            self.values[call.name] = value.clone() if isinstance(value, Tensor) else value
+
+
+def _shown_to(those: Sequence[LabelsSeen | _Named], call: Call, value: Any) -> None:
+    for each in those:
+        each.look(call, value)
 
 
 def _pairs(given: _Batch, dim: Dim, device: torch.device) -> Iterator[dict[str, Tensor]]:
@@ -122,15 +152,26 @@ def _of_pair(pair: _Batch, dim: Dim, rows: str) -> dict[str, Tensor]:
     return out
 
 
-def _is_no_mean(values: Mapping[str, object]) -> bool:
-    """Whether a number of two rows is neither mean nor sum of what it is for each."""
+def _is_no_mean(values: Mapping[str, object], weights: Mapping[str, Sequence[float | None]]) -> bool:
+    """Whether a number of two rows is no mean of what it is for each, evenly or as labels weigh them."""
     if not all(map(is_number, values.values())):
         return False
     ab, aa, bb = (float(values[rows]) for rows in ("ab", "aa", "bb"))  # type: ignore[arg-type]
     if not all(map(math.isfinite, (ab, aa, bb))):
         return False
     allowed = ROUNDED.get(values["ab"].dtype, 0.1)  # type: ignore[attr-defined]
-    return abs(2 * ab - aa - bb) > allowed * max(map(abs, (ab, aa, bb)))
+    share = _share(weights["aa"], weights["bb"])
+    return share is not None and abs(ab - share * aa - (1 - share) * bb) > allowed * max(
+        map(abs, (ab, aa, bb))
+    )
+
+
+def _share(a: Sequence[float | None], b: Sequence[float | None]) -> float | None:
+    """What row a weighs by its labels in a mean of a and b; None where losses do not all say the same."""
+    if len(a) != len(b) or not all((*a, *b)):
+        return None
+    shares = {x / (x + y) for x, y in zip(a, b, strict=True) if x and y} or {0.5}
+    return shares.pop() if len(shares) == 1 else None
 
 
 def _said(chosen: Mapping[str, Recording]) -> str:

@@ -34,4 +34,8 @@ def _others(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield holed
     yield torch.zeros_like(tensor)
     if tensor.dtype == torch.int64:
+        if tensor.dim():
+            holed = tensor.clone()
+            holed[..., : tensor.shape[-1] // 2] = _LEFT_OUT
+            yield holed
         yield torch.full_like(tensor, _LEFT_OUT)

@@ -94,6 +94,8 @@ class Reads:
             self.gradients_asked(tensor)
         if name in functions.MEMORY and isinstance(tensor, torch.Tensor) and self.at.is_own_code():
             self.told(tensor, "memory")
+        if name in functions.PLACES and isinstance(tensor, torch.Tensor) and self.at.is_own_code():
+            self.place_asked(tensor, name)
         if name in functions.TEXTS and isinstance(tensor, torch.Tensor):
             self.told(tensor)
         if not isinstance(tensor, torch.Tensor) or name not in functions.SIZES:
@@ -113,7 +115,7 @@ class Reads:
             return (
                 result if isinstance(result, tuple) else self.tracked_answer("stride", ref, args[1:], result)
             )
-        return self.tracked_answer("numel", ref, (), result)
+        return self.tracked_answer("storage_offset" if name == "storage_offset" else "numel", ref, (), result)
 
     def told(self, tensor: torch.Tensor, what: str = "text") -> None:
         """A text or bytes are made of a tensor's values: refused where people alone are not told."""
@@ -121,6 +123,18 @@ class Reads:
         if self.ledger.depends_of(ref) & UNSAFE and not self.at.is_said():
             call = self.ledger.materialise(ref)
             self.at.refuse(call.depends, f"the {what} of {wording.shown(call)}", self.at.source())
+
+    def place_asked(self, tensor: torch.Tensor, name: str) -> None:
+        """Where a tensor lies: of an address and of inputs' memory a graph knows nothing."""
+        call = self.ledger.materialise(self.ledger.find(tensor))
+        given = frozenset().union(*(c.storages for c in self.ledger.calls if c.op == "placeholder"))
+        is_an_inputs = bool(functions.storages(tensor) & given)
+        if call.depends & Depends.INPUT and (name == "data_ptr" or is_an_inputs) and not self.at.is_said():
+            self.at.keep_whole(
+                f"{self.at.source()}: {name} of {wording.shown(call)} tells where it lies in memory: "
+                "a microbatch lies elsewhere; a clone() lies at the beginning of its own",
+                self.at.running(),
+            )
 
     def gradients_asked(self, tensor: torch.Tensor) -> None:
         """Whether a tensor takes gradients follows from the grad mode and from the inputs it is made of."""
