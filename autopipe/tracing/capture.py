@@ -37,6 +37,7 @@ from .sizes.explore import confirm
 from .sizes.few import are_free, few_pixels, few_rows, few_tokens
 from .sizes.harmless import uneven_sizes
 from .sizes.variation import Variation
+from .state.answers import check_answers
 from .state.garbage import seldom_searched
 from .state.given import check_values, device_of, fresh
 from .state.state import preserved
@@ -71,6 +72,7 @@ def capture(
         raise InputError(f"model is {type(model).__name__}; capture takes a torch.nn.Module")
     if not args and not kwargs:
         args, kwargs = infer(model)
+    check_answers(model, args, kwargs)
     check_values(model, args, kwargs)
     policy = Policy(model, pinned=frozenset(closed)).with_opened(open)
     twice = given_twice(arguments(model, tuple(args), dict(kwargs or {})))
