@@ -133,3 +133,43 @@ def test_what_makes_no_difference_in_one_mode_may_in_the_other(mode: bool, chang
         found.model.train(mode)
         with pytest.raises(InputError, match=f"{next(iter(change))} changed after the capture"):
             found(x)
+
+
+class Scaled(nn.Module):
+    """Two layers, and what a function makes of numbers between them."""
+
+    def __init__(self, function: Any, held: Any = None) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.function, self.held = function, held
+
+    def forward(self, x: Tensor, given: Any = None) -> Tensor:
+        return self.b(self.function(self.a(x), self.held if given is None else given))
+
+
+def read(x: Tensor, held: Any) -> Tensor:
+    return x * float(held().sum()) if callable(held) else x * float(held.sum())
+
+
+def used(x: Tensor, held: Any) -> Tensor:
+    return x * (held() if callable(held) else held)
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("function", [read, used])
+def test_a_tensor_that_no_call_makes_may_change_where_its_numbers_are_not_read(
+    function: Any, is_given: bool
+) -> None:
+    held, x = torch.ones(4), torch.randn(2, 4)
+    model = Scaled(function, None if is_given else held)
+    args = (x, lambda: held) if is_given else (x,)
+    found = capture(model, args)
+    torch.testing.assert_close(found(*args), model(*args))
+    held.numpy()[:] = -3.0
+    if function is used:
+        torch.testing.assert_close(found(*args), model(*args))
+        return
+    with pytest.raises(InputError, match=r"test_tracing_changes.py:\d+ reads changed after the capture"):
+        found(*args)
+    held.fill_(1.0)
+    torch.testing.assert_close(found(*args), model(*args))

@@ -218,6 +218,10 @@ class Ledger:
                 ref.depends |= Depends.DATA if self.extents.is_by_data(ref) else Depends.NOTHING
         return ref.depends
 
+    def is_lasting(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was there before the model was run."""
+        return id(tensor) in self.known or (self.unseen is not None and id(tensor) in self.unseen.before)
+
     def is_held(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is the model's, and no parameter: a buffer, or one in an attribute."""
         is_the_models = id(tensor) in self.names or id(tensor) in self.known

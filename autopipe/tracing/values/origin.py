@@ -14,7 +14,11 @@ from torch import Tensor
 
 from ..inputs.contents import are_equal_tensors
 
-__all__ = ["Unseen", "alive", "same_memory", "twin_in_memory"]
+__all__ = ["Unseen", "alive", "held_now", "same_memory", "twin_in_memory"]
+
+
+_LOOKED_AT = 1 << 12
+"""Of tensors with at most so many elements the content is compared: numpy may write to them unsaid."""
 
 
 def alive() -> dict[int, Tensor]:
@@ -42,6 +46,19 @@ class Unseen:
         return self.is_probe or (
             len(held) <= len(others) and are_equal_tensors(held[-1], others[len(held) - 1])
         )
+
+
+def held_now(*tensors: Tensor) -> list[bytes | int]:
+    """What tensors hold, in a form that compares; of large ones, how often they were written to."""
+    return [*map(_held, tensors)]
+
+
+def _held(tensor: Tensor) -> bytes | int:
+    is_there = tensor.layout is torch.strided and not tensor.is_meta
+    if is_there and tensor.numel() <= _LOOKED_AT:
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        return plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def twin_in_memory(tensor: Tensor, known: Iterable[object]) -> Tensor | None:

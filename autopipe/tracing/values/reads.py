@@ -5,6 +5,7 @@ Which answers may be asked for again at run time is left to ``branches``.
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from ..code.restart import CloseModule
 from .branches import Branches, program
 from .ledger import Ledger
 from .numbers import TensorMethod
+from .origin import held_now
 from .refs import Ref
 from .tracked import Expression, pin, plain, track
 
@@ -58,6 +60,7 @@ class Reads:
         self.flags: dict[str, Flag] = {}
         self.of_leaves: set[tuple[str, str]] = set()
         self.numbers: list[Call] = []
+        self.constants_read: dict[str, list[torch.Tensor]] = {}
 
     def asks_a_leaf(self, module: nn.Module, name: str, ask: Callable[[], Any]) -> None:
         """The model's own code reads an attribute of a module that stays whole."""
@@ -208,6 +211,7 @@ class Reads:
                 return branch.outcome
             self.at.refuse(call.depends, self.describe_read(call, actual), call.source)
         with self.at.hushed:
+            self.hold_values(call)
             result = self.answer(call, func, actual)
         if is_check:
             self.ledger.expect(call.args[0], result, call.source)
@@ -223,6 +227,21 @@ class Reads:
         call.is_size, call.value = True, result
         number = track(result, Expression(None, (), result, ref=self.ledger.add(call)), self.ledger.numbers)
         return pin(number) if is_cast else number  # whoever casts takes Python's own numbers alone
+
+    def hold_values(self, call: Call) -> None:
+        """Tensors that a call's value is made of, and no call made, are to hold what they hold now."""
+        waiting, seen = [call], {id(call)}
+        while waiting:
+            for given in waiting.pop().inputs:
+                tensor = self.ledger.constants.get(given.target) if given.op == "get_attr" else None
+                if isinstance(tensor, torch.Tensor) and self.ledger.is_lasting(tensor):
+                    name = f"what the tensor holds whose values {call.source} reads"
+                    self.constants_read.setdefault(name, []).append(tensor)
+                    ask = functools.partial(held_now, *self.constants_read[name])
+                    self.flags[name] = ask, ask()
+                if id(given) not in seen:
+                    seen.add(id(given))
+                    waiting.append(given)
 
     def is_check(self, source: str) -> bool:
         """Whether a truth is asked for only to raise where it does not hold, by the model or by torch."""
