@@ -146,7 +146,7 @@ def _align(twin: nn.Module, model: nn.Module) -> None:
 def _observed(model: nn.Module, call: Any, given: Any, seed: int) -> tuple[Observation, dict[str, Any]]:
     copies: dict[int, Tensor] = {}
     args, kwargs = _mapped(given, lambda t: copies.setdefault(id(t), _copy(t)))
-    inputs = list(copies.values())
+    inputs, modules = list(copies.values()), list(model.named_modules())
     model.zero_grad(set_to_none=True)
     seed_all(seed)
     result = call(*args, **kwargs)
@@ -161,7 +161,7 @@ def _observed(model: nn.Module, call: Any, given: Any, seed: int) -> tuple[Obser
     model.zero_grad(set_to_none=True)
     outputs = {p: t.detach() for p, t in outputs.items()}
     told: dict[str, Any] = {f"argument {i}": a.detach() for i, a in enumerate(inputs)}
-    told |= {f"mode of {path}": module.training for path, module in model.named_modules()}
+    told |= {f"mode of {path}": module.training for path, module in modules}
     told["the arguments"] = _told((args, kwargs), 0)
     told |= {f"what is in the arguments at {p}": t.detach() for p, t in leaves((args, kwargs))}
     return Observation(outputs, grads, held), {**_generators(), **told, "what is returned": _told(result, 0)}
