@@ -122,17 +122,25 @@ class _Refining:
         """Plans a graph and keeps the plan if it is better; the error where there is none."""
         self.costs, self.last = self.cost(capture), None
         try:
-            plan = self.last = self._solved(capture, self.costs, in_a_hurry=in_a_hurry)
+            plan = self._solved(capture, self.costs, in_a_hurry=in_a_hurry)
+            if self.is_cut_short and not self._is_better(plan):
+                # a graph is not given up for want of time
+                plan = self._solved(capture, self.costs)
+            self.last = plan
         except InfeasibleError as error:
             if self.best is None and (isinstance(error, UndecidedError) or not error.finer_may_help):
                 raise
             return error
-        if self.best is None or _bottleneck_s(plan) < _bottleneck_s(self.best.plan) * (1 - MIN_GAIN):
+        if self._is_better(plan):
             self.best, self.idle = Planned(capture, self.costs, plan, self.opened), 0
             self.hurried = self.best if self.is_cut_short else None
         else:
             self.idle += 1
         return None
+
+    def _is_better(self, plan: Plan) -> bool:
+        """Whether a finer graph's plan is worth reading it."""
+        return self.best is None or _bottleneck_s(plan) < _bottleneck_s(self.best.plan) * (1 - MIN_GAIN)
 
     def at_leisure(self, best: Planned) -> Planned:
         """The plan once all the time was for it, where what was taken in a hurry ended that."""
