@@ -71,12 +71,16 @@ class Report(Shown):
     @property
     def timeline(self) -> Timeline:
         """The last step as it ran, in the form the simulator's predictions have."""
+        return Timeline.from_events(self.ran, self.events, self.messages, step_s=self.measured_step_s)
+
+    @property
+    def ran(self) -> Schedule:
+        """Each rank's actions of the last step, in the order in which they ran."""
         rows: list[list[Action]] = [[] for _ in range(self.plan.n_ranks)]
         for rank, action, _, _ in self.events:
             rows[rank].append(action)
         n = 1 + max((a.microbatch for _, a, _, _ in self.events), default=0)
-        ran = Schedule(self.plan.schedule, self.plan.placement, n, tuple(map(tuple, rows)))
-        return Timeline.from_events(ran, self.events, self.messages, step_s=self.measured_step_s)
+        return Schedule(self.plan.schedule, self.plan.placement, n, tuple(map(tuple, rows)))
 
     @property
     def drift(self) -> float:

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..errors import StoreError
+from ..errors import ScheduleError, StoreError
 from ..plans import Plan
+from ..schedule import check
 from ..schema import Index, Name, Real, build, load, refuse
 from ..shown import Shown
 from .recorded import Recorded, make_report
@@ -113,6 +114,12 @@ def watched(folder: str | pathlib.Path) -> Watched | None:
     if not common:
         return None
     report = make_report(plan, common)
+    try:
+        check(report.ran)
+    except ScheduleError as error:
+        raise refuse(
+            f"what ranks wrote to {place}", "recorded.steps", f"have no whole step: {error}"
+        ) from error
     age_s = time.time() - min(one.at_s for one in told)
     return Watched(report, min(one.step for one in told), max(0.0, age_s), newest.loss)
 

@@ -84,6 +84,8 @@ def test_a_folder_that_cannot_be(tmp_path, caplog):
     [
         lambda told: told["recorded"]["steps"][0]["actions"][0][0].update(stage=99),
         lambda told: told["recorded"]["steps"][0]["actions"][0][0].update(microbatch=-1),
+        lambda told: told["recorded"]["steps"][0]["actions"].pop(0),
+        lambda told: told["recorded"]["steps"][0]["actions"][0][0].update(microbatch=9),
         lambda told: told["recorded"]["steps"][0].pop("length_s"),
         lambda told: told.update(step="many"),
     ],
