@@ -193,7 +193,7 @@ class Made:
                 held = (variation, session.device, session.start)
                 written = by_call(session.model, merged[True], self.tensors, *held)
                 found = dataclasses.replace(found, by_call=written)
-            tail = find_tail(session.model, *told, found)
+            tail = find_tail(session.model, *told, found, takes=variation.takes_rows)
             variation = dataclasses.replace(variation, mixing=found, tail=tail)
         taken = {c.name for form in firsts for c in form.calls}
         checked: dict[int, Recording] = {}

@@ -745,3 +745,101 @@ def test_rows_are_told_apart_where_derivatives_are_taken():
         "for two rows that alone give"
         in captured_mixing(Derived().double(), torch.randn(6, 4).double()).always
     )
+
+
+class Reducing(nn.Module):
+    """Reduces a loss over labels, of those that a mask lets through, in a way of its own."""
+
+    def __init__(self, reduce):
+        super().__init__()
+        self.table, self.body, self.head = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9)
+        self.reduce = reduce
+
+    def forward(self, ids, labels, mask):
+        logits = self.head(self.body(self.table(ids)).tanh())
+        return self.reduce(logits.transpose(1, 2), labels, mask)
+
+
+def each_loss(logits, labels):
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+REDUCTIONS = {
+    "sum over counted": lambda z, y, m: F.cross_entropy(z, y, reduction="sum") / (y != -100).sum(),
+    "sum over a number": lambda z, y, m: F.cross_entropy(z, y, reduction="sum") / (y != -100).sum().item(),
+    "sum over rows": lambda z, y, m: F.cross_entropy(z, y, reduction="sum") / len(y),
+    "sum over tokens": lambda z, y, m: F.cross_entropy(z, y, reduction="sum") / y.numel(),
+    "sum over a mask": lambda z, y, m: F.cross_entropy(z, y, reduction="sum") / m.sum(),
+    "sum": lambda z, y, m: F.cross_entropy(z, y, reduction="sum"),
+    "mean under a mask": lambda z, y, m: (each_loss(z, y) * m).sum() / m.sum(),
+    "mean of rows": lambda z, y, m: ((each_loss(z, y) * m).sum(1) / m.sum(1)).mean(),
+    "mean and a penalty": lambda z, y, m: F.cross_entropy(z, y) + (z.square().mean(1) * m).sum() / m.sum(),
+    "largest": lambda z, y, m: each_loss(z, y).amax(),
+}
+
+
+@pytest.mark.parametrize("is_example_whole", [False, True])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_losses_that_a_model_reduces_itself_are_those_of_the_batch(name, is_example_whole, caplog):
+    torch.manual_seed(0)
+    model = Reducing(REDUCTIONS[name]).double()
+    ids, mask = torch.randint(9, (6, 5)), torch.arange(5) < torch.tensor([5, 1, 2, 5, 3, 1])[:, None]
+    labels = torch.where(torch.rand(6, 5) < 0.6, ids, -100)
+    labels[:, 0] = ids[:, 0]
+    example = (ids, ids, torch.ones_like(mask)) if is_example_whole else (ids, labels, mask)
+    pipe = autopipe.split(model, 2, example, costs="estimated", n_microbatches=3)
+    assert pipe.graph.variation.mixing.sums == (name == "sum")
+    loss = model(ids, labels, mask)
+    loss.backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    assert pipe.runtime().step(ids, labels, mask).loss.item() == pytest.approx(loss.item(), rel=1e-10)
+    for p, grad in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(p.grad, grad, rtol=1e-10, atol=1e-12)
+    assert "cannot be weighed" not in caplog.text
+
+
+class Labelled(nn.Module):
+    """A loss over labels of rows that something is done to first, early or late."""
+
+    def __init__(self, place, *, is_late):
+        super().__init__()
+        sizes = (4, 4, 4, 4) if is_late else (4,)
+        self.a = nn.Sequential(*[nn.Linear(4, size) for size in sizes])
+        self.b = nn.Linear(4, 4) if is_late else nn.Sequential(nn.Linear(4, 32), nn.Linear(32, 4))
+        self.place = place
+
+    def forward(self, x, kinds):
+        return F.cross_entropy(self.b(self.place(self.a(x), kinds)), kinds[:, 0])
+
+
+def of_longest(x, kinds):
+    return x[:, : int((kinds > 0).sum(1).max())].sum(1, keepdim=True) + x
+
+
+GATHERED = {
+    "order": lambda x, kinds: x + torch.arange(len(x), dtype=x.dtype)[:, None],
+    "any": lambda x, kinds: x * (1 + (kinds == 3).any()),
+    "how many kinds": lambda x, kinds: x * torch.unique(kinds).numel(),
+    "longest": of_longest,
+    "largest norm": lambda x, kinds: x * (2 / x.norm()).clamp(max=1.0),
+}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("name", GATHERED)
+def test_rows_that_the_examples_first_two_hide_the_mixing_of(name, is_late):
+    torch.manual_seed(0)
+    model = Labelled(GATHERED[name], is_late=is_late).double()
+    kinds = torch.tensor([[1, 0, 3], [2, 3, 0], [0, 1, 3], [1, 1, 0], [0, 0, 0], [2, 2, 2]])
+    args = torch.randn(6, 4, dtype=torch.float64), torch.where(torch.arange(6)[:, None] < 2, kinds[:1], kinds)
+    pipe = autopipe.split(model, 2, args, costs="estimated", n_microbatches=3)
+    assert pipe.graph.variation.mixing.always
+    runtime = pipe.runtime()
+    args = args[0], kinds
+    if not is_late:
+        with pytest.raises(InputError, match="depend on one another"):
+            runtime.step(*args)
+        return
+    loss = model(*args).item()
+    assert runtime.step(*args).loss.item() == pytest.approx(loss, rel=1e-10)

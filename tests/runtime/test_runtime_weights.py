@@ -10,6 +10,7 @@ from runtime_models import grads, make, worst
 from torch import nn
 from torch.nn import functional as F
 
+import autopipe
 from autopipe.errors import InputError
 from autopipe.runtime import Runtime
 from autopipe.runtime.data.microbatch import Splitter
@@ -235,12 +236,12 @@ class TwoMeans(nn.Module):
         return self.criterion(logits, starts) + end_loss.sum()
 
 
-def two_means(starts, ends, reduction="mean"):
+def two_means(starts, ends, reduction="mean", **options):
     """(full batch's loss, ours) in four microbatches."""
     torch.manual_seed(0)
     model, x = TwoMeans(reduction).double(), torch.randn(8, 3, dtype=torch.float64)
-    made = make(model, (x, starts, ends), {}, n_stages=2, n_microbatches=4)
-    return model(x, starts, ends).item(), Runtime(*made).step(x, starts, ends).loss.item()
+    pipe = autopipe.split(model, 2, (x, starts, ends), n_microbatches=4, costs="estimated", **options)
+    return model(x, starts, ends).item(), pipe.runtime().step(x, starts, ends).loss.item()
 
 
 def test_several_means_weigh_together_where_their_counts_agree(caplog):
@@ -253,10 +254,14 @@ def test_several_means_weigh_together_where_their_counts_agree(caplog):
     assert "counted differently" in caplog.text
 
 
-def test_reductions_by_the_models_own_code_are_warned_of(caplog):
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_reductions_by_the_models_own_code_are_those_of_the_batch(caplog, reduction):
     labels = torch.tensor([1, 2, 2, 3, 1, 0, 0, 3])
     with caplog.at_level(logging.WARNING, logger="autopipe"):
-        two_means(labels, labels, reduction="none")
+        wanted, found = two_means(labels, labels, reduction=reduction)
+        assert found == pytest.approx(wanted, rel=1e-12)
+        assert "cannot be weighed" not in caplog.text
+        two_means(labels, labels, reduction=reduction, dynamic=False)
     assert "own code reduces it" in caplog.text
 
 

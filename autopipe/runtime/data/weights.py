@@ -203,12 +203,16 @@ class _LabelLoss:
 
 
 def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
-    """The calls a model's loss is made of; none, with a warning, where one cannot be weighed."""
+    """The calls a model's loss is made of; none where one cannot be weighed.
+
+    A warning says so, but where the capture has found that rows weigh evenly.
+    """
     graph = capture.graphs[True]
     is_meta = capture.device.type == "meta"  # labels never are
     fixed = {**capture.constants, "_device": torch.device("cpu") if is_meta else capture.device}
-    found = []
-    for node in _ancestors(next(iter(reversed(graph.nodes)))):
+    found, output = [], next(iter(reversed(graph.nodes)))
+    results = output.all_input_nodes
+    for node in _ancestors(output):
         options = label_options(capture.model, node)
         if options is None:
             continue
@@ -219,7 +223,9 @@ def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
             why = "" if all(_can_run(n, fixed) for n in needed) else "they are made inside the model"
         if options["weight"] is not None:
             why = "its classes are weighted"
-        if options["reduction"] not in ("mean", "sum"):
+        if options["reduction"] != "mean" and capture.variation.mixing.is_asked:
+            return ()
+        if options["reduction"] != "mean" and not (options["reduction"] == "sum" and node in results):
             why = "the model's own code reduces it"
         if why:
             _logger.warning(_WARNING, why)

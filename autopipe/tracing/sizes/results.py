@@ -95,17 +95,22 @@ class Results:
     def moved(self, dim: Dim, shapes: _Shapes, *, takes_more: bool) -> str:
         """In words, the first call whose rows are others in other places, or among more rows; or nothing.
 
-        Both are asked at once, where the form ``takes_more`` rows by one. Not asked of longer batches that
-        draw noise, which is not known row by row there.
+        Both are asked at once, where the form ``takes_more`` rows by one; of numbers made of two rows, the
+        first alone. Where these differ by little, though by more than rounding, some op must differ by more.
+        Not asked of longer batches that draw noise, which is not known row by row there.
         """
         if self._is_noisy and self._is_longer:
             return ""
+        asked = () if self._is_longer else self._numbers
         there = "bab" if takes_more else "ba"
         before, after = self.of("ab"), self._run(there, own=True)
+        swapped = self._run("ba", own=True) if asked else ()
         if not self._noise.is_by_row:
             return ""
         moves = zip(self._leaves, before, after, strict=True)
-        if not any(_is_moved(a, b, axis) for c, a, b in moves for axis in axes(c, 0, dim, shapes)):
+        is_moved = any(_is_moved(a, b, axis) for c, a, b in moves for axis in axes(c, 0, dim, shapes))
+        numbers = [(before[i], swapped[i]) for i in asked]
+        if not is_moved and all(is_close(a, b, EQUAL) for a, b in numbers):
             return ""
         seen: dict[str, dict[tuple[int, int], Tensor]] = {"ab": {}, there: {}}
         for rows, kept in seen.items():
@@ -115,7 +120,11 @@ class Results:
                 a, b = (kept.get((id(call), i)) for kept in seen.values())
                 if any(_is_moved(a, b, axis) for axis in axes(call, i, dim, shapes)):
                     return f"{said(call)}, whose rows hang on their places or on how many there are"
-        return "an output's rows hang on their places or on how many there are"
+        if is_moved:
+            return "an output's rows hang on their places or on how many there are"
+        pairs = zip(asked, numbers, strict=True)
+        at = next((i for i, (a, b) in pairs if not is_close(a, b, ROUNDED)), None)
+        return "" if at is None else f"{said(self._leaves[at])} hangs on the order of the rows"
 
     def sums(self) -> list[bool]:
         """Of each number made of rows, whether it is their sum: twice as much for twice the rows."""
@@ -126,16 +135,15 @@ class Results:
         return out
 
     def neither(self) -> str:
-        """In words, the first number that is neither mean nor sum of what rows give, as a sum and a penalty.
+        """In words, the first number that is neither mean nor sum of what rows give, as both together.
 
-        Not asked where labels weigh rows.
+        Not asked of longer batches, in which others weigh beside the rows.
         """
-        if self._is_counted:
-            return ""
-        for i in self._numbers:
+        for i in () if self._is_longer else self._numbers:
             mean, summed, found, allowed = self._of_three(i)
             if not self._noise.is_by_row:
-                return f"{said(self._leaves[i])} is made with noise that cannot be told by rows"
+                unknown = f"{said(self._leaves[i])} is made with noise that cannot be told by rows"
+                return "" if self._is_counted else unknown
             if min(abs(found - mean), abs(found - summed)) > allowed:
                 three = f"{found:.6g} for three rows, whose mean is {mean:.6g} and whose sum {summed:.6g}"
                 return f"{said(self._leaves[i])} is {three}"
@@ -149,7 +157,20 @@ class Results:
         values = self._values_of_three or self._each_with_its_noise()
         aa, bb, abb = (float(values[rows][i]) for rows in ("aa", "bb", "abb"))
         allowed = ALLOWED.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, abb)))
-        return (aa + 2 * bb) / 3, aa / 2 + bb, abb, allowed
+        shares = self._shares_in(float(self.of("ab")[i]), aa, bb)
+        if shares is None:
+            return abb, aa / 2 + bb, abb, allowed
+        a, b = shares
+        return (a * aa + 2 * b * bb) / (a + 2 * b), aa / 2 + bb, abb, allowed
+
+    def _shares_in(self, ab: float, aa: float, bb: float) -> tuple[float, float] | None:
+        """What rows a and b weigh in a mean: evenly, or by their labels; None where these do not tell."""
+        if not self._is_counted:
+            return 0.5, 0.5
+        if self._shares is not None:
+            return self._shares
+        share = (bb - ab) / (ab - aa) if ab != aa else math.inf
+        return (share, 1.0) if 0 < share < math.inf else None
 
     def _each_with_its_noise(self) -> dict[str, list[Any]]:
         """The leaves for rows of which each draws the same wherever it is."""

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,16 +25,18 @@ from ..calls.call import Call, Recording
 from ..calls.functions import tensors
 from ..calls.wording import said
 from ..state.state import seed
+from .contrary import of_other_signs, unlike
 from .labels import label_options
 from .noise import OwnNoise
 from .pieces import fault_in_pieces
 from .rerun import replay
-from .results import ALLOWED, EQUAL, Results, Rows, axes, differ, is_close, is_number
+from .results import ALLOWED, EQUAL, Results, Rows, axes, differ, is_close
 
 __all__ = ["Mixing", "mixing", "rows_of"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+_MANY = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,14 +45,16 @@ class Mixing:
 
     ``always`` is what does in evaluation, ``training`` what does in training alone: batch norm, for one.
     ``points``: inputs point to rows by number, so that no order of them tells what follows from a mixing.
-    ``sums``: the numbers that are made of all rows are sums over them, not means. ``by_call`` are buffers and
-    attributes that a training forward leaves otherwise when it is called on the rows in two batches, where
-    nothing else is to be said of them.
+    ``sums``: the numbers that are made of all rows are sums over them, not means. ``is_asked`` says whether
+    that was looked at: means are then even ones, or over labels. ``by_call`` are buffers and attributes that
+    a training forward leaves otherwise when it is called on the rows in two batches, where nothing else is
+    to be said of them.
     """
 
     always: str = ""
     training: str = ""
     sums: bool = False
+    is_asked: bool = dataclasses.field(default=False, compare=False)
     points: bool = False
     by_call: tuple[str, ...] = ()
 
@@ -79,7 +83,7 @@ def mixing(
     *,
     takes: Callable[[int], bool],
 ) -> Mixing:
-    """Run the forms on the tensors ``given``, three to ten times each; ``start`` sets the mode.
+    """Run the forms on the tensors ``given``, and on others like them; ``start`` sets the mode.
 
     Where the forms are right for two rows (``takes`` tells for how many), on two alone, as only these tell
     how rows weigh. Where the graph does not run on rows in other places, it is run on pieces of the batch.
@@ -95,24 +99,23 @@ def mixing(
         if training and (found[False] or not _may_mix_in_training(form, forms)):
             break
         begin, found[training] = functools.partial(start, training), ""
-        over_labels = [*filter(None, (label_options(model, call) for call in form.calls))]
+        results = functools.partial(_results, model, form, dim, shapes, device, begin)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            is_sure = False
+            is_sure = is_told = False
             for alone in (True, False) if takes(2) and dim.example > 2 else (False,):
                 is_longer = dim.example > 2 and not alone
-                seen: list[Results] = []
                 try:
-                    for rows in (given, *_contrary(given, dim, form)):
-                        run = rows_of(model, form, rows, dim, device, begin, alone=alone)
-                        seen.append(Results(form, run, is_longer, over_labels, OwnNoise(dim, shapes)))
-                        found[training] = found[training] or _found(seen[-1], dim, shapes)
+                    seen = [results(rows, alone) for rows in (given, *of_other_signs(given, dim, form))]
                     more = takes(3 if alone else dim.example + 1)
-                    found[training] = found[training] or seen[0].moved(dim, shapes, takes_more=more)
+                    found[training] = (
+                        next(filter(None, (_found(each, dim, shapes) for each in seen)), "")
+                        or seen[0].moved(dim, shapes, takes_more=more)
+                        or seen[0].neither()
+                    )
                     if not (is_longer or found[training]):
-                        found[training] = seen[0].neither()
                         sums += seen[0].sums()
-                    is_sure = not is_longer
+                    is_sure, is_told = not is_longer, True
                     break
                 except Exception as error:
                     # any Python of the model, on rows it may not take: inputs may point to rows
@@ -123,24 +126,53 @@ def mixing(
                 fault = fault_in_pieces(*told, takes=takes, rows_of=are_rows, is_close=is_close)
                 if fault:
                     return Mixing(fault, points=True)
-    return Mixing(found[False], found.get(True, ""), bool(sums) and all(sums))
+            for rows in unlike(model, form, given, dim, shapes) if is_told else ():
+                found[training] = found[training] or _found_there(results, rows, is_sure, dim, shapes)
+            if is_sure and not found[training] and takes(2 * _MANY):
+                # what two rows do not come near to, as a largest norm, more of them may pass
+                many = functools.partial(results, times=_MANY)
+                found[training] = _found_there(many, given, True, dim, shapes)
+    is_sum = bool(sums) and all(sums) and not found[False]
+    return Mixing(found[False], found.get(True, ""), is_sum, bool(sums))
 
 
-def _contrary(given: Mapping[str, Tensor], dim: Dim, form: Recording) -> Iterator[dict[str, Tensor]]:
-    """The tensors with a second row of the other sign: one expert may take all the example's rows.
+def _results(
+    model: nn.Module,
+    form: Recording,
+    dim: Dim,
+    shapes: _Shapes,
+    device: torch.device,
+    begin: Callable[[], None],
+    rows: Mapping[str, Tensor],
+    alone: bool,
+    times: int = 1,
+) -> Results:
+    """What a form gives for two ``rows``, so many ``times`` behind one another.
 
-    Of no use where no number is made of rows, or all of them are whole numbers.
+    Labels are counted where they have means: of others the model may make some.
     """
-    out = dict(given)
-    if not any(isinstance(c, Call) and is_number(c.value) for c in form.calls[-1].args[0]):
-        return
-    for name, axis in dim.where:
-        if given[name].is_floating_point() and given[name].shape[axis] > 1:
-            changed = given[name].detach().clone()
-            changed.select(axis, 1).neg_()
-            out[name] = changed.requires_grad_(given[name].requires_grad)
-    if any(out[name] is not given[name] for name in given):
-        yield out
+    over_labels = [*filter(None, (label_options(model, call) for call in form.calls))]
+    counted = over_labels if all(options["reduction"] == "mean" for options in over_labels) else []
+    run = rows_of(model, form, rows, dim, device, begin, alone=alone, times=times)
+    is_longer = times > 1 or (dim.example > 2 and not alone)
+    return Results(form, run, is_longer, counted, OwnNoise(dim, shapes))
+
+
+def _found_there(
+    results: Callable[[Mapping[str, Tensor], bool], Results],
+    rows: Mapping[str, Tensor],
+    alone: bool,
+    dim: Dim,
+    shapes: _Shapes,
+) -> str:
+    """What mixes other ``rows``, in words; nothing where the form does not take them."""
+    try:
+        there = results(rows, alone)
+        return _found(there, dim, shapes) or there.neither()
+    except Exception as error:
+        # any Python of the model, on data that it may not take
+        _logger.debug("other rows could not be told apart: %s", error)
+        return ""
 
 
 def rows_of(
@@ -152,16 +184,17 @@ def rows_of(
     start: Callable[[], None],
     *,
     alone: bool = False,
+    times: int = 1,
 ) -> Rows:
     """What runs a form on the example's first two rows in any order, the others behind them or left out.
 
-    ``start`` sets mode and state.
+    The order comes so many ``times``; ``start`` sets mode and state.
     """
 
     def run(rows: str, look: Any = None) -> Any:
         start()
         seed(device)
-        return replay(model, form, _rows(given, dim, rows, alone), device, look=look).result
+        return replay(model, form, _rows(given, dim, rows * times, alone), device, look=look).result
 
     return run
 

@@ -10,10 +10,11 @@ in two pieces up to the tail, and from there on as one, gives what the batch giv
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +22,12 @@ from torch import Tensor, nn
 
 from ...graph import Dim, OpGraph, batch_dim
 from ...units import Size
-from ..calls.call import Call, Depends, Recording, map_calls
+from ..calls.call import Call, Recording, map_calls
 from ..calls.functions import tensors
 from ..calls.perform import run_call
 from ..inputs.structure import flatten, unflatten
 from ..state.state import seed
+from .contrary import made_of_rows, unlike
 from .dims import axis_of
 from .rerun import replay
 from .results import ALLOWED, ROUNDED, Rows, is_close
@@ -84,8 +86,12 @@ def find_tail(
     device: torch.device,
     start: Callable[[bool], None],
     found: Mixing,
+    *,
+    takes: Callable[[int], bool],
 ) -> Tail:
     """The tail of a model that was ``found`` to mix rows; ``start`` sets the mode.
+
+    ``takes`` tells for how many rows the forms are right: two alone may mix where more hide that.
 
     Layers that keep statistics of batches (batch norm) belong to it if they come late in a model that mixes
     rows in evaluation too. Else they are left out, and each microbatch is a batch of its own there.
@@ -97,11 +103,21 @@ def find_tail(
     def tried(quiet: bool) -> Tail:
         modes = (False, True) if found.always else (True,)
         starts = {flag: functools.partial(_start, model, forms[flag], start, flag, quiet) for flag in modes}
-        runs = {flag: rows_of(model, forms[flag], given, dim, device, starts[flag]) for flag in modes}
-        views = {flag: _View(model, forms[flag], run, dim, shapes) for flag, run in runs.items()}
-        for flag, view in views.items():
+
+        def view(flag: bool, rows: Mapping[str, Tensor], dim: Dim) -> _View:
+            run = rows_of(model, forms[flag], rows, dim, device, starts[flag])
+            out = _View(model, forms[flag], run, dim, shapes)
             starts[flag]()
-            view.see_twice(given, device)
+            out.see_twice(rows, device)
+            return out
+
+        views = {flag: [view(flag, given, dim)] for flag in modes}
+        for flag in modes:
+            others = [*unlike(model, forms[flag], given, dim, shapes)]
+            is_cut = dim.example > 2 and takes(2)
+            for rows, of in _two_of((given, *others), dim) if is_cut else ((each, dim) for each in others):
+                with contextlib.suppress(Exception):  # any Python of the model, on data that it may not take
+                    views[flag].append(view(flag, rows, of))
         return _tail(model, views, given, device, start)
 
     with torch.no_grad(), warnings.catch_warnings():
@@ -134,15 +150,17 @@ def _start(model: nn.Module, form: Recording, start: Callable[[bool], None], fla
 
 def _tail(
     model: nn.Module,
-    views: Mapping[bool, _View],
+    views: Mapping[bool, Sequence[_View]],
     given: Mapping[str, Tensor],
     device: torch.device,
     start: Callable[[bool], None],
 ) -> Tail:
+    """What follows in any of the ``views`` of each form, which are of other data."""
     names: frozenset[str] = frozenset()
+    every = [view for each in views.values() for view in each]
     while True:
-        grown = names.union(*(view.follow(names) for view in views.values()))
-        frontiers = [view.frontier(grown) for view in views.values()]
+        grown = names.union(*(view.follow(names) for view in every))
+        frontiers = [view.frontier(grown) for view in every]
         grown = grown.union(*(unfit for _, unfit in frontiers))
         if grown == names:
             break
@@ -150,10 +168,10 @@ def _tail(
     if not names:
         return Tail(obstacle="no op of its own mixes them")
     again = frozenset[str]().union(*(found for found, _ in frontiers))
-    obstacle = _too_large(model, views.values(), names)
+    obstacle = _too_large(model, (each[0] for each in views.values()), names)
     if not obstacle and False in views:
         start(False)
-        obstacle = views[False].differs(names | again, given, device)
+        obstacle = views[False][0].differs(names | again, given, device)
     return Tail(obstacle=obstacle) if obstacle else Tail(tuple(sorted(names)), tuple(sorted(again - names)))
 
 
@@ -181,7 +199,7 @@ class _View:
 
             run(rows, look)
         self.n_rows = max(2, dim.example)
-        self.made_of_rows = _made_of_rows(form, {name for name, _ in dim.where})
+        self.made_of_rows = made_of_rows(form, {name for name, _ in dim.where})
         self.is_noisy = any(c.is_random for c in self.calls)
         self.twice: dict[int, list[Tensor]] = {}
 
@@ -375,18 +393,6 @@ class _View:
         return result
 
 
-def _made_of_rows(form: Recording, inputs: Collection[str]) -> set[int]:
-    """The calls whose values hang on the data of a batch's rows: of ``inputs``, beyond their sizes."""
-    found, written = set[int](), set[int]()
-    for call in form.calls:
-        is_row = call.op == "placeholder" and call.target in inputs
-        is_fed = any(id(c) in found for c in call.inputs) or (call.storages | call.reads) & written
-        if is_row or (is_fed and call.depends & Depends.INPUT):
-            found.add(id(call))
-            written |= call.writes
-    return found
-
-
 def _are_alike(a: Tensor, b: Tensor, allowed: Mapping[torch.dtype, float] = ALLOWED) -> bool:
     """Whether two tensors are equal, up to rounding where they round."""
     if a.shape != b.shape:
@@ -395,6 +401,13 @@ def _are_alike(a: Tensor, b: Tensor, allowed: Mapping[torch.dtype, float] = ALLO
 
 
 _NUMBERS = (int, float, tuple, torch.dtype, torch.device, type(None))
+
+
+def _two_of(batches: Iterable[Mapping[str, Tensor]], dim: Dim) -> Iterator[tuple[dict[str, Tensor], Dim]]:
+    """The first two rows of each batch alone, and the dim that they lie along."""
+    for batch in batches:
+        first = {name: batch[name].detach().narrow(axis, 0, 2) for name, axis in dim.where}
+        yield {**batch, **first}, dataclasses.replace(dim, example=2)
 
 
 def _keep(kept: dict[int, Any], call: Call, value: Any) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-__all__ = ["witnesses"]
+__all__ = ["LEFT_OUT", "witnesses"]
 
-_LEFT_OUT = -100
+LEFT_OUT = -100
 """What torch's losses ignore as a label."""
 
 
@@ -36,6 +36,6 @@ def _others(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if tensor.dtype == torch.int64:
         if tensor.dim():
             holed = tensor.clone()
-            holed[..., : tensor.shape[-1] // 2] = _LEFT_OUT
+            holed[..., : tensor.shape[-1] // 2] = LEFT_OUT
             yield holed
-        yield torch.full_like(tensor, _LEFT_OUT)
+        yield torch.full_like(tensor, LEFT_OUT)

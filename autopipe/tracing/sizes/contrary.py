@@ -1,0 +1,106 @@
+"""Other data for two rows of a batch, where their own may hide that rows are mixed or weighed.
+
+A mask of ones leaves no row lighter than another, and of two rows that are as long each, or have each a token
+that is asked for, neither changes what all rows come to. Running them is left to ``rows``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ...graph import Dim
+from ...units import Size
+from ..calls.call import Call, Depends, Recording
+from ..calls.functions import tensors
+from .dims import axis_of
+from .labels import label_options
+from .results import is_number
+from .witness import LEFT_OUT
+
+__all__ = ["made_of_rows", "of_other_signs", "unlike"]
+
+_Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+
+
+def of_other_signs(given: Mapping[str, Tensor], dim: Dim, form: Recording) -> Iterator[dict[str, Tensor]]:
+    """The tensors with a second row of the other sign: one expert may take all the example's rows.
+
+    Of no use where no number is made of rows, or all of them are whole numbers.
+    """
+    out = dict(given)
+    if not any(isinstance(c, Call) and is_number(c.value) for c in form.calls[-1].args[0]):
+        return
+    for name, axis in dim.where:
+        if given[name].is_floating_point() and given[name].shape[axis] > 1:
+            changed = given[name].detach().clone()
+            changed.select(axis, 1).neg_()
+            out[name] = changed.requires_grad_(given[name].requires_grad)
+    if any(out[name] is not given[name] for name in given):
+        yield out
+
+
+def unlike(
+    model: nn.Module, form: Recording, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
+) -> Iterator[dict[str, Tensor]]:
+    """The tensors with whole numbers of the first two rows less like one another than they are, one each.
+
+    Nothing where the form makes nothing of all rows together but means over labels, which can be counted. On
+    an accelerator none that may point out of a table: what fails so there ends all work of the process.
+    """
+    if not _gathers(model, form, dim, shapes):
+        return
+    for name, axis in dim.where:
+        tensor = given[name]
+        if tensor.is_floating_point() or tensor.is_complex() or min(tensor.numel(), tensor.shape[axis]) < 2:
+            continue
+        a_row, b_row = (tensor.detach().select(axis, place) for place in (0, 1))
+        for a, b in _pairs(a_row, b_row, tensor):
+            other = tensor.detach().clone()
+            other.select(axis, 0).copy_(a)
+            other.select(axis, 1).copy_(b)
+            yield {**given, name: other}
+
+
+def _pairs(a: Tensor, b: Tensor, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    least, most = tensor.min(), tensor.max()
+    if least != most:
+        yield least.expand_as(a), most.expand_as(b)
+    if not a.dim():
+        if tensor.dtype is not torch.bool:
+            yield a, b // 2
+        return
+    for left_out in (0, LEFT_OUT) if tensor.dtype is torch.int64 else (0,):
+        if tensor.device.type == "cpu" or left_out >= least:
+            holed = b.clone()
+            holed[..., holed.shape[-1] // 2 :] = left_out
+            yield a, holed
+
+
+def _gathers(model: nn.Module, form: Recording, dim: Dim, shapes: _Shapes) -> bool:
+    """Whether a call gives what has no rows any more of what has: not so of a mean over labels at the end."""
+    made = made_of_rows(form, {name for name, _ in dim.where})
+    used = {id(c) for call in form.calls if call.op != "output" for c in call.inputs}
+    for call in form.calls:
+        if id(call) not in made or call.op in ("placeholder", "output"):
+            continue
+        known = shapes.get(id(call), ())
+        is_of_rows = bool(known) and all(axis_of(shape, dim.name) is not None for shape in known)
+        options = None if is_of_rows or id(call) in used else label_options(model, call)
+        if not is_of_rows and (options is None or options["reduction"] != "mean"):
+            return bool(known or isinstance(call.value, (int, float)) or [*tensors(call.value)])
+    return False
+
+
+def made_of_rows(form: Recording, inputs: Collection[str]) -> set[int]:
+    """The calls whose values hang on the data of a batch's rows: of ``inputs``, beyond their sizes."""
+    found, written = set[int](), set[int]()
+    for call in form.calls:
+        is_row = call.op == "placeholder" and call.target in inputs
+        is_fed = any(id(c) in found for c in call.inputs) or (call.storages | call.reads) & written
+        if is_row or (is_fed and call.depends & Depends.INPUT):
+            found.add(id(call))
+            written |= call.writes
+    return found
