@@ -102,6 +102,7 @@ def _calls(
 ) -> list[str]:
     """The same calls of both; other sizes may be refused, which is returned."""
     refused = []
+    modules = {each: [*each.named_modules()] for each in (twin, model)}
     for training in (False, True):
         for each in () if late else (twin, model):
             each.train(training)
@@ -132,6 +133,11 @@ def _calls(
                 raise _Differs(f"{mode}: {said}")
             if said := _changed(expected[1], got[1]):
                 raise _Differs(f"{mode}: afterwards other {said}")
+            there = {*twin.modules()}  # one that was replaced has the mode it had
+            pairs = zip(modules[twin], modules[model], strict=True)
+            apart = (path for (path, a), (_, b) in pairs if a in there and a.training is not b.training)
+            if said := next(apart, ""):
+                raise _Differs(f"{mode}: afterwards another mode of {said}")
     return refused
 
 
@@ -146,7 +152,7 @@ def _align(twin: nn.Module, model: nn.Module) -> None:
 def _observed(model: nn.Module, call: Any, given: Any, seed: int) -> tuple[Observation, dict[str, Any]]:
     copies: dict[int, Tensor] = {}
     args, kwargs = _mapped(given, lambda t: copies.setdefault(id(t), _copy(t)))
-    inputs, modules = list(copies.values()), list(model.named_modules())
+    inputs = list(copies.values())
     model.zero_grad(set_to_none=True)
     seed_all(seed)
     result = call(*args, **kwargs)
@@ -161,7 +167,6 @@ def _observed(model: nn.Module, call: Any, given: Any, seed: int) -> tuple[Obser
     model.zero_grad(set_to_none=True)
     outputs = {p: t.detach() for p, t in outputs.items()}
     told: dict[str, Any] = {f"argument {i}": a.detach() for i, a in enumerate(inputs)}
-    told |= {f"mode of {path}": module.training for path, module in modules}
     told["the arguments"] = _told((args, kwargs), 0)
     told |= {f"what is in the arguments at {p}": t.detach() for p, t in leaves((args, kwargs))}
     return Observation(outputs, grads, held), {**_generators(), **told, "what is returned": _told(result, 0)}
