@@ -8,9 +8,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+import hypothesis
 import pytest
 import tqdm
 
+hypothesis.settings.register_profile("any pace", deadline=None)  # how fast a machine is fails no property
+hypothesis.settings.load_profile("any pace")
 tqdm.tqdm.monitor_interval = 0  # its thread outlives the test that shows progress, and may warn in another
 
 

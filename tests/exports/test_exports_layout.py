@@ -45,7 +45,7 @@ def test_odd_layouts_are_refused_or_mean_what_they_say(captured, layout):
         from_megatron_layout(layout, captured.ops)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(alphabet="EtL|()*, 0123456789m", max_size=30))
 def test_no_layout_ends_in_a_raw_error(captured, text):
     try:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import look_examples
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopipe.look import cut_reasons, gantt, memory, plan_memory, tables
@@ -86,7 +86,6 @@ def test_memory_draws_a_curve_and_a_limit_per_rank():
     assert len(ET.fromstring(memory(SHOWN["timeline"])).findall("line")) == 0
 
 
-@settings(deadline=None)
 @given(st.integers(0, 30))
 def test_no_lane_holds_two_values_at_once(n_blocks):
     graph = look_examples.graph(n_blocks)

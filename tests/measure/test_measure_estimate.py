@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from measure_models import Net, Stack, captured, ids
 from torch import Tensor, nn
@@ -68,7 +68,6 @@ def test_a_bare_graph_is_estimated_with_more_doubt() -> None:
     assert rough[op].spread == 3 * exact[op].spread
 
 
-@settings(deadline=None)
 @given(st.floats(0.05, 1.0), st.floats(0.05, 1.0), st.floats(1e-6, 1e-4))
 def test_a_fit_finds_the_efficiency_that_made_the_times(
     matrix: float, memory: float, launch_s: float

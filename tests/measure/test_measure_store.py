@@ -7,7 +7,7 @@ import json
 import pathlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopipe.costs import CostTable, OpCost
@@ -49,7 +49,6 @@ def test_what_is_put_is_got(tmp_path: pathlib.Path) -> None:
     assert [p.suffix for p in tmp_path.rglob("*") if p.is_file()] == [".json"]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_no_damage_goes_unseen(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     store = Store(tmp_path_factory.mktemp("store"))

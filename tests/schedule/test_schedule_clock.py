@@ -21,7 +21,7 @@ def runs(draw):
     return schedule, draw(stage_times(schedule.n_stages)), edges, draw(clusters(schedule.n_ranks))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(runs())
 def test_following_time_is_following_dependencies_where_nothing_is_shared(given_run):
     """Two ways through the actions, one clock; each message may leave when its link is free."""
@@ -30,7 +30,7 @@ def test_following_time_is_following_dependencies_where_nothing_is_shared(given_
     assert sorted(one.sent) == sorted(other.sent)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(runs(), st.data())
 def test_messages_of_a_shared_interface_go_one_after_another(given_run, data):
     schedule, times, edges, cluster = given_run

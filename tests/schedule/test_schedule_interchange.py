@@ -14,7 +14,7 @@ from autopipe.errors import ScheduleError, StoreError
 from autopipe.schedule import NAMES, SPLIT, Action, build, check, from_csv, to_csv
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(schedules())
 def test_round_trip(schedule):
     back = from_csv(to_csv(schedule), name=schedule.name)

@@ -21,7 +21,7 @@ def step_s(schedule, times, transfers=None, cluster=None):
     return max(row[-1] for row in run(schedule, times, Edges.of(schedule, transfers), cluster).ends_s)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), frame=schedules(("gpipe",)))
 def test_limits_hold_and_nothing_deadlocks(data, frame):
     n = frame.n_stages
@@ -46,7 +46,7 @@ def test_limits_hold_and_nothing_deadlocks(data, frame):
     assert all(a <= b for a, b in zip(in_flight(schedule), rules.held, strict=True))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), frame=schedules(("gpipe",)))
 def test_a_budget_holds_wherever_one_microbatch_fits(data, frame):
     n = frame.n_stages
@@ -80,7 +80,7 @@ def test_patience_waits_for_an_input_rather_than_start_a_weight_gradient():
     assert patient.splitlines()[0].endswith("0I0 0I1 0W0 0W1")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), frame=schedules(TEMPLATES, max_microbatches=6))
 def test_cost_aware_is_no_slower_than_any_template_that_fits(data, frame):
     n, ranks, m = frame.n_stages, frame.n_ranks, frame.n_microbatches

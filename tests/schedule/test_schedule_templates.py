@@ -29,7 +29,7 @@ def test_sound_for_every_size(name):
                 check(build(name, n_ranks, n_stages, n_microbatches))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedules())
 def test_sound_on_any_placement(schedule):
     check(schedule)

@@ -81,7 +81,7 @@ def test_a_long_schedule_is_drawn_around_its_fault():
     assert "and 980 more" in many
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedule=schedules(TEMPLATES), seed=st.integers(0, 2**16))
 def test_a_lost_or_doubled_action_never_passes(schedule, seed):
     rng = random.Random(seed)
@@ -99,7 +99,7 @@ def test_a_lost_or_doubled_action_never_passes(schedule, seed):
         assert str(row[i]) in text or "is missing" in text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedule=schedules(TEMPLATES, max_ranks=3), seed=st.integers(0, 2**16))
 def test_a_shuffled_row_passes_only_if_it_can_run(schedule, seed):
     """Against the definition: each rank takes its next action as soon as what it needs is done."""

@@ -180,7 +180,7 @@ WAYS = {
 }
 
 
-@settings(max_examples=N_WIRES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=N_WIRES, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), schedule=schedules(TEMPLATES), seed=st.integers(0, 2**16))
 def test_no_deadlock_and_nothing_crossed(data, schedule, seed):
     """Boundaries, schedules and placements by the hundred, each over four kinds of channel."""
@@ -192,7 +192,7 @@ def test_no_deadlock_and_nothing_crossed(data, schedule, seed):
         ranks.finish()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), schedule=schedules())
 def test_both_sides_see_one_order(data, schedule):
     wire = wire_order(schedule, data.draw(boundaries(schedule.n_stages)))

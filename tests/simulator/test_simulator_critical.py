@@ -14,7 +14,7 @@ from autopipe.schedule.templates import TEMPLATES
 from autopipe.simulator import Event, Sent, StageTimes, Timeline, Transfer, simulate_schedule
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), schedule=schedules(TEMPLATES))
 def test_unbroken_from_start_to_end(data, schedule):
     ranks = schedule.n_ranks

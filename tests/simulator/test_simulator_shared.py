@@ -23,7 +23,7 @@ def on_cores(n_ranks: int, n_cores: int, link: Link | None = None) -> Cluster:
     return dataclasses.replace(Cluster.uniform(n_ranks, link=link), cores=(n_cores,))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), schedule=schedules(TEMPLATES))
 def test_with_a_core_for_each_nothing_is_shared(data, schedule):
     times = data.draw(stage_times(schedule.n_stages))
@@ -35,7 +35,7 @@ def test_with_a_core_for_each_nothing_is_shared(data, schedule):
         assert [pytest.approx(row) for row in mine] == theirs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), schedule=schedules(TEMPLATES), n_cores=st.integers(1, 3))
 def test_cores_do_no_more_than_they_can_and_one_is_never_idle(data, schedule, n_cores):
     times = data.draw(stage_times(schedule.n_stages, least=0.25))

@@ -94,7 +94,7 @@ class EventLoop:
         self.later(sent, free)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), schedule=schedules(TEMPLATES))
 def test_equals_an_event_loop(data, schedule):
     times = data.draw(stage_times(schedule.n_stages, least=0.25))
@@ -105,7 +105,7 @@ def test_equals_an_event_loop(data, schedule):
     assert {e.action: pytest.approx(e.start_s) for e in timeline.events} == starts
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), schedule=schedules(TEMPLATES))
 def test_never_below_the_obvious_bounds(data, schedule):
     times = data.draw(stage_times(schedule.n_stages))
@@ -133,7 +133,7 @@ def test_never_below_the_obvious_bounds(data, schedule):
         assert all(b[0] >= a[1] - 1e-9 for a, b in itertools.pairwise(sorted(spans)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), schedule=schedules(TEMPLATES))
 def test_dearer_is_never_faster(data, schedule):
     """Slower stages, slower links and blocking transfers."""

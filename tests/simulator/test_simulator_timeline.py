@@ -29,7 +29,7 @@ from autopipe.simulator import (
 CHAIN = [Transfer(s, s + 1, 100) for s in range(3)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), schedule=schedules(TEMPLATES))
 def test_bubbles_sum_to_the_idle_time(data, schedule):
     n, ranks = schedule.n_stages, schedule.n_ranks
@@ -93,7 +93,7 @@ def test_tied_gradients_are_communication():
     assert bubble.drain_s == 2.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), schedule=schedules(TEMPLATES))
 def test_json_round_trip(data, schedule):
     n = schedule.n_stages
@@ -177,7 +177,7 @@ def test_memory_over_time():
     assert simulate_schedule(build("1f1b", 2, 2, 3), (StageTimes(),) * 2).memory_over_time(0) == ()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), schedule=schedules(TEMPLATES))
 def test_peak_is_the_highest_point(data, schedule):
     sizes = st.integers(0, 50)

@@ -68,7 +68,7 @@ def test_almost_as_many_stages_as_items_are_proved(n, k):
     assert chain(dataclasses.replace(line([5] * n, k), allow_empty=True), time_limit_s=10.0).lower_ns == 30
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 4))
 def test_what_must_share_a_stage_is_no_more_than_the_least_there_is(works, k):
     least = min(

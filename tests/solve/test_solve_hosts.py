@@ -29,7 +29,7 @@ def hosted(draw) -> Problem:
     return dataclasses.replace(problem, items=items, shares=shares)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(hosted())
 def test_equals_exhaustive_search(problem):
     if (found := solved(problem)) is not None:
@@ -38,7 +38,7 @@ def test_equals_exhaustive_search(problem):
         assert answer.proved
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(hosted())
 def test_one_pace_is_a_bound_and_the_truth_where_the_other_is_never_slower(problem):
     truth, bound, paced = (exhaustive(p) for p in (problem, cheapest(problem), at_one_pace(problem)))

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from random_problems import problems, solved
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(problems())
 def test_equals_exhaustive_search(problem):
     if (found := solved(problem)) is not None:

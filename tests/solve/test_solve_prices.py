@@ -52,7 +52,7 @@ def entangled(draw) -> Problem:
     return dataclasses.replace(problem, shares=shares, pair_ns=pairs, link_of=link_of)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(entangled())
 def test_equals_exhaustive_search_with_true_prices(problem):
     if (found := solved(problem)) is not None:
@@ -155,7 +155,7 @@ def copied(draw) -> Problem:
     return dataclasses.replace(problem, nets=tuple(nets))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(copied())
 def test_each_taker_receives_or_computes_again_whichever_is_best(problem):
     best = HUGE

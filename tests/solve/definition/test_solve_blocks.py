@@ -28,7 +28,7 @@ def blocks(draw) -> list[Block]:
     return [Block((f"b{x}",), f, saved, held) for x, (f, saved, held) in enumerate(rows) if held < saved]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(blocks(), st.integers(1, 4), st.integers(1, 80))
 def test_the_cheapest_blocks_are_those_of_all_subsets(given_blocks, in_flight, over):
     every = itertools.chain.from_iterable(

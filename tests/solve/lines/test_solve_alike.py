@@ -49,7 +49,7 @@ def chains(problem: Problem, bound: int) -> exact.Chains:
     return exact.Chains(problem, bound, time.perf_counter() + 60)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(memories())
 def test_counting_likes_equals_exhaustive_search(problem):
     best = exhaustive(problem)

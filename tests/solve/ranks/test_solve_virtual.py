@@ -48,7 +48,7 @@ def placed(draw, layouts) -> Problem:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(placed(LAYOUTS))
 def test_two_stages_a_rank_equal_exhaustive_search(problem):
     if (found := solved(problem)) is not None:
@@ -57,7 +57,7 @@ def test_two_stages_a_rank_equal_exhaustive_search(problem):
         assert answer.proved
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(placed(OTHERS))
 def test_other_layouts_equal_exhaustive_search_where_they_are_small(problem):
     if (found := solved(problem)) is not None:
