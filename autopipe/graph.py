@@ -35,9 +35,16 @@ class TensorSpec:
     dtype: Name
     requires_grad: bool = False
 
+    def shape_at(self, dims: Mapping[str, int]) -> tuple[float, ...]:
+        """The tensor's sizes where the input dims have the given values.
+
+        What is fitted to sizes that data decide may fall below 0 where there is little data: none then.
+        """
+        return tuple(max(0, size_at(n, dims)) for n in self.shape)
+
     def bytes_at(self, dims: Mapping[str, int]) -> int:
         """Bytes of the tensor where the input dims have the given values."""
-        return math.ceil(math.prod(size_at(n, dims) for n in self.shape) * dtype_bytes(self.dtype))
+        return math.ceil(math.prod(self.shape_at(dims)) * dtype_bytes(self.dtype))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

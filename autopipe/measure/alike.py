@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from torch import fx
 
 from ..graph import Op, OpGraph
-from ..units import size_at
 
 __all__ = ["INSTANCES", "MOST_INSTANCES", "OUT_OF_CACHE", "stood_for"]
 
@@ -64,4 +63,4 @@ def _may_be_left_out(node: fx.Node, op: Op, bound: set[str]) -> bool:
 
 
 def _shapes(op: Op, dims: Mapping[str, int]) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(size_at(n, dims) for n in t.shape) for t in op.outputs)
+    return tuple(t.shape_at(dims) for t in op.outputs)

@@ -19,7 +19,6 @@ from ..costs import CostTable, OpCost
 from ..graph import Op, OpGraph
 from ..hardware import Device
 from ..tracing import preserved
-from ..units import size_at
 from .account import Kernels
 from .attention import FusedAttention
 from .clock import device_name
@@ -158,7 +157,7 @@ def op_cost(account: Account, device: Device, efficiency: Efficiency, doubt: flo
 def _as_product(op: Op, graph: OpGraph, dims: Mapping[str, int]) -> Account:
     """An op as a product of rows with its parameters: 2 FLOPs per parameter and row, twice that backward."""
     weights = [graph.parameter[name] for name in op.parameters if name in graph.parameter]
-    rows = max((math.prod(size_at(n, dims) for n in t.shape[:-1]) for t in op.outputs), default=0)
+    rows = max((math.prod(t.shape_at(dims)[:-1]) for t in op.outputs), default=0)
     flops = int(2 * rows * sum(p.numel for p in weights if len(p.shape) > 1))
     n_bytes = 2 * op.bytes_at(dims) + sum(p.bytes for p in weights)
     dtype = op.outputs[0].dtype if op.outputs else ""

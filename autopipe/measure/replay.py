@@ -27,7 +27,6 @@ from ..tracing.calls.perform import registered
 from ..tracing.calls.regions import recomputed
 from ..tracing.inputs.structure import flatten, unflatten
 from ..tracing.sizes.dims import resize
-from ..units import size_at
 from .alike import stood_for
 
 if TYPE_CHECKING:
@@ -307,7 +306,7 @@ class Replay:
         self.made_up[node.name] = env[node.name]
 
     def _zeros(self, spec: TensorSpec) -> Tensor:
-        shape = [int(size_at(n, self.dims)) for n in spec.shape]
+        shape = [int(n) for n in spec.shape_at(self.dims)]
         zeros = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=self.device)
         return zeros.requires_grad_(spec.requires_grad)
 

@@ -13,6 +13,7 @@ from processes import children
 from torch import Tensor, nn
 
 import autopipe
+from autopipe.graph import TensorSpec
 from autopipe.measure import alike, estimate
 from autopipe.measure.account import Counter
 from autopipe.measure.alike import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE
@@ -22,6 +23,7 @@ from autopipe.measure.replay import Replay
 from autopipe.measure.samples import Samples
 from autopipe.measure.standins import stand_ins
 from autopipe.measure.survey import survey
+from autopipe.units import parse_size
 
 
 class Twice(nn.Module):
@@ -49,6 +51,14 @@ def test_the_whole_backward_reaches_every_parameter_that_is_run(monkeypatch: pyt
         assert 2 * INSTANCES <= len(replay.parameters) < 3 * 2 * INSTANCES
         passes._whole()
         assert all(parameter.grad is not None for parameter in replay.parameters)
+
+
+def test_what_is_fitted_to_sizes_that_data_decide_does_not_fall_below_nothing() -> None:
+    replay = Replay(autopipe.capture(Twice(1), (torch.ones(4, 8),)))
+    picked = TensorSpec((parse_size("2*batch - 9"), 8), "float32")
+    assert picked.shape_at(replay.dims) == (0, 8)
+    assert picked.bytes_at(replay.dims) == 0
+    assert replay._zeros(picked).shape == (0, 8)
 
 
 def test_the_whole_keeps_what_a_stage_keeps() -> None:

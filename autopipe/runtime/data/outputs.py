@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from ...accelerator import upload
 from ...errors import InputError
 from ...graph import OpGraph
-from ...units import size_at, symbol
+from ...units import symbol
 from ..wire.announcement import Announcement, Form
 from ..wire.boundary import flatten
 from ..wire.peers import Peers
@@ -145,7 +145,7 @@ def _by_sizes(graph: OpGraph, nodes: Sequence[fx.Node], dims: Mapping[str, int])
         if op is None or (op.kind == "module" if op.is_size else len(op.outputs) != 1):
             raise _Untold
         if not op.is_size:
-            return torch.empty([int(size_at(n, dims)) for n in op.outputs[0].shape], device="meta")
+            return torch.empty([int(n) for n in op.outputs[0].shape_at(dims)], device="meta")
         args = fx.map_arg(node.args, values.__getitem__)
         kwargs = fx.map_arg(node.kwargs, values.__getitem__)
         if node.op == "call_method":
