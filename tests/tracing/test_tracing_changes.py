@@ -173,3 +173,21 @@ def test_a_tensor_that_no_call_makes_may_change_where_its_numbers_are_not_read(
         found(*args)
     held.fill_(1.0)
     torch.testing.assert_close(found(*args), model(*args))
+
+
+def checked(x: Tensor, held: Any) -> Tensor:
+    x = x * held
+    if x.isnan().any():
+        raise ValueError("not a number")
+    return x
+
+
+def test_a_tensor_that_only_what_is_checked_is_made_of_may_change_before_every_call() -> None:
+    held, x = torch.ones(4), torch.randn(2, 4)
+    model = Scaled(checked, held)
+    found = capture(model, (x,))
+    for _ in range(10):
+        held.mul_(0.9)
+        torch.testing.assert_close(found(x), model(x))
+    with pytest.raises(InputError, match="a check of the data"):
+        found(x * torch.nan)

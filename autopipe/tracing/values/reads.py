@@ -211,7 +211,8 @@ class Reads:
                 return branch.outcome
             self.at.refuse(call.depends, self.describe_read(call, actual), call.source)
         with self.at.hushed:
-            self.hold_values(call)
+            if not is_unsafe:  # else the graph checks it, or it goes into a message alone
+                self.hold_values(call)
             result = self.answer(call, func, actual)
         if is_check:
             self.ledger.expect(call.args[0], result, call.source)
@@ -236,8 +237,9 @@ class Reads:
                 tensor = self.ledger.constants.get(given.target) if given.op == "get_attr" else None
                 if isinstance(tensor, torch.Tensor) and self.ledger.is_lasting(tensor):
                     name = f"what the tensor holds whose values {call.source} reads"
-                    self.constants_read.setdefault(name, []).append(tensor)
-                    ask = functools.partial(held_now, *self.constants_read[name])
+                    known = self.constants_read.setdefault(name, [])
+                    known += [] if any(tensor is each for each in known) else [tensor]
+                    ask = functools.partial(held_now, *known)
                     self.flags[name] = ask, ask()
                 if id(given) not in seen:
                     seen.add(id(given))
