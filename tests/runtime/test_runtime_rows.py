@@ -11,7 +11,7 @@ from autopipe.errors import InputError
 from autopipe.graph import batch_dim
 from autopipe.runtime import mixing
 from autopipe.tracing import capture
-from autopipe.tracing.sizes import truths
+from autopipe.tracing.sizes import rows, truths
 from autopipe.tracing.sizes.rerun import replay
 from autopipe.tracing.sizes.rows import Mixing
 from autopipe.tracing.sizes.truths import _pairs
@@ -520,7 +520,12 @@ def test_what_is_asked_of_all_rows_is_found_where_training_draws():
 
 def test_the_row_that_all_pairs_have_runs_once(monkeypatch):
     runs = []
-    monkeypatch.setattr(truths, "replay", lambda *given: runs.append(given[2]["mask"]) or replay(*given))
+
+    def noted(*given, look):
+        runs.append(given[2]["mask"])
+        return replay(*given, look=look)
+
+    monkeypatch.setattr(truths, "replay", noted)
     captured_mixing(MasksWhereAny(), torch.randn(6, 4), torch.ones(6, 4, dtype=torch.bool))
     assert sum(bool(mask.all()) for mask in runs) == 1
     assert len(runs) > 3
@@ -843,3 +848,32 @@ def test_rows_that_the_examples_first_two_hide_the_mixing_of(name, is_late):
         return
     loss = model(*args).item()
     assert runtime.step(*args).loss.item() == pytest.approx(loss, rel=1e-10)
+
+
+class Positions(nn.Module):
+    """Labels are places in the row; those behind its end are left out, by a number that the sizes make."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x, first, last):
+        z = self.head(self.body(x).tanh()).squeeze(-1)
+        n = z.size(1)
+        one, other = (F.cross_entropy(z, y.clamp(0, n), ignore_index=n) for y in (first, last))
+        return (one + other) / 2
+
+
+def test_labels_are_counted_where_sizes_say_which_are_left_out():
+    places = torch.tensor([1, 9, 2, 0, 3, 4]), torch.tensor([2, 9, 3, 1, 0, 2])
+    found = captured_mixing(Positions().double(), torch.randn(6, 5, 4).double(), *places)
+    assert found == Mixing()
+    assert found.is_asked
+
+
+@pytest.mark.parametrize("n_rows", [2, 6])
+def test_a_mean_over_labels_is_asked_of_few_runs(monkeypatch, n_rows):
+    runs = []
+    monkeypatch.setattr(rows, "replay", lambda *given, look: runs.append(0) or replay(*given, look=look))
+    captured_mixing(Tokens(), torch.randint(8, (n_rows, 5)), labels([5, 2, 4, 1, 3, 5][:n_rows]))
+    assert len(runs) <= 10

@@ -61,7 +61,8 @@ def unlike(
             other = tensor.detach().clone()
             other.select(axis, 0).copy_(a)
             other.select(axis, 1).copy_(b)
-            yield {**given, name: other}
+            if not torch.equal(other, tensor):
+                yield {**given, name: other}
 
 
 def _pairs(a: Tensor, b: Tensor, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -70,7 +71,7 @@ def _pairs(a: Tensor, b: Tensor, tensor: Tensor) -> Iterator[tuple[Tensor, Tenso
         yield least.expand_as(a), most.expand_as(b)
     if not a.dim():
         if tensor.dtype is not torch.bool:
-            yield a, b // 2
+            yield a, b // 2 if b > 0 else b
         return
     for left_out in (0, LEFT_OUT) if tensor.dtype is torch.int64 else (0,):
         if tensor.device.type == "cpu" or left_out >= least:

@@ -5,14 +5,15 @@ Whether a model's loss is one is left to ``rows``, weighing microbatches by it t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..calls.call import Call, Recording
+from ..calls.call import Call
 
-__all__ = ["DEFAULTS", "FUNCTIONS", "MODULES", "LabelsSeen", "label_options", "weight_of_labels"]
+__all__ = ["DEFAULTS", "FUNCTIONS", "MODULES", "LabelsSeen", "label_options", "share_of", "weight_of_labels"]
 
 MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 FUNCTIONS = (nn.functional.cross_entropy, nn.functional.nll_loss)
@@ -47,27 +48,35 @@ def weight_of_labels(target: Any, ignore_index: int, weight: Tensor | None, **_:
 
 
 class LabelsSeen:
-    """The labels that a form averages over, seen while it runs."""
+    """What a form averages over labels with, seen while it runs; ``options`` are those of its means."""
 
-    def __init__(self, model: nn.Module, form: Recording) -> None:
-        found = filter(None, (label_options(model, call) for call in form.calls))
-        self._options = [o for o in found if o["reduction"] == "mean"]
-        self._wanted = {id(o["target"]) for o in self._options}
+    def __init__(self, options: Iterable[Mapping[str, Any]]) -> None:
+        self._options = [o for o in options if o["reduction"] == "mean"]
+        self._wanted = {id(v) for o in self._options for v in o.values() if isinstance(v, Call)}
         self._values: dict[int, Any] = {}
 
     def look(self, call: Call, value: Any) -> None:
-        """Keep the value of a call that makes labels; shown each call with its value."""
+        """Keep the value of a call that makes labels or options; shown each call with its value."""
         if id(call) in self._wanted:
             self._values[id(call)] = value
 
     def weights(self) -> list[float | None]:
         """What each mean divides by; None where that is not known, or nothing."""
-        return [self._weight(**options) for options in self._options]
+        return [self._weight(options) for options in self._options]
 
-    def _weight(self, target: Any, weight: Any, **options: Any) -> float | None:
-        if isinstance(weight, Call):
+    def _weight(self, options: Mapping[str, Any]) -> float | None:
+        if any(isinstance(v, Call) and id(v) not in self._values for v in options.values()):
             return None
-        return float(weight_of_labels(self._values.get(id(target)), weight=weight, **options)) or None
+        known = {n: self._values[id(v)] if isinstance(v, Call) else v for n, v in options.items()}
+        return float(weight_of_labels(**known)) or None
+
+
+def share_of(a: Sequence[float | None], b: Sequence[float | None]) -> float | None:
+    """What row a weighs by its labels in a mean of a and b; None where losses do not all say the same."""
+    if len(a) != len(b) or not all((*a, *b)):
+        return None
+    shares = {x / (x + y) for x, y in zip(a, b, strict=True) if x and y} or {0.5}
+    return shares.pop() if len(shares) == 1 else None
 
 
 def _argument(call: Any, name: str) -> Any:

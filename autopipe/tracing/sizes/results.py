@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, dtype, float32, float64
@@ -17,7 +17,7 @@ from ...units import Size
 from ..calls.call import Call, Depends, Recording
 from ..calls.functions import tensors
 from ..calls.wording import said
-from .labels import weight_of_labels
+from .labels import LabelsSeen, share_of
 from .noise import OwnNoise
 
 __all__ = ["ALLOWED", "EQUAL", "ROUNDED", "Results", "Rows", "axes", "differ", "is_close", "is_number"]
@@ -51,6 +51,7 @@ class Results:
         self._noise, self._is_noisy = noise, any(c.is_random for c in form.calls)
         self._leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
         self._values: dict[str, list[Any]] = {}
+        self._labels: dict[str, LabelsSeen] = {}
         self._values_of_three: dict[str, list[Any]] = {}
         self._numbers = [
             i for i, c in enumerate(self._leaves) if is_number(self.of("ab")[i]) and c.op != "placeholder"
@@ -60,8 +61,13 @@ class Results:
     def of(self, rows: str) -> list[Any]:
         """The leaves for these rows."""
         if rows not in self._values:
-            self._values[rows] = self._run(rows)
+            seen = self._labels[rows] = LabelsSeen(self._over_labels)
+            self._values[rows] = self._run(rows, seen.look if self._is_counted else None)
         return self._values[rows]
+
+    def _placed(self, rows: str) -> list[Any]:
+        """The leaves for these rows, each with its own noise wherever it is."""
+        return self._run(rows, own=True) if self._is_noisy else self.of(rows)
 
     def _run(self, rows: str, look: Any = None, *, own: bool = False) -> list[Any]:
         """The leaves for these rows, each with its ``own`` noise where it is to have that anywhere."""
@@ -103,8 +109,8 @@ class Results:
             return ""
         asked = () if self._is_longer else self._numbers
         there = "bab" if takes_more else "ba"
-        before, after = self.of("ab"), self._run(there, own=True)
-        swapped = self._run("ba", own=True) if asked else ()
+        before, after = self.of("ab"), self._placed(there)
+        swapped = self._placed("ba") if asked else ()
         if not self._noise.is_by_row:
             return ""
         moves = zip(self._leaves, before, after, strict=True)
@@ -175,7 +181,7 @@ class Results:
     def _each_with_its_noise(self) -> dict[str, list[Any]]:
         """The leaves for rows of which each draws the same wherever it is."""
         for rows in ("aa", "bb", "abb"):
-            self._values_of_three[rows] = self._run(rows, own=True) if self._is_noisy else self.of(rows)
+            self._values_of_three[rows] = self._placed(rows)
         return self._values_of_three
 
     def _no_mean(self, i: int, allowed: float, level: Mapping[dtype, float]) -> str:
@@ -224,30 +230,16 @@ class Results:
     @functools.cached_property
     def _shares(self) -> tuple[float, float] | None:
         """What rows a and b weigh by their labels; None where not all losses over labels say the same."""
-        found = []
+        if not self._is_counted:
+            return None
         for rows in ("aa", "bb"):
-            values: dict[int, Any] = {}
-            self._run(rows, functools.partial(_keep, values, {id(o["target"]) for o in self._over_labels}))
-            found.append([_weight(options, values) for options in self._over_labels])
-        shares = {(a / (a + b), b / (a + b)) for a, b in zip(*found, strict=True) if a and b}
-        return shares.pop() if len(shares) == 1 and all(all(each) for each in found) else None
-
-
-def _keep(values: dict[int, Any], wanted: Collection[int], call: Call, value: Any) -> None:
-    if id(call) in wanted:
-        values[id(call)] = value
+            self.of(rows)
+        share = share_of(self._labels["aa"].weights(), self._labels["bb"].weights())
+        return None if share is None else (share, 1 - share)
 
 
 def _keep_tensors(kept: dict[tuple[int, int], Tensor], call: Call, value: Any) -> None:
     kept.update(((id(call), i), tensor.detach().clone()) for i, tensor in enumerate(tensors(value)))
-
-
-def _weight(options: Mapping[str, Any], values: Mapping[int, Any]) -> float:
-    """What a mean over labels divides by, where it is known; else 0."""
-    target = values.get(id(options["target"]))
-    if options["reduction"] != "mean" or isinstance(options["weight"], Call):
-        return 0.0
-    return float(weight_of_labels(target, options["ignore_index"], options["weight"]))
 
 
 def axes(call: Call, index: int, dim: Dim, shapes: _Shapes) -> list[int]:

@@ -167,8 +167,7 @@ def _found_there(
 ) -> str:
     """What mixes other ``rows``, in words; nothing where the form does not take them."""
     try:
-        there = results(rows, alone)
-        return _found(there, dim, shapes) or there.neither()
+        return _found(results(rows, alone), dim, shapes)
     except Exception as error:
         # any Python of the model, on data that it may not take
         _logger.debug("other rows could not be told apart: %s", error)

@@ -20,7 +20,7 @@ from ...units import Size
 from ..calls.call import Call, Depends, Recording
 from ..calls.wording import shown
 from ..state.state import generators, seed
-from .labels import LabelsSeen
+from .labels import LabelsSeen, label_options, share_of
 from .rerun import replay
 from .results import ROUNDED, axes, differ, is_number
 from .witness import witnesses
@@ -62,7 +62,8 @@ def asked_of_all_rows(
         start()
         seed(device)
         before = generators(device)
-        counted, entering = LabelsSeen(model, forms[number]), _Named({c.name for c in given_tail})
+        over_labels = filter(None, (label_options(model, call) for call in forms[number].calls))
+        counted, entering = LabelsSeen(over_labels), _Named({c.name for c in given_tail})
         look = functools.partial(_shown_to, (counted, entering))
         found = replay(model, forms[number], batch, device, look=look).result
         if generators(device) != before:
@@ -160,18 +161,10 @@ def _is_no_mean(values: Mapping[str, object], weights: Mapping[str, Sequence[flo
     if not all(map(math.isfinite, (ab, aa, bb))):
         return False
     allowed = ROUNDED.get(values["ab"].dtype, 0.1)  # type: ignore[attr-defined]
-    share = _share(weights["aa"], weights["bb"])
+    share = share_of(weights["aa"], weights["bb"])
     return share is not None and abs(ab - share * aa - (1 - share) * bb) > allowed * max(
         map(abs, (ab, aa, bb))
     )
-
-
-def _share(a: Sequence[float | None], b: Sequence[float | None]) -> float | None:
-    """What row a weighs by its labels in a mean of a and b; None where losses do not all say the same."""
-    if len(a) != len(b) or not all((*a, *b)):
-        return None
-    shares = {x / (x + y) for x, y in zip(a, b, strict=True) if x and y} or {0.5}
-    return shares.pop() if len(shares) == 1 else None
 
 
 def _said(chosen: Mapping[str, Recording]) -> str:
