@@ -15,7 +15,7 @@ from autopipe.hardware import DIRECT_BYTES, Cluster, Device, Link
 from autopipe.memory import plan_memory
 from autopipe.schedule import StageTimes, Transfer, build
 from autopipe.simulator import simulate_schedule
-from autopipe.solve import Item, Problem, Share, Stage, chain, solve
+from autopipe.solve import Item, Net, Problem, Share, Stage, chain, solve
 from autopipe.solve.definition.problem import HUGE, scaled
 from autopipe.solve.making.source import cheapest_link
 
@@ -231,6 +231,22 @@ def test_a_mask_that_has_no_room_to_arrive_is_made_where_it_is_needed():
         short = [n - (r == rank) for r, n in enumerate(limits)]
         with pytest.raises(InfeasibleError):
             solve(graph, costs, cluster, memory_limit=short, **asked)
+
+
+@pytest.mark.parametrize(("n_stages", "n_values"), [(8, 3), (16, 3), (64, 3), (4, 12)])
+@pytest.mark.parametrize("n_arriving", [0, 1])
+def test_what_fits_is_found_among_more_choices_than_can_be_looked_at(n_stages, n_values, n_arriving):
+    """To receive takes 1 ns and 20 bytes, to make again 20 ns: each receives what it has room for."""
+    items = tuple(Item((f"o{s}",), 100) for s in range(n_stages))
+    takers = tuple(range(1, n_stages))
+    nets = tuple(Net(0, takers, 1, 1, f"v{x}", n_bytes=10, again_ns=20) for x in range(n_values))
+    stages = tuple(Stage(s, limit_bytes=20 * n_arriving) for s in range(n_stages))
+    problem = Problem(items, tuple(itertools.pairwise(range(n_stages))), nets, (), stages)
+    loads = problem.loads(range(n_stages))
+    least_ns = 100 + n_arriving + 20 * (n_values - n_arriving)
+    assert problem.least(loads) <= least_ns == problem.bottleneck(loads)
+    answer = chain(problem, time_limit_s=1.0)
+    assert answer.bottleneck_ns == least_ns >= answer.lower_ns
 
 
 def test_a_tie_of_three_costs_more_than_one_of_two():

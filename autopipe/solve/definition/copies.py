@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from .pieces import HUGE
+
 __all__ = ["Crossing", "Moved", "Moving", "Priced", "Taker", "settle"]
 
 _STEPS = 2_000
@@ -122,23 +124,34 @@ def settle(
 ) -> tuple[Choice, Moving, int]:
     """The choice that is priced least; what stages have of it; the least that any choice may come to.
 
-    Neither price may fall as more is moved. What costs least in all is tried first, and kept where nothing
-    is better. ``once``: a sender pays once for all who receive. Branch and bound, a taker at a time.
+    Neither price may fall as more is moved; from :data:`HUGE` on memory is short. What costs least in all is
+    tried first, and kept where nothing is better; where it does not fit, then that no one receives. ``once``:
+    a sender pays once for all who receive. Branch and bound, a taker at a time.
     """
     turns = [(c, taker, x == 0) for c in crossings for x, taker in enumerate(c.takers)]
     nothing = _State((Moved(),) * n_stages)
-    best = nothing
-    cheapest = [again for c in crossings for again in _cheapest(c, once)]
-    for (crossing, taker, is_first), again in zip(turns, cheapest, strict=True):
-        best = best.then(crossing, taker, is_first, again, once)
+
+    def taken(way: Sequence[bool]) -> _State:
+        out = nothing
+        for (crossing, taker, is_first), again in zip(turns, way, strict=True):
+            out = out.then(crossing, taker, is_first, again, once)
+        return out
+
+    best = taken([again for c in crossings for again in _cheapest(c, once)])
     value, floor = priced(best.paid)
+    if value >= HUGE:
+        now = taken([True] * len(turns))
+        total, least = priced(now.paid)
+        floor = min(floor, least)
+        best, value = (now, total) if total < value else (best, value)
     stack = [nothing]
     for _ in range(_STEPS):
         if not stack:
             break
         now = stack.pop()
         total, least = priced(now.paid)
-        if least >= value:
+        if least >= min(value, HUGE):  # nothing that follows is better, or fits
+            floor = min(floor, least)
             continue
         if len(now.chosen) == len(turns):
             floor = min(floor, least)
