@@ -248,7 +248,14 @@ class Capture:
                 found = self.again(self, self.policy)
             is_same = is_same and _is_same(self, found, training)
             in_both_modes = is_same and _is_same(self, found, not training)
-        except (CaptureError, ModelError, InputError):
+        except ModelError as error:
+            shown = ", ".join(map(str, changed))
+            raise InputError(
+                f"{self.inputs.model}: {shown} changed after the capture, and now the model fails on the "
+                f"example it was captured with, so that what it does otherwise is not known ({error}); "
+                "capture again with an example that it takes as it is now, or put it back"
+            ) from error
+        except (CaptureError, InputError):
             is_same = False
         if not is_same:
             is_cast = any(c.kind is Kind.CAST for c in changed)

@@ -135,6 +135,17 @@ def test_what_makes_no_difference_in_one_mode_may_in_the_other(mode: bool, chang
             found(x)
 
 
+def test_a_model_that_now_fails_on_its_example_is_refused_with_that_as_the_cause() -> None:
+    model = Layers().eval()
+    found = capture(model, (torch.randn(2, 3, 4),))
+    model.double()
+    with pytest.raises(InputError, match=r"now the model fails on the example .*must have the same dtype"):
+        found(torch.randn(2, 3, 4, dtype=torch.float64))
+    model.float()
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(found(x), model(x))
+
+
 class Scaled(nn.Module):
     """Two layers, and what a function makes of numbers between them."""
 
