@@ -138,8 +138,9 @@ def split(
         the user takes. ``"all"``: both.
     optimizer_bytes_per_parameter_byte: what there is beside weights and gradients, in place of these three.
     time_limit_s: how long the solver may look for a proof, over all grains of the graph that are tried; past
-        it the plan says how far from optimal the cut can be at most. By default 2 s for each, more for large
-        graphs, up to 20 s. Ctrl-C does the same at once.
+        it the plan says how far its bottleneck can be from the least. By default 2 s for each, more for large
+        graphs, up to 20 s; one that is opened further gets a quarter of it, 3 s at least. Ctrl-C does the
+        same at once.
     dynamic: ``"auto"`` lets every input size vary that the model lets vary; False fixes them all.
     open, closed: lists of paths of modules to record the inside of, or to keep whole.
     plan: build the stages of this plan instead of solving.

@@ -1,4 +1,4 @@
-"""The solver: which stage computes what, exactly, with a certificate of how far from optimal it can be.
+"""The solver: which stage computes what, exactly, certified how far the largest load is from the least.
 
 Capturing the graph and measuring its costs are left to ``tracing`` and ``measure``; building the stages of a
 plan to ``stages``.
