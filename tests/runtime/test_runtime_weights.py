@@ -62,6 +62,62 @@ def test_internal_losses_weigh_by_labels_that_count(shift, n_microbatches):
     assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
 
 
+class Classes(nn.Module):
+    """A classifier of tokens whose classes weigh unlike, by numbers from one place or another."""
+
+    def __init__(self, place, d=6):
+        super().__init__()
+        weight = torch.tensor([0.1, 1.0, 2.0, 3.0, 4.0])
+        self.emb, self.mix, self.head = nn.Embedding(11, d), nn.Linear(d, d), nn.Linear(d, 5)
+        self.place, self.said = place, weight.tolist()
+        if place == "module":
+            self.loss = nn.CrossEntropyLoss(weight)
+        elif place in ("buffer", "scaled buffer"):
+            self.register_buffer("weight", weight)
+        elif place == "attribute":
+            self.weight = weight.double()
+
+    def forward(self, tokens, labels):
+        logits = self.head(torch.tanh(self.mix(self.emb(tokens)))).flatten(0, 1)
+        if self.place == "module":
+            return self.loss(logits, labels.flatten())
+        if self.place == "numbers":
+            weight = torch.tensor(self.said, dtype=logits.dtype)
+        else:
+            weight = self.weight / self.weight.sum() if self.place == "scaled buffer" else self.weight
+        return F.cross_entropy(logits, labels.flatten(), weight)
+
+
+@pytest.mark.parametrize("place", ["module", "buffer", "scaled buffer", "attribute", "numbers"])
+def test_classes_that_weigh_unlike_give_the_loss_of_the_batch(place, caplog):
+    torch.manual_seed(0)
+    model = Classes(place).double()
+    tokens, labels = torch.randint(0, 11, (7, 3)), torch.randint(0, 5, (7, 3))
+    labels[2, 1:] = -100
+    made = make(model, (tokens, labels), {}, n_stages=2, n_microbatches=3)
+    plain = copy.deepcopy(model)
+    runtime = Runtime(*made)
+    for scale in (1.0, 3.0) if "buffer" in place else (1.0,):
+        for each in (model, plain):
+            if scale != 1.0:
+                each.weight[0] *= scale  # as a schedule does
+                each.zero_grad()
+        wanted = plain(tokens, labels)
+        wanted.backward()
+        with caplog.at_level(logging.WARNING, "autopipe"):
+            assert abs(runtime.step(tokens, labels).loss - wanted.item()) < 1e-12
+        assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
+    assert "weighed exactly" not in caplog.text
+
+
+def test_a_models_own_weights_of_classes_that_the_example_does_not_show_are_warned_of(caplog):
+    model, tokens = Classes("buffer").double(), torch.randint(0, 11, (7, 3))
+    made = make(model, (tokens, torch.full((7, 3), 3)), {}, n_stages=2, n_microbatches=3)
+    with caplog.at_level(logging.WARNING, "autopipe"):
+        Runtime(*made).step(tokens, torch.randint(0, 5, (7, 3)))
+    assert "the weights of its classes are the model's" in caplog.text
+
+
 def test_a_sum_inside_the_model_weighs_one():
     torch.manual_seed(0)
     model = Language().double()

@@ -167,20 +167,22 @@ def _are_close(a: Sequence[float | Tensor], b: Sequence[float | Tensor]) -> bool
 class _LabelLoss:
     """One ``cross_entropy`` call of a captured graph: which labels it averages over, and how they come about.
 
-    ``nodes`` lead from the inputs to ``labels``; ``fixed`` are values of attributes they read.
+    ``nodes`` lead from the inputs to ``labels`` and to the classes' ``weight``, which may be a tensor that a
+    module has; ``fixed`` are values of attributes they read.
     """
 
     labels: fx.Node
     nodes: Sequence[fx.Node]
     ignore_index: int
+    weight: fx.Node | Tensor | None
     is_sum: bool
     fixed: Mapping[str, Any]
 
     def counts(self, batch: Batch) -> list[float | Tensor]:
-        """How many labels of each microbatch count."""
+        """What the labels of each microbatch weigh: how many count, or the weights of their classes."""
         return [self._count(batch, m) for m in range(batch.n_microbatches)]
 
-    def _count(self, batch: Batch, m: int) -> int | Tensor:
+    def _count(self, batch: Batch, m: int) -> float | Tensor:
         values: dict[fx.Node, Any] = {}
         here = next(v.device for v in batch.whole.values() if isinstance(v, Tensor))
         for node in self.nodes:
@@ -199,7 +201,8 @@ class _LabelLoss:
         labels: Tensor = values[self.labels]
         if labels.is_floating_point():
             return labels.shape[0] if labels.ndim else 1
-        return (labels != self.ignore_index).sum()
+        weight = values[self.weight] if isinstance(self.weight, fx.Node) else self.weight
+        return weight_of_labels(labels, self.ignore_index, weight)
 
 
 def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
@@ -216,13 +219,15 @@ def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
         options = label_options(capture.model, node)
         if options is None:
             continue
-        labels = options["target"]
-        why = "they are constant"
-        if isinstance(labels, fx.Node):
-            needed = _ancestors(labels)
-            why = "" if all(_can_run(n, fixed) for n in needed) else "they are made inside the model"
-        if options["weight"] is not None:
-            why = "its classes are weighted"
+        labels, weight = options["target"], options["weight"]
+        behind, behind_weight = (_ancestors(x) if isinstance(x, fx.Node) else {} for x in (labels, weight))
+        why = ""
+        if not behind:
+            why = "they are constant"
+        elif not all(_can_run(n, fixed) for n in behind):
+            why = "they are made inside the model"
+        elif isinstance(weight, Tensor) or not all(_can_run(n, fixed) for n in behind_weight):
+            why = "the weights of its classes are the model's, which another rank may have"
         if options["reduction"] != "mean" and capture.variation.mixing.is_asked:
             return ()
         if options["reduction"] != "mean" and not (options["reduction"] == "sum" and node in results):
@@ -230,9 +235,9 @@ def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
         if why:
             _logger.warning(_WARNING, why)
             return ()
-        nodes = [n for n in graph.nodes if n in needed]
+        nodes = [n for n in graph.nodes if n in behind or n in behind_weight]
         is_sum = options["reduction"] == "sum"
-        found.append(_LabelLoss(labels, nodes, int(options["ignore_index"]), is_sum, fixed))
+        found.append(_LabelLoss(labels, nodes, int(options["ignore_index"]), weight, is_sum, fixed))
     return tuple(found)
 
 

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from ..calls.call import Call
 
-__all__ = ["DEFAULTS", "FUNCTIONS", "MODULES", "LabelsSeen", "label_options", "share_of", "weight_of_labels"]
+__all__ = [
+    "DEFAULTS",
+    "FUNCTIONS",
+    "MODULES",
+    "LabelsSeen",
+    "can_be_counted",
+    "label_options",
+    "share_of",
+    "weight_of_labels",
+]
 
 MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 FUNCTIONS = (nn.functional.cross_entropy, nn.functional.nll_loss)
@@ -35,6 +44,22 @@ def label_options(model: nn.Module, call: Any) -> dict[str, Any] | None:
     if call.op == "call_function" and call.target in FUNCTIONS:
         return {name: _argument(call, name) for name in _PLACES}
     return None
+
+
+def can_be_counted(model: nn.Module, options: Mapping[str, Any]) -> bool:
+    """Whether a batch's labels tell what a loss averages over, wherever the model is.
+
+    Not where the weights of the classes are of the model: the rank that has the labels may not have them, and
+    a checkpoint may change them.
+    """
+    if options["reduction"] != "mean":
+        return False
+    weight = options["weight"]
+    if not isinstance(weight, Call):
+        return weight is None
+    held = {name for found in (model.named_parameters, model.named_buffers) for name, _ in found()}
+    made = _behind(weight)
+    return not any(c.op == "call_module" or (c.op == "get_attr" and c.target in held) for c in made)
 
 
 def weight_of_labels(target: Any, ignore_index: int, weight: Tensor | None, **_: Any) -> float | Tensor:
@@ -83,3 +108,13 @@ def _argument(call: Any, name: str) -> Any:
     if name in call.kwargs:
         return call.kwargs[name]
     return call.args[_PLACES[name]] if _PLACES[name] < len(call.args) else DEFAULTS[name]
+
+
+def _behind(call: Call) -> set[Call]:
+    """A call and all that it is made of."""
+    found, left = {call}, [call]
+    while left:
+        new = {c for c in left.pop().inputs if c not in found}
+        found |= new
+        left += new
+    return found

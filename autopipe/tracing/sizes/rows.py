@@ -26,7 +26,7 @@ from ..calls.functions import tensors
 from ..calls.wording import said
 from ..state.state import seed
 from .contrary import of_other_signs, unlike
-from .labels import label_options
+from .labels import can_be_counted, label_options
 from .noise import OwnNoise
 from .pieces import fault_in_pieces
 from .rerun import replay
@@ -149,10 +149,10 @@ def _results(
 ) -> Results:
     """What a form gives for two ``rows``, so many ``times`` behind one another.
 
-    Labels are counted where they have means: of others the model may make some.
+    Labels are counted where all can be: of others the model may make means.
     """
     over_labels = [*filter(None, (label_options(model, call) for call in form.calls))]
-    counted = over_labels if all(options["reduction"] == "mean" for options in over_labels) else []
+    counted = over_labels if all(can_be_counted(model, options) for options in over_labels) else []
     run = rows_of(model, form, rows, dim, device, begin, alone=alone, times=times)
     is_longer = times > 1 or (dim.example > 2 and not alone)
     return Results(form, run, is_longer, counted, OwnNoise(dim, shapes))
