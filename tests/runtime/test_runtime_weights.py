@@ -118,6 +118,20 @@ def test_a_models_own_weights_of_classes_that_the_example_does_not_show_are_warn
     assert "the weights of its classes are the model's" in caplog.text
 
 
+def test_labels_may_be_left_out_by_a_number_that_sizes_make():
+    class LeftOut(Language):
+        def forward(self, tokens, labels):
+            logits = self.head(torch.tanh(self.mix(self.emb(tokens))))
+            return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=tokens.shape[1] - 1)
+
+    torch.manual_seed(0)
+    model, tokens = LeftOut().double(), torch.randint(0, 11, (7, 5))
+    labels = torch.where(torch.rand(7, 5) < 0.3, 4, tokens)
+    made = make(model, (tokens, labels), {}, n_stages=2, n_microbatches=3)
+    wanted = copy.deepcopy(model)(tokens, labels)
+    assert abs(Runtime(*made).step(tokens, labels).loss - wanted.item()) < 1e-12
+
+
 def test_a_sum_inside_the_model_weighs_one():
     torch.manual_seed(0)
     model = Language().double()

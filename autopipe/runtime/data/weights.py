@@ -165,18 +165,19 @@ def _are_close(a: Sequence[float | Tensor], b: Sequence[float | Tensor]) -> bool
 
 @dataclasses.dataclass(frozen=True)
 class _LabelLoss:
-    """One ``cross_entropy`` call of a captured graph: which labels it averages over, and how they come about.
+    """One ``cross_entropy`` call of a captured graph: what it averages over labels with, and how it is made.
 
-    ``nodes`` lead from the inputs to ``labels`` and to the classes' ``weight``, which may be a tensor that a
-    module has; ``fixed`` are values of attributes they read.
+    ``nodes`` lead from the inputs to what of its ``options`` the graph makes; ``fixed`` are values
+    of attributes they read.
     """
 
-    labels: fx.Node
+    options: Mapping[str, Any]
     nodes: Sequence[fx.Node]
-    ignore_index: int
-    weight: fx.Node | Tensor | None
-    is_sum: bool
     fixed: Mapping[str, Any]
+
+    @property
+    def is_sum(self) -> bool:
+        return bool(self.options["reduction"] == "sum")
 
     def counts(self, batch: Batch) -> list[float | Tensor]:
         """What the labels of each microbatch weigh: how many count, or the weights of their classes."""
@@ -198,11 +199,11 @@ class _LabelLoss:
                 values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
             else:
                 values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        labels: Tensor = values[self.labels]
+        known = {n: values[v] if isinstance(v, fx.Node) else v for n, v in self.options.items()}
+        labels: Tensor = known["target"]
         if labels.is_floating_point():
             return labels.shape[0] if labels.ndim else 1
-        weight = values[self.weight] if isinstance(self.weight, fx.Node) else self.weight
-        return weight_of_labels(labels, self.ignore_index, weight)
+        return weight_of_labels(**known)
 
 
 def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
@@ -219,15 +220,15 @@ def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
         options = label_options(capture.model, node)
         if options is None:
             continue
-        labels, weight = options["target"], options["weight"]
-        behind, behind_weight = (_ancestors(x) if isinstance(x, fx.Node) else {} for x in (labels, weight))
+        behind = {n: _ancestors(v) for n, v in options.items() if isinstance(v, fx.Node)}
+        told = {n: all(_can_run(x, fixed) for x in nodes) for n, nodes in behind.items()}
         why = ""
-        if not behind:
+        if "target" not in behind:
             why = "they are constant"
-        elif not all(_can_run(n, fixed) for n in behind):
-            why = "they are made inside the model"
-        elif isinstance(weight, Tensor) or not all(_can_run(n, fixed) for n in behind_weight):
+        elif isinstance(options["weight"], Tensor) or not told.get("weight", True):
             why = "the weights of its classes are the model's, which another rank may have"
+        elif not all(told.values()):
+            why = "they are made inside the model"
         if options["reduction"] != "mean" and capture.variation.mixing.is_asked:
             return ()
         if options["reduction"] != "mean" and not (options["reduction"] == "sum" and node in results):
@@ -235,9 +236,8 @@ def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
         if why:
             _logger.warning(_WARNING, why)
             return ()
-        nodes = [n for n in graph.nodes if n in behind or n in behind_weight]
-        is_sum = options["reduction"] == "sum"
-        found.append(_LabelLoss(labels, nodes, int(options["ignore_index"]), weight, is_sum, fixed))
+        needed = {node for nodes in behind.values() for node in nodes}
+        found.append(_LabelLoss(options, [n for n in graph.nodes if n in needed], fixed))
     return tuple(found)
 
 
