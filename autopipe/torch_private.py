@@ -48,6 +48,7 @@ __all__ = [
     "VJP",
     "VMAP",
     "TorchDispatchMode",
+    "Unread",
     "UnseenByFunctions",
     "backend_plugin",
     "backward",
@@ -65,6 +66,7 @@ __all__ = [
     "pytree",
     "qualified_name",
     "set_export_flags",
+    "unread",
     "unsafe_view",
 ]
 
@@ -278,6 +280,20 @@ class _CodeGen(torch.fx.graph.CodeGen):
             return super()._gen_python_code(*args, **kwargs)
         finally:
             torch.fx.graph._format_target = theirs
+
+
+class Unread(Tensor):
+    """A tensor of a shape, a type and a device that holds nothing: any op that takes it raises."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
+        raise RuntimeError(f"{func} reads a tensor that is not to be read")  # of a TypeError == makes False
+
+
+def unread(like: Tensor, device: torch.device) -> Tensor:
+    """A tensor as ``like``, on a device, that is not to be read."""
+    made: Tensor = Tensor._make_wrapper_subclass(Unread, like.shape, dtype=like.dtype, device=device)
+    return made
 
 
 def _attribute(hidden: Container[str], base: str, target: str) -> str:

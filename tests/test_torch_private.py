@@ -377,3 +377,14 @@ def test_code_of_a_graph_reaches_parts_that_what_holds_them_hides(name: str) -> 
     object.__setattr__(root, "own", None)
     x = torch.ones(1, 2)
     assert namespace["forward"](root, x).equal(layer(x) * layer.bias)
+
+
+def test_a_tensor_that_is_not_to_be_read_tells_what_it_is_and_refuses_all_else() -> None:
+    x = private.unread(torch.ones(2, 3, dtype=torch.float64), torch.device("cpu"))
+    assert isinstance(x, private.Unread)
+    assert (x.shape, x.dtype, x.device.type, x.dim()) == ((2, 3), torch.float64, "cpu", 2)
+    assert torch.ones(2, 3).to(x.dtype).dtype is torch.float64
+    read = torch.Tensor.sum, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.clone
+    for ask in (*read, lambda t: torch.ones(2, 3) + t, lambda t: t[0], lambda t: t == 3):
+        with pytest.raises(RuntimeError):
+            ask(x)

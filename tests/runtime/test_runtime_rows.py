@@ -877,3 +877,41 @@ def test_a_mean_over_labels_is_asked_of_few_runs(monkeypatch, n_rows):
     monkeypatch.setattr(rows, "replay", lambda *given, look: runs.append(0) or replay(*given, look=look))
     captured_mixing(Tokens(), torch.randint(8, (n_rows, 5)), labels([5, 2, 4, 1, 3, 5][:n_rows]))
     assert len(runs) <= 10
+
+
+class Angles(nn.Module):
+    """Waves over the places in a row."""
+
+    def forward(self, x, of_places):
+        return torch.cos(of_places.to(x.dtype))[None, :, None]
+
+
+class Largest(nn.Module):
+    """Goes by what all rows hold."""
+
+    def forward(self, x, of_places):
+        return 1 + (x == 3).any().to(x.dtype) + 0 * of_places[None, :, None]
+
+
+class Turned(Tokens):
+    """What stays whole gives is without rows."""
+
+    def __init__(self, whole):
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, ids, labels):
+        x = self.embed(ids)
+        y = x * self.whole((ids[..., None] + 0 * x).detach(), torch.arange(ids.shape[1]))
+        return F.cross_entropy(self.head(y).flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("whole", [Angles, Largest])
+def test_what_a_module_makes_of_sizes_alone_gathers_nothing(monkeypatch, whole):
+    runs, ids = [], torch.randint(4, 8, (6, 5))
+    ids[:2, 0] = 3
+    monkeypatch.setattr(rows, "replay", lambda *given, look: runs.append(0) or replay(*given, look=look))
+    told = ids, labels([5, 2, 4, 1, 3, 5])
+    found = capture(Turned(whole()).double(), told, closed=["whole"]).variation.mixing
+    assert bool(found.always) == (whole is Largest)
+    assert len(runs) <= 10 or found.always

@@ -6,15 +6,21 @@ that is asked for, neither changes what all rows come to. Running them is left t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...graph import Dim
+from ...torch_private import Unread, unread
 from ...units import Size
-from ..calls.call import Call, Depends, Recording
+from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.functions import tensors
+from ..calls.perform import run_call
+from ..code.leaves import uncompiled
+from ..inputs.structure import mapped
 from .dims import axis_of
 from .labels import label_options
 from .results import is_number
@@ -50,7 +56,7 @@ def unlike(
     Nothing where the form makes nothing of all rows together but means over labels, which can be counted. On
     an accelerator none that may point out of a table: what fails so there ends all work of the process.
     """
-    if not _gathers(model, form, dim, shapes):
+    if not _gathers(model, form, given, dim, shapes):
         return
     for name, axis in dim.where:
         tensor = given[name]
@@ -80,9 +86,14 @@ def _pairs(a: Tensor, b: Tensor, tensor: Tensor) -> Iterator[tuple[Tensor, Tenso
             yield a, holed
 
 
-def _gathers(model: nn.Module, form: Recording, dim: Dim, shapes: _Shapes) -> bool:
+def _gathers(
+    model: nn.Module, form: Recording, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
+) -> bool:
     """Whether a call gives what has no rows any more of what has: not so of a mean over labels at the end."""
-    made = made_of_rows(form, {name for name, _ in dim.where})
+    inputs, device = {name for name, _ in dim.where}, given[dim.where[0][0]].device
+    made = made_of_rows(form, inputs)
+    apart = {id(c) for c in form.calls if _reads_none(model, form, c, made, dim, shapes, device)}
+    made = made_of_rows(form, inputs, apart) if apart else made
     used = {id(c) for call in form.calls if call.op != "output" for c in call.inputs}
     for call in form.calls:
         if id(call) not in made or call.op in ("placeholder", "output"):
@@ -95,13 +106,52 @@ def _gathers(model: nn.Module, form: Recording, dim: Dim, shapes: _Shapes) -> bo
     return False
 
 
-def made_of_rows(form: Recording, inputs: Collection[str]) -> set[int]:
-    """The calls whose values hang on the data of a batch's rows: of ``inputs``, beyond their sizes."""
+def _reads_none(
+    model: nn.Module,
+    form: Recording,
+    call: Call,
+    made: Collection[int],
+    dim: Dim,
+    shapes: _Shapes,
+    device: torch.device,
+) -> bool:
+    """Whether a module that gives no rows reads no tensor ``made`` of rows: their type alone, as angles do.
+
+    What else it is given holds zeros here.
+    """
+    known = shapes.get(id(call), ())
+    if call.op != "call_module" or id(call) not in made or call.is_random or call.mutated or not known:
+        return False
+    if any(axis_of(shape, dim.name) is not None for shape in known):
+        return False
+
+    def instead(given: Call) -> Any:
+        if id(given) in made:
+            return mapped(
+                lambda leaf: unread(leaf, device) if isinstance(leaf, Tensor) else leaf, given.value
+            )
+        zeros = functools.partial(torch.zeros_like, device=device)
+        return mapped(lambda leaf: zeros(leaf) if isinstance(leaf, Tensor) else leaf, given.value)
+
+    args, kwargs = map_calls(call.args, instead), map_calls(call.kwargs, instead)
+    try:
+        with uncompiled(model):
+            found = run_call(model, form.constants, call, args, kwargs, {}, device)
+    except Exception:  # whatever it is: then nothing is proven
+        return False
+    return not any(isinstance(t, Unread) for t in tensors(found))
+
+
+def made_of_rows(form: Recording, inputs: Collection[str], apart: Collection[int] = ()) -> set[int]:
+    """The calls whose values hang on the data of a batch's rows: of ``inputs``, beyond their sizes.
+
+    Those ``apart``, by id, are known not to.
+    """
     found, written = set[int](), set[int]()
     for call in form.calls:
         is_row = call.op == "placeholder" and call.target in inputs
         is_fed = any(id(c) in found for c in call.inputs) or (call.storages | call.reads) & written
-        if is_row or (is_fed and call.depends & Depends.INPUT):
+        if is_row or (is_fed and call.depends & Depends.INPUT and id(call) not in apart):
             found.add(id(call))
             written |= call.writes
     return found
