@@ -7,8 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .registry import WIDTH, trap
-from .surroundings import Normed
+from .registry import WIDTH, Normed, trap
 
 
 @trap(part=Normed)

@@ -117,6 +117,17 @@ def trap(
     return add
 
 
+class Normed(nn.Module):
+    """A norm with statistics and a dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.drop = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.norm(self.layer(x).transpose(1, 2)).transpose(1, 2))
+
+
 def buffers(model: nn.Module, **named: Tensor) -> None:
     """Register buffers."""
     for name, value in named.items():

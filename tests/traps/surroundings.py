@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .registry import WIDTH, Net, buffers, images, trap
+from .registry import WIDTH, Net, Normed, buffers, images, trap
 
 
 @contextlib.contextmanager
@@ -249,17 +249,6 @@ class FrozenNorm(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(self.norm(x.transpose(1, 2)).transpose(1, 2))
-
-
-class Normed(nn.Module):
-    """A norm with statistics and a dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm, self.drop = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.norm(self.layer(x).transpose(1, 2)).transpose(1, 2))
 
 
 class Codes(nn.Module):
