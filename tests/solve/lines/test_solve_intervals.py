@@ -24,7 +24,7 @@ def drawn(seed: int) -> Problem:
     return dataclasses.replace(
         made,
         items=tuple(dataclasses.replace(i, blocks=()) for i in made.items),
-        nets=tuple(dataclasses.replace(n, again_ns=-1) for n in made.nets),
+        nets=tuple(dataclasses.replace(n, again_ns=-1, again_bytes=0, kept_bytes=0) for n in made.nets),
         shares=tuple(dataclasses.replace(s, more_ns=()) for s in made.shares),
         stages=tuple(stages),
         pair_ns=None,
