@@ -12,6 +12,7 @@ from autopipe.graph import batch_dim
 from autopipe.runtime import mixing
 from autopipe.tracing import capture
 from autopipe.tracing.sizes import rows, truths
+from autopipe.tracing.sizes.contrary import unlike
 from autopipe.tracing.sizes.rerun import replay
 from autopipe.tracing.sizes.rows import Mixing
 from autopipe.tracing.sizes.truths import _pairs
@@ -915,3 +916,34 @@ def test_what_a_module_makes_of_sizes_alone_gathers_nothing(monkeypatch, whole):
     found = capture(Turned(whole()).double(), told, closed=["whole"]).variation.mixing
     assert bool(found.always) == (whole is Largest)
     assert len(runs) <= 10 or found.always
+
+
+class Two(Tokens):
+    """A mean over labels and what is made of it by another."""
+
+    def __init__(self, joined):
+        super().__init__()
+        self.joined = joined
+
+    def forward(self, ids, labels):
+        logits = self.head(self.embed(ids))
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return self.joined(loss, F.cross_entropy(logits[:, 0], ids[:, 0]))
+
+
+@pytest.mark.parametrize(
+    ("joined", "is_linear"),
+    [
+        (lambda a, b: (a + b) / 2, True),
+        (lambda a, b: a + b * 0.1, True),
+        (lambda a, b: a * b, False),
+        (lambda a, b: 1 / (a + b), False),
+        (lambda a, b: a + b.exp(), False),
+    ],
+    ids=["mean", "scaled", "product", "inverse", "exp"],
+)
+def test_sums_of_means_over_labels_gather_nothing_beside(monkeypatch, joined, is_linear):
+    seen = []
+    monkeypatch.setattr(rows, "unlike", lambda *given: seen.append([*unlike(*given)]) or seen[-1])
+    captured_mixing(Two(joined), torch.randint(8, (6, 5)), labels([5, 2, 4, 1, 3, 5]))
+    assert any(seen) != is_linear

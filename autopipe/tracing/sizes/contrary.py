@@ -89,21 +89,39 @@ def _pairs(a: Tensor, b: Tensor, tensor: Tensor) -> Iterator[tuple[Tensor, Tenso
 def _gathers(
     model: nn.Module, form: Recording, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
 ) -> bool:
-    """Whether a call gives what has no rows any more of what has: not so of a mean over labels at the end."""
+    """Whether a call gives what has no rows any more of what has: not so of sums of means over labels."""
     inputs, device = {name for name, _ in dim.where}, given[dim.where[0][0]].device
     made = made_of_rows(form, inputs)
     apart = {id(c) for c in form.calls if _reads_none(model, form, c, made, dim, shapes, device)}
     made = made_of_rows(form, inputs, apart) if apart else made
-    used = {id(c) for call in form.calls if call.op != "output" for c in call.inputs}
+    means = _means(model, form, made)
+    ends = {id(call) for call in form.calls if call.op == "output"} | means
+    used = {id(c) for call in form.calls if id(call) not in ends for c in call.inputs}
     for call in form.calls:
         if id(call) not in made or call.op in ("placeholder", "output"):
             continue
         known = shapes.get(id(call), ())
         is_of_rows = bool(known) and all(axis_of(shape, dim.name) is not None for shape in known)
-        options = None if is_of_rows or id(call) in used else label_options(model, call)
-        if not is_of_rows and (options is None or options["reduction"] != "mean"):
+        if not is_of_rows and (id(call) in used or id(call) not in means):
             return bool(known or isinstance(call.value, (int, float)) or [*tensors(call.value)])
     return False
+
+
+def _means(model: nn.Module, form: Recording, made: Collection[int]) -> set[int]:
+    """The calls that give means over labels, sums of such, or multiples by what rows do not make."""
+    found = set[int]()
+    for call in form.calls:
+        options = label_options(model, call)
+        terms = [c for c in call.inputs if id(c) in made]
+        if options is not None:
+            is_mean = options["reduction"] == "mean"
+        else:
+            is_multiple = call.target in ("mul", "div") and len(terms) == 1 and call.args[0] is terms[0]
+            is_linear = call.op == "call_method" and (call.target == "add" or is_multiple)
+            is_mean = is_linear and bool(terms) and found.issuperset(map(id, terms))
+        if is_mean:
+            found.add(id(call))
+    return found
 
 
 def _reads_none(
