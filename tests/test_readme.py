@@ -36,6 +36,13 @@ def test_every_method_of_a_runtime_is_named():
     assert [n for n in verbs if f"autopipe.{n}(" not in text] == []
 
 
+@pytest.mark.parametrize("floor", ["tracing", "runtime"])
+def test_every_room_is_named(floor):
+    inside = README.parent / "autopipe" / floor
+    row = re.search(rf"^  {floor}/ .*:([^/]*)\n  \w+/", README.read_text(), re.M)[1]
+    assert set(re.findall(r"\w+", row)) == {path.parent.name for path in inside.glob("*/__init__.py")}
+
+
 def test_help_of_a_pipe_is_a_page():
     names = [n for n in dir(Pipe) if not n.startswith("_")]
     assert {"runtime", "verify", "merge", "state_dict"} <= set(names)
