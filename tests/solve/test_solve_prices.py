@@ -249,6 +249,15 @@ def test_what_fits_is_found_among_more_choices_than_can_be_looked_at(n_stages, n
     assert answer.bottleneck_ns == least_ns >= answer.lower_ns
 
 
+def test_a_rank_that_is_short_whether_values_are_received_or_made_again_is_not_left_open():
+    """Rank 1 is short of room whether it receives the last value, 10 ns dearer to make again, or not."""
+    items = tuple(Item((f"o{v}",), 1, 1, n) for v, n in enumerate((1, 15, 1, 15)))
+    nets = (Net(0, (3,), 20, 20, "o0", n_bytes=5, again_ns=10),)
+    stages = tuple(Stage(s % 2, limit_bytes=25) for s in range(4))
+    problem = Problem(items, tuple(itertools.pairwise(range(4))), nets, (), stages)
+    assert problem.least(problem.loads(range(4))) >= HUGE
+
+
 def test_a_tie_of_three_costs_more_than_one_of_two():
     share = Share((0, 1, 2), "w", sync_ns=10, more_ns=(15,))
     assert [share.price_ns(n) for n in (1, 2, 3, 4)] == [0, 10, 15, 15]

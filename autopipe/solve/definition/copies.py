@@ -151,7 +151,6 @@ def settle(
         now = stack.pop()
         total, least = priced(now.paid)
         if least >= min(value, HUGE):  # nothing that follows is better, or fits
-            floor = min(floor, least)
             continue
         if len(now.chosen) == len(turns):
             floor = min(floor, least)

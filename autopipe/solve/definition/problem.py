@@ -259,10 +259,8 @@ class Problem:
         out: dict[int, StageLoad] = {}
         for rank, own in self.stages_of.items():
             out |= zip(own, ranked(rank, tuple(paid[s] for s in own))[0], strict=True)
-        return tuple(
-            dataclasses.replace(out[s], copies=copies[s], open_ns=out[s].open_ns + open_ns)
-            for s in range(self.n_stages)
-        )
+            out[own[0]] = dataclasses.replace(out[own[0]], open_ns=out[own[0]].open_ns + open_ns)
+        return tuple(dataclasses.replace(out[s], copies=copies[s]) for s in range(self.n_stages))
 
     def _share(self, share: Share, touched: Sequence[int], tallies: list[Tally]) -> None:
         first: dict[int, int] = {}
