@@ -96,6 +96,27 @@ def wraps():
             compare(runtime, plain)
 
 
+def frozen():
+    """Nothing of the first stage trains: DDP refuses that, and its ranks are told to let it be."""
+    mesh, plain, runtime, _ = pipeline()
+    replica, group = mesh.get_local_rank("dp"), mesh.get_group("dp")
+    for model in (plain, runtime.engine.capture.model):
+        model.inner[:4].requires_grad_(False)
+    if runtime.rank == 0:
+        with pytest.raises(InputError, match=r"stage 0, in which nothing trains .* give None"):
+            runtime.wrap(lambda s: DistributedDataParallel(s, process_group=group))
+
+    def wrapper(s):
+        trains = any(p.requires_grad for p in s.parameters())
+        return DistributedDataParallel(s, process_group=group) if trains else None
+
+    runtime.wrap(wrapper)
+    x = batch(0)
+    runtime.step(x.chunk(2)[replica], target=x.chunk(2)[replica])
+    F.mse_loss(plain(x), x).backward()
+    compare(runtime, plain)
+
+
 def zeroes():
     """A loss that is not finite, in gradients not yet averaged: told with their sum, unless zeroed."""
     mesh, plain, runtime, _ = pipeline()

@@ -88,7 +88,7 @@ def wrap_all(
             worker.replicas = ahead.replicas
             continue
         before = dict(worker.stage.named_parameters(remove_duplicate=False))
-        made = wrapper(worker.stage)
+        made = _made(wrapper, worker.stage)
         if not isinstance(made, (nn.Module, type(None))):
             raise InputError(
                 f"the wrapper made {brief(made)} of stage {worker.stage.index}; it must give a module that "
@@ -105,6 +105,20 @@ def wrap_all(
                     "stage per rank"
                 )
     return replaced
+
+
+def _made(wrapper: Callable[[Stage], nn.Module | None], stage: Stage) -> nn.Module | None:
+    """What a wrapper makes of a stage; where nothing trains in that, errors are :class:`InputError`."""
+    try:
+        return wrapper(stage)
+    except Exception as error:
+        if any(p.requires_grad for p in stage.parameters()):
+            raise
+        raise InputError(
+            f"the wrapper failed on stage {stage.index}, in which nothing trains ({type(error).__name__}: "
+            f"{error}); let it give None for such stages: lambda s: DistributedDataParallel(s, ...) if "
+            "any(p.requires_grad for p in s.parameters()) else None"
+        ) from error
 
 
 def check_replicas(workers: Mapping[int, Worker], ranks: Sequence[int]) -> None:
