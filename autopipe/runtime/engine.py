@@ -127,7 +127,7 @@ class Engine:
             is_whole=self.is_whole,
         )
         self.outputs = Outputs(capture)
-        self.loss = Loss(capture, options, self.outputs, self._weigher.is_sum, self.device)
+        self.loss = Loss(capture, options, self.outputs, self._weigher, self.device)
         self._n_layouts = 0
         self._lay_out()
         if self.peers is not None:

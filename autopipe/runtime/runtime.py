@@ -47,8 +47,11 @@ class Runtime(Upkeep):
     Parameters
     ----------
     capture, plan, stages: from ``tracing``, ``solve`` and ``stages.build``.
-    loss_fn: ``loss_fn(output, target)``, a scalar; without it the model's output holds its loss. Where it is
-        a module with parameters that train, every rank gets their gradients, for its own optimizer.
+    loss_fn: ``loss_fn(output, target)``, a scalar; without it the model's output holds its loss: as ``loss``,
+        first, or as the only scalar, where that alone is made of some input (its labels). Where it is
+        a module with parameters that train, every rank gets their gradients, for its own optimizer. It is
+        called for each microbatch, and at steps 0, 1, 2, 4, 8 and so on for some of them again, to look
+        whether their losses weigh up to the batch's: count metrics of the step's outputs, not in it.
     n_microbatches, schedule: another count or schedule than the plan's; the placement must fit.
     device: by default the accelerator of ``LOCAL_RANK`` where the process group carries such tensors, which
         becomes the current one; else the model's. Only this rank's stages move there.

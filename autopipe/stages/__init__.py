@@ -5,8 +5,9 @@ Recording the graph is left to ``tracing``, deciding the cut to ``solve``, runni
 """
 
 from .build import build, renewed
+from .losses import find_loss, own_loss
 from .stage import Section, Stage
-from .verify import Parity, find_loss, relative_error, run_values, undisturbed, verify
+from .verify import Parity, relative_error, run_values, undisturbed, verify
 
 __all__ = [
     "Parity",
@@ -14,6 +15,7 @@ __all__ = [
     "Stage",
     "build",
     "find_loss",
+    "own_loss",
     "relative_error",
     "renewed",
     "run_values",

@@ -22,12 +22,13 @@ from ..tracing.inputs.caches import switched_off
 from ..tracing.inputs.structure import flatten, unflatten
 from .build import renewed
 from .gradients import making
+from .losses import find_loss
 
 if TYPE_CHECKING:
     from ..tracing import Capture
     from .stage import Stage
 
-__all__ = ["Parity", "find_loss", "relative_error", "run_stages", "run_values", "undisturbed", "verify"]
+__all__ = ["Parity", "relative_error", "run_stages", "run_values", "undisturbed", "verify"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,19 +51,6 @@ class Parity:
             f"equal: {self.outputs} outputs within {self.max_output_error:.1e}, loss {self.loss:.6g} within "
             f"{self.max_loss_error:.1e}, {self.gradients} gradients within {self.max_gradient_error:.1e}"
         )
-
-
-def find_loss(output: Any) -> Tensor | None:
-    """The loss inside a model's output: its ``loss``, a scalar, or the scalar that comes first; else None."""
-    if isinstance(output, Tensor):
-        return output if output.ndim == 0 and output.is_floating_point() else None
-    if isinstance(output, Mapping):
-        return find_loss(output.get("loss"))
-    if hasattr(output, "loss"):
-        return find_loss(output.loss)
-    if isinstance(output, (tuple, list)) and output:
-        return find_loss(output[0])
-    return None
 
 
 def run_stages(capture: Capture, stages: Sequence[Stage], args: Any, kwargs: Any) -> tuple[Any, ...]:

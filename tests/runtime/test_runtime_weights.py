@@ -62,6 +62,66 @@ def test_internal_losses_weigh_by_labels_that_count(shift, n_microbatches):
     assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
 
 
+class Beside(Language):
+    """Its loss comes after the logits, as small language models are written; or what is only to be added."""
+
+    def __init__(self, gives="loss"):
+        super().__init__(shift=False)
+        self.gives = gives
+
+    def forward(self, tokens, labels):
+        made = super().forward(tokens, labels)
+        if self.gives == "a term":
+            return made["logits"], made["logits"].square().mean()
+        return (
+            (made["logits"], made["loss"], None) if self.gives == "loss" else (made["logits"], labels.sum())
+        )
+
+
+def test_a_loss_that_comes_last_is_found():
+    torch.manual_seed(0)
+    model = Beside().double()
+    tokens, labels = ragged()
+    made = make(model, (tokens, labels), {}, n_stages=2, n_microbatches=3)
+    plain = copy.deepcopy(model)
+    wanted = plain(tokens, labels)[1]
+    wanted.backward()
+    runtime = Runtime(*made)
+    assert abs(runtime.step(tokens, labels).loss - wanted.item()) < 1e-12
+    assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
+    assert abs(runtime.evaluate(tokens, labels).loss - wanted.item()) < 1e-12
+
+
+@pytest.mark.parametrize("gives", ["a term", "a number"])
+def test_a_scalar_that_is_no_loss_is_not_trained_on(gives):
+    model, (tokens, labels) = Beside(gives), ragged()
+    made = make(model, (tokens, labels), {}, n_stages=2, n_microbatches=1)
+    with pytest.raises(InputError, match="output holds none"):
+        Runtime(*made).step(tokens, labels)
+
+
+@pytest.mark.parametrize("are_ragged", [True, False])
+@pytest.mark.parametrize("term", [0.0, 0.1])
+def test_a_loss_fn_that_takes_the_models_own_loss_is_warned_of_where_rows_do_not_weigh_it(
+    term, are_ragged, caplog
+):
+    torch.manual_seed(0)
+    model = Language().double()
+    tokens, labels = ragged()
+    if not are_ragged:
+        labels = tokens
+
+    def loss_fn(output, target):
+        return output["loss"] + term * output["logits"].square().mean()
+
+    made = make(model, (tokens, labels), {}, n_stages=2, n_microbatches=3)
+    wanted = loss_fn(model(tokens, labels), None).item()
+    with caplog.at_level(logging.WARNING, "autopipe"):
+        found = Runtime(*made, loss_fn=loss_fn).step(tokens, labels).loss.item()
+    assert (abs(found - wanted) > 1e-6) == are_ragged
+    assert ("no loss_fn for the loss that the model makes" in caplog.text) == are_ragged
+
+
 class Classes(nn.Module):
     """A classifier of tokens whose classes weigh unlike, by numbers from one place or another."""
 

@@ -69,8 +69,9 @@ class Weigher:
         self.is_sum = (reduction or said.get("reduction")) == "sum"
         self._given = given
         self._labels = None if self.is_sum or "ignore_index" not in said else said
-        is_counted = loss_fn is None and given is None and not self.is_sum and not is_whole
-        self._counted = _find(capture) if is_counted else ()
+        is_counted = given is None and not self.is_sum and not is_whole
+        self._counted = _find(capture) if is_counted and loss_fn is None else ()
+        self._beside = _find(capture, warns=False) if is_counted and loss_fn is not None and not said else ()
         self._has_warned = False
 
     def weigh(
@@ -125,6 +126,17 @@ class Weigher:
         if self._counted:
             return None if self._counted[0].is_sum else sum(_read(self._counted[0].counts(batch)))
         return float(sum(batch.rows))
+
+    def beside(self, batch: Batch) -> Sequence[float | Tensor] | None:
+        """What microbatches weigh in the mean over labels that the model has beside a ``loss_fn``.
+
+        None where it has none, or some microbatch's labels are not on this rank.
+        """
+        mean = next((loss for loss in self._beside if not loss.is_sum), None)
+        if mean is None or not all(n.name in batch.leaves for n in mean.nodes if n.op == "placeholder"):
+            return None
+        counts = _read(mean.counts(batch))
+        return _normalised(counts)[0] if sum(counts) else None
 
     def _ask(
         self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any]
@@ -206,10 +218,10 @@ class _LabelLoss:
         return weight_of_labels(**known)
 
 
-def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
+def _find(capture: Capture, *, warns: bool = True) -> tuple[_LabelLoss, ...]:
     """The calls a model's loss is made of; none where one cannot be weighed.
 
-    A warning says so, but where the capture has found that rows weigh evenly.
+    Where it ``warns`` a warning says so, but where the capture has found that rows weigh evenly.
     """
     graph = capture.graphs[True]
     is_meta = capture.device.type == "meta"  # labels never are
@@ -234,7 +246,8 @@ def _find(capture: Capture) -> tuple[_LabelLoss, ...]:
         if options["reduction"] != "mean" and not (options["reduction"] == "sum" and node in results):
             why = "the model's own code reduces it"
         if why:
-            _logger.warning(_WARNING, why)
+            if warns:
+                _logger.warning(_WARNING, why)
             return ()
         needed = {node for nodes in behind.values() for node in nodes}
         found.append(_LabelLoss(options, [n for n in graph.nodes if n in needed], fixed))

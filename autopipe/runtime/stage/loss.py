@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from ...errors import AutopipeError, InputError
-from ...stages import find_loss
+from ...stages import own_loss
 from ...tracing.inputs.structure import flatten, unflatten
 from ..data.outputs import Outputs, weighted
+from ..data.weights import Weigher
 from ..options import Options, is_due
 from .worker import StepInputs
 
@@ -49,13 +50,13 @@ class Loss:
     """
 
     def __init__(
-        self, capture: Capture, options: Options, outputs: Outputs, is_sum: bool, device: torch.device
+        self, capture: Capture, options: Options, outputs: Outputs, weigher: Weigher, device: torch.device
     ) -> None:
         self._device = device
         self.trains: set[int] | None = None
         self._capture, self._loss_fn, self._outputs = capture, options.loss_fn, outputs
         self._target_axis = (options.batch_dims or {}).get("target", 0) or 0
-        self._is_sum = is_sum
+        self._weigher = weigher
         self._asks = options.loss_fn is not None and options.loss_weight is None
         self._seen: dict[int, tuple[tuple[Any, ...], Tensor]] = {}
         self._step: StepInputs | None = None
@@ -81,7 +82,7 @@ class Loss:
         """The loss of microbatch ``m``. Raises :class:`InputError` where there is none to train on."""
         output, loss_fn = self._capture.assemble(outputs), self._loss_fn
         ends = _ends(outputs) if self._looks else set()
-        loss = find_loss(output) if loss_fn is None else _made(loss_fn, output, target)
+        loss = own_loss(self._capture, outputs) if loss_fn is None else _made(loss_fn, output, target)
         if not isinstance(loss, Tensor) or loss.ndim != 0 or loss.is_complex():
             source = f"loss_fn returned {_told(loss)}" if loss_fn else "the model's output holds none"
             raise InputError(
@@ -125,10 +126,12 @@ class Loss:
         total = float(sum(weights))
         if not total:
             return
-        weighed = weighted((loss, other), weights).item() / (1.0 if self._is_sum else total)
+        weighed = weighted((loss, other), weights).item() / (1.0 if self._weigher.is_sum else total)
         try:
             self._outputs.check(pair)
-            shares = weights if self._is_sum else [w / total for w in weights]
+            # a loss of the model's own is of both together what its labels make it, whatever weighs them here
+            parts = self._weigher.beside(step.batch) or step.weights
+            shares = weights if self._weigher.is_sum else [w / sum(parts[:2]) for w in parts[:2]]
             joined = self._capture.assemble(self._outputs.join((first, second), pair, shares))
             found = self._loss_fn(joined, self._joined_target(targets)).item()
             again = self._loss_fn(self._capture.assemble(first), targets[0]).item()
@@ -155,8 +158,8 @@ class Loss:
         _logger.warning(
             "the loss of the full batch is not what loss_fn's losses of microbatches weigh up to: %s; "
             "gradients differ from the full batch's as much. Pass loss_weight=lambda args, kwargs, target: "
-            "(target != -100).sum() for a mean over labels that count, loss_reduction='sum' for a sum, or "
-            "n_microbatches=1 for a loss that compares rows",
+            "(target != -100).sum() for a mean over labels that count, no loss_fn for the loss that the "
+            "model makes, loss_reduction='sum' for a sum, or n_microbatches=1 for a loss that compares rows",
             why,
         )
 
