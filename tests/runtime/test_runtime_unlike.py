@@ -8,6 +8,6 @@ from processes import run_ranks
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("check", ["wraps", "frozen", "zeroes", "shards", "counted_on", "cuts"])
+@pytest.mark.parametrize("check", ["wraps", "frozen", "within", "zeroes", "shards", "counted_on", "cuts"])
 def test_replicas(check):
     run_ranks(pathlib.Path(unlike_ranks.__file__), 4, check, timeout_s=100)

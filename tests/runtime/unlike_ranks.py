@@ -117,6 +117,45 @@ def frozen():
     compare(runtime, plain)
 
 
+class Around(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+def within():
+    """What averages over replicas lies in another wrapper, behind ``torch.compile``, or in parts."""
+    from torch.distributed.fsdp import fully_shard
+
+    def parts(stage, mesh):
+        for module in stage.modules():
+            if isinstance(module, nn.Linear):
+                fully_shard(module, mesh=mesh["dp"])
+
+    wrappers = (
+        lambda s, mesh: Around(DistributedDataParallel(s, process_group=mesh.get_group("dp"))),
+        lambda s, mesh: torch.compile(
+            DistributedDataParallel(s, process_group=mesh.get_group("dp")), backend="eager"
+        ),
+        lambda s, mesh: Around(fully_shard(s, mesh=mesh["dp"])),
+        parts,
+    )
+    for wrapper in wrappers:
+        mesh, plain, runtime, _ = pipeline()
+        replica = mesh.get_local_rank("dp")
+        runtime.wrap(lambda s, wrapper=wrapper, mesh=mesh: wrapper(s, mesh))
+        for i in range(2):
+            pieces = batch(i)[:5], batch(i)[5:]
+            runtime.step(pieces[replica], target=pieces[replica])
+            F.mse_loss(plain(batch(i)), batch(i)).backward()
+            for name, p in runtime.named_parameters():
+                found = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+                torch.testing.assert_close(found, plain.get_parameter(name).grad, rtol=0, atol=1e-12)
+
+
 def zeroes():
     """A loss that is not finite, in gradients not yet averaged: told with their sum, unless zeroed."""
     mesh, plain, runtime, _ = pipeline()

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -25,12 +25,20 @@ __all__ = ["ReplicaDims", "Replicas", "largest", "replicas_of"]
 
 _logger = logging.getLogger(__name__)
 
+M = TypeVar("M", bound=nn.Module)
+
 
 class Replicas:
     """How a wrapped stage's replicas are kept together: by nobody, DDP, or FSDP2."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.ddp = module if isinstance(module, nn.parallel.DistributedDataParallel) else None
+        wrapped = _outermost(module, nn.parallel.DistributedDataParallel)
+        if len(wrapped) > 1:
+            raise InputError(
+                f"a stage has {len(wrapped)} parts in DistributedDataParallel of their own; wrap the stage "
+                "whole, in one"
+            )
+        self.ddp = wrapped[0] if wrapped else None
         if self.ddp is not None and self.ddp.static_graph:
             raise InputError(
                 "a stage is wrapped in DistributedDataParallel(static_graph=True), which counts on one "
@@ -40,7 +48,7 @@ class Replicas:
             # buffers were made alike when it was made; replicas may run their first forward at unlike times
             self.ddp.require_forward_param_sync = False
         fsdp = getattr(dist, "fsdp", None)
-        self._fsdp: Any = module if fsdp is not None and isinstance(module, fsdp.FSDPModule) else None
+        self._fsdp: list[Any] = [] if fsdp is None else _outermost(module, fsdp.FSDPModule)
         self._buckets: Buckets | None = None
         self._has_run = False
         self._apart = Apart()
@@ -69,16 +77,17 @@ class Replicas:
     @property
     def is_plain(self) -> bool:
         """No wrapper: the backward may be split."""
-        return self.ddp is None and self._fsdp is None
+        return self.ddp is None and not self._fsdp
 
     @property
     def is_sharded(self) -> bool:
         """Whether the weights have to be gathered before the stage runs."""
-        return self._fsdp is not None
+        return bool(self._fsdp)
 
     def hold(self) -> None:
         """From now on :meth:`let_go` says when weights go, not each module's end of its forward."""
-        self._fsdp.set_reshard_after_forward(False)
+        for module in self._fsdp:
+            module.set_reshard_after_forward(False)
 
     def gather(self) -> None:
         """Begin to bring the weights of the whole stage together."""
@@ -93,7 +102,7 @@ class Replicas:
             module.reshard()
 
     def _shards(self) -> Iterator[Any]:
-        return (m for m in self._fsdp.modules() if isinstance(m, dist.fsdp.FSDPModule))
+        return (m for root in self._fsdp for m in root.modules() if isinstance(m, dist.fsdp.FSDPModule))
 
     def begin(self) -> None:
         """A step begins."""
@@ -106,10 +115,10 @@ class Replicas:
 
     def before_backward(self, is_last: bool) -> None:
         """Say whether this is the backward after which gradients are to be reduced."""
-        if self._fsdp is not None:
-            self._fsdp.set_is_last_backward(is_last)
-            self._fsdp.set_reshard_after_backward(is_last)
-            self._fsdp.set_requires_gradient_sync(is_last)
+        for module in self._fsdp:
+            module.set_is_last_backward(is_last)
+            module.set_reshard_after_backward(is_last)
+            module.set_requires_gradient_sync(is_last)
         if self._buckets is not None and is_last:
             self._buckets.watch(self)
 
@@ -134,6 +143,13 @@ class Replicas:
             buckets = Buckets(group, {one: one.ddp for one in same if one.ddp is not None})
             for one in same:
                 one._buckets = buckets
+
+
+def _outermost(module: nn.Module, kind: type[M]) -> list[M]:
+    """The modules of a kind in no other of it: what wraps a stage may be wrapped, or compiled."""
+    if isinstance(module, kind):
+        return [module]
+    return list(dict.fromkeys(m for child in module.children() for m in _outermost(child, kind)))
 
 
 class ReplicaDims:
