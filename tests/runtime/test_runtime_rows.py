@@ -823,12 +823,19 @@ def of_longest(x, kinds):
     return x[:, : int((kinds > 0).sum(1).max())].sum(1, keepdim=True) + x
 
 
+def largest_of_written(x, kinds):
+    seen = torch.zeros(x.shape, dtype=x.dtype)
+    seen[:] = x
+    return x * (2 / seen.norm()).clamp(max=1.0)
+
+
 GATHERED = {
     "order": lambda x, kinds: x + torch.arange(len(x), dtype=x.dtype)[:, None],
     "any": lambda x, kinds: x * (1 + (kinds == 3).any()),
     "how many kinds": lambda x, kinds: x * torch.unique(kinds).numel(),
     "longest": of_longest,
     "largest norm": lambda x, kinds: x * (2 / x.norm()).clamp(max=1.0),
+    "largest norm of what is written": largest_of_written,
 }
 
 

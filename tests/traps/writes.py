@@ -226,3 +226,45 @@ def buffer_by_a_size(self: Any, x: Tensor) -> Tensor:
     if self.training:
         self.seen += x.size(1) if x.size(1) > 7 else x.size(1) ** 2
     return self.run(x)
+
+
+def _clipped_where(seen: Tensor, x: Tensor) -> Tensor:
+    """``x``, clipped where a tensor made of it holds anything large."""
+    return x.clamp(-1, 1) if (seen.abs() > 4).any() else x
+
+
+@trap()
+def asked_of_what_was_set(self: Any, x: Tensor) -> Tensor:
+    seen = torch.zeros(x.shape)
+    seen[:, 1:] = x[:, :-1]
+    return self.run(_clipped_where(seen, x))
+
+
+@trap()
+def asked_of_what_was_copied_on(self: Any, x: Tensor) -> Tensor:
+    seen, other = torch.zeros(x.shape), x.new_empty(x.shape)
+    other.copy_(x)
+    seen += other
+    return self.run(_clipped_where(seen, x))
+
+
+@trap()
+def asked_of_what_a_view_was_given(self: Any, x: Tensor) -> Tensor:
+    seen = torch.zeros(x.shape)
+    part = seen[:, 0]
+    seen.view(-1, WIDTH).add_(x.flatten(0, 1))
+    return self.run(_clipped_where(part, x))
+
+
+@trap()
+def asked_of_what_was_given_out(self: Any, x: Tensor) -> Tensor:
+    seen = torch.zeros(x.shape)
+    torch.mul(x.detach(), 2, out=seen)
+    return self.run(_clipped_where(seen, x))
+
+
+@trap("safe")
+def number_of_what_was_written(self: Any, x: Tensor) -> Tensor:
+    seen = torch.zeros(WIDTH)
+    seen += x.detach().abs().amax((0, 1))
+    return self.run(x / float(seen[0]))

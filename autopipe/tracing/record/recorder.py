@@ -421,6 +421,7 @@ class Recorder(TorchFunctionMode):
             written.append(result)
         call.reads = before.storages
         call.writes = frozenset().union(*(functions.storages(t) for t in written))
+        self.ledger.overwrite(call)
         return self.ledger.adopt_result(self.ledger.add(call), result, {id(t) for t in written})
 
 

@@ -199,6 +199,12 @@ class Ledger:
                 out |= given.depends
         return out
 
+    def overwrite(self, call: Call) -> None:
+        """What lies in memory that a call writes to depends on all that the call does, but for its shape."""
+        for known in self.calls if call.writes else ():
+            if known.storages & call.writes:
+                known.depends |= call.depends & ~Depends.DATA
+
     def depends_of(self, ref: Ref) -> Depends:
         while isinstance(ref, Piece):
             ref = ref.parent
