@@ -283,16 +283,37 @@ class _CodeGen(torch.fx.graph.CodeGen):
 
 
 class Unread(Tensor):
-    """A tensor of a shape, a type and a device that holds nothing: any op that takes it raises."""
+    """A tensor of a shape, a type and a device that holds nothing; nor does what ops make of it.
+
+    Reading it raises, and so does an op that writes while it is given one.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
-        raise RuntimeError(f"{func} reads a tensor that is not to be read")  # of a TypeError == makes False
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func._schema.is_mutable:
+            raise RuntimeError(f"{func} writes while it is given a tensor that is not to be read")
+        device = next(leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, cls))
+
+        def bare(leaf: Any) -> Any:
+            if isinstance(leaf, torch.device):
+                return torch.device("meta")
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+
+        args, kwargs = pytree.tree_map(bare, (args, kwargs or {}))
+        made = func(*args, **kwargs)  # on meta, where there is no content that sizes could follow from
+        return pytree.tree_map_only(Tensor, lambda t: unread(t, device), made)
 
 
 def unread(like: Tensor, device: torch.device) -> Tensor:
     """A tensor as ``like``, on a device, that is not to be read."""
-    made: Tensor = Tensor._make_wrapper_subclass(Unread, like.shape, dtype=like.dtype, device=device)
+    made: Tensor = Tensor._make_wrapper_subclass(
+        Unread, like.shape, strides=like.stride(), dtype=like.dtype, device=device
+    )
+    torch._C._set_throw_on_mutable_data_ptr(made)
     return made
 
 

@@ -379,12 +379,50 @@ def test_code_of_a_graph_reaches_parts_that_what_holds_them_hides(name: str) -> 
     assert namespace["forward"](root, x).equal(layer(x) * layer.bias)
 
 
-def test_a_tensor_that_is_not_to_be_read_tells_what_it_is_and_refuses_all_else() -> None:
+def test_a_tensor_that_is_not_to_be_read_tells_what_it_is_and_refuses_to_be() -> None:
     x = private.unread(torch.ones(2, 3, dtype=torch.float64), torch.device("cpu"))
     assert isinstance(x, private.Unread)
     assert (x.shape, x.dtype, x.device.type, x.dim()) == ((2, 3), torch.float64, "cpu", 2)
     assert torch.ones(2, 3).to(x.dtype).dtype is torch.float64
-    read = torch.Tensor.sum, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.clone
-    for ask in (*read, lambda t: torch.ones(2, 3) + t, lambda t: t[0], lambda t: t == 3):
+    one, other = x.sum(), torch.zeros(2, 3, dtype=torch.float64)
+    for read in (
+        torch.Tensor.item,
+        torch.Tensor.tolist,
+        torch.Tensor.numpy,
+        torch.Tensor.data_ptr,
+        bool,
+        float,
+    ):
         with pytest.raises(RuntimeError):
-            ask(x)
+            read(one)
+    for ask in (x.nonzero, x.bool().any().__bool__, lambda: other[x > 0], lambda: x.equal(other)):
+        with pytest.raises(RuntimeError):
+            ask()
+    for write in (lambda: other.copy_(x), lambda: other.add_(x), lambda: torch.add(x, 1, out=other), x.zero_):
+        with pytest.raises(RuntimeError):
+            write()
+    assert not other.any()
+
+
+@torch.no_grad()
+def test_what_is_made_of_a_tensor_that_is_not_to_be_read_is_not_to_be_read_either() -> None:
+    cpu = torch.device("cpu")
+    x, places = private.unread(torch.ones(2, 8, 4), cpu), torch.arange(8)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    heads = x.unflatten(-1, (2, 2)).transpose(1, 2)
+    attended = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+    made = [
+        x + places[:, None],
+        x[0],
+        x.mT,
+        *x.split(4, 1),
+        layer(x),
+        attended,
+        x.to(torch.float64),
+        x.new_ones(1),
+    ]
+    made += [torch.cat([x, torch.ones(2, 8, 4)]), torch.where(x > 0, 1.0, x), *x.topk(2), x[:, places]]
+    made += [nn.functional.embedding(x[..., 0].long(), torch.ones(3, 3)), x.flatten().view(2, -1)]
+    assert all(isinstance(t, private.Unread) and t.device == cpu for t in made)
+    assert made[4].shape == (2, 4, 4)
+    assert not isinstance(torch.zeros(x.shape, device=x.device, dtype=x.dtype), private.Unread)

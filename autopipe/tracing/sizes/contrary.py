@@ -6,8 +6,7 @@ that is asked for, neither changes what all rows come to. Running them is left t
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from ..calls.functions import tensors
 from ..calls.perform import run_call
 from ..code.leaves import uncompiled
 from ..inputs.structure import mapped
+from ..state.state import generators
 from .dims import axis_of
 from .labels import label_options
 from .results import is_number
@@ -90,20 +90,18 @@ def _gathers(
     model: nn.Module, form: Recording, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
 ) -> bool:
     """Whether a call gives what has no rows any more of what has: not so of sums of means over labels."""
-    inputs, device = {name for name, _ in dim.where}, given[dim.where[0][0]].device
-    made = made_of_rows(form, inputs)
-    apart = {id(c) for c in form.calls if _reads_none(model, form, c, made, dim, shapes, device)}
-    made = made_of_rows(form, inputs, apart) if apart else made
+    parts = _Parts(model, form, given, dim, shapes)
+    made = made_of_rows(form, {name for name, _ in dim.where}, parts.hold)
     means = _means(model, form, made)
     ends = {id(call) for call in form.calls if call.op == "output"} | means
     used = {id(c) for call in form.calls if id(call) not in ends for c in call.inputs}
     for call in form.calls:
         if id(call) not in made or call.op in ("placeholder", "output"):
             continue
-        known = shapes.get(id(call), ())
-        is_of_rows = bool(known) and all(axis_of(shape, dim.name) is not None for shape in known)
-        if not is_of_rows and (id(call) in used or id(call) not in means):
-            return bool(known or isinstance(call.value, (int, float)) or [*tensors(call.value)])
+        if parts.are_without(call) and (id(call) in used or id(call) not in means):
+            return bool(
+                shapes.get(id(call)) or isinstance(call.value, (int, float)) or [*tensors(call.value)]
+            )
     return False
 
 
@@ -124,52 +122,82 @@ def _means(model: nn.Module, form: Recording, made: Collection[int]) -> set[int]
     return found
 
 
-def _reads_none(
-    model: nn.Module,
+class _Parts:
+    """Which tensors of a form's calls hang on rows, where a module gives some that have none."""
+
+    def __init__(
+        self, model: nn.Module, form: Recording, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
+    ) -> None:
+        self._model, self._form, self._given, self._dim, self._shapes = model, form, given, dim, shapes
+        self._device = given[dim.where[0][0]].device
+        self._written = frozenset[int]().union(*(c.writes for c in form.calls))
+        self._values: dict[int, Any] = {}
+        self._held: dict[int, bool] = {}
+
+    def are_without(self, call: Call) -> bool:
+        """Whether a call that holds rows gives such a tensor without rows, or no tensor."""
+        known = self._shapes.get(id(call), ())
+        found = [*tensors(self._values[id(call)])] if id(call) in self._held else []
+        if len(found) != len(known):
+            return not known or any(axis_of(shape, self._dim.name) is None for shape in known)
+        pairs = zip(known, found, strict=True)
+        return any(axis_of(s, self._dim.name) is None and isinstance(t, Unread) for s, t in pairs)
+
+    def hold(self, call: Call, made: Collection[int]) -> bool:
+        """Whether a call that is given what is ``made`` of rows, by id, gives a tensor that hangs on them.
+
+        It is run on tensors without content in their place. A module may read their type alone, as angles
+        do, or give beside its rows what hangs on places alone, as biases do.
+        """
+        known = self._shapes.get(id(call), ())
+        is_mixed = call.op == "call_module" and any(axis_of(s, self._dim.name) is None for s in known)
+        if not (is_mixed or (call.accessor and id(call.inputs[0]) in self._held)):
+            return True
+        try:
+            with uncompiled(self._model):
+                self._values[id(call)] = found = self._run(call, made)
+        except Exception:  # whatever it is: then nothing is proven
+            return True
+        self._held[id(call)] = any(isinstance(t, Unread) for t in tensors(found))
+        return self._held[id(call)]
+
+    def _value(self, call: Call, made: Collection[int]) -> Any:
+        """What a call gives, without content where it is made of rows."""
+        if id(call) not in self._values:
+            if id(call) in made:
+                self._values[id(call)] = mapped(self._unread, call.value)
+            else:
+                is_tensor = next(iter(tensors(call.value)), None) is not None
+                self._values[id(call)] = self._run(call, made) if is_tensor else call.value
+        return self._values[id(call)]
+
+    def _run(self, call: Call, made: Collection[int]) -> Any:
+        args, kwargs = (map_calls(x, lambda c: self._value(c, made)) for x in (call.args, call.kwargs))
+        drawn = generators(self._device)
+        found = run_call(self._model, self._form.constants, call, args, kwargs, self._given, self._device)
+        if call.mutated or call.storages & self._written or generators(self._device) != drawn:
+            raise ValueError(f"{call.name} is other at other times")
+        return found
+
+    def _unread(self, leaf: Any) -> Any:
+        return unread(leaf, self._device) if isinstance(leaf, Tensor) else leaf
+
+
+def made_of_rows(
     form: Recording,
-    call: Call,
-    made: Collection[int],
-    dim: Dim,
-    shapes: _Shapes,
-    device: torch.device,
-) -> bool:
-    """Whether a module that gives no rows reads no tensor ``made`` of rows: their type alone, as angles do.
-
-    What else it is given holds zeros here.
-    """
-    known = shapes.get(id(call), ())
-    if call.op != "call_module" or id(call) not in made or call.is_random or call.mutated or not known:
-        return False
-    if any(axis_of(shape, dim.name) is not None for shape in known):
-        return False
-
-    def instead(given: Call) -> Any:
-        if id(given) in made:
-            return mapped(
-                lambda leaf: unread(leaf, device) if isinstance(leaf, Tensor) else leaf, given.value
-            )
-        zeros = functools.partial(torch.zeros_like, device=device)
-        return mapped(lambda leaf: zeros(leaf) if isinstance(leaf, Tensor) else leaf, given.value)
-
-    args, kwargs = map_calls(call.args, instead), map_calls(call.kwargs, instead)
-    try:
-        with uncompiled(model):
-            found = run_call(model, form.constants, call, args, kwargs, {}, device)
-    except Exception:  # whatever it is: then nothing is proven
-        return False
-    return not any(isinstance(t, Unread) for t in tensors(found))
-
-
-def made_of_rows(form: Recording, inputs: Collection[str], apart: Collection[int] = ()) -> set[int]:
+    inputs: Collection[str],
+    hold: Callable[[Call, Collection[int]], bool] = lambda call, made: True,
+) -> set[int]:
     """The calls whose values hang on the data of a batch's rows: of ``inputs``, beyond their sizes.
 
-    Those ``apart``, by id, are known not to.
+    ``hold`` tells of one that is given what is so made, by id, whether it is.
     """
     found, written = set[int](), set[int]()
     for call in form.calls:
         is_row = call.op == "placeholder" and call.target in inputs
-        is_fed = any(id(c) in found for c in call.inputs) or (call.storages | call.reads) & written
-        if is_row or (is_fed and call.depends & Depends.INPUT and id(call) not in apart):
+        is_touched = bool((call.storages | call.reads) & written)
+        is_fed = is_touched or any(id(c) in found for c in call.inputs)
+        if is_row or (is_fed and call.depends & Depends.INPUT and (is_touched or hold(call, found))):
             found.add(id(call))
             written |= call.writes
     return found
