@@ -47,7 +47,7 @@ from .stage.setup import card, check_same, pick_device, place, sections_of
 from .stage.worker import Worker
 from .turn import Turn
 from .weights.alike import check_weights, fingerprints
-from .weights.away import Away, absent, guard, mark, readable
+from .weights.away import Away, absent, filled, guard, mark, readable
 from .weights.whole import gather_weights
 from .wire.boundary import edges_between
 from .wire.channel import Channel
@@ -369,11 +369,19 @@ class Engine:
         with autocast_context(self.options.autocast, self.device)():
             try:
                 values = self.capture.values(args, kwargs)
-            except StaleError:
-                with readable(self.absent):
+            except (InputError, StaleError) as error:
+                if not isinstance(error, StaleError) and not self.frees:
+                    raise
+                with self.shapes():
                     values = self.capture.values(args, kwargs)
         self.capture.standing.begin()
         return values
+
+    @contextlib.contextmanager
+    def shapes(self) -> Iterator[None]:
+        """Within it the model may be recorded here, whosever its weights are: that goes by their shapes."""
+        with readable(self.absent), filled(self.capture, self.all_stages):
+            yield
 
     def message_bytes(self, clock: Clock) -> dict[Message, int]:
         """How large the messages were that this rank sent in a training step."""

@@ -16,7 +16,6 @@ from ..errors import InputError
 from ..stages import renewed
 from .data.microbatch import Batch, with_forms
 from .reduce.precision import autocast_context
-from .weights.away import readable
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -44,12 +43,12 @@ def meet(engine: Engine, batch: Batch) -> Batch:
 def _form_of(engine: Engine, inputs: Mapping[str, Any]) -> int:
     """The number of the form that inputs ask for; where there is none, of one that is recorded now.
 
-    Not tried where weights of other ranks are gone. Old ones do: recording goes by their shapes.
+    Not tried where the model was made on the meta device.
     """
     try:
         return engine.capture.form_of(inputs)
     except InputError as refusal:
-        if engine.frees:
+        if engine.frees and engine.capture.device.type == "meta":
             raise
         if engine.was_wrapped:
             raise InputError(f"{refusal}. It is not recorded anew after {WRAPPED}") from refusal
@@ -57,6 +56,6 @@ def _form_of(engine: Engine, inputs: Mapping[str, Any]) -> int:
     with (
         contextlib.nullcontext() if peers is None else peers.together(words, waits=False),
         autocast_context(engine.options.autocast, engine.device)(),
-        readable(engine.absent),
+        engine.shapes(),
     ):
         return engine.capture.form_met(inputs)

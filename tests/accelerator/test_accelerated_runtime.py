@@ -74,7 +74,7 @@ def test_every_kind_of_value_crosses_on_the_host():
     ("n_ranks", "checks"),
     [
         (2, ["one_rank_feeds", "shapes_may_depend_on_data", "accumulation_and_zero_grad"]),
-        (2, ["weights_come_and_go", "checkpoints"]),
+        (2, ["weights_come_and_go", "checkpoints", "released_weights_have_their_shapes"]),
         (2, ["buckets"]),
         (4, ["data_parallel", "gathers"]),
         (2, ["tails"]),

@@ -482,12 +482,12 @@ class Longest(nn.Module):
 def kinds_that_were_not_met_are_recorded():
     """What reads otherwise than at capture is recorded by every rank, in any microbatch, or refused."""
     world = dist.get_world_size()
-    for source in (None, world - 1):
+    for source, release in ((None, False), (world - 1, False), (0, True)):
         torch.manual_seed(0)
         example = (torch.randn(2, 8, 8, dtype=torch.float64), torch.tensor([4, 3]))
         made = make(Longest().double(), example, {}, n_stages=world)
         plain = copy.deepcopy(made[0].model)
-        runtime = Runtime(*made, loss_fn=F.mse_loss, feed=source)
+        runtime = Runtime(*made, loss_fn=F.mse_loss, feed=source, release=release)
         own, all_of_it = (torch.optim.SGD(m.parameters(), 0.1) for m in (runtime, plain))
         is_given = source in (None, dist.get_rank())
         for longest in (4, 5, 3, 8, 5, 4):
@@ -511,6 +511,41 @@ def kinds_that_were_not_met_are_recorded():
             for optimizer in (own, all_of_it):
                 optimizer.step()
                 optimizer.zero_grad()
+
+
+class Scaled(nn.Module):
+    """Begins with a buffer of one rank's, which no step writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(1.0, 2.0, 8))
+        self.inner = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x):
+        x = x * self.scale
+        for linear in self.inner:
+            x = torch.tanh(linear(x)) * 2
+        return x
+
+
+def released_weights_have_their_shapes():
+    """A model that changes is recorded anew where most of its weights are no longer here."""
+    torch.manual_seed(0)
+    model, x = Scaled().double(), torch.randn(8, 8, dtype=torch.float64)
+    plain = copy.deepcopy(model)
+    made = make(model, (x,), {}, n_stages=dist.get_world_size())
+    runtime = Runtime(*made, loss_fn=F.mse_loss, release=True, device=DEVICE)
+    for frozen in ((), (0, 5), (1,)):
+        for one in (model, plain):
+            for i, linear in enumerate(one.inner):
+                linear.requires_grad_(i not in frozen)
+        x = x + 1.0
+        loss = F.mse_loss(plain(x), x)
+        loss.backward()
+        assert abs(runtime.step(x, target=x).loss.item() - loss.item()) < EXACT, frozen
+        assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT
+    own = {id(p) for stage in runtime.stages for p in stage.parameters()}
+    assert all(id(p) in own or not p.shape.numel() for p in model.parameters())
 
 
 def ragged_patches():

@@ -14,10 +14,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from ...errors import StaleError
@@ -28,7 +31,7 @@ from ...torch_private import UnseenByFunctions
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Away", "Home", "absent", "guard", "mark", "readable", "shapes_of", "unmark"]
+__all__ = ["Away", "Home", "absent", "filled", "guard", "mark", "readable", "shapes_of", "unmark"]
 
 GRADIENT_READERS = ("torch.optim", "torch.amp", "torch.nn.modules", "autopipe")
 """Modules that may ask for an absent gradient: they pass over parameters without one."""
@@ -177,6 +180,38 @@ def readable(homes: Iterable[Home]) -> Iterator[None]:
         yield
     finally:
         mark(marked)
+
+
+@contextlib.contextmanager
+def filled(capture: Capture, stages: Iterable[Stage]) -> Iterator[None]:
+    """Within it weights that were released have their shapes again, and zeros for values."""
+    there = {id(t): (n, t) for s in stages for n, t in (*s.named_parameters(), *s.named_buffers())}
+    specs = ((capture.ops.parameter.get(name), tensor) for name, tensor in there.values())
+    gone = [
+        (tensor, spec.shape) for spec, tensor in specs if spec is not None and _is_gone(tensor, spec.shape)
+    ]
+    before = [tensor.data for tensor, _ in gone]
+    try:
+        for tensor, shape in gone:
+            tensor.data = _zeros(shape, tensor.dtype, tensor.device)
+        yield
+    finally:
+        for (tensor, _), data in zip(gone, before, strict=True):
+            tensor.data = data
+
+
+def _is_gone(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    with UnseenByFunctions():
+        is_whole = tensor.is_meta or hasattr(tensor, "to_local") or tuple(tensor.shape) == shape
+        return not is_whole and not tensor.numel()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take no memory: pages of the host that nobody wrote, elsewhere one number for all."""
+    if device.type != "cpu":
+        return torch.zeros((), dtype=dtype, device=device).expand(shape)
+    made = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(made).view(dtype).view(shape)
 
 
 @contextlib.contextmanager

@@ -60,16 +60,20 @@ def check_values(model: nn.Module, *given: Any) -> None:
 
 @contextlib.contextmanager
 def all_on(device: torch.device, model: nn.Module) -> Iterator[None]:
-    """Within it every parameter and buffer that is on another device has its values on this one."""
-    away = [(t, t.data) for t in (*model.parameters(), *model.buffers()) if t.device != device]
-    away = [(t, data) for t, data in away if not t.is_meta and not hasattr(t, "to_local")]
+    """Within it every parameter and buffer that is on another device has its values on this one.
+
+    And no gradient, which stays on the other.
+    """
+    away = [t for t in (*model.parameters(), *model.buffers()) if t.device != device]
+    kept = [(t, t.data, t.grad) for t in away if not t.is_meta and not hasattr(t, "to_local")]
     try:
-        for tensor, data in away:
-            tensor.data = data.to(device)
+        for tensor, data, _ in kept:
+            tensor.grad, tensor.data = None, data.to(device)
         yield
     finally:
-        for tensor, data in away:
+        for tensor, data, grad in kept:
             tensor.data = data
+            tensor.grad = grad
 
 
 @contextlib.contextmanager
