@@ -255,8 +255,12 @@ class Capture:
                 f"example it was captured with, so that what it does otherwise is not known ({error}); "
                 "capture again with an example that it takes as it is now, or put it back"
             ) from error
-        except (CaptureError, InputError):
-            is_same = False
+        except (CaptureError, InputError) as error:
+            shown = ", ".join(map(str, changed))
+            raise InputError(
+                f"{self.inputs.model}: {shown} changed after the capture, and as it is now the model cannot "
+                f"be captured ({error}); put it back, or capture again once that is mended"
+            ) from error
         if not is_same:
             is_cast = any(c.kind is Kind.CAST for c in changed)
             shown = ", ".join(map(str, changed))

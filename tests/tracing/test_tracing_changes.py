@@ -88,6 +88,18 @@ def test_hooks_on_all_modules_are_refused() -> None:
         handle.remove()
 
 
+def test_what_keeps_a_changed_model_from_being_recorded_is_told(captured: Any) -> None:
+    found, _ = captured
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, result: None)
+    try:
+        with pytest.raises(InputError, match=r"changed after the capture.*would run for stages too") as told:
+            found(torch.randn(2, 3, 4))
+    finally:
+        handle.remove()
+    assert "acts on it" not in str(told.value)
+    found(torch.randn(2, 3, 4))
+
+
 class Paired(Layers):
     """Acts otherwise where it is given one tensor twice."""
 
