@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import autopipe
 from autopipe.runtime import Runtime
@@ -58,14 +59,17 @@ def parity(size: Size, device: torch.device) -> dict[str, Any]:
 
 
 def memory(size: Size, device: torch.device) -> dict[str, Any]:
-    """By rank: bytes the plan predicts for the rank's stages, and the most its allocator held."""
+    """By rank: bytes the plan predicts for the rank's stages, and the most its allocator held.
+
+    The model has no memory but that of each rank's stages: recording it whole would take the host minutes.
+    """
     torch.manual_seed(1)
-    model = models.language_model(**size.model)
+    with torch.device("meta"):
+        model = models.language_model(**size.model)
     x = torch.randint(size.vocab, (size.rows, size.length))
-    pipe = autopipe.split(
-        model, dist.get_world_size(), (x,), n_microbatches=size.n_microbatches, costs="estimated"
-    )
-    runtime = pipe.runtime(loss_fn=models.loss, device=device, release=True)
+    options = {"n_microbatches": size.n_microbatches, "costs": "estimated", "device": "H200"}
+    pipe = autopipe.split(model, dist.get_world_size(), (x,), **options)
+    runtime = pipe.runtime(loss_fn=models.loss, device=device, weights=_fill)
     for _ in range(3):
         runtime.step(x, target=x.roll(-1, 1))
     report = runtime.report()
@@ -73,6 +77,11 @@ def memory(size: Size, device: torch.device) -> dict[str, Any]:
         sum(s.memory_bytes for s in pipe.plan.stages if s.rank == rank) for rank in range(pipe.plan.n_ranks)
     ]
     return {"predicted_bytes": predicted, "held_bytes": list(report.peak_bytes)}
+
+
+def _fill(module: nn.Module, path: str) -> None:
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        nn.init.normal_(tensor, std=0.02)
 
 
 def _largest(value: float) -> float:

@@ -328,7 +328,8 @@ def test_a_rank_on_cuda_reports_the_most_it_held():
     report = runtime.report()
     weights = sum(p.nbytes for p in model.parameters())
     assert not report.in_turn
-    assert 2 * weights + x.nbytes < report.peak_bytes[0] < 100 * 2**20
+    libraries = 256 * 2**20  # of their workspaces there is one for each thread that calls them
+    assert 2 * weights + x.nbytes < report.peak_bytes[0] < 100 * 2**20 + libraries
     assert "Memory, predicted and measured" in report.to_html()
 
 
