@@ -23,6 +23,7 @@ from ..units import parse_bytes
 from .chains import chain
 from .definition.answer import Answer
 from .definition.problem import Problem
+from .definition.relaxed import needs_more
 from .infeasible import no_room, shortage, why_none
 from .making.baselines import Weigh
 from .making.cases import Case, cases, rank_orders
@@ -188,20 +189,23 @@ def _listed(ranked: Sequence[Candidate], best: Plan) -> tuple[Candidate, ...]:
 class _Found:
     """The plan with the least time per microbatch, every candidate, and what cases without a plan left open.
 
-    ``failed`` is a case where nothing was found, one that proves it only where all do; ``fault`` of one that
-    could not be tried; ``short`` are ranks that together have no room for what must be held between steps;
-    ``n_left`` is how many there was no time for.
+    ``failed`` is a case where nothing was found, one that proves it only where all do; ``unfit`` are all that
+    prove it; ``fault`` is of one that could not be tried; ``short`` are ranks that together have no room for
+    what must be held between steps; ``n_left`` is how many there was no time for.
     """
 
     best: Plan | None = None
     table: list[Candidate] = dataclasses.field(default_factory=list)
     failed: Answered | None = None
     fault: PlanError | None = None
+    unfit: list[Problem] = dataclasses.field(default_factory=list)
     short: list[frozenset[int]] = dataclasses.field(default_factory=list)
     n_left: int = 0
 
     def fail(self, answered: Answered) -> None:
         """Keeps a case where nothing was found, rather one that is open."""
+        if answered[2].proved:
+            self.unfit.append(answered[1])
         if self.failed is None or self.failed[2].proved:
             self.failed = answered
 
@@ -225,22 +229,28 @@ class _Found:
 def _best_of(
     tried: Sequence[Case], free: bool, any_schedule: bool, deadline: float, stopped: threading.Event
 ) -> _Found:
-    """Cases by rising bound on their pace, as far as time suffices; schedules that cannot be are left out."""
+    """Cases by rising bound on their pace, as far as time suffices; schedules that cannot be are left out.
+
+    Where nothing fits the first, those that hold least come next: one may fit, or rule out the others.
+    """
     found = _Found()
     ahead = sorted(tried, key=lambda c: c.least_step_s / c.n_microbatches)
-    for x, case in enumerate(ahead):
+    while ahead:
+        is_unfit = found.failed is not None and found.best is None
+        case = min(ahead, key=lambda c: c.n_held) if is_unfit else ahead[0]
         now = time.perf_counter()
         plan = None
         is_told = found.best is not None or found.failed is not None or now > deadline + _PASSING_S
         if stopped.is_set() or (found.table and now > deadline and is_told):
-            found.n_left += sum(not found.is_short(left) for left in ahead[x:])
+            found.n_left += sum(not found.is_short(left) for left in ahead)
             break
+        ahead.remove(case)
         if found.is_short(case) or (any_schedule and not case.is_possible):
             continue
         if any_schedule and case.making_s > max(0.0, deadline - now):
             found.n_left += 1
             continue
-        until = now + max(0.0, deadline - now) * max(_LEAST_SHARE, 1 / (len(ahead) - x))
+        until = now + max(0.0, deadline - now) * max(_LEAST_SHARE, 1 / (len(ahead) + 1))
         try:
             plan = _solve_case(case, free, until, stopped, found)
         except PlanError as error:
@@ -271,6 +281,8 @@ def _solve_case(
     alone are too much.
     """
     problem = case.problem()
+    if any(needs_more(problem, unfit) for unfit in found.unfit):
+        return None
     if short := shortage(problem, deadline):
         fault = no_room(case, short, None if found.fault else deadline)
         if short.static_bytes > short.room_bytes:
@@ -288,8 +300,8 @@ def _solve_case(
             table += plan.candidates
             best = plan if best is None or plan.step_s < best.step_s else best
     if best is None:
-        # of several orders, one that is open says that not all are ruled out
-        found.fail(min(answered, key=lambda a: a[2].proved))
+        # of several orders, one that is open says that not all are ruled out; the case's own stands for all
+        found.fail(min(answered, key=lambda a: (a[2].proved, a[0].order != case.order)))
         return None
     return dataclasses.replace(best, candidates=tuple(table))
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from .problem import HUGE, Item, Net, Problem, Share, scaled
 
-__all__ = ["all_received", "apart", "at_one_pace", "cheapest", "holds_less"]
+__all__ = ["all_received", "apart", "at_one_pace", "cheapest", "holds_less", "needs_more"]
 
 Part = TypeVar("Part", Item, Share)
 
@@ -81,6 +82,50 @@ def all_received(problem: Problem) -> Problem:
     items = (dataclasses.replace(i, saved_bytes=i.saved_bytes + kept[v]) for v, i in enumerate(problem.items))
     nets = (dataclasses.replace(n, again_ns=-1, again_bytes=0, kept_bytes=0) for n in problem.nets)
     return dataclasses.replace(problem, items=tuple(items), nets=tuple(nets))
+
+
+def needs_more(problem: Problem, other: Problem) -> bool:
+    """Whether what does not fit the other problem does not fit this one: it holds the same, and more at once.
+
+    Never where ranks of several stages choose blocks, which they do by their microbatches in flight.
+    """
+    if list(problem.stages_of.values()) != list(other.stages_of.values()) or _held(problem) != _held(other):
+        return False
+    if problem.has_blocks or other.has_blocks:
+        blocks = ([i.blocks for i in p.items] for p in (problem, other))
+        if not other.one_stage_per_rank or (problem.has_blocks and not operator.eq(*blocks)):
+            return False
+    room = (a.limit_bytes <= b.limit_bytes for a, b in zip(problem.stages, other.stages, strict=True))
+    ranks = zip(problem.stages_of, other.stages_of, strict=True)
+    return all(room) and all(
+        any(
+            acting == then and all(n <= m for n, m in zip(fewer, more, strict=True))
+            for more, then in _moments(problem, a)
+        )
+        for a, b in ranks
+        for fewer, acting in _moments(other, b)
+    )
+
+
+def _moments(problem: Problem, rank: int) -> Sequence[tuple[tuple[int, ...], int]]:
+    """Microbatches alive in each stage of a rank, and which acts; of one stage all that it lets be."""
+    own = problem.stages_of[rank]
+    return problem.moments_of(rank) if len(own) > 1 else [((problem.stages[own[0]].in_flight,), 0)]
+
+
+def _held(problem: Problem) -> tuple[object, ...]:
+    """All that decides what an assignment holds but limits, blocks, and what is there at once."""
+    items = [
+        (i.ops, i.static_bytes, i.saved_bytes, i.workspace_bytes, i.first, i.last) for i in problem.items
+    ]
+    nets = [
+        (n.producer, n.consumers, n.n_bytes, n.sent_bytes, n.again_ns < 0, n.again_bytes, n.kept_bytes)
+        for n in problem.nets
+        if n.has_bytes
+    ]
+    shares = [(s.items, s.static_bytes, s.saved_bytes, s.workspace_bytes, s.tied) for s in problem.shares]
+    settled = problem.recompute, problem.allow_empty, problem.holds_received
+    return items, nets, shares, sorted(problem.edges), settled
 
 
 def _paced(problem: Problem, by_hosts: bool) -> Problem:

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 
 from ..definition.answer import OutOfTime
 from ..definition.problem import HUGE, Problem
-from ..definition.relaxed import apart
+from ..definition.relaxed import all_received, apart, cheapest
 from ..proof.bounds import lower_bound
 from .intervals import near_chain
+from .room import roomy_chain
 
 __all__ = ["carried", "fitting", "improve", "neighbours", "past"]
 
@@ -105,7 +106,12 @@ def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple
 
 
 def fitting(problem: Problem, order: Sequence[int], deadline: float) -> tuple[int, ...] | None:
-    """An assignment that fits, by moves from the chains of an order whose bytes and loads are even."""
+    """An assignment that fits: a chain of an order, or by moves from those whose bytes and loads are even."""
+    if problem.one_stage_per_rank and (problem.has_blocks or not problem.is_separable):
+        form, now = cheapest(all_received(problem)), time.perf_counter()
+        roomy = roomy_chain(problem, form, order, 0, now, deadline)
+        if roomy is not None:
+            return roomy
     free = dataclasses.replace(apart(problem, limited=False), recompute="never")
     with contextlib.suppress(OutOfTime):
         for even in (_by_bytes(free), free):

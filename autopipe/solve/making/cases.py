@@ -6,6 +6,7 @@ Answering a case is left to ``search``, its integer problem to ``formulate``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -76,6 +77,15 @@ class Case:
     def making_s(self) -> float:
         """What making its schedule, and again for a plan, takes at least: one is listed by the clock."""
         return _LISTED_S * self.n_stages * self.n_microbatches * (self.schedule == COST_AWARE)
+
+    @functools.cached_property
+    def n_held(self) -> float:
+        """Of how many microbatches a rank holds what one keeps in all stages, about: the least fits first."""
+        n_ranks = self.source.cluster.n_ranks
+        alive: tuple[int, ...] = (self.n_microbatches,)
+        if self.schedule != COST_AWARE and self.is_possible:
+            alive = build(self.schedule, n_ranks, self.n_stages, self.n_microbatches).in_flight
+        return sum(alive) / len(alive) / n_ranks
 
     @property
     def least_step_s(self) -> float:

@@ -21,6 +21,7 @@ from ..definition.relaxed import all_received, apart, cheapest, holds_less
 from ..lines.intervals import near_chain
 from ..lines.moves import fitting, improve
 from ..lines.orders import orders
+from ..lines.room import roomy_chain
 from ..proof.bounds import lower_bound
 from ..proof.packing import packed
 from ..stopping import GRACE_S
@@ -55,7 +56,10 @@ def several(problem: Problem, deadline: float) -> Answer:
     cheap = _straight(cheapest(problem))
     received = _straight(cheapest(all_received(problem))) if holds_less(problem) else None
     known = Answer(None, HUGE, least_load(cheap if problem.has_hosts else problem))
+    until = started + (deadline - started) * _FITTING
     try:
+        if problem.has_memory:
+            known = _in_room(problem, known, until, deadline)
         for order in orders(problem):
             known = _better(problem, known, _start(cheap, order, max(deadline, started + GRACE_S)))
             if known.stage_of is None and received is not None:
@@ -71,6 +75,19 @@ def several(problem: Problem, deadline: float) -> Answer:
             pass
     except (OutOfTime, KeyboardInterrupt):
         pass
+    return known
+
+
+def _in_room(problem: Problem, known: Answer, until: float, deadline: float) -> Answer:
+    """A chain of several orders that fits its ranks; until then, one near the bound is looked for.
+
+    Where every value is received, what a stage holds is its own; where none is that may be made again, less.
+    """
+    forms = [cheapest(all_received(problem)), *([cheapest(problem)] if holds_less(problem) else [])]
+    for form, order in itertools.product(forms, orders(problem)):
+        known = _better(problem, known, roomy_chain(problem, form, order, known.lower_ns, until, deadline))
+        if known.stage_of is not None or time.perf_counter() > deadline:
+            break
     return known
 
 
