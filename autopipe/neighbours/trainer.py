@@ -195,13 +195,13 @@ class PipelineTrainer(transformers.Trainer):
 
     def _add_up(self, group: list[dict[str, Any]], share: float) -> Tensor:
         """Gradients of the sum of the losses of pieces, each times ``share``; returns that sum."""
-        total = torch.zeros((), dtype=torch.float64, device="cpu")
+        parts: list[Tensor] = []
         for i, piece in enumerate(group):
             syncs = contextlib.nullcontext() if i + 1 == len(group) else self.runtime.no_sync()
             with syncs, self.runtime.scaled(share):
                 loss = self.runtime.step(**piece).loss
-            total += share * loss.double().to(total.device)
-        return total.to(loss.dtype)
+            parts.append(share * loss.double())
+        return torch.stack(parts).sum().to(loss.dtype)
 
     def _routed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """As the runtime takes them: labels are the target where there is a loss_fn.

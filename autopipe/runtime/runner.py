@@ -95,16 +95,17 @@ class Runner:
         # a batch without labels that count has no loss
         counted = [(call, share) for call, share in zip(calls, shares, strict=True) if share]
         self._check_as_many(len(counted))
-        loss = torch.zeros((), dtype=torch.float64, device="cpu")
+        parts: list[Tensor] = []
         for i, ((args, kwargs), share) in enumerate(counted):
             own = {name: value for name, value in kwargs.items() if name != "target"}
             target = kwargs.get("target")
             request = Request(args=args, kwargs=own, target=target, n_microbatches=n_microbatches, grad=True)
             with self.changed(syncs=i + 1 == len(counted), times=share):
                 found = self.run(request).loss.as_subclass(Tensor)
-            loss = loss.to(found.device) + share * found.double()
+            parts.append(share * found.double())
         is_scaled = self.engine.options.scaler is not None
-        return StepResult(StepLoss.of(loss.to(found.dtype), is_scaled=is_scaled))
+        loss = torch.stack(parts).sum().to(found.dtype)
+        return StepResult(StepLoss.of(loss, is_scaled=is_scaled))
 
     def _check_as_many(self, n_batches: int) -> None:
         """Raise :class:`InputError` on all replicas that gather weights together and not as often."""

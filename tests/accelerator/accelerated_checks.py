@@ -303,6 +303,22 @@ def a_batch_may_be_overwritten():
         assert worst(named, {n: p.grad for n, p in plain.named_parameters()}) < EXACT
 
 
+def accumulating_waits_for_nothing():
+    torch.manual_seed(0)
+    model = Wide().double()
+    plain = copy.deepcopy(model)
+    x = torch.randn(4, 8, dtype=torch.float64)
+    made = make(model, (x,), {}, n_stages=WORLD, n_ranks=WORLD)
+    runtime = Runtime(*made, loss_fn=nn.functional.mse_loss, device=DEVICE)
+    for _ in range(4):
+        with simulated.waits("autopipe") as found:
+            loss = runtime.accumulate([{"x": x, "target": x}, {"x": x[:3] + 1, "target": x[:3]}]).loss
+    assert not found, found
+    whole = torch.cat([x, x[:3] + 1])
+    wanted = nn.functional.mse_loss(plain(whole), torch.cat([x, x[:3]]))
+    assert abs(loss.item() - wanted.item()) < EXACT
+
+
 def the_callers_stream_is_used():
     """A step made within a stream of the user's, between work of theirs on it."""
     for i in range(2):
@@ -459,6 +475,7 @@ def _fails(*_):
 def each_class_of_fault():
     every_dtype_crosses()
     a_batch_may_be_overwritten()
+    accumulating_waits_for_nothing()
     the_callers_stream_is_used()
     what_was_sent_is_let_go()
     thawed_layers_train()
