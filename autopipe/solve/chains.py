@@ -16,7 +16,8 @@ from .definition.answer import Answer, OutOfTime
 from .definition.contract import Contraction, contract, merge
 from .definition.problem import HUGE, Item, Problem, Share, memory_bytes
 from .definition.relaxed import all_received, cheapest, holds_less
-from .lines.exact import prove
+from .definition.trifles import Trimmed, trim
+from .lines.exact import glance, prove
 from .lines.intervals import best_chain, near_chain
 from .lines.moves import fitting, improve
 from .lines.orders import orders
@@ -35,6 +36,12 @@ _RELAXING = 0.6
 """Share of the time for the cheapest prices, where hosts may be slower than their devices, or what these
 prices leave out may not fit."""
 
+_TRIMMED = 0.5
+"""Share of the time for the problem without its trifles."""
+
+_NEAR = 1e-4
+"""An answer so near its bound is not looked at longer where that takes more than a glance."""
+
 
 def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
     """The assignment of items to stages with the least bottleneck, and a bound that none beats.
@@ -46,7 +53,7 @@ def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
     with interrupts() as stopped:
         deadline = time.perf_counter() + (0.0 if stopped.is_set() else time_limit_s)
         if problem.is_separable:
-            answer = _separable(problem, deadline)
+            answer = _separable(problem, deadline, stopped)
         else:
             answer = _relaxed(problem, deadline, stopped)
     if answer.stage_of is None and stopped.is_set():
@@ -54,7 +61,7 @@ def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
     return answer
 
 
-def _separable(problem: Problem, deadline: float) -> Answer:
+def _separable(problem: Problem, deadline: float, stopped: threading.Event) -> Answer:
     """Where each stage's load is its own: first answers, then the proof."""
     whole = contracted(problem)
     if part_with_room(whole.problem, deadline) < 1:
@@ -62,9 +69,12 @@ def _separable(problem: Problem, deadline: float) -> Answer:
     lower = least_in_room(whole.problem, lower_bound(whole.problem), HUGE, deadline)
     best = Answer(None, HUGE, lower)
     try:
-        for best in first_answers(whole.problem, deadline, lower):  # noqa: B007
-            pass
-        best = best if best.proved else prove(whole.problem, best, deadline)
+        for found in _trimmed(whole.problem, best, deadline, stopped):
+            best = found
+        if not _is_near(best) and not stopped.is_set():
+            for found in first_answers(whole.problem, best, deadline):
+                best = found
+            best = best if best.proved else prove(whole.problem, best, deadline)
     except OutOfTime:
         pass
     except KeyboardInterrupt:
@@ -72,6 +82,52 @@ def _separable(problem: Problem, deadline: float) -> Answer:
             raise
     stage_of = whole.expand(best.stage_of) if best.stage_of is not None else None
     return Answer(stage_of, best.bottleneck_ns, best.lower_ns)
+
+
+def _after(share: float, deadline: float) -> float:
+    """When this share of the time that is left is over."""
+    now = time.perf_counter()
+    return now + share * max(0.0, deadline - now)
+
+
+def _is_near(answer: Answer) -> bool:
+    return answer.bottleneck_ns <= answer.lower_ns * (1 + _NEAR)
+
+
+def _trimmed(problem: Problem, known: Answer, deadline: float, stopped: threading.Event) -> Iterator[Answer]:
+    """Ever better answers of the problem without its trifles, with them put back, and at last its bound.
+
+    No stage may be empty of what is left in the answers; in the bound any may, as it may hold trifles alone.
+    """
+    trimmed = trim(problem)
+    if trimmed is None:
+        return
+    small, until = trimmed.problem, _after(_TRIMMED, deadline)
+    best = known
+    with contextlib.suppress(OutOfTime):
+        for best in first_answers(small, known, until):
+            yield _put_back(trimmed, best, known)
+        best = best if best.proved else prove(small, best, until)
+    if best.stage_of is None or stopped.is_set():
+        return
+    lower = best.lower_ns
+    if not problem.allow_empty:
+        loose = dataclasses.replace(small, allow_empty=True)
+        lower = prove(loose, dataclasses.replace(best, lower_ns=known.lower_ns), until).lower_ns
+    known = dataclasses.replace(known, lower_ns=lower)
+    best = _put_back(trimmed, best, known)
+    yield best
+    if _is_near(best) and not stopped.is_set():
+        yield glance(problem, best, deadline)
+
+
+def _put_back(trimmed: Trimmed, found: Answer, known: Answer) -> Answer:
+    """An answer of the whole problem from one without its trifles, where that fits; else what is known."""
+    if found.stage_of is None:
+        return known
+    stage_of = trimmed.expand(found.stage_of)
+    value = trimmed.whole.bottleneck(trimmed.whole.loads(stage_of))
+    return Answer(stage_of, value, known.lower_ns) if value < HUGE else known
 
 
 def _relaxed(problem: Problem, deadline: float, stopped: threading.Event) -> Answer:
@@ -102,7 +158,8 @@ def _bounded(problem: Problem, deadline: float, stopped: threading.Event) -> Ans
         answer = _at_both_paces(problem, answer, deadline)
     value = problem.bottleneck(problem.loads(answer.stage_of or ()))
     answer = dataclasses.replace(answer, bottleneck_ns=value)
-    if value > answer.lower_ns and not stopped.is_set():
+    is_done = value <= answer.lower_ns or (_is_near(answer) and not is_small(problem))
+    if not is_done and not stopped.is_set():
         with contextlib.suppress(KeyboardInterrupt):
             better = improve(problem, answer.stage_of or (), deadline)
             value = problem.bottleneck(problem.loads(better))
@@ -142,12 +199,9 @@ def _at_both_paces(problem: Problem, known: Answer, deadline: float) -> Answer:
     return dataclasses.replace(known, stage_of=best)
 
 
-def first_answers(problem: Problem, deadline: float, lower_ns: int = 0) -> Iterator[Answer]:
-    """Ever better chains over intervals of several orders, of the problem as merged under each.
-
-    ``lower_ns`` is a bottleneck that none is under.
-    """
-    best = Answer(None, HUGE, max(lower_ns, lower_bound(problem)))
+def first_answers(problem: Problem, known: Answer, deadline: float) -> Iterator[Answer]:
+    """Ever better chains than what is known, over intervals of several orders, as merged under each."""
+    best = dataclasses.replace(known, lower_ns=max(known.lower_ns, lower_bound(problem)))
     under, previous = Contraction(problem, tuple(range(len(problem.items)))), HUGE + 1
     while best.bottleneck_ns < previous:
         previous = best.bottleneck_ns
@@ -156,7 +210,11 @@ def first_answers(problem: Problem, deadline: float, lower_ns: int = 0) -> Itera
             if found is not None:
                 stage_of = under.expand(found[1])
                 value = problem.bottleneck(problem.loads(stage_of))
+                is_first = best.stage_of is None
                 best = min(best, Answer(stage_of, value, best.lower_ns), key=lambda a: a.bottleneck_ns)
+                if is_first:
+                    yield best
+                    best = glance(problem, best, deadline)
             yield best
             if best.proved or time.perf_counter() > deadline:
                 return

@@ -25,7 +25,7 @@ from .pairs import Floats, Layer, Loads
 from .reach import Reach
 from .windows import Downsets, TooMany, Window
 
-__all__ = ["prove"]
+__all__ = ["glance", "prove"]
 
 _CELLS = 1 << 18
 """Pairs priced in one go: 2 MiB a matrix, and so long between looks at the clock."""
@@ -43,6 +43,8 @@ _NEAR = 200
 """A bound under the best known by one part of so many is tried first."""
 _PROBED = 1 << 11
 """The most downsets of a window that are looked through for it."""
+_GLANCED = 1 << 18
+"""The most pairs priced before other orders have had their turn."""
 _FIRST_STEP = 64
 """The first bound tried is the lower one and this part of the way to the best known."""
 
@@ -61,6 +63,17 @@ def prove(problem: Problem, known: Answer, deadline: float) -> Answer:
     search = _Search(problem, known, deadline)
     with contextlib.suppress(OutOfTime, KeyboardInterrupt):
         search.run()
+    return search.answer
+
+
+def glance(problem: Problem, known: Answer, deadline: float) -> Answer:
+    """The same where little is to be looked through under what is known: most often its proof."""
+    search = _Search(problem, known, deadline)
+    with contextlib.suppress(OutOfTime, TooMany):
+        if search.probe(_GLANCED) and not search.answer.proved:
+            bound = search.answer.bottleneck_ns - 1
+            chains = Chains(problem, bound, deadline, most=_PROBED, most_pairs=_GLANCED)
+            search.learn(chains, chains.best())
     return search.answer
 
 
@@ -84,7 +97,7 @@ class _Search:
         if self.best.stage_of is not None and not self.answer.proved:
             under = at_bound(self.problem, self.best.bottleneck_ns - 1).problem
             self.lower = max(self.lower, dearest_item(under, self.best.bottleneck_ns, self.deadline))
-        parts = 1 if self._probe() else _FIRST_STEP
+        parts = 1 if self.probe(HUGE) else _FIRST_STEP
         step = max(1, (min(self.best.bottleneck_ns, self.top) - self.lower) // parts)
         ceiling = HUGE
         while not self.answer.proved and ceiling - self.lower > 1:
@@ -92,7 +105,7 @@ class _Search:
             chains = Chains(self.problem, bound, self.deadline)
             try:
                 found = chains.best()
-                self._learn(chains, found)
+                self.learn(chains, found)
                 ceiling = ceiling if found is None else self.lower
             except TooMany:
                 ceiling, step = bound, (bound - self.lower) // 4
@@ -111,22 +124,22 @@ class _Search:
         if not self.answer.proved:
             self._close()
 
-    def _probe(self) -> bool:
+    def probe(self, most_pairs: int) -> bool:
         """What is just under the best known, where that is little to look through: most often nothing.
 
-        Whether it was little: all under the best known then is hardly more.
+        Whether it was little: all under the best known then is hardly more, and looked through at once.
         """
         bound = self.best.bottleneck_ns - self.best.bottleneck_ns // _NEAR
         if self.best.stage_of is None or bound <= self.lower:
             return False
-        chains = Chains(self.problem, bound, self.deadline, most=_PROBED)
+        chains = Chains(self.problem, bound, self.deadline, most=_PROBED, most_pairs=most_pairs)
         try:
-            self._learn(chains, chains.best())
+            self.learn(chains, chains.best())
         except TooMany:
             return False
-        return chains.n_pairs <= _SHORT
+        return True
 
-    def _learn(self, chains: Chains, found: tuple[int, tuple[int, ...]] | None) -> None:
+    def learn(self, chains: Chains, found: tuple[int, tuple[int, ...]] | None) -> None:
         """What a pass over all chains under a bound says."""
         if found is None:
             self.lower = HUGE if chains.bound >= self.top else chains.bound + 1
@@ -179,7 +192,15 @@ def _dearest(problem: Problem) -> int:
 class Chains:
     """All chains of downsets whose every load is at most ``bound``, layer by layer."""
 
-    def __init__(self, problem: Problem, bound: int, deadline: float, sample: int = 0, most: int = 0) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        bound: int,
+        deadline: float,
+        sample: int = 0,
+        most: int = 0,
+        most_pairs: int = HUGE,
+    ) -> None:
         self.contraction = at_bound(problem, bound)
         self.problem = self.ordered = p = self.contraction.problem
         self.bound, self.deadline, self.k = bound, deadline, p.n_stages
@@ -192,7 +213,7 @@ class Chains:
             self.ordered, priced, self.alike = likes(p)
             self.loads = Loads(priced)
             self.contained = Contained(priced, self.alike)
-        self.n_pairs = 0
+        self.n_pairs, self.most_pairs = 0, most_pairs
 
     def best(self) -> tuple[int, tuple[int, ...]] | None:
         """The least bottleneck of the chains and its assignment in the original items, if there is one."""
@@ -204,6 +225,8 @@ class Chains:
         came: list[Array] = []
         for s in range(self.k):
             layer = self._layer(windows[s + 1])
+            if self.n_pairs + len(value) * len(layer.work) > self.most_pairs:
+                raise TooMany
             value, parent = self._step(s, layers[s], layer, value)
             reached = np.flatnonzero(value <= self.bound)
             if not len(reached):
