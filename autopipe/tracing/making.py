@@ -34,7 +34,7 @@ from .sizes.tail import Tail, find_tail
 from .sizes.tally import by_call
 from .sizes.trials import Explorer
 from .sizes.truths import asked_of_all_rows
-from .sizes.unproven import unproven
+from .sizes.unproven import behind_labels, unproven
 from .sizes.variation import Check, Fixed, Variation
 from .sizes.witness import witnesses
 from .values.tracked import pinned, plain
@@ -195,6 +195,8 @@ class Made:
                 found = dataclasses.replace(found, by_call=written)
             tail = find_tail(session.model, *told, found, takes=variation.takes_rows)
             variation = dataclasses.replace(variation, mixing=found, tail=tail)
+        told_by_sizes = behind_labels(self.session.model, merged[True], self.kind)
+        variation = dataclasses.replace(variation, behind_labels=told_by_sizes)
         taken = {c.name for form in firsts for c in form.calls}
         checked: dict[int, Recording] = {}
         for form in firsts:

@@ -192,6 +192,65 @@ def test_labels_may_be_left_out_by_a_number_that_sizes_make():
     assert abs(Runtime(*made).step(tokens, labels).loss - wanted.item()) < 1e-12
 
 
+class Spans(nn.Module):
+    """Where an answer begins: places behind the end of what layers make count for nothing."""
+
+    def __init__(self, blocks):
+        super().__init__()
+        self.emb, self.blocks, self.head = nn.Embedding(11, 6), nn.Sequential(*blocks), nn.Linear(6, 1)
+
+    def forward(self, tokens, mask, starts):
+        logits = self.head(self.blocks(self.emb(tokens) * mask.unsqueeze(-1))).squeeze(-1)
+        end = logits.size(1)
+        return F.cross_entropy(logits, starts.clamp(0, end), ignore_index=end)
+
+
+def block():
+    """A module that stays whole."""
+    return nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+
+
+def spans(rows, length):
+    mask = torch.ones(rows, length, dtype=torch.long)
+    starts = torch.where(torch.arange(rows) % 3 > 0, torch.arange(rows) % length, 100)
+    return torch.randint(1, 11, (rows, length)), mask, starts
+
+
+def test_labels_may_be_left_out_by_a_size_of_what_layers_make(caplog):
+    torch.manual_seed(0)
+    model = Spans([block() for _ in range(4)]).double()
+    made = make(model, spans(6, 5), {}, n_stages=2, n_microbatches=3)
+    with caplog.at_level(logging.WARNING, "autopipe"):
+        runtime = Runtime(*made)
+        for length in (5, 8):
+            given = spans(7, length)
+            wanted = copy.deepcopy(model)(*given)
+            assert abs(runtime.step(*given).loss - wanted.item()) < 1e-12
+        tokens, mask, starts = spans(6, 5)
+        with pytest.raises(InputError, match="it cannot be told which labels"):
+            runtime.step(tokens, mask[:, :1], starts)
+    assert not caplog.text
+
+
+def test_labels_left_out_by_a_size_that_data_may_decide_are_warned_of(caplog):
+    class Trimmed(nn.Module):
+        """Drops what is past the last place that counts."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = block()
+
+        def forward(self, x):
+            return self.inner(x[:, : int((x.detach() ** 2).sum((0, 2)).gt(1e-30).sum())])
+
+    torch.manual_seed(0)
+    model = Spans([Trimmed(), block()]).double()
+    made = make(model, spans(6, 5), {}, n_stages=2, n_microbatches=3)
+    with caplog.at_level(logging.WARNING, "autopipe"):
+        Runtime(*made).step(*spans(7, 5))
+    assert "made inside the model" in caplog.text
+
+
 def test_a_sum_inside_the_model_weighs_one():
     torch.manual_seed(0)
     model = Language().double()

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -25,8 +25,10 @@ from torch import Tensor, fx, nn
 from ...accelerator import is_async, upload
 from ...arguments import number
 from ...errors import InputError
+from ...graph import Dim
 from ...tracing.inputs.structure import flatten, unflatten
 from ...tracing.sizes.labels import DEFAULTS, FUNCTIONS, MODULES, label_options, weight_of_labels
+from ...units import Size, size_at
 from ..options import LossWeight
 from .microbatch import Batch
 
@@ -180,12 +182,14 @@ class _LabelLoss:
     """One ``cross_entropy`` call of a captured graph: what it averages over labels with, and how it is made.
 
     ``nodes`` lead from the inputs to what of its ``options`` the graph makes; ``fixed`` are values
-    of attributes they read.
+    of attributes they read, ``sizes`` formulas of those that are sizes of what the model computes.
     """
 
     options: Mapping[str, Any]
     nodes: Sequence[fx.Node]
     fixed: Mapping[str, Any]
+    sizes: Mapping[fx.Node, Size]
+    dims: Sequence[Dim]
 
     @property
     def is_sum(self) -> bool:
@@ -198,7 +202,12 @@ class _LabelLoss:
     def _count(self, batch: Batch, m: int) -> float | Tensor:
         values: dict[fx.Node, Any] = {}
         here = next(v.device for v in batch.whole.values() if isinstance(v, Tensor))
+        asked = {str(symbol) for size in self.sizes.values() for symbol in getattr(size, "free_symbols", ())}
+        dims = {d.name: _length(d, batch, m) for d in self.dims if d.name in asked}
         for node in self.nodes:
+            if node in self.sizes:
+                values[node] = int(size_at(self.sizes[node], dims))
+                continue
             if node.op == "placeholder":
                 values[node] = batch.leaves[node.name][m]
                 continue
@@ -228,12 +237,13 @@ def _find(capture: Capture, *, warns: bool = True) -> tuple[_LabelLoss, ...]:
     fixed = {**capture.constants, "_device": torch.device("cpu") if is_meta else capture.device}
     found, output = [], next(iter(reversed(graph.nodes)))
     results = output.all_input_nodes
+    sizes = {n: size for n in graph.nodes if (size := _size_of_computed(capture, n)) is not None}
     for node in _ancestors(output):
         options = label_options(capture.model, node)
         if options is None:
             continue
-        behind = {n: _ancestors(v) for n, v in options.items() if isinstance(v, fx.Node)}
-        told = {n: all(_can_run(x, fixed) for x in nodes) for n, nodes in behind.items()}
+        behind = {n: _ancestors(v, sizes) for n, v in options.items() if isinstance(v, fx.Node)}
+        told = {n: all(x in sizes or _can_run(x, fixed) for x in nodes) for n, nodes in behind.items()}
         why = ""
         if "target" not in behind:
             why = "they are constant"
@@ -250,8 +260,30 @@ def _find(capture: Capture, *, warns: bool = True) -> tuple[_LabelLoss, ...]:
                 _logger.warning(_WARNING, why)
             return ()
         needed = {node for nodes in behind.values() for node in nodes}
-        found.append(_LabelLoss(options, [n for n in graph.nodes if n in needed], fixed))
+        read = {n: sizes[n] for n in needed & sizes.keys()}
+        nodes = [n for n in graph.nodes if n in needed]
+        found.append(_LabelLoss(options, nodes, fixed, read, capture.ops.dims))
     return tuple(found)
+
+
+def _size_of_computed(capture: Capture, node: fx.Node) -> Size | None:
+    """The formula of a size that is read off what the model computes; None for other nodes."""
+    if node.name not in capture.variation.behind_labels:
+        return None
+    source, axis = node.args
+    return capture.ops.by_name[source.name].outputs[0].shape[axis]  # type: ignore[union-attr, index]
+
+
+def _length(dim: Dim, batch: Batch, m: int) -> int:
+    """How large a size of the inputs is in a microbatch."""
+    found = {int(batch.leaves[name][m].shape[axis]) for name, axis in dim.where}
+    if len(found) > 1:
+        names = ", ".join(dict.fromkeys(name for name, _ in dim.where))
+        raise InputError(
+            f"{names} were of one size at capture and are of {sorted(found)} now, so that it cannot be told "
+            "which labels the model's loss counts; pass loss_weight, or make them of one size"
+        )
+    return found.pop()
 
 
 def _can_run(node: fx.Node, fixed: Mapping[str, Any]) -> bool:
@@ -297,10 +329,12 @@ def _at(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
 
 
-def _ancestors(node: fx.Node) -> dict[fx.Node, None]:
+def _ancestors(node: fx.Node, known: Collection[fx.Node] = ()) -> dict[fx.Node, None]:
+    """A node and all behind it, but for what only ``known`` ones are made of."""
     found, todo = {node: None}, [node]
     while todo:
-        for parent in todo.pop().all_input_nodes:
+        last = todo.pop()
+        for parent in () if last in known else last.all_input_nodes:
             if parent not in found:
                 found[parent] = None
                 todo.append(parent)

@@ -7,7 +7,7 @@ Code that stays whole may pick rows by what they hold. Checking such questions a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -15,13 +15,14 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ..calls.call import Call, Recording, map_calls, meta
+from ..calls.call import Call, Depends, Recording, map_calls, meta
 from ..calls.functions import tensors
 from ..calls.kinds import Kind
 from ..code.leaves import is_atomic, is_compiled
+from .labels import label_options
 from .rerun import with_guards
 
-__all__ = ["runs_without_data", "unproven"]
+__all__ = ["behind_labels", "runs_without_data", "unproven"]
 
 
 def unproven(model: nn.Module, form: Recording, kind: Callable[[str], Kind]) -> frozenset[int]:
@@ -29,8 +30,39 @@ def unproven(model: nn.Module, form: Recording, kind: Callable[[str], Kind]) -> 
 
     Modules of one ``kind`` that take tensors of the same sizes are looked into once.
     """
-    calls = with_guards(form)
-    wanted = {id(c) for guard in form.guards for c in guard.operands if isinstance(c, Call)}
+    asked = {id(c) for guard in form.guards for c in guard.operands if isinstance(c, Call)}
+    doubted = _doubted(model, form, kind, asked)
+    found = (g for g in form.guards if any(isinstance(o, Call) and id(o) in doubted for o in g.operands))
+    return frozenset(map(id, found))
+
+
+def behind_labels(model: nn.Module, form: Recording, kind: Callable[[str], Kind]) -> frozenset[str]:
+    """Names of the sizes of what the model computes that its losses count labels with, if shapes decide them.
+
+    Data may have no say in them: neither seen, nor in modules that stay whole and were looked into.
+    """
+    options = filter(None, (label_options(model, call) for call in form.calls))
+    left = [v for o in options for v in o.values() if isinstance(v, Call)]
+    found: set[Call] = set()
+    while left:
+        call = left.pop()
+        if call not in found:
+            found.add(call)
+            left += () if _is_size(call) else call.inputs
+    sizes = [c for c in found if _is_size(c) and not c.depends & Depends.DATA]
+    doubted = _doubted(model, form, kind, {*map(id, sizes)}) if sizes else set()
+    return frozenset(c.name for c in sizes if id(c) not in doubted)
+
+
+def _is_size(call: Call) -> bool:
+    return call.is_size and call.op == "call_method" and call.inputs[0].op != "placeholder"
+
+
+def _doubted(
+    model: nn.Module, form: Recording, kind: Callable[[str], Kind], wanted: Collection[int]
+) -> set[int]:
+    """Of the calls with the ids ``wanted`` and all behind them, those whose sizes data may have a say in."""
+    calls, wanted = with_guards(form), {*wanted}
     for call in reversed(calls):
         if id(call) in wanted:
             wanted.update(map(id, call.inputs))
@@ -51,8 +83,7 @@ def unproven(model: nn.Module, form: Recording, kind: Callable[[str], Kind]) -> 
         is_behind = any(id(c) in doubted for c in call.inputs)
         if is_behind or (call.op == "call_module" and not is_proven(call)):
             doubted.add(id(call))
-    found = (g for g in form.guards if any(isinstance(o, Call) and id(o) in doubted for o in g.operands))
-    return frozenset(map(id, found))
+    return doubted
 
 
 def runs_without_data(model: nn.Module, leaf: Call) -> bool:
