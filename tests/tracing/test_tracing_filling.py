@@ -76,3 +76,45 @@ def test_a_dict_that_layers_fill_and_read(kind, layer, is_read):
             model(other).sum().backward()
             for a, p in zip(got, model.parameters(), strict=True):
                 assert (a is None and p.grad is None) or torch.allclose(a, p.grad, atol=1e-6)
+
+
+class HandsOn(nn.Module):
+    """Writes what it makes into the dict that it is given, and returns that dict, alone or in a tuple."""
+
+    def __init__(self, number, is_alone):
+        super().__init__()
+        self.number, self.is_alone, self.layer, self.out = number, is_alone, nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, features):
+        h = self.layer(features.get("h", features["x"])).tanh()
+        features.update({"h": h, f"out{self.number // 2}": self.out(h)})
+        return features if self.is_alone else (h, features)
+
+
+class Chain(nn.Module):
+    def __init__(self, is_alone):
+        super().__init__()
+        self.layers = nn.ModuleList([HandsOn(i, is_alone) for i in range(4)])
+
+    def forward(self, features):
+        first = features
+        for layer in self.layers:
+            given = layer(features)
+            features = given if layer.is_alone else given[1]
+        return features["h"] * first["h"], features
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_dict_that_layers_hand_on_is_the_one_that_they_were_given(is_alone):
+    torch.manual_seed(0)
+    model = Chain(is_alone)
+    found = capture(model, ({"x": torch.randn(2, 4)},))
+    assert sum(op.kind == "module" for op in found.ops.ops) == 4
+    pipe = autopipe.split(model, 2, ({"x": torch.randn(2, 4)},), costs="estimated", n_microbatches=1)
+    for rows in (2, 5):
+        x = torch.randn(rows, 4)
+        expected = model({"x": x})
+        for run in (found, pipe):
+            given = {"x": x}
+            torch.testing.assert_close(run(given), expected)
+            torch.testing.assert_close(given, expected[1])

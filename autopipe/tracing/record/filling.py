@@ -17,7 +17,7 @@ from ..inputs.structure import along, flatten, paths, unflatten
 from ..values.ledger import Ledger
 from ..values.tracked import plain
 
-__all__ = ["Dict", "dicts", "refilled"]
+__all__ = ["Dict", "dicts", "handed_back", "refilled"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,6 +68,17 @@ def refilled(ledger: Ledger, call: Call, found: Sequence[Dict]) -> None:
         behind = Call("call_function", named.Named(behind_of, "filled"), (holder, call), accessor=True)
         behind.hint, behind.path, behind.depends = "filled", call.path, call.depends
         _read_again(ledger, ledger.add(behind), given)
+
+
+def handed_back(gave: Any, result: Any, found: Sequence[Dict]) -> Any:
+    """The ``result`` of a leaf, with the code's own dicts where it ``gave`` those that it was given."""
+    for given in found:
+        if gave is given.passed:
+            return given.own
+    if type(gave) not in (tuple, list):
+        return result
+    made = [handed_back(*each, found) for each in zip(gave, result, strict=True)]
+    return result if all(a is b for a, b in zip(made, result, strict=True)) else type(gave)(made)
 
 
 def behind_of(filled: Any, result: Any) -> Any:

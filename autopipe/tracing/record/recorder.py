@@ -249,10 +249,12 @@ class Recorder(TorchFunctionMode):
         buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)) if has_buffers else {})
         compiled = any(map(is_compiled, inside))
         run = functools.partial(type(module).__call__, module) if compiled else original
+        gave: list[Any] = []
 
         def run_leaf(*args: Any, **kwargs: Any) -> Any:
             with self.inside_leaf(path, compiled), self.suspended() if compiled else contextlib.nullcontext():
-                return run(*args, **kwargs)
+                gave.append(run(*args, **kwargs))
+            return gave[0]
 
         call.stream = self.streams.of_module(path, inside)
         given = filling.dicts(args, kwargs, actual, first=2 if path in self.moded else 0)
@@ -274,7 +276,7 @@ class Recorder(TorchFunctionMode):
         call.mutated = self.changed(buffers, module, path)
         if twins is not None and key is not None and copied is None:
             twins.keep(key, call, result, actual)
-        return result
+        return filling.handed_back(gave[0], result, given) if gave and given else result
 
     def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:
         """The buffers of ``module`` that are not as they were."""
