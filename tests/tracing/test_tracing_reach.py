@@ -1,11 +1,13 @@
 """What a model's code reaches is put back, and nothing else is touched."""
 
 import builtins
+import math
 
 import torch
 from torch import nn
 
 from autopipe.tracing import capture, preserved
+from autopipe.tracing.state.codes import is_foreign
 
 
 class Helper:
@@ -61,3 +63,26 @@ def test_namespaces_are_never_emptied():
     finally:
         vars(builtins).pop("made_up", None)
     assert capture(model, (torch.randn(2, 4),)).ops.ops
+
+
+class Divided(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.captured = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        for _ in range(math.gcd(x.shape[1], 6)):
+            x = self.a(x)
+        return self.captured(x)
+
+
+def test_a_capture_held_where_the_model_has_a_name_records_further_forms(monkeypatch):
+    model = Divided()
+    monkeypatch.setitem(globals(), "captured", capture(model, (torch.randn(2, 6, 4),)))
+    x = torch.randn(2, 10, 4)
+    torch.testing.assert_close(globals()["captured"](x), model(x))
+
+
+def test_modules_are_told_from_others_whose_names_begin_so():
+    assert all(map(is_foreign, ("torch.nn", "numpy", "abc")))
+    assert not any(map(is_foreign, ("torchlike.nets", "numpyish", "abcd", "loggings")))

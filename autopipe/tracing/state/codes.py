@@ -17,7 +17,7 @@ from .cells import attributes, content
 
 __all__ = ["codes_in", "come_to", "is_foreign", "is_users", "named", "names_in"]
 
-_FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "abc", "logging", "threading")
+_FOREIGN = frozenset({"torch", "numpy", "builtins", "typing", "collections", "abc", "logging", "threading"})
 _STDLIB = sysconfig.get_path("stdlib")
 _INSTALLED = ("site-packages", "dist-packages")
 _AROUND_FUNC = (partial, partialmethod, cached_property, singledispatchmethod)
@@ -28,7 +28,7 @@ _ASKS_FOR_ALL = frozenset({"globals", "eval", "exec", "vars", "locals"})
 def is_foreign(module: str | None) -> bool:
     """Whether a module, by name, is none of a model's: torch's, numpy's, or Python's own."""
     root = (module or "builtins").partition(".")[0]
-    return root.startswith(_FOREIGN) or (root in sys.stdlib_module_names and root != "__main__")
+    return root in _FOREIGN or (root in sys.stdlib_module_names and root != "__main__")
 
 
 def is_users(module: str | None) -> bool:

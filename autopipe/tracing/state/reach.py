@@ -44,7 +44,7 @@ _PLAIN = frozenset(
     {int, float, str, bool, type(None), complex, bytes, torch.dtype, torch.device, torch.Size,
      types.ModuleType, types.MethodWrapperType, slice, range}
 )  # fmt: skip
-_FOREIGN = ("torch", "numpy", "builtins", "typing", "abc", "logging", "threading")
+_FOREIGN = frozenset({"torch", "numpy", "builtins", "typing", "abc", "logging", "threading", "autopipe"})
 _REGISTRIES = frozenset(vars(nn.Module()))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -173,7 +173,7 @@ class Reached:
 
     def _inside_object(self, path: str, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         cls = type(value)
-        if cls.__module__.startswith(_FOREIGN):
+        if cls.__module__.partition(".")[0] in _FOREIGN:
             return
         if (held := attributes(value)) is not None:
             self.holders.append((path, name, held))
