@@ -103,6 +103,14 @@ def greatest_divisor(self: Any, x: Tensor) -> Tensor:
 
 
 @trap()
+def as_often_as_a_divisor(self: Any, x: Tensor) -> Tensor:
+    if self.training:  # 6 at several lengths, and not at others
+        for _ in range(math.gcd(x.size(1), 6)):
+            x = x * 1.5
+    return self.run(x)
+
+
+@trap()
 def logarithm(self: Any, x: Tensor) -> Tensor:
     return self.run(x * math.log(x.size(1)) + math.ceil(math.log2(x.size(1))))
 

@@ -22,7 +22,7 @@ from ..calls.functions import SIZES, tensors
 from ..inputs.arguments import Inputs
 from ..inputs.packing import packings
 from . import dims as sizing
-from .guards import computed, goes_in_steps, is_stepped
+from .guards import computed, is_fitted, is_stepped
 from .harmless import find_harmless
 from .rerun import replay, with_guards
 from .trials import Explorer, Trial, first, first_line
@@ -275,7 +275,8 @@ def _fitted(
                 values: list[Any] = [call.value, *(s.numbers.get(id(call)) for s in seen)]
                 exact = computed(call, numbers)
                 formula = numbers[id(call)] = formulas(values) if exact is None else exact
-                is_off = exact is None and (is_stepped(formula) or _is_lost(call, values, formula, numbers))
+                is_guess = is_stepped(formula) or is_fitted(call, numbers)
+                is_off = exact is None and (is_guess or _is_lost(call, values, formula))
                 if is_off or any(id(c) in guessed for c in call.inputs):
                     guessed.add(id(call))
             shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], formulas)
@@ -290,16 +291,15 @@ def _fitted(
     return Variation(dims, fixed, tuple(checks.values()), shapes, frozenset(unsure))
 
 
-def _is_lost(call: Call, values: Sequence[Any], formula: Size, numbers: Mapping[int, Size]) -> bool:
+def _is_lost(call: Call, values: Sequence[Any], formula: Size) -> bool:
     """Whether a number changes with sizes in a way that no formula tells: a root, say.
 
-    What a tensor holds may: that ``arange(n).max() > 8`` is false at two lengths says nothing of a third. So
-    may a remainder: that ``n / 4 % 1`` is 0 at three lengths.
+    What a tensor holds may: that ``arange(n).max() > 8`` is false at two lengths says nothing of a third.
     """
     if getattr(formula, "free_symbols", ()):
         return False
     is_held = call.target not in SIZES and any(isinstance(c.value, torch.Tensor) for c in call.inputs)
-    return is_held or goes_in_steps(call, numbers) or any(v is not None and v != values[0] for v in values)
+    return is_held or any(v is not None and v != values[0] for v in values)
 
 
 def _behind(form: Recording, inputs: Collection[str]) -> set[int]:

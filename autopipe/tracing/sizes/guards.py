@@ -17,7 +17,7 @@ from ..calls.call import Call, Depends, Guard, Recording
 from ..calls.named import Named, unnamed
 from .rerun import with_guards
 
-__all__ = ["SIGNS", "ExpectSize", "broken", "computed", "goes_in_steps", "is_stepped", "with_checks"]
+__all__ = ["SIGNS", "ExpectSize", "broken", "computed", "is_fitted", "is_stepped", "with_checks"]
 
 SIGNS = {
     operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
@@ -54,11 +54,13 @@ def computed(call: Call, numbers: Mapping[int, Size]) -> Size | None:
     return function(*operands) if any(map(is_stepped, operands)) else None
 
 
-def goes_in_steps(call: Call, numbers: Mapping[int, Size]) -> bool:
-    """Whether a number made of such as change with sizes may be the same at some and another at the next."""
-    function = unnamed(call.target)
-    is_step = function in _ROUNDING or function in (operator.mod, operator.floordiv)
-    return is_step and any(_has_symbols(numbers.get(id(c))) for c in call.inputs)
+def is_fitted(call: Call, numbers: Mapping[int, Size]) -> bool:
+    """Whether no formula tells a number that is made of such as change with sizes: a common divisor, say.
+
+    What it is at a few sizes, it need not be at the next. Sums, products, quotients and powers are told.
+    """
+    is_told = unnamed(call.target) in (*_SMOOTH, operator.truediv, operator.pow)
+    return not is_told and any(_has_symbols(numbers.get(id(c))) for c in call.inputs)
 
 
 def _is_whole(value: Any) -> bool:
