@@ -144,6 +144,10 @@ class Capture:
             return False
         return True
 
+    def is_for_sizes(self, number: int, values: Mapping[str, Any]) -> bool:
+        """Whether a form of the model's mode is for bound inputs of these sizes."""
+        return self.forms[self.model.training][number].variation.is_for(self.inputs, values)
+
     @property
     def has_questions(self) -> bool:
         """Whether values or sizes of the inputs tell which form runs, in any mode."""

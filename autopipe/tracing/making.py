@@ -25,11 +25,12 @@ from .graphs.questions import Question, choose, questions, with_sizes
 from .inputs.arguments import Inputs
 from .inputs.written import called
 from .runs.session import Session
+from .sizes.by_count import asked_how_many
 from .sizes.expected import Expected
 from .sizes.explore import explore, is_narrowed
 from .sizes.guards import with_checks
 from .sizes.lengths import read_from_inputs
-from .sizes.rows import mixing
+from .sizes.rows import Mixing, mixing
 from .sizes.tail import Tail, find_tail
 from .sizes.tally import by_call
 from .sizes.trials import Explorer
@@ -213,6 +214,29 @@ class Made:
         """Ids of the guards that the graph itself must check."""
         return variation.unsure | unproven(self.session.model, form, self.kind)
 
+    def _with_rows(
+        self, form: Recording, given: Mapping[str, torch.Tensor], variation: Variation
+    ) -> Variation:
+        """The variation of a form beside the first, with what mixes its rows, or tells how many there are.
+
+        Not asked where rows are mixed in the first form: then they are refused, or the tail has the batch.
+        """
+        first, session = self.forms[form.training][0], self.session
+        known = self.variations[id(first)]
+        if not self.dynamic or known.mixing.always:
+            return variation
+        start = functools.partial(session.start, form.training)
+        told = (variation.dims, variation.shapes, session.device)
+        both = {False: form, True: form}
+        mode = functools.partial(_without_mode, start)
+        found = mixing(session.model, both, given, *told, mode, takes=variation.takes_rows).always
+        counted = asked_how_many(
+            session.model, (form, variation), (first, known), given, session.device, start
+        )
+        in_training = found if form.training and known.mixing.training else ""
+        mixed = Mixing("" if in_training else found, in_training, by_count=counted)
+        return dataclasses.replace(variation, mixing=mixed)
+
     def _ask_rows(self) -> None:
         """Tell of questions that rows of a batch, asked for themselves, answer so that they are others."""
         variation, session = self.variation, self.session
@@ -250,6 +274,7 @@ class Made:
                 variation = self._vary([form], given or self.tensors, asked, self.variation)
             except AutopipeError:
                 continue
+            variation = self._with_rows(form, given or self.tensors, variation)
             read_from_inputs(self.session.model, form, variation.dims, variation.shapes)
             checked = with_checks(form, self._unsure(form, variation), {c.name for c in self.calls})
             self.forms[flag].append(checked)
@@ -287,6 +312,7 @@ class Made:
         variation = self._vary([form], tensors, asked, known, inputs)
         if {d.where for d in variation.dims} != {d.where for d in dims}:
             raise CaptureError("other sizes may vary there")
+        variation = self._with_rows(form, tensors, variation)
         taken = {c.name for c in (*named, *form.calls)}
         checked = with_checks(form, self._unsure(form, variation), taken)
         self.variations[id(checked)] = variation
@@ -413,6 +439,10 @@ class Made:
 def _each(things: Iterable[_T]) -> list[_T]:
     """Those that are one object once, in order."""
     return list({id(thing): thing for thing in things}.values())
+
+
+def _without_mode(start: Callable[[], None], training: bool) -> None:
+    start()
 
 
 def _never(given: Mapping[str, torch.Tensor]) -> bool:

@@ -472,6 +472,60 @@ def test_what_is_asked_of_all_rows_before_a_tail_is_refused(is_late):
         runtime.step(x, y, mask)
 
 
+class OtherwiseOn(nn.Module):
+    """Goes another way on some inputs than on those it is captured with."""
+
+    def __init__(self, asks, does):
+        super().__init__()
+        self.a, self.b, self.asks, self.does = nn.Linear(4, 4), nn.Linear(4, 4), asks, does
+
+    def forward(self, x, flag):
+        x = self.a(x)
+        return self.b((self.does(x) if self.asks(x, flag) else x).relu()).mean(1)
+
+
+def _otherwise(asks, does, rows, length, is_flagged):
+    """A runtime of such a model and what to step it with; of the model the loss on that."""
+    torch.manual_seed(0)
+    model, flag = OtherwiseOn(asks, does).double(), torch.tensor(False)
+    pipe = autopipe.split(
+        model, 2, (torch.randn(4, 6, 4).double(), flag), costs="estimated", n_microbatches=2
+    )
+    x, flag = torch.randn(rows, length, 4).double(), torch.tensor(is_flagged)
+    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+    return runtime, (x, flag), model(x, flag).square().mean().detach()
+
+
+@pytest.mark.parametrize(
+    ("asks", "length", "is_flagged"),
+    [(lambda x, _: x.shape[1] > 8, 12, False), (lambda _, flag: bool(flag), 6, True)],
+)
+def test_rows_that_other_inputs_than_the_example_mix_are_refused(asks, length, is_flagged):
+    runtime, batch, loss = _otherwise(asks, lambda x: x - x.mean(0), 6, length, is_flagged)
+    with pytest.raises(InputError, match=r"mean\(0\) at .*test_runtime_rows.py:\d+"):
+        runtime.step(*batch)
+    torch.testing.assert_close(
+        runtime.step(*batch, n_microbatches=1).loss.detach().as_subclass(torch.Tensor), loss
+    )
+
+
+def test_what_a_model_does_with_so_many_rows_alone_is_refused_where_microbatches_have_fewer():
+    runtime, batch, loss = _otherwise(lambda x, _: len(x) < 4, lambda x: x * 2, 6, 6, False)
+    with pytest.raises(InputError, match=r"test_runtime_rows.py:\d+ asks how many rows there are"):
+        runtime.step(*batch)
+    torch.testing.assert_close(
+        runtime.step(*batch, n_microbatches=1).loss.detach().as_subclass(torch.Tensor), loss
+    )
+
+
+@pytest.mark.parametrize(("rows", "n_microbatches"), [(3, 3), (5, 3)])
+def test_one_row_may_go_a_way_of_its_own_that_comes_to_the_same(rows, n_microbatches):
+    told = lambda x, _: len(x) == 1, lambda x: x[0][None] + 0
+    runtime, batch, loss = _otherwise(*told, rows, 6, False)
+    found = runtime.step(*batch, n_microbatches=n_microbatches).loss.detach()
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), loss)
+
+
 class AskingHowItLies(nn.Module):
     """Reads time first, and goes by how its input lies in memory."""
 

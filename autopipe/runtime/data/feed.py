@@ -23,9 +23,11 @@ from .weights import Weights
 
 __all__ = ["Feed", "Given"]
 
-Given = tuple[dict[str, Any], Any, int, Weights, tuple[int, ...], bool]
-"""(inputs by name, target, asked number of microbatches, weight of each and what they counted, the form each
-asks for, whether some are new): a tensor that is of no use to this rank is on the meta device."""
+Ways = tuple[tuple[int, ...], int | None, bool]
+"""A batch's ``forms``, ``of_all`` and ``is_new``."""
+Given = tuple[dict[str, Any], Any, int, Weights, Ways]
+"""(inputs by name, target, asked number of microbatches, weight of each and what they counted, the forms that
+are asked for): a tensor that is of no use to this rank is on the meta device."""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -41,6 +43,7 @@ class Header(msgspec.Struct, frozen=True):
     weights: tuple[list[float], float | None]
     forms: tuple[int, ...]
     is_new: bool = False
+    of_all: int | None = None
     fault: str = ""
 
 
@@ -94,7 +97,7 @@ class Feed:
                 "those, or make the runtime without feed, and pass every rank the batch"
             ) from error
         shares = [float(weight) for weight in weights[0]], weights[1]
-        header = Header(names, told, owners, n_microbatches, shares, batch.forms, is_new)
+        header = Header(names, told, owners, n_microbatches, shares, batch.forms, is_new, batch.of_all)
         laid = [f.to_wire(t) if sent else t for f, t, sent in zip(forms, tensors, is_sent, strict=True)]
         leaving = []
         for rank in self._others:
@@ -137,7 +140,8 @@ class Feed:
         peers.position.waits_for = -1
         *values, target = tensors if told.frame is None else told.frame.fill(tensors)
         inputs = dict(zip(header.names, values, strict=True))
-        return inputs, target, header.n_microbatches, header.weights, header.forms, header.is_new
+        ways = header.forms, header.of_all, header.is_new
+        return inputs, target, header.n_microbatches, header.weights, ways
 
     def _owners(self, names: Sequence[str], whole: Mapping[str, Any], n_tensors: int) -> list[str | None]:
         """Of each tensor the input it is; None for the target's."""

@@ -167,7 +167,7 @@ class Intake:
 
     def _fed(self, feed: Feed, request: Request) -> Taken:
         # heard also where it is refused, or what is heard next would be this
-        leaves, target, n, (weights, counted), forms, is_new = feed.take()
+        leaves, target, n, (weights, counted), (forms, of_all, is_new) = feed.take()
         if request.args or request.kwargs or request.target is not None:
             raise InputError(
                 f"rank {self._rank} was given inputs, but only rank {feed.source} feeds this pipeline; call "
@@ -180,7 +180,7 @@ class Intake:
                 f"{feed.source} {list(forms)}: some were recorded on one of them alone; call pipe(...) on "
                 "every rank alike, or only rt.step, rt.evaluate and rt.forward"
             )
-        return Taken(dataclasses.replace(batch, forms=forms), weights, counted)
+        return Taken(dataclasses.replace(batch, forms=forms, of_all=of_all), weights, counted)
 
     def shares(self, batches: Sequence[Any]) -> tuple[Calls, list[float], float | None]:
         """The calls that batches stand for, what each one's loss weighs in that of all, and what all counted.

@@ -48,6 +48,8 @@ class Batch:
     packed: rows in each microbatch of every input that leads with several for each of the batch.
     forms: the form of the model that each microbatch asks for by its values, and at last that of the whole
         batch; none where there is but one.
+    of_all: the form that as many rows as all microbatches have ask for, where one of theirs is not for so
+        many; else None.
     is_new: whether no step has run some of these forms yet.
     target: that of the whole batch, as it was given.
     """
@@ -60,6 +62,7 @@ class Batch:
     packed: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     forms: tuple[int, ...] = ()
+    of_all: int | None = None
     is_new: bool = False
     target: Any = None
 
@@ -328,5 +331,7 @@ def with_forms(
         return batch
     microbatches = [{n: c[m] for n, c in batch.leaves.items()} for m in range(batch.n_microbatches)]
     whole = [batch.whole] if capture.ops.tail else []
-    forms = tuple(map(form_of or capture.form_of, [*microbatches, *whole]))
-    return dataclasses.replace(batch, forms=forms)
+    form_of = form_of or capture.form_of
+    forms = tuple(map(form_of, [*microbatches, *whole]))
+    is_for_all = all(capture.is_for_sizes(number, batch.whole) for number in {*forms})
+    return dataclasses.replace(batch, forms=forms, of_all=None if is_for_all else form_of(batch.whole))

@@ -37,11 +37,11 @@ class MixedRows:
 
     def __init__(self, capture: Capture, mode: str, is_whole: bool) -> None:
         """``is_whole``: what mixes rows at the model's end gets the whole batch."""
-        self._model, self._variation = capture.model, capture.variation
+        self._capture, self._model, self._variation = capture, capture.model, capture.variation
         self._mode, self._is_whole = mode, is_whole
         self._warned = False
 
-    def check(self) -> None:
+    def check(self, batch: Batch) -> None:
         """Raise :class:`InputError` where microbatches would not be what the batch is; warn once of less.
 
         Less is what is allowed, and what mixes rows in training only, as batch norm does.
@@ -50,6 +50,13 @@ class MixedRows:
         always, training = found.always, found.training
         if self._is_whole:
             always, training = "", tail.before
+        forms = self._capture.forms[self._model.training]
+        others = [forms[number].variation.mixing for number in sorted({*batch.forms} - {0})]
+        always = always or next((m.always for m in others if m.always), "")
+        training = training or next((m.training for m in others if m.training), "")
+        if batch.of_all is not None and not always:
+            asked = {*batch.forms, batch.of_all}
+            always = next(filter(None, (forms[n].variation.mixing.by_count for n in sorted(asked))), "")
         if not self._model.training:
             training = ""
         name = type(self._model).__name__

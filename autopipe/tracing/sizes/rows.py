@@ -48,7 +48,8 @@ class Mixing:
     ``sums``: the numbers that are made of all rows are sums over them, not means. ``is_asked`` says whether
     that was looked at: means are then even ones, or over labels. ``by_call`` are buffers and attributes that
     a training forward leaves otherwise when it is called on the rows in two batches, where nothing else is
-    to be said of them.
+    to be said of them. ``by_count`` is what asks for the number of rows, and makes of them something else
+    than where it comes out otherwise.
     """
 
     always: str = ""
@@ -57,6 +58,7 @@ class Mixing:
     is_asked: bool = dataclasses.field(default=False, compare=False)
     points: bool = False
     by_call: tuple[str, ...] = ()
+    by_count: str = ""
 
     @property
     def said_by_call(self) -> str:
