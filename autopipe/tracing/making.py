@@ -8,14 +8,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 from ..errors import AutopipeError, CaptureError
-from .calls.call import Call, Recording
+from ..graph import batch_dim
+from .calls.call import Call, Depends, Recording
 from .calls.likeness import distinct
 from .calls.named import Named
 from .calls.perform import run_call
@@ -26,6 +27,7 @@ from .inputs.arguments import Inputs
 from .inputs.written import called
 from .runs.session import Session
 from .sizes.by_count import asked_how_many
+from .sizes.dims import axis_of
 from .sizes.expected import Expected
 from .sizes.explore import explore, is_narrowed
 from .sizes.guards import with_checks
@@ -43,6 +45,7 @@ from .values.tracked import pinned, plain
 __all__ = ["Form", "Made"]
 
 _T = TypeVar("_T")
+_OF_INPUTS = Depends.INPUT | Depends.SHAPE
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -150,7 +153,31 @@ class Made:
             for call in form.calls:
                 if call.op != "output" and any(c.name in names for c in call.inputs):
                     names.add(call.name)
+            names |= self._without_rows(form, names) if names else set()
         return tuple(c.name for c in self.calls if c.name in names or c.name in tail.again)
+
+    def _without_rows(self, form: Recording, tail: Collection[str]) -> set[str]:
+        """What calls in the ``tail`` of a form are given that has no rows to join, and hangs on the inputs.
+
+        The first form has none; another one may have the same call elsewhere, under a name of its own.
+        """
+        batch, shapes = batch_dim(self.variation.dims), self.variations[id(form)].shapes
+
+        def has_rows(call: Call) -> bool:
+            held = shapes.get(id(call), ())
+            return batch is None or (
+                bool(held) and all(axis_of(shape, batch.name) is not None for shape in held)
+            )
+
+        found: set[str] = set()
+        taken: set[int] = set()
+        for call in reversed(form.calls):
+            is_made = call.op not in ("placeholder", "get_attr") and call.depends & _OF_INPUTS
+            if is_made and id(call) in taken and call.name not in tail and not has_rows(call):
+                found.add(call.name)
+            if call.name in tail or call.name in found:
+                taken |= {id(c) for c in call.inputs}
+        return found
 
     @property
     def shapes(self) -> dict[int, Any]:

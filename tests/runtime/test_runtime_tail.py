@@ -4,9 +4,11 @@ import pathlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 from processes import run_ranks
 from tail_checks import EXACT, batch, loss_fn, plain, runtime_of, same, split, worst
 from tail_models import MODELS, Balanced, Early, Mined, Similar, TwoTowers, features
+from torch import nn
 
 import autopipe
 
@@ -171,3 +173,26 @@ def test_a_plan_that_has_the_tail_elsewhere_is_refused():
     assert "tail" not in stages[-1].sections
     with pytest.raises(autopipe.InputError, match="plan again"):
         autopipe.runtime.Runtime(captured, plan, stages).step(*args)
+
+
+class InAnotherOrder(nn.Module):
+    """Makes the factors of its loss in the other order where gradients are not asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.b(self.a(x).relu())
+        spread = x.square().mean() if not torch.is_grad_enabled() else None
+        contrast = F.cross_entropy(x @ x.T, torch.arange(len(x)))
+        return contrast * (x.square().mean() if spread is None else spread)
+
+
+def test_what_a_tail_is_given_without_rows_is_made_in_it_in_every_form():
+    torch.manual_seed(0)
+    model, x = InAnotherOrder().double(), torch.randn(6, 4).double()
+    runtime = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3).runtime()
+    expected = model(x).detach()
+    torch.testing.assert_close(runtime.step(x).loss.detach().as_subclass(torch.Tensor), expected)
+    torch.testing.assert_close(runtime.evaluate(x).loss.as_subclass(torch.Tensor), expected)
