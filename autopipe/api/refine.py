@@ -6,6 +6,7 @@ Recording the opened graph is left to ``tracing``, solving to ``solve``.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,9 @@ HURRY = 0.25
 HURRY_S = 3.0
 """At least so long, where there is as much."""
 
+ENOUGH = 0.005
+"""A plan so near its bound, taken in a hurry, is not looked at longer: costs are not known as well."""
+
 MAX_OPENINGS = 16
 """How many times at most: each records the model again."""
 
@@ -69,7 +73,9 @@ def refine(
     A graph with too few ops for the stages asked for is opened until it can be cut. With ``may_open``
     false (costs that a caller gave hold for this graph alone) it is planned as it is. ``solve`` is told how
     many seconds it has, of ``time_limit_s`` or else of ``usual_s``: graphs that may be opened are planned in
-    a hurry, and the one that is kept once more with all the time, unless that had left nothing to look for.
+    a hurry, and once more with all the time where that may help: the one that is kept, unless its bound is
+    within :data:`ENOUGH`, and one that would be given up, unless its bound says that it is no better. Where
+    that time was too short to find or prove anything, finer graphs would only be harder: none is made.
     Past the limit, or on Ctrl-C, the best plan so far is returned.
 
     Raises :class:`InfeasibleError` where no finer graph can help, or no leaf is left to open and there is
@@ -123,9 +129,11 @@ class _Refining:
         self.costs, self.last = self.cost(capture), None
         try:
             plan = self._solved(capture, self.costs, in_a_hurry=in_a_hurry)
-            if self.is_cut_short and not self._is_better(plan):
+            if self.is_cut_short and not self._is_better(plan) and self._may_be_better(plan):
                 # a graph is not given up for want of time
                 plan = self._solved(capture, self.costs)
+                is_searched = self._is_better(plan) or plan.bounds.proved
+                self.idle = self.idle if is_searched else PATIENCE
             self.last = plan
         except InfeasibleError as error:
             if self.best is None and (isinstance(error, UndecidedError) or not error.finer_may_help):
@@ -140,11 +148,20 @@ class _Refining:
 
     def _is_better(self, plan: Plan) -> bool:
         """Whether a finer graph's plan is worth reading it."""
-        return self.best is None or _bottleneck_s(plan) < _bottleneck_s(self.best.plan) * (1 - MIN_GAIN)
+        return _bottleneck_s(plan) < self._enough_s
+
+    def _may_be_better(self, plan: Plan) -> bool:
+        """Whether more time might find one, as far as the bound says of ranks and microbatches like these."""
+        return plan.bounds.bottleneck_lower_s < self._enough_s
+
+    @property
+    def _enough_s(self) -> float:
+        """What a finer graph's bottleneck must be under."""
+        return _bottleneck_s(self.best.plan) * (1 - MIN_GAIN) if self.best is not None else math.inf
 
     def at_leisure(self, best: Planned) -> Planned:
         """The plan once all the time was for it, where what was taken in a hurry ended that."""
-        if best is not self.hurried:
+        if best is not self.hurried or best.plan.bounds.gap <= ENOUGH:
             return best
         try:
             plan = self._solved(best.capture, best.costs)

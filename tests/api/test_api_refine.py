@@ -168,23 +168,39 @@ def test_the_time_limit_is_for_all_grains_together(monkeypatch):
     assert given == [0.0]
 
 
-def test_graphs_are_planned_in_a_hurry_and_the_one_that_is_kept_with_all_the_time(monkeypatch):
+def hurried(monkeypatch, lower):
+    """The plan of a model whose blocks are opened, and the seconds that each graph was given in turn.
+
+    Every bound is said to be this part of the bottleneck, and none to be met.
+    """
     given = []
 
     @functools.wraps(solve)
     def told(graph, *args, time_limit_s, **options):
         given.append((graph, time_limit_s))
         plan = solve(graph, *args, time_limit_s=time_limit_s, **options)
-        open_still = dataclasses.replace(plan.bounds, proved=False)
-        return dataclasses.replace(plan, bounds=open_still)
+        least_s = lower * plan.bounds.bottleneck_s
+        bounds = dataclasses.replace(plan.bounds, bottleneck_lower_s=least_s, proved=False)
+        return dataclasses.replace(plan, bounds=bounds)
 
     monkeypatch.setattr("autopipe.api.planning.solve", told)
     monkeypatch.setattr("autopipe.api.refine.HURRY_S", 0.0)
     plan = split(Uneven()).plan
-    of = {graph.digest: [s for g, s in given if g is graph] for graph, _ in given}
+    return plan, {graph.digest: [s for g, s in given if g is graph] for graph, _ in given}
+
+
+def test_graphs_are_planned_in_a_hurry_and_the_one_that_is_kept_with_all_the_time(monkeypatch):
+    plan, of = hurried(monkeypatch, lower=0.5)
     assert len(of) > 1
     assert all(seconds[0] == 2.0 * HURRY for seconds in of.values())
     assert of[plan.graph_digest][1:] == [2.0]
-    # so was what is given up
-    assert sum(seconds[1:] == [2.0] for seconds in of.values()) > 1
-    assert all(seconds[1:] in ([], [2.0]) for seconds in of.values())
+    # so was what is given up, and as that told nothing more, it was the last
+    *earlier, last = of.values()
+    assert last[1:] == [2.0]
+    assert sum(seconds[1:] == [2.0] for seconds in earlier) == 1
+
+
+def test_a_plan_near_its_bound_is_not_looked_for_again(monkeypatch):
+    _, of = hurried(monkeypatch, lower=0.999)
+    assert len(of) > 1
+    assert all(seconds == [2.0 * HURRY] for seconds in of.values())
