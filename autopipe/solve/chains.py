@@ -36,7 +36,7 @@ _RELAXING = 0.6
 """Share of the time for the cheapest prices, where hosts may be slower than their devices, or what these
 prices leave out may not fit."""
 
-_TRIMMED = 0.5
+_TRIMMED = 0.8
 """Share of the time for the problem without its trifles."""
 
 _NEAR = 1e-4

@@ -40,7 +40,7 @@ _FEW_ORDERS = 120
 _SWAPS = 60
 """At most so many orders are solved where they are more."""
 
-_PER_S = 3_000
+_PER_S = 1_500
 """Ops times ranks per second that a solve is given by default."""
 
 _LONGEST_S = 1e9
