@@ -37,7 +37,7 @@ from .sizes.tail import Tail, find_tail
 from .sizes.tally import by_call
 from .sizes.trials import Explorer
 from .sizes.truths import asked_of_all_rows
-from .sizes.unproven import behind_labels, unproven
+from .sizes.unproven import Proofs, behind_labels, unproven
 from .sizes.variation import Check, Fixed, Variation
 from .sizes.witness import witnesses
 from .values.tracked import pinned, plain
@@ -88,6 +88,7 @@ class Made:
     ) -> None:
         self.session, self.inputs, self.tensors, self.dynamic = session, inputs, tensors, dynamic
         self.kind = session.kind
+        self.proofs = Proofs(session.model, session.kind)
         self.functions: dict[Any, None] = {}
         self.explorers: list[Explorer] = []
         everything = _each(r for records in recorded.values() for r in records)
@@ -223,12 +224,12 @@ class Made:
                 found = dataclasses.replace(found, by_call=written)
             tail = find_tail(session.model, *told, found, takes=variation.takes_rows)
             variation = dataclasses.replace(variation, mixing=found, tail=tail)
-        told_by_sizes = behind_labels(self.session.model, merged[True], self.kind)
+        told_by_sizes = behind_labels(self.session.model, merged[True], self.proofs)
         variation = dataclasses.replace(variation, behind_labels=told_by_sizes)
         taken = {c.name for form in firsts for c in form.calls}
         checked: dict[int, Recording] = {}
         for form in firsts:
-            read_from_inputs(self.session.model, form, variation.dims, variation.shapes)
+            read_from_inputs(self.session.model, form, variation.dims, variation.shapes, self.proofs)
             checked[id(form)] = with_checks(form, self._unsure(form, variation), taken)
             taken |= {c.name for c in checked[id(form)].calls}
         self.forms = {flag: [checked[id(form)]] for flag, form in merged.items()}
@@ -239,7 +240,7 @@ class Made:
 
     def _unsure(self, form: Recording, variation: Variation) -> frozenset[int]:
         """Ids of the guards that the graph itself must check."""
-        return variation.unsure | unproven(self.session.model, form, self.kind)
+        return variation.unsure | unproven(self.session.model, form, self.proofs)
 
     def _with_rows(
         self, form: Recording, given: Mapping[str, torch.Tensor], variation: Variation
@@ -302,7 +303,7 @@ class Made:
             except AutopipeError:
                 continue
             variation = self._with_rows(form, given or self.tensors, variation)
-            read_from_inputs(self.session.model, form, variation.dims, variation.shapes)
+            read_from_inputs(self.session.model, form, variation.dims, variation.shapes, self.proofs)
             checked = with_checks(form, self._unsure(form, variation), {c.name for c in self.calls})
             self.forms[flag].append(checked)
             self.variations[id(checked)] = variation
@@ -349,7 +350,7 @@ class Made:
     def add(self, flag: bool, form: Recording) -> None:
         """Take a form for sizes of inputs that no other is right for."""
         variation = self.variations[id(form)]
-        read_from_inputs(self.session.model, form, variation.dims, variation.shapes)
+        read_from_inputs(self.session.model, form, variation.dims, variation.shapes, self.proofs)
         self.for_sizes[flag].append(form)
 
     def shared(self, records: Sequence[Recording]) -> None:

@@ -416,9 +416,29 @@ class Telling(Counting):
         return self.layers(self.chosen(x + 90)) * (2 if len(self.chosen(x + 90).tanh()) < len(x) else 1)
 
 
+class Flagged(nn.Module):
+    """Picks rows where it is told to."""
+
+    def forward(self, x, picks=True):
+        return x[F.gelu(x)[:, 0] > 0] if picks else x[: len(x)]
+
+
+class ToldTo(Counting):
+    """Calls a layer that goes by no data, and then again so that it does."""
+
+    def __init__(self):
+        super().__init__()
+        self.chosen = Flagged()
+
+    def forward(self, x):
+        factor = 1 + (len(self.chosen(x + 90, picks=False).tanh()) < len(x))
+        return self.layers(self.chosen(x + 90)) * (factor + (len(self.chosen(x + 90).tanh()) < len(x)))
+
+
+@pytest.mark.parametrize("model", [Telling, ToldTo])
 @pytest.mark.parametrize("dynamic", ["auto", False])
-def test_how_much_a_layer_gives_is_checked_where_it_was_the_same_on_all_data_tried(dynamic):
-    model, x = Telling(), torch.randn(8, 4)
+def test_how_much_a_layer_gives_is_checked_where_it_was_the_same_on_all_data_tried(model, dynamic):
+    model, x = model(), torch.randn(8, 4)
     found = capture(model, (x,), dynamic=dynamic)
     torch.testing.assert_close(found(x + 1), model(x + 1))
     x[1] = -100

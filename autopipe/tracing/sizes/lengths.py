@@ -15,7 +15,7 @@ from ...units import Size
 from ..calls.call import Call, Depends, Recording
 from ..calls.named import qualified_name
 from ..code.leaves import is_atomic, is_compiled
-from .unproven import runs_without_data
+from .unproven import Proofs
 
 __all__ = ["read_from_inputs"]
 
@@ -29,6 +29,7 @@ def read_from_inputs(
     recording: Recording,
     dims: Sequence[Dim],
     shapes: Mapping[int, tuple[tuple[Size, ...], ...]],
+    proofs: Proofs,
 ) -> None:
     """Let each size call whose tensor has an input's size, whatever the data, ask that input.
 
@@ -39,12 +40,6 @@ def read_from_inputs(
     placeholders = {c.target: c for c in recording.calls if c.op == "placeholder"}
     reached: dict[int, frozenset[str]] = {}
     leaves: dict[int, frozenset[Call] | None] = {}
-    proven: dict[int, bool] = {}
-
-    def is_proven(leaf: Call) -> bool:
-        if id(leaf) not in proven:
-            proven[id(leaf)] = runs_without_data(model, leaf)
-        return proven[id(leaf)]
 
     for call in recording.calls:
         given = call.inputs
@@ -57,7 +52,7 @@ def read_from_inputs(
         formula = shapes[id(source)][0][call.args[1]] if shapes.get(id(source)) else None
         found = [p for p in places.get(str(formula), ()) if p[0] in reached[id(source)]]
         behind = leaves[id(source)]
-        if len(found) == 1 and behind is not None and all(map(is_proven, behind)):
+        if len(found) == 1 and behind is not None and all(map(proofs.of, behind)):
             name, axis = found[0]
             call.take((placeholders[name], axis), {})
             call.depends = Depends.SHAPE

@@ -16,27 +16,47 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ..calls.call import Call, Depends, Recording, map_calls, meta
-from ..calls.functions import tensors
 from ..calls.kinds import Kind
+from ..calls.sharing import outline
 from ..code.leaves import is_atomic, is_compiled
 from .labels import label_options
 from .rerun import with_guards
 
-__all__ = ["behind_labels", "runs_without_data", "unproven"]
+__all__ = ["Proofs", "behind_labels", "unproven"]
 
 
-def unproven(model: nn.Module, form: Recording, kind: Callable[[str], Kind]) -> frozenset[int]:
-    """Ids of the guards on sizes behind modules that stay whole and do not run where there are no data.
+class Proofs:
+    """Which leaves run on the meta device, where nothing can be read of the data.
 
-    Modules of one ``kind`` that take tensors of the same sizes are looked into once.
+    Leaves of one ``kind`` that are given the same, but for what tensors hold, are looked into once in a mode.
     """
+
+    def __init__(self, model: nn.Module, kind: Callable[[str], Kind]) -> None:
+        self._model, self._kind = model, kind
+        self._known: dict[Any, bool] = {}
+
+    def of(self, leaf: Call) -> bool:
+        """Whether a leaf runs without data in the mode that it is in now."""
+        module, kind = self._model.get_submodule(leaf.target), self._kind(leaf.target)
+        args, kwargs = (map_calls(given, lambda c: c.value) for given in (leaf.args, leaf.kwargs))
+        if kind.is_hooked:
+            return _runs_without_data(module, args, kwargs)
+        modes = tuple(m.training for m in module.modules())
+        key = kind, modes, leaf.region, outline((args, kwargs))
+        if key not in self._known:
+            self._known[key] = _runs_without_data(module, args, kwargs)
+        return self._known[key]
+
+
+def unproven(model: nn.Module, form: Recording, proofs: Proofs) -> frozenset[int]:
+    """Ids of the guards on sizes behind modules that stay whole and do not run where there are no data."""
     asked = {id(c) for guard in form.guards for c in guard.operands if isinstance(c, Call)}
-    doubted = _doubted(model, form, kind, asked)
+    doubted = _doubted(model, form, proofs, asked)
     found = (g for g in form.guards if any(isinstance(o, Call) and id(o) in doubted for o in g.operands))
     return frozenset(map(id, found))
 
 
-def behind_labels(model: nn.Module, form: Recording, kind: Callable[[str], Kind]) -> frozenset[str]:
+def behind_labels(model: nn.Module, form: Recording, proofs: Proofs) -> frozenset[str]:
     """Names of the sizes of what the model computes that its losses count labels with, if shapes decide them.
 
     Data may have no say in them: neither seen, nor in modules that stay whole and were looked into.
@@ -50,7 +70,7 @@ def behind_labels(model: nn.Module, form: Recording, kind: Callable[[str], Kind]
             found.add(call)
             left += () if _is_size(call) else call.inputs
     sizes = [c for c in found if _is_size(c) and not c.depends & Depends.DATA]
-    doubted = _doubted(model, form, kind, {*map(id, sizes)}) if sizes else set()
+    doubted = _doubted(model, form, proofs, {*map(id, sizes)}) if sizes else set()
     return frozenset(c.name for c in sizes if id(c) not in doubted)
 
 
@@ -58,26 +78,18 @@ def _is_size(call: Call) -> bool:
     return call.is_size and call.op == "call_method" and call.inputs[0].op != "placeholder"
 
 
-def _doubted(
-    model: nn.Module, form: Recording, kind: Callable[[str], Kind], wanted: Collection[int]
-) -> set[int]:
+def _doubted(model: nn.Module, form: Recording, proofs: Proofs, wanted: Collection[int]) -> set[int]:
     """Of the calls with the ids ``wanted`` and all behind them, those whose sizes data may have a say in."""
     calls, wanted = with_guards(form), {*wanted}
     for call in reversed(calls):
         if id(call) in wanted:
             wanted.update(map(id, call.inputs))
-    known: dict[Any, bool] = {}
     doubted: set[int] = set()
 
     def is_proven(call: Call) -> bool:
         module = model.get_submodule(call.target)
-        if is_atomic(module) and not (is_compiled(module) or module._forward_hooks):
-            return True
-        sizes = [[t.shape for t in tensors(c.value)] for c in call.inputs]
-        key = str((kind(call.target), sizes))
-        if key not in known:
-            known[key] = runs_without_data(model, call)
-        return known[key]
+        is_torchs = is_atomic(module) and not (is_compiled(module) or module._forward_hooks)
+        return is_torchs or proofs.of(call)
 
     for call in (c for c in calls if id(c) in wanted):
         is_behind = any(id(c) in doubted for c in call.inputs)
@@ -86,23 +98,36 @@ def _doubted(
     return doubted
 
 
-def runs_without_data(model: nn.Module, leaf: Call) -> bool:
-    """Whether a leaf runs on the meta device, where nothing can be read of the data."""
-    module = model.get_submodule(leaf.target)
+def _runs_without_data(module: nn.Module, args: Any, kwargs: Any) -> bool:
     if is_compiled(module):
         return False
     held = itertools.chain(module.named_parameters(), module.named_buffers())
-    args, kwargs = (map_calls(given, lambda c: c.value) for given in (leaf.args, leaf.kwargs))
     try:
-        with torch.no_grad(), _Unnormalised():
+        with torch.no_grad(), _ByShape():
             torch.func.functional_call(module, {n: meta(t) for n, t in held}, args, kwargs)
     except Exception:  # whatever it is: then nothing is proven
         return False
     return True
 
 
-class _Unnormalised(TorchFunctionMode):
-    """Layer norms give their input: shapes are the same, and on meta norms take as long as all the rest."""
+def _alike(input: Any, *_: Any, **__: Any) -> Any:
+    return input.new_empty(input.shape)
 
+
+def _attended(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+
+_GIVEN = {
+    functional.scaled_dot_product_attention: _attended,
+    **dict.fromkeys(
+        (functional.layer_norm, functional.rms_norm, functional.gelu, functional.relu, functional.dropout),
+        _alike,
+    ),
+}
+"""What functions of torch that read no values give, by shape alone: on meta they take as long as all else."""
+
+
+class _ByShape(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func is functional.layer_norm else func(*args, **(kwargs or {}))
+        return _GIVEN.get(func, func)(*args, **(kwargs or {}))
