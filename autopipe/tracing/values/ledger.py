@@ -201,9 +201,10 @@ class Ledger:
 
     def overwrite(self, call: Call) -> None:
         """What lies in memory that a call writes to depends on all that the call does, but for its shape."""
+        gained = call.depends & ~Depends.DATA
         for known in self.calls if call.writes else ():
-            if known.storages & call.writes:
-                known.depends |= call.depends & ~Depends.DATA
+            if known.depends is not gained and not known.storages.isdisjoint(call.writes):
+                known.depends |= gained  # joining flags takes long
 
     def depends_of(self, ref: Ref) -> Depends:
         while isinstance(ref, Piece):
