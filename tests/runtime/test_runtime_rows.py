@@ -475,19 +475,20 @@ def test_what_is_asked_of_all_rows_before_a_tail_is_refused(is_late):
 class OtherwiseOn(nn.Module):
     """Goes another way on some inputs than on those it is captured with."""
 
-    def __init__(self, asks, does):
+    def __init__(self, asks, does, noise):
         super().__init__()
         self.a, self.b, self.asks, self.does = nn.Linear(4, 4), nn.Linear(4, 4), asks, does
+        self.noise = nn.Dropout(noise)
 
     def forward(self, x, flag):
-        x = self.a(x)
+        x = self.noise(self.a(x))
         return self.b((self.does(x) if self.asks(x, flag) else x).relu()).mean(1)
 
 
-def _otherwise(asks, does, rows, length, is_flagged):
+def _otherwise(asks, does, rows, length, is_flagged, noise=0.0):
     """A runtime of such a model and what to step it with; of the model the loss on that."""
     torch.manual_seed(0)
-    model, flag = OtherwiseOn(asks, does).double(), torch.tensor(False)
+    model, flag = OtherwiseOn(asks, does, noise).double(), torch.tensor(False)
     pipe = autopipe.split(
         model, 2, (torch.randn(4, 6, 4).double(), flag), costs="estimated", n_microbatches=2
     )
@@ -509,8 +510,13 @@ def test_rows_that_other_inputs_than_the_example_mix_are_refused(asks, length, i
     )
 
 
-def test_what_a_model_does_with_so_many_rows_alone_is_refused_where_microbatches_have_fewer():
-    runtime, batch, loss = _otherwise(lambda x, _: len(x) < 4, lambda x: x * 2, 6, 6, False)
+NOISES = [0.0, 1e-12]
+"""None is drawn, or as good as none."""
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_what_a_model_does_with_so_many_rows_alone_is_refused_where_microbatches_have_fewer(noise):
+    runtime, batch, loss = _otherwise(lambda x, _: len(x) < 4, lambda x: x * 2, 6, 6, False, noise)
     with pytest.raises(InputError, match=r"test_runtime_rows.py:\d+ asks how many rows there are"):
         runtime.step(*batch)
     torch.testing.assert_close(
@@ -518,10 +524,11 @@ def test_what_a_model_does_with_so_many_rows_alone_is_refused_where_microbatches
     )
 
 
+@pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize(("rows", "n_microbatches"), [(3, 3), (5, 3)])
-def test_one_row_may_go_a_way_of_its_own_that_comes_to_the_same(rows, n_microbatches):
+def test_one_row_may_go_a_way_of_its_own_that_comes_to_the_same(rows, n_microbatches, noise):
     told = lambda x, _: len(x) == 1, lambda x: x[0][None] + 0
-    runtime, batch, loss = _otherwise(*told, rows, 6, False)
+    runtime, batch, loss = _otherwise(*told, rows, 6, False, noise)
     found = runtime.step(*batch, n_microbatches=n_microbatches).loss.detach()
     torch.testing.assert_close(found.as_subclass(torch.Tensor), loss)
 

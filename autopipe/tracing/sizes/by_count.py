@@ -6,6 +6,7 @@ to ``rows``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from ...graph import Dim, batch_dim
 from ..calls.call import Call, Recording
 from ..state.state import seed
+from .noise import EvenNoise
 from .rerun import replay
 from .results import ROUNDED, axes, is_close, is_number
 from .variation import Variation
@@ -39,8 +41,8 @@ def asked_how_many(
 ) -> str:
     """In words, what is asked of the number of rows and makes of a row another than the ``first`` form does.
 
-    Nothing where the first form takes as many rows, or takes these sizes with no number of them, nor where
-    noise is drawn. Each form is run on as many copies of one row as it takes: ``given`` are inputs that
+    Nothing where the first form takes as many rows, or takes these sizes with no number of them. Each form is
+    run on as many copies of one row as it takes, with noise that is one number: ``given`` are inputs that
     ``form`` takes. ``start`` sets mode and state.
     """
     known = first[1]
@@ -51,13 +53,15 @@ def asked_how_many(
     asked = next((c for c in known.checks if dim.name in c.symbols and not c.holds(sizes)), None)
     numbers = dict.fromkeys((of_first.example, *range(1, _MOST_ROWS + 1)))
     n = next((n for n in numbers if _takes(known, {**sizes, dim.name: n})), None)
-    if asked is None or n is None or any(c.is_random for each in (form, first) for c in each[0].calls):
+    if asked is None or n is None:
         return ""
 
     def made(of: _Form, row: int, n_rows: int) -> list[tuple[Call, Any]]:
         start()
         seed(device)
-        result = replay(model, of[0], _copies(given, dim, row, n_rows), device).result
+        noise = EvenNoise(device) if any(c.is_random for c in of[0].calls) else contextlib.nullcontext()
+        with noise:
+            result = replay(model, of[0], _copies(given, dim, row, n_rows), device).result
         return [(c, v) for c, v in zip(of[0].calls[-1].args[0], result, strict=True) if isinstance(c, Call)]
 
     per_row = n / dim.example if known.mixing.sums else 1.0
@@ -71,7 +75,7 @@ def asked_how_many(
                     made(form, row, dim.example), made(first, row, n), strict=True
                 )
             ]
-    except Exception as error:  # any Python of the model, on rows it may not take
+    except Exception as error:  # any Python of the model, on rows it may not take; or noise that is not known
         _logger.debug("rows could not be counted otherwise: %s", error)
         return ""
     is_other = any(_is_other(c, here, there, dim, form[1], per_row) for c, here, there in pairs)

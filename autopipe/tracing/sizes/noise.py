@@ -1,7 +1,8 @@
 """Noise that goes with its row: what a row was given in one place, it is given in any other.
 
 A batch of more rows draws other noise, and what noise has changed cannot be told from what the rows have.
-Which rows are looked at, and what follows, is left to ``rows``.
+Of two forms that draw in other places, both are given noise that is one number. Which rows are looked at,
+and what follows, is left to ``rows`` and ``by_count``.
 """
 
 from __future__ import annotations
@@ -13,13 +14,22 @@ import torch
 from torch import Tensor
 
 from ...graph import Dim
+from ...torch_private import TorchDispatchMode
 from ...units import Size
 from ..calls.call import Call, Depends
 from ..calls.functions import tensors
 from ..inputs.structure import mapped
+from ..state.state import generators
 from .dims import axis_of
 
-__all__ = ["OwnNoise"]
+__all__ = ["EvenNoise", "OwnNoise"]
+
+_aten = torch.ops.aten
+_FILLS = (
+    _aten.bernoulli_.float, _aten.uniform_.default, _aten.normal_.default, _aten.exponential_.default,
+    _aten.rand.default, _aten.rand_like.default, _aten.randn.default, _aten.randn_like.default,
+)  # fmt: skip
+"""Ops that fill a tensor with what they draw, whatever it held."""
 
 
 class OwnNoise:
@@ -78,6 +88,32 @@ class OwnNoise:
             return drawn
         of = dict(zip("ab", drawn.chunk(2, axis), strict=True))
         return torch.cat([of[row] for row in rows], axis)
+
+
+class EvenNoise(TorchDispatchMode):
+    """Within it all that is drawn is one number, and dropout leaves out nothing.
+
+    Raises :class:`ValueError` where an op draws otherwise than to fill a tensor.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _FILLS:
+            is_dropout = func is _aten.bernoulli_.float and len(args) > 1
+            return func(*args, **kwargs).fill_(args[1] if is_dropout else 0.5)
+        if func is _aten.native_dropout.default:
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        drawn = generators(self._device)
+        made = func(*args, **kwargs)
+        if generators(self._device) != drawn:
+            raise ValueError(f"{func} draws noise that may go by rows")
+        return made
 
 
 def _copy(leaf: Any) -> Any:
