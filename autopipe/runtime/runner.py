@@ -89,7 +89,7 @@ class Runner:
                 self.share = None
 
     def _accumulate(self, batches: Sequence[Any], n_microbatches: int | None) -> StepResult:
-        calls, shares, total = self.engine.intake.shares(batches)
+        calls, shares, total = self.engine.intake.shares(batches, n_microbatches)
         if total is not None and self.engine.weighs_replicas():
             self.share = self._share(total)
         # a batch without labels that count has no loss

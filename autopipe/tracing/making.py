@@ -224,8 +224,7 @@ class Made:
                 found = dataclasses.replace(found, by_call=written)
             tail = find_tail(session.model, *told, found, takes=variation.takes_rows)
             variation = dataclasses.replace(variation, mixing=found, tail=tail)
-        told_by_sizes = behind_labels(self.session.model, merged[True], self.proofs)
-        variation = dataclasses.replace(variation, behind_labels=told_by_sizes)
+        variation = self._with_labels(firsts, variation)
         taken = {c.name for form in firsts for c in form.calls}
         checked: dict[int, Recording] = {}
         for form in firsts:
@@ -265,6 +264,13 @@ class Made:
         mixed = Mixing("" if in_training else found, in_training, by_count=counted)
         return dataclasses.replace(variation, mixing=mixed)
 
+    def _with_labels(self, forms: Sequence[Recording], variation: Variation) -> Variation:
+        """The variation of forms with the sizes that their losses count labels with, where they are alike."""
+        each = [behind_labels(self.session.model, f, variation.shapes, self.proofs) for f in forms]
+        found = {name: size for sizes in each for name, size in sizes.items()}
+        alike = {n: s for n, s in found.items() if all(sizes.get(n, s) == s for sizes in each)}
+        return dataclasses.replace(variation, behind_labels=alike)
+
     def _ask_rows(self) -> None:
         """Tell of questions that rows of a batch, asked for themselves, answer so that they are others."""
         variation, session = self.variation, self.session
@@ -302,7 +308,7 @@ class Made:
                 variation = self._vary([form], given or self.tensors, asked, self.variation)
             except AutopipeError:
                 continue
-            variation = self._with_rows(form, given or self.tensors, variation)
+            variation = self._with_labels([form], self._with_rows(form, given or self.tensors, variation))
             read_from_inputs(self.session.model, form, variation.dims, variation.shapes, self.proofs)
             checked = with_checks(form, self._unsure(form, variation), {c.name for c in self.calls})
             self.forms[flag].append(checked)
@@ -340,7 +346,7 @@ class Made:
         variation = self._vary([form], tensors, asked, known, inputs)
         if {d.where for d in variation.dims} != {d.where for d in dims}:
             raise CaptureError("other sizes may vary there")
-        variation = self._with_rows(form, tensors, variation)
+        variation = self._with_labels([form], self._with_rows(form, tensors, variation))
         taken = {c.name for c in (*named, *form.calls)}
         checked = with_checks(form, self._unsure(form, variation), taken)
         self.variations[id(checked)] = variation

@@ -251,6 +251,85 @@ def test_labels_left_out_by_a_size_that_data_may_decide_are_warned_of(caplog):
     assert "made inside the model" in caplog.text
 
 
+class Kinds(nn.Module):
+    """Leaves out another label for a kind of batch, and where no label counts has no loss over any."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x, kinds, labels):
+        logits = self.head(self.inner(x).relu())
+        if (labels == 2).all():
+            return 0 * logits.sum()
+        return F.cross_entropy(logits, labels, ignore_index=3 if (kinds == 1).all() else 2)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("labels", [[3, 3, 0, 0, 1, 3], [2, 2, 0, 1, 3, 2]])
+def test_labels_count_as_in_the_form_that_microbatches_run(kind, labels):
+    torch.manual_seed(0)
+    model = Kinds().double()
+    x, kinds, labels = torch.randn(6, 8).double(), torch.full((6,), kind), torch.tensor(labels)
+    made = make(model, (x[:4], torch.zeros(4, dtype=torch.long), torch.tensor([0, 1, 2, 3])), {}, n_stages=2)
+    runtime = Runtime(*made, n_microbatches=2)
+    given = x, kinds, labels
+    assert abs(runtime.step(*given).loss - model(*given).item()) < 1e-12
+    assert abs(runtime.evaluate(*given).loss - model(*given).item()) < 1e-12
+    pieces = [tuple(t[:3] for t in given), tuple(t[3:] for t in given)]
+    assert abs(runtime.accumulate(pieces, n_microbatches=1).loss - model(*given).item()) < 1e-12
+
+
+def test_a_form_without_a_loss_for_want_of_labels_weighs_nothing():
+    torch.manual_seed(0)
+    model = Kinds().double()
+    given = torch.randn(6, 8).double(), torch.zeros(6, dtype=torch.long), torch.tensor([2, 2, 2, 0, 1, 1])
+    made = make(model, (given[0][:4], given[1][:4], torch.arange(4)), {}, n_stages=2)
+    assert abs(Runtime(*made, n_microbatches=2).step(*given).loss - model(*given).item()) < 1e-12
+
+
+class RowByRow(nn.Module):
+    """Averages the losses of its rows by itself, and so is another form for each number of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x, labels):
+        rows = zip(self.head(self.inner(x).relu()), labels, strict=True)
+        return sum(F.cross_entropy(row[None], label[None]) for row, label in rows) / len(x)
+
+
+def test_labels_of_other_sizes_count_as_in_the_form_for_them():
+    torch.manual_seed(0)
+    model = RowByRow().double()
+    x, labels = torch.randn(6, 8).double(), torch.arange(6) % 4
+    runtime = Runtime(*make(model, (x, labels), {}, n_stages=2), n_microbatches=1)
+    for n in (6, 4):
+        assert abs(runtime.step(x[:n], labels[:n]).loss - model(x[:n], labels[:n]).item()) < 1e-12
+    found = runtime.accumulate([(x[:4], labels[:4]), (x[4:], labels[4:])], n_microbatches=1).loss
+    assert abs(found - model(x, labels).item()) < 1e-12
+
+
+class Twice(Kinds):
+    """Averages once more where a batch is of one kind."""
+
+    def forward(self, x, kinds, labels):
+        loss = super().forward(x, kinds, labels)
+        return loss + F.cross_entropy(self.head(x), labels) if (kinds == 5).all() else loss
+
+
+def test_forms_that_average_otherwise_weigh_by_rows(caplog):
+    torch.manual_seed(0)
+    model = Twice().double()
+    x, kinds, labels = torch.randn(6, 8).double(), torch.tensor([5, 5, 5, 0, 0, 0]), torch.arange(6) % 4
+    made = make(model, (x[:4], kinds[2:], labels[:4]), {}, n_stages=2)
+    parts = [model(x[i : i + 3], kinds[i : i + 3], labels[i : i + 3]).item() for i in (0, 3)]
+    with caplog.at_level(logging.WARNING, "autopipe"):
+        assert abs(Runtime(*made, n_microbatches=2).step(x, kinds, labels).loss - sum(parts) / 2) < 1e-12
+    assert "over labels of some microbatches than of others" in caplog.text
+
+
 def test_a_sum_inside_the_model_weighs_one():
     torch.manual_seed(0)
     model = Language().double()

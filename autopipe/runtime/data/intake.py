@@ -22,8 +22,8 @@ from ..options import Options, Request
 from ..wire.peers import Peers
 from .feed import Feed
 from .inputs import tracked
-from .microbatch import Batch, Splitter
-from .weights import Weigher
+from .microbatch import Batch, Splitter, with_forms
+from .weights import Bound, Weigher
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -182,7 +182,9 @@ class Intake:
             )
         return Taken(dataclasses.replace(batch, forms=forms, of_all=of_all), weights, counted)
 
-    def shares(self, batches: Sequence[Any]) -> tuple[Calls, list[float], float | None]:
+    def shares(
+        self, batches: Sequence[Any], n_microbatches: int | None
+    ) -> tuple[Calls, list[float], float | None]:
         """The calls that batches stand for, what each one's loss weighs in that of all, and what all counted.
 
         Weights are alike on every rank; what was counted is None for sums. Raises :class:`InputError`, under
@@ -191,35 +193,56 @@ class Intake:
         """
         if self._feed is None or self._peers is None:
             calls = _calls(batches)
-            found = self._measured(calls)
+            found = self._measured(calls, n_microbatches)
         else:
-            calls, found = self._agreed(batches, self._feed.source, self._peers)
+            calls, found = self._agreed(batches, n_microbatches, self._feed.source, self._peers)
         counts = [1.0 if n is None else n for n in found]
         total = 1.0 if None in found else sum(counts)
         if total == 0:
             raise InputError("none of the batches has a label that counts; leave such batches out")
         return calls, [n / total for n in counts], None if None in found else total
 
-    def _measured(self, calls: Calls) -> list[float | None]:
+    def _measured(self, calls: Calls, n_microbatches: int | None) -> list[float | None]:
         """What each batch's loss averages over; None for sums."""
         if not calls:
             raise InputError("accumulate() got no batches; give it at least one")
-        found = []
+        each = []
         for args, given in calls:
             own = {name: value for name, value in given.items() if name != "target"}
             kwargs, target = self._route(own, given.get("target"))
             bound = self._bind(args, kwargs)
             batch = self._splitter.split(bound, target, 1)
-            found.append(self._weigher.measure(batch, args, kwargs, bound))
-        return found
+            if self._weigher.is_counted:
+                batch = self._in_forms(batch, int(n_microbatches or self._options.n_microbatches))
+            each.append(Bound(batch, args, kwargs, bound))
+        return self._weigher.measure(each)
 
-    def _agreed(self, batches: Sequence[Any], source: int, peers: Peers) -> tuple[Calls, list[float | None]]:
+    def _in_forms(self, batch: Batch, n: int) -> Batch:
+        """A batch with the form it asks for; where there is none for all of it, its microbatches with theirs.
+
+        Under feed those must be there: the other ranks take part in recording one in a step alone.
+        """
+        if self._capture.is_met(batch.whole):
+            return with_forms(batch, self._capture)
+        batch = self._splitter.split(batch.whole, batch.target, n)
+        if self._feed is None:
+            return self._meet(batch)
+        try:
+            return with_forms(batch, self._capture)
+        except InputError as refusal:
+            raise InputError(
+                f"the labels that count in a batch cannot be told: {refusal}; give step() such a batch first"
+            ) from refusal
+
+    def _agreed(
+        self, batches: Sequence[Any], n_microbatches: int | None, source: int, peers: Peers
+    ) -> tuple[Calls, list[float | None]]:
         """The calls, and what the rank that feeds measured of them, where every rank has as many."""
         own: Exception | None = None
         calls: Calls = ()
         try:
             calls = _calls(batches)
-            mine = Counted(len(batches), self._measured(calls) if self._is_source else [])
+            mine = Counted(len(batches), self._measured(calls, n_microbatches) if self._is_source else [])
         except Exception as error:  # loss_weight is any Python; the others wait to be told
             own = error
             mine = Counted(len(batches), fault=str(error) if isinstance(error, InputError) else repr(error))

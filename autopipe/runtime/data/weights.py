@@ -6,7 +6,8 @@ A mean over rows weighs by rows. A mean over tokens (``cross_entropy`` with igno
 models compute it inside) weighs by the tokens that count: their number is read off the captured graph, by
 running the few ops between the labels and the ``cross_entropy`` call, shift included. Several such means
 (start and end positions, a masked-token and a next-sentence loss) are weighed together where their counts
-are in proportion; where they are not, and for other means over labels, a warning says so. What no weighting
+are in proportion; where they are not, and for other means over labels, a warning says so. Microbatches that
+run other forms of the model count as those do. What no weighting
 can mend (batch norm, auxiliary losses of a mixture of experts) equals microbatches run one after another.
 """
 
@@ -14,9 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -25,17 +27,16 @@ from torch import Tensor, fx, nn
 from ...accelerator import is_async, upload
 from ...arguments import number
 from ...errors import InputError
-from ...graph import Dim
 from ...tracing.inputs.structure import flatten, unflatten
-from ...tracing.sizes.labels import DEFAULTS, FUNCTIONS, MODULES, label_options, weight_of_labels
-from ...units import Size, size_at
+from ...tracing.sizes.labels import DEFAULTS, FUNCTIONS, MODULES, weight_of_labels
 from ..options import LossWeight
+from .labelled import LabelLoss, Losses, find_losses
 from .microbatch import Batch
 
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Weigher", "Weights"]
+__all__ = ["Bound", "Weigher", "Weights"]
 
 _logger = logging.getLogger(__name__)
 
@@ -45,13 +46,23 @@ Weights = tuple[Sequence[float | Tensor], float | None]
 """What each microbatch weighs, maybe on the device; and what all of them counted together."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A batch, the arguments that it is of, and their own tensors by input."""
+
+    batch: Batch
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    bound: Mapping[str, Any]
+
+
 class Weigher:
     """Weighs microbatches by what the loss averages over.
 
     ``reduction`` is ``"mean"`` or ``"sum"``, or None for what ``loss_fn`` says of itself, else the mean;
     ``given`` overrules it. Without a ``loss_fn`` the model computes the loss, of which the capture tells
-    whether it is a sum. Where that ``is_whole``,
-    made of all microbatches together, labels need not be counted.
+    whether it is a sum. Where that ``is_whole``, made of all microbatches together, labels need not be
+    counted. ``is_counted`` says whether labels of the model's own loss are.
     """
 
     def __init__(
@@ -72,9 +83,12 @@ class Weigher:
         self._given = given
         self._labels = None if self.is_sum or "ignore_index" not in said else said
         is_counted = given is None and not self.is_sum and not is_whole
-        self._counted = _find(capture) if is_counted and loss_fn is None else ()
-        self._beside = _find(capture, warns=False) if is_counted and loss_fn is not None and not said else ()
-        self._has_warned = False
+        self._capture, self._told = capture, set[str]()
+        self._known: dict[fx.Graph, Losses] = {}
+        self.is_counted = is_counted and loss_fn is None
+        self._has_beside = is_counted and loss_fn is not None and not said
+        if self.is_counted:
+            self._losses(0)
 
     def weigh(
         self,
@@ -98,8 +112,8 @@ class Weigher:
         if self.is_sum:
             return [1.0] * batch.n_microbatches, None
         by_rows = _normalised(batch.rows)
-        sums: list[Weights] = [([1.0] * batch.n_microbatches, None) for loss in self._counted if loss.is_sum]
-        raw = [loss.counts(batch) for loss in self._counted if not loss.is_sum]
+        n_sums, raw = self._counts([batch]) if self.is_counted else (0, [])
+        sums: list[Weights] = [([1.0] * batch.n_microbatches, None)] * n_sums
         if self._labels is not None and all(map(_are_labels, batch.targets)):
             raw = [[weight_of_labels(target, **self._labels) for target in batch.targets]]
         if len(raw) == 1 and not sums and not is_read and all(map(_is_away, raw[0])):
@@ -110,35 +124,90 @@ class Weigher:
             return by_rows[0], 0.0 if counts else by_rows[1]
         if all(_are_close(found[0][0], other) for other, _ in found[1:]):
             return found[0]
-        if not self._has_warned:
-            _logger.warning(_WARNING, "it averages several times, over labels that are counted differently")
-            self._has_warned = True
+        self._warn("it averages several times, over labels that are counted differently")
         return by_rows
 
-    def measure(
-        self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any]
-    ) -> float | None:
-        """What a batch's loss is averaged over: rows, counted labels or given weights; None for a sum."""
+    def measure(self, calls: Sequence[Bound]) -> list[float | None]:
+        """What each batch's loss is averaged over: rows, counted labels or given weights; None for a sum."""
+        batches = [call.batch for call in calls]
         if self._given is not None:
-            return sum(self._ask(batch, args, kwargs, bound))
+            return [sum(self._ask(call.batch, call.args, call.kwargs, call.bound)) for call in calls]
         if self.is_sum:
-            return None
-        if self._labels is not None and all(map(_are_labels, batch.targets)):
-            return sum(_read([weight_of_labels(target, **self._labels) for target in batch.targets]))
-        if self._counted:
-            return None if self._counted[0].is_sum else sum(_read(self._counted[0].counts(batch)))
-        return float(sum(batch.rows))
+            return [None] * len(batches)
+        if self._labels is not None and all(_are_labels(t) for b in batches for t in b.targets):
+            told = self._labels
+            return [sum(_read([weight_of_labels(t, **told) for t in b.targets])) for b in batches]
+        n_sums, raw = self._counts(batches) if self.is_counted else (0, [])
+        if n_sums:
+            return [None] * len(batches)
+        if not raw:
+            return [float(sum(b.rows)) for b in batches]
+        left = iter(_read(raw[0]))
+        return [sum(itertools.islice(left, b.n_microbatches)) for b in batches]
 
     def beside(self, batch: Batch) -> Sequence[float | Tensor] | None:
         """What microbatches weigh in the mean over labels that the model has beside a ``loss_fn``.
 
         None where it has none, or some microbatch's labels are not on this rank.
         """
-        mean = next((loss for loss in self._beside if not loss.is_sum), None)
-        if mean is None or not all(n.name in batch.leaves for n in mean.nodes if n.op == "placeholder"):
+        if not self._has_beside:
             return None
-        counts = _read(mean.counts(batch))
-        return _normalised(counts)[0] if sum(counts) else None
+        means = [next((x for x in found or () if not x.is_sum), None) for found in self._of_each(batch)]
+        counts = []
+        for m, mean in enumerate(means):
+            if mean is None or not mean.takes <= batch.leaves.keys():
+                return None
+            counts.append(mean.count(batch, m))
+        read = _read(counts)
+        return _normalised(read)[0] if sum(read) else None
+
+    def _losses(self, place: int) -> Losses:
+        """What a form of the model's mode averages over labels; None where that cannot be weighed."""
+        form = self._capture.forms[self._capture.model.training][place]
+        if form.graph not in self._known:
+            self._known[form.graph], why = find_losses(self._capture, form)
+            if why and self.is_counted:
+                self._warn(why)
+        return self._known[form.graph]
+
+    def _of_each(self, batch: Batch) -> list[Losses]:
+        """By microbatch what its form averages over labels."""
+        return [self._losses(batch.forms[m] if batch.forms else 0) for m in range(batch.n_microbatches)]
+
+    def _counts(self, batches: Sequence[Batch]) -> tuple[int, list[list[float | Tensor]]]:
+        """How many sums over labels the loss is made of, and what each of its means counts by microbatch.
+
+        Microbatches may be of several forms, each of which counts in its own way. One whose form has no such
+        loss weighs nothing where another form would count none of its labels: the batch's form may be that.
+        No sums and no means where forms differ in more.
+        """
+        each = [(b, m, found) for b in batches for m, found in enumerate(self._of_each(b))]
+        kinds = {tuple(x.is_sum for x in found): found for _, _, found in each if found}
+        if not kinds or any(found is None for *_, found in each):
+            return 0, []
+        (kind, usual), *others = kinds.items()
+        rows = [self._in_form(b, m, found or (), usual) for b, m, found in each] if not others else [None]
+        if any(row is None for row in rows):
+            self._warn("it averages otherwise over labels of some microbatches than of others")
+            return 0, []
+        return sum(kind), [list(counts) for counts in zip(*filter(None, rows), strict=True)]
+
+    def _in_form(
+        self, batch: Batch, m: int, losses: Sequence[LabelLoss], usual: Sequence[LabelLoss]
+    ) -> list[float | Tensor] | None:
+        """What each mean counts in a microbatch; None where its form has none, and not for want of labels."""
+        if losses:
+            return [x.count(batch, m) for x in losses if not x.is_sum]
+        inputs = {name: pieces[m] for name, pieces in batch.leaves.items()}
+        if not all(x.variation.is_for(self._capture.inputs, inputs) for x in usual):
+            return None
+        counts = _read([x.count(batch, m) for x in usual if not x.is_sum])
+        return None if any(counts) else list(counts)
+
+    def _warn(self, why: str) -> None:
+        if why not in self._told:
+            self._told.add(why)
+            _logger.warning(_WARNING, why)
 
     def _ask(
         self, batch: Batch, args: Sequence[Any], kwargs: Mapping[str, Any], bound: Mapping[str, Any]
@@ -177,121 +246,6 @@ def _are_close(a: Sequence[float | Tensor], b: Sequence[float | Tensor]) -> bool
     return all(math.isclose(x, y, rel_tol=1e-12) for x, y in zip(a, b, strict=True))
 
 
-@dataclasses.dataclass(frozen=True)
-class _LabelLoss:
-    """One ``cross_entropy`` call of a captured graph: what it averages over labels with, and how it is made.
-
-    ``nodes`` lead from the inputs to what of its ``options`` the graph makes; ``fixed`` are values
-    of attributes they read, ``sizes`` formulas of those that are sizes of what the model computes.
-    """
-
-    options: Mapping[str, Any]
-    nodes: Sequence[fx.Node]
-    fixed: Mapping[str, Any]
-    sizes: Mapping[fx.Node, Size]
-    dims: Sequence[Dim]
-
-    @property
-    def is_sum(self) -> bool:
-        return bool(self.options["reduction"] == "sum")
-
-    def counts(self, batch: Batch) -> list[float | Tensor]:
-        """What the labels of each microbatch weigh: how many count, or the weights of their classes."""
-        return [self._count(batch, m) for m in range(batch.n_microbatches)]
-
-    def _count(self, batch: Batch, m: int) -> float | Tensor:
-        values: dict[fx.Node, Any] = {}
-        here = next(v.device for v in batch.whole.values() if isinstance(v, Tensor))
-        asked = {str(symbol) for size in self.sizes.values() for symbol in getattr(size, "free_symbols", ())}
-        dims = {d.name: _length(d, batch, m) for d in self.dims if d.name in asked}
-        for node in self.nodes:
-            if node in self.sizes:
-                values[node] = int(size_at(self.sizes[node], dims))
-                continue
-            if node.op == "placeholder":
-                values[node] = batch.leaves[node.name][m]
-                continue
-            if node.op == "get_attr":
-                values[node] = _at(self.fixed[str(node.target)], here)
-                continue
-            args = fx.map_arg(node.args, values.__getitem__)
-            kwargs = fx.map_arg(node.kwargs, values.__getitem__)
-            if node.op == "call_function":
-                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-            else:
-                values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        known = {n: values[v] if isinstance(v, fx.Node) else v for n, v in self.options.items()}
-        labels: Tensor = known["target"]
-        if labels.is_floating_point():
-            return labels.shape[0] if labels.ndim else 1
-        return weight_of_labels(**known)
-
-
-def _find(capture: Capture, *, warns: bool = True) -> tuple[_LabelLoss, ...]:
-    """The calls a model's loss is made of; none where one cannot be weighed.
-
-    Where it ``warns`` a warning says so, but where the capture has found that rows weigh evenly.
-    """
-    graph = capture.graphs[True]
-    is_meta = capture.device.type == "meta"  # labels never are
-    fixed = {**capture.constants, "_device": torch.device("cpu") if is_meta else capture.device}
-    found, output = [], next(iter(reversed(graph.nodes)))
-    results = output.all_input_nodes
-    sizes = {n: size for n in graph.nodes if (size := _size_of_computed(capture, n)) is not None}
-    for node in _ancestors(output):
-        options = label_options(capture.model, node)
-        if options is None:
-            continue
-        behind = {n: _ancestors(v, sizes) for n, v in options.items() if isinstance(v, fx.Node)}
-        told = {n: all(x in sizes or _can_run(x, fixed) for x in nodes) for n, nodes in behind.items()}
-        why = ""
-        if "target" not in behind:
-            why = "they are constant"
-        elif isinstance(options["weight"], Tensor) or not told.get("weight", True):
-            why = "the weights of its classes are the model's, which another rank may have"
-        elif not all(told.values()):
-            why = "they are made inside the model"
-        if options["reduction"] != "mean" and capture.variation.mixing.is_asked:
-            return ()
-        if options["reduction"] != "mean" and not (options["reduction"] == "sum" and node in results):
-            why = "the model's own code reduces it"
-        if why:
-            if warns:
-                _logger.warning(_WARNING, why)
-            return ()
-        needed = {node for nodes in behind.values() for node in nodes}
-        read = {n: sizes[n] for n in needed & sizes.keys()}
-        nodes = [n for n in graph.nodes if n in needed]
-        found.append(_LabelLoss(options, nodes, fixed, read, capture.ops.dims))
-    return tuple(found)
-
-
-def _size_of_computed(capture: Capture, node: fx.Node) -> Size | None:
-    """The formula of a size that is read off what the model computes; None for other nodes."""
-    if node.name not in capture.variation.behind_labels:
-        return None
-    source, axis = node.args
-    return capture.ops.by_name[source.name].outputs[0].shape[axis]  # type: ignore[union-attr, index]
-
-
-def _length(dim: Dim, batch: Batch, m: int) -> int:
-    """How large a size of the inputs is in a microbatch."""
-    found = {int(batch.leaves[name][m].shape[axis]) for name, axis in dim.where}
-    if len(found) > 1:
-        names = ", ".join(dict.fromkeys(name for name, _ in dim.where))
-        raise InputError(
-            f"{names} were of one size at capture and are of {sorted(found)} now, so that it cannot be told "
-            "which labels the model's loss counts; pass loss_weight, or make them of one size"
-        )
-    return found.pop()
-
-
-def _can_run(node: fx.Node, fixed: Mapping[str, Any]) -> bool:
-    if node.op == "get_attr":
-        return str(node.target) in fixed
-    return node.op in ("placeholder", "call_function", "call_method")
-
-
 def _said_by(loss_fn: Callable[..., Any] | None) -> dict[str, Any]:
     """What a torch loss says of itself: ``reduction``, and over labels ``ignore_index`` and ``weight``."""
     if isinstance(loss_fn, nn.Module):
@@ -320,22 +274,3 @@ def _shares_there(counts: Tensor, by_rows: Sequence[float | Tensor]) -> Sequence
     rows = upload(torch.tensor(by_rows, dtype=torch.float64, device="cpu"), counts.device)
     total = counts.sum()
     return torch.where(total > 0, counts / total, rows).unbind()
-
-
-def _at(value: Any, device: torch.device) -> Any:
-    """What the graph holds for the model's device, for one that is elsewhere."""
-    if isinstance(value, torch.device):
-        return device
-    return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
-
-
-def _ancestors(node: fx.Node, known: Collection[fx.Node] = ()) -> dict[fx.Node, None]:
-    """A node and all behind it, but for what only ``known`` ones are made of."""
-    found, todo = {node: None}, [node]
-    while todo:
-        last = todo.pop()
-        for parent in () if last in known else last.all_input_nodes:
-            if parent not in found:
-                found[parent] = None
-                todo.append(parent)
-    return found

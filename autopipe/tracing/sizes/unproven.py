@@ -7,7 +7,7 @@ Code that stays whole may pick rows by what they hold. Checking such questions a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls, meta
 from ..calls.kinds import Kind
 from ..calls.sharing import outline
@@ -56,8 +57,10 @@ def unproven(model: nn.Module, form: Recording, proofs: Proofs) -> frozenset[int
     return frozenset(map(id, found))
 
 
-def behind_labels(model: nn.Module, form: Recording, proofs: Proofs) -> frozenset[str]:
-    """Names of the sizes of what the model computes that its losses count labels with, if shapes decide them.
+def behind_labels(
+    model: nn.Module, form: Recording, shapes: Mapping[int, Sequence[Sequence[Size]]], proofs: Proofs
+) -> dict[str, Size]:
+    """By name the sizes of what the model computes that its losses count labels with, if shapes decide them.
 
     Data may have no say in them: neither seen, nor in modules that stay whole and were looked into.
     """
@@ -71,7 +74,8 @@ def behind_labels(model: nn.Module, form: Recording, proofs: Proofs) -> frozense
             left += () if _is_size(call) else call.inputs
     sizes = [c for c in found if _is_size(c) and not c.depends & Depends.DATA]
     doubted = _doubted(model, form, proofs, {*map(id, sizes)}) if sizes else set()
-    return frozenset(c.name for c in sizes if id(c) not in doubted)
+    told = (c for c in sizes if id(c) not in doubted and shapes.get(id(c.inputs[0])))
+    return {c.name: shapes[id(c.inputs[0])][0][c.args[1]] for c in told}
 
 
 def _is_size(call: Call) -> bool:

@@ -81,8 +81,8 @@ class Variation:
 
     ``shapes`` holds, by id of a call, formulas of its tensors' shapes; ``unsure`` ids of guards on numbers
     whose formulas may be off, which the graph itself must check; ``mixing`` what makes rows depend on others,
-    ``tail`` the ops from there on, where they come late; ``behind_labels`` names sizes of what the model
-    computes that its losses count labels with, and that are as their formulas say, whatever the data.
+    ``tail`` the ops from there on, where they come late; ``behind_labels`` holds, by name, formulas of
+    sizes of what the model computes that its losses count labels with, and that data have no say in.
     """
 
     dims: tuple[Dim, ...] = ()
@@ -92,7 +92,7 @@ class Variation:
     unsure: frozenset[int] = frozenset()
     mixing: Mixing = dataclasses.field(default_factory=Mixing)
     tail: Tail = dataclasses.field(default_factory=Tail)
-    behind_labels: frozenset[str] = frozenset()
+    behind_labels: Mapping[str, Size] = dataclasses.field(default_factory=dict)
 
     def takes_rows(self, n: int) -> bool:
         """Whether so many rows alter nothing that the model asks of its sizes."""
