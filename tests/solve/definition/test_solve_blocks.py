@@ -76,7 +76,7 @@ def heavy(**changes) -> Plan:
     """32 MiB saved per op and microbatch."""
     table = costs()
     dear = {op: dataclasses.replace(c, saved_bytes=32 * MIB) for op, c in table.costs.items()}
-    return made(costs=dataclasses.replace(table, costs=dear), **changes)
+    return made(costs=dataclasses.replace(table, costs=dear), time_limit_s=60.0, **changes)
 
 
 def test_only_as_many_blocks_are_recomputed_as_memory_asks_for():
