@@ -16,6 +16,7 @@ from .chains import chain
 from .definition.answer import Answer
 from .definition.problem import HUGE, Problem
 from .making.cases import Case
+from .making.formulate import largest_cut
 from .proof.memory import part_with_room
 
 __all__ = ["Shortage", "no_room", "shortage", "why_none"]
@@ -57,10 +58,11 @@ def shortage(problem: Problem, deadline: float) -> Shortage | None:
     return Shortage(static, math.floor(room / part) - static, room) if 0 < part < 1 else None
 
 
-def no_room(case: Case, short: Shortage, deadline: float | None) -> InfeasibleError:
+def no_room(case: Case, problem: Problem, short: Shortage, deadline: float | None) -> InfeasibleError:
     """The error where what must be held is too much for all ranks together, with the arithmetic.
 
-    Whether recomputing would do is looked for until the deadline, if there is one.
+    More stages are told of where the graph can be cut into as many. Whether recomputing would do is looked
+    for until the deadline, if there is one.
     """
     static, room, n = short.static_bytes, short.room_bytes, len(case.source.cluster.devices)
     needed, more, again = static, "and that is before any activation", ""
@@ -72,11 +74,13 @@ def no_room(case: Case, short: Shortage, deadline: float | None) -> InfeasibleEr
             again = "; " + next(iter(found), "recompute='auto' keeps less")
     per_rank, rest = divmod(case.n_stages, n)
     enough = -(-needed * n // max(room, 1))
-    stages = f"n_stages={enough * per_rank} on as many ranks like these" if not rest else f"{enough} ranks"
+    n_stages = enough * (1 if rest else per_rank)
+    stages = f"{enough} ranks" if rest else f"n_stages={n_stages} on as many ranks like these"
+    or_more = f"{stages}, or " if room and n_stages <= largest_cut(problem) else ""
     return InfeasibleError(
         f"no {case.n_stages}-stage plan fits: parameters, gradients and optimizer state take "
         f"{format_bytes(static)}, the {n} ranks hold {format_bytes(room)} together, {more}; at least "
-        f"{f'{stages}, or ' * (room > 0)}{format_bytes(-(-needed // n))} on each rank would be needed{again}",
+        f"{or_more}{format_bytes(-(-needed // n))} on each rank would be needed{again}",
         finer_may_help=static <= room and case.source.settings.recompute == "auto",
     )
 

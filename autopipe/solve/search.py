@@ -284,7 +284,7 @@ def _solve_case(
     if any(needs_more(problem, unfit) for unfit in found.unfit):
         return None
     if short := shortage(problem, deadline):
-        fault = no_room(case, short, None if found.fault else deadline)
+        fault = no_room(case, problem, short, None if found.fault else deadline)
         if short.static_bytes > short.room_bytes:
             found.short.append(frozenset(case.ranks))
             found.fault = fault

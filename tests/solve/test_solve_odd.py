@@ -124,6 +124,8 @@ def test_costs_of_nothing_and_of_the_most_on_one_rank_and_on_unlike_ones(given):
         ({"memory_limit": [1, 2]}, InputError, "2 entries for 3 ranks"),
         ({"memory_limit": float("inf")}, InputError, "cannot read inf as bytes"),
         ({"memory_limit": 0}, InfeasibleError, "at least 294.7 KiB on each rank would be needed"),
+        ({"memory_limit": "1 KiB"}, InfeasibleError, "at least 294.7 KiB on each rank would be needed"),
+        ({"memory_limit": "250 KiB"}, InfeasibleError, "at least n_stages=4 on as many ranks like these, or"),
         ({"cluster": ranks(1, 1, 1e-24)}, InputError, "check the costs"),
         ({"costs": zeros(forward_s=1e7)}, CostError, "forward_s of op 'embed'"),
         (
