@@ -254,9 +254,9 @@ class Made:
             return variation
         start = functools.partial(session.start, form.training)
         told = (variation.dims, variation.shapes, session.device)
-        both = {False: form, True: form}
         mode = functools.partial(_without_mode, start)
-        found = mixing(session.model, both, given, *told, mode, takes=variation.takes_rows).always
+        alone = {False: form}
+        found = mixing(session.model, alone, given, *told, mode, takes=variation.takes_rows).always
         counted = asked_how_many(
             session.model, (form, variation), (first, known), given, session.device, start
         )

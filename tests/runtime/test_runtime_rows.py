@@ -533,6 +533,35 @@ def test_one_row_may_go_a_way_of_its_own_that_comes_to_the_same(rows, n_microbat
     torch.testing.assert_close(found.as_subclass(torch.Tensor), loss)
 
 
+class Calls(nn.Module):
+    """Counts its calls in training, or does not."""
+
+    def __init__(self, is_counting):
+        super().__init__()
+        self.is_counting = is_counting
+        self.register_buffer("n", torch.zeros(()))
+
+    def forward(self, x):
+        if self.is_counting and self.training:
+            self.n += 1
+        return x * 2
+
+
+def test_a_form_beside_the_first_is_asked_once_whatever_it_writes(monkeypatch):
+    runs = []
+    monkeypatch.setattr(rows, "replay", lambda *given, **how: runs.append(given[1]) or replay(*given, **how))
+
+    def n_runs(is_counting):
+        runs.clear()
+        model = OtherwiseOn(lambda _, flag: bool(flag), Calls(is_counting), 0.0)
+        forms = capture(model, (torch.randn(4, 6, 4), torch.tensor(False))).forms[True]
+        assert len(forms) == 2
+        longer = max(runs, key=lambda form: len(form.calls))
+        return sum(run is longer for run in runs)
+
+    assert n_runs(True) == n_runs(False)
+
+
 class AskingHowItLies(nn.Module):
     """Reads time first, and goes by how its input lies in memory."""
 

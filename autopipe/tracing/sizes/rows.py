@@ -87,6 +87,8 @@ def mixing(
 ) -> Mixing:
     """Run the forms on the tensors ``given``, and on others like them; ``start`` sets the mode.
 
+    A form that is asked alone, whatever mode it is of, is given as that of evaluation.
+
     Where the forms are right for two rows (``takes`` tells for how many), on two alone, as only these tell
     how rows weigh. Where the graph does not run on rows in other places, it is run on pieces of the batch.
     Nothing is found on the meta device.
@@ -96,7 +98,7 @@ def mixing(
         return Mixing()
     found: dict[bool, str] = {}
     sums: list[bool] = []
-    for training in (False, True):
+    for training in sorted(forms):
         form = forms[training]
         if training and (found[False] or not _may_mix_in_training(form, forms)):
             break
