@@ -73,6 +73,7 @@ class Engine:
     records: (start, duration, clock) of recent training steps.
     frees: whether weights that only others train are given back. absent: those that others train.
     turn: held by the thread that uses the runtime.
+    unrecorded: shapes of whole batches, by input, that the model could not be recorded on.
     publisher: writes recent steps where they are watched. held: the most memory the stages held.
     """
 
@@ -117,6 +118,7 @@ class Engine:
         self.replica_dims = ReplicaDims(options.mesh)
         self.is_random = any(op.is_random for op in capture.ops.compute)
         self.turn = Turn(waits=self.peers is None, draws=self.is_random, fail=self.fail)
+        self.unrecorded: set[tuple[tuple[int, ...], ...]] = set()
         self.mixed = MixedRows(capture, options.mixed_rows, self.is_whole)
         self._splitter = Splitter(capture, options.batch_dims)
         self._weigher = Weigher(

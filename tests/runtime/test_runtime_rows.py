@@ -562,6 +562,31 @@ def test_a_form_beside_the_first_is_asked_once_whatever_it_writes(monkeypatch):
     assert n_runs(True) == n_runs(False)
 
 
+class Limited(nn.Module):
+    """Takes few rows at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        if len(x) > 4:
+            raise ValueError("too many rows")
+        return self.b(self.a(x).relu()).square().mean()
+
+
+def test_a_model_that_cannot_take_all_rows_takes_microbatches(caplog):
+    torch.manual_seed(0)
+    model, x = Limited().double(), torch.randn(8, 4).double()
+    runtime = autopipe.split(model, 2, (x[:2],), costs="estimated", n_microbatches=1).runtime()
+    wanted = torch.stack([model(piece).detach() for piece in x.split(2)]).mean()
+    with caplog.at_level("WARNING", "autopipe"):
+        for _ in range(2):
+            found = runtime.step(x, n_microbatches=4).loss.detach().as_subclass(torch.Tensor)
+            torch.testing.assert_close(found, wanted)
+    assert caplog.text.count("cannot be recorded on so many") == 1
+
+
 class AskingHowItLies(nn.Module):
     """Reads time first, and goes by how its input lies in memory."""
 

@@ -49,7 +49,7 @@ class Batch:
     forms: the form of the model that each microbatch asks for by its values, and at last that of the whole
         batch; none where there is but one.
     of_all: the form that as many rows as all microbatches have ask for, where one of theirs is not for so
-        many; else None.
+        many, or that of the first of them where none can be had; else None.
     is_new: whether no step has run some of these forms yet.
     target: that of the whole batch, as it was given.
     """
@@ -321,11 +321,15 @@ def _sizes(n_rows: int, n_microbatches: int) -> tuple[int, ...]:
 
 
 def with_forms(
-    batch: Batch, capture: Capture, form_of: Callable[[Mapping[str, Any]], int] | None = None
+    batch: Batch,
+    capture: Capture,
+    form_of: Callable[[Mapping[str, Any]], int] | None = None,
+    form_of_all: Callable[[Mapping[str, Any]], int | None] | None = None,
 ) -> Batch:
     """The batch with the forms that its microbatches and all of it ask for.
 
-    ``form_of`` tells the number of a form from inputs; by default it is that of ``capture``.
+    ``form_of`` tells the number of a form from inputs; by default it is that of ``capture``. ``form_of_all``
+    tells it of the whole batch where the forms of microbatches are not for so many rows; by default nothing.
     """
     if not capture.has_questions and capture.is_met(batch.whole):
         return batch
@@ -333,5 +337,8 @@ def with_forms(
     whole = [batch.whole] if capture.ops.tail else []
     form_of = form_of or capture.form_of
     forms = tuple(map(form_of, [*microbatches, *whole]))
-    is_for_all = all(capture.is_for_sizes(number, batch.whole) for number in {*forms})
-    return dataclasses.replace(batch, forms=forms, of_all=None if is_for_all else form_of(batch.whole))
+    of_all = None
+    if form_of_all and not all(capture.is_for_sizes(number, batch.whole) for number in {*forms}):
+        of_all = form_of_all(batch.whole)
+        of_all = forms[0] if of_all is None else of_all
+    return dataclasses.replace(batch, forms=forms, of_all=of_all)
