@@ -16,10 +16,10 @@ import dataclasses
 import functools
 import math
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -184,19 +184,25 @@ def readable(homes: Iterable[Home]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def filled(capture: Capture, stages: Iterable[Stage]) -> Iterator[None]:
-    """Within it weights that were released have their shapes again, and zeros for values."""
+    """Within it weights that were released have their shapes again, and values of no meaning.
+
+    They are alike on all ranks, and as unlike one another as weights are: with equal ones, rows that a model
+    compares would look alike whatever it makes of them.
+    """
     there = {id(t): (n, t) for s in stages for n, t in (*s.named_parameters(), *s.named_buffers())}
     specs = ((capture.ops.parameter.get(name), tensor) for name, tensor in there.values())
     gone = [
-        (tensor, spec.shape) for spec, tensor in specs if spec is not None and _is_gone(tensor, spec.shape)
+        (spec.name, tensor, spec.shape)
+        for spec, tensor in specs
+        if spec is not None and _is_gone(tensor, spec.shape)
     ]
-    before = [tensor.data for tensor, _ in gone]
+    before = [tensor.data for _, tensor, _ in gone]
     try:
-        for tensor, shape in gone:
-            tensor.data = _zeros(shape, tensor.dtype, tensor.device)
+        for name, tensor, shape in gone:
+            tensor.data = _stand_in(name, tensor, shape)
         yield
     finally:
-        for (tensor, _), data in zip(gone, before, strict=True):
+        for (_, tensor, _), data in zip(gone, before, strict=True):
             tensor.data = data
 
 
@@ -206,12 +212,16 @@ def _is_gone(tensor: Tensor, shape: tuple[int, ...]) -> bool:
         return not is_whole and not tensor.numel()
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that take no memory: pages of the host that nobody wrote, elsewhere one number for all."""
-    if device.type != "cpu":
-        return torch.zeros((), dtype=dtype, device=device).expand(shape)
-    made = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(made).view(dtype).view(shape)
+def _stand_in(name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """What stands in for a released weight; a parameter's rows overlap: a matrix takes a vector's memory."""
+    if not like.is_floating_point() and not like.is_complex():
+        return torch.full(shape, like.dtype is torch.bool, dtype=like.dtype, device=like.device)
+    n = sum(shape) - len(shape) + 1 if isinstance(like, nn.Parameter) else math.prod(shape)
+    drawn = torch.rand(n, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) + 0.5
+    if len(shape) > 1:  # what scales or is a variance stays positive
+        drawn = (drawn - 1.0) / math.sqrt(math.prod(shape[1:]))
+    made = drawn.to(like.device, like.dtype)
+    return made.as_strided(shape, [1] * len(shape)) if isinstance(like, nn.Parameter) else made.view(shape)
 
 
 @contextlib.contextmanager
