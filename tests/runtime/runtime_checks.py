@@ -548,6 +548,30 @@ def released_weights_have_their_shapes():
     assert all(id(p) in own or not p.shape.numel() for p in model.parameters())
 
 
+class Centred(nn.Module):
+    """Takes the mean of all rows from each as often as it is told to; for that weights of all ranks run."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+
+    def forward(self, x, times):
+        for linear in self.inner:
+            x = torch.tanh(linear(x))
+        return x - sum(x.mean(0) for _ in range(int(times)))
+
+
+def released_weights_hide_no_rows_that_meet():
+    """What is first met when each rank has its own weights alone is asked for rows that it mixes."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 8, dtype=torch.float64)
+    made = make(Centred().double(), (x, torch.tensor(0)), {}, n_stages=dist.get_world_size())
+    runtime = Runtime(*made, loss_fn=F.mse_loss, release=True, n_microbatches=2)
+    runtime.step(x, torch.tensor(0), target=x)
+    with pytest.raises(InputError, match=r"mean\(0\) at .*runtime_checks.py:\d+"):
+        runtime.step(x, torch.tensor(2), target=x)
+
+
 def ragged_patches():
     """Images of several sizes: microbatches of equally many samples, and of other shapes."""
     world = dist.get_world_size()

@@ -25,6 +25,7 @@ def test_ranks_equal_one_process(n_ranks):
         ("buckets", 2),
         ("shares_of_labels", 2),
         ("released_weights_have_their_shapes", 2),
+        ("released_weights_hide_no_rows_that_meet", 2),
         ("wrapping_unties_nothing_in_silence", 2),
         ("messages_of_all_sizes", 3),
         ("patience", 2),
