@@ -587,6 +587,36 @@ def test_a_model_that_cannot_take_all_rows_takes_microbatches(caplog):
     assert caplog.text.count("cannot be recorded on so many") == 1
 
 
+class GoingByANumber(nn.Module):
+    """Has a statement that stays whole, and goes by a number that is no part of the batch."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.a, self.b, self.does = nn.Linear(4, 4), nn.Linear(4, 4), does
+
+    def forward(self, x, number):
+        x = self.a(x)
+        for _ in range(int(number)):
+            x = self.does(x)
+        return self.b(x.relu())
+
+
+@pytest.mark.parametrize(("number", "other"), [(0, 2), (0.4, 1.5)])
+@pytest.mark.parametrize("mixes", [True, False])
+def test_rows_that_code_kept_whole_mixes_at_other_numbers_are_refused(number, other, mixes):
+    does = (lambda x: x - x.mean(0)) if mixes else (lambda x: x * 0.5)
+    torch.manual_seed(0)
+    model, x = GoingByANumber(does).double(), torch.randn(4, 4).double()
+    pipe = autopipe.split(model, 2, (x, torch.tensor(number)), costs="estimated", n_microbatches=2)
+    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+    if mixes:
+        with pytest.raises(InputError, match=r"test_runtime_rows.py:\d+"):
+            runtime.step(x, torch.tensor(other))
+    loss = runtime.step(x, torch.tensor(other), n_microbatches=1 if mixes else 2).loss
+    wanted = model(x, torch.tensor(other)).square().mean().detach()
+    torch.testing.assert_close(loss.detach().as_subclass(torch.Tensor), wanted)
+
+
 class AskingHowItLies(nn.Module):
     """Reads time first, and goes by how its input lies in memory."""
 

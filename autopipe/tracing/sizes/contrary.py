@@ -26,7 +26,7 @@ from .labels import label_options
 from .results import is_number
 from .witness import LEFT_OUT
 
-__all__ = ["made_of_rows", "of_other_signs", "unlike"]
+__all__ = ["made_of_rows", "of_other_signs", "told_otherwise", "unlike"]
 
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 
@@ -46,6 +46,30 @@ def of_other_signs(given: Mapping[str, Tensor], dim: Dim, form: Recording) -> It
             out[name] = changed.requires_grad_(given[name].requires_grad)
     if any(out[name] is not given[name] for name in given):
         yield out
+
+
+def told_otherwise(given: Mapping[str, Tensor], dim: Dim) -> Iterator[dict[str, Tensor]]:
+    """The tensors with a number beside the rows other than it is, one each: code kept whole may go by it.
+
+    On an accelerator whole numbers get no larger, as in :func:`unlike`.
+    """
+    with_rows = {name for name, _ in dim.where}
+    for name, tensor in given.items():
+        if name in with_rows or tensor.numel() != 1 or tensor.is_complex():
+            continue
+        number = tensor.detach()
+        if tensor.dtype is torch.bool:
+            others = [~number]
+        else:
+            others = [-number, number + number + 1] if tensor.is_floating_point() else _near(number)
+        for other in others:
+            yield {**given, name: other.requires_grad_(tensor.requires_grad)}
+
+
+def _near(number: Tensor) -> list[Tensor]:
+    if number.device.type == "cpu":
+        return [number + 1]
+    return [number - 1] if number.item() > 0 else []
 
 
 def unlike(

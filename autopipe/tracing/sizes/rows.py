@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from ..calls.call import Call, Recording
 from ..calls.functions import tensors
 from ..calls.wording import said
 from ..state.state import seed
-from .contrary import of_other_signs, unlike
+from .contrary import of_other_signs, told_otherwise, unlike
 from .labels import can_be_counted, label_options
 from .noise import OwnNoise
 from .pieces import fault_in_pieces
@@ -130,7 +131,8 @@ def mixing(
                 fault = fault_in_pieces(*told, takes=takes, rows_of=are_rows, is_close=is_close)
                 if fault:
                     return Mixing(fault, points=True)
-            for rows in unlike(model, form, given, dim, shapes) if is_told else ():
+            others = itertools.chain(told_otherwise(given, dim), unlike(model, form, given, dim, shapes))
+            for rows in others if is_told else ():
                 found[training] = found[training] or _found_there(results, rows, is_sure, dim, shapes)
             if is_sure and not found[training] and takes(2 * _MANY):
                 # what two rows do not come near to, as a largest norm, more of them may pass
