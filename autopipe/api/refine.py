@@ -167,7 +167,8 @@ class _Refining:
             plan = self._solved(best.capture, best.costs)
         except UndecidedError:
             return best
-        return dataclasses.replace(best, plan=plan) if plan.step_s <= best.plan.step_s else best
+        better = plan if plan.step_s <= best.plan.step_s else _bounded(best.plan, plan)
+        return dataclasses.replace(best, plan=better)
 
     def _solved(self, capture: Capture, costs: CostTable, *, in_a_hurry: bool = False) -> Plan:
         """A plan in all of the time, or in a part of it unless that finds none."""
@@ -207,6 +208,25 @@ class _Refining:
             return None
         self.opened, self.n_openings = (*self.opened, *following[1]), self.n_openings + 1
         return following[0]
+
+
+def _bounded(plan: Plan, other: Plan) -> Plan:
+    """A plan with the bounds of another of the same graph too, where both run alike."""
+    if _way(plan) != _way(other):
+        return plan
+    own, found = plan.bounds, other.bounds
+    lower_s = max(own.bottleneck_lower_s, found.bottleneck_lower_s)
+    bounds = dataclasses.replace(
+        own,
+        bottleneck_lower_s=lower_s,
+        step_lower_s=max(own.step_lower_s, found.step_lower_s),
+        proved=own.proved or own.bottleneck_s <= lower_s,
+    )
+    return dataclasses.replace(plan, bounds=bounds)
+
+
+def _way(plan: Plan) -> tuple[Any, ...]:
+    return plan.schedule, plan.n_microbatches, [stage.rank for stage in plan.stages]
 
 
 def _loads_s(plan: Plan) -> list[float]:

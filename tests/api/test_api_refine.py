@@ -204,3 +204,19 @@ def test_a_plan_near_its_bound_is_not_looked_for_again(monkeypatch):
     _, of = hurried(monkeypatch, lower=0.999)
     assert len(of) > 1
     assert all(seconds == [2.0 * HURRY] for seconds in of.values())
+
+
+def test_a_plan_that_more_time_does_not_better_has_the_bound_that_it_found(monkeypatch):
+    @functools.wraps(solve)
+    def told(graph, *args, time_limit_s, **options):
+        plan = solve(graph, *args, time_limit_s=time_limit_s, **options)
+        lower, longer = (0.9, 1.1) if time_limit_s == 2.0 else (0.5, 1.0)
+        least_s = lower * plan.bounds.bottleneck_s
+        bounds = dataclasses.replace(plan.bounds, bottleneck_lower_s=least_s, proved=False)
+        return dataclasses.replace(plan, bounds=bounds, step_s=longer * plan.step_s)
+
+    monkeypatch.setattr("autopipe.api.planning.solve", told)
+    monkeypatch.setattr("autopipe.api.refine.HURRY_S", 0.0)
+    plan = split(Uneven()).plan
+    assert plan.bounds.gap == pytest.approx(1 / 0.9 - 1)
+    assert not plan.bounds.proved

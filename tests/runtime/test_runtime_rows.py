@@ -1136,7 +1136,7 @@ def test_what_a_module_makes_of_sizes_alone_gathers_nothing(monkeypatch, whole, 
         assert len(runs) > 10  # nothing is proven of it
         return
     assert bool(found.always) == (whole is not Angles)
-    assert len(runs) <= 10 or found.always
+    assert len(runs) <= 11 or found.always  # one of them to see whether the module reads what it is given
 
 
 class Two(Tokens):

@@ -137,7 +137,7 @@ def mixing(
             for rows in others if is_told else ():
                 found[training] = found[training] or _found_there(results, rows, is_sure, dim, shapes)
             run = rows_of(*told, alone=is_sure)
-            for scale in _scales(form, run) if is_told and not found[training] else ():
+            for scale in _scales(model, form, run) if is_told and not found[training] else ():
                 other = functools.partial(results, changes=scale)
                 found[training] = found[training] or _found_there(other, given, is_sure, dim, shapes)
             if is_sure and not found[training] and takes(2 * _MANY):
@@ -188,10 +188,10 @@ def _found_there(
         return ""
 
 
-def _scales(form: Recording, run: Rows) -> list[_Look]:
+def _scales(model: nn.Module, form: Recording, run: Rows) -> list[_Look]:
     """What makes more or less of the values that code kept whole reads: it may go another way then."""
     try:
-        read = given_to_readers(form, run)
+        read = given_to_readers(model, form, run)
     except Exception as error:
         # any Python of the model: it may not run while somebody watches what torch is asked
         _logger.debug("what code reads could not be seen: %s", error)
