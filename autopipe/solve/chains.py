@@ -71,7 +71,7 @@ def _separable(problem: Problem, deadline: float, stopped: threading.Event) -> A
     try:
         for found in _trimmed(whole.problem, best, deadline, stopped):
             best = found
-        if not _is_near(best) and not stopped.is_set():
+        if not _is_enough(whole.problem, best) and not stopped.is_set():
             for found in first_answers(whole.problem, best, deadline):
                 best = found
             best = best if best.proved else prove(whole.problem, best, deadline)
@@ -92,6 +92,11 @@ def _after(share: float, deadline: float) -> float:
 
 def _is_near(answer: Answer) -> bool:
     return answer.bottleneck_ns <= answer.lower_ns * (1 + _NEAR)
+
+
+def _is_enough(problem: Problem, answer: Answer) -> bool:
+    """Whether an answer is looked at no longer: small problems are, until it is proved."""
+    return answer.proved or (_is_near(answer) and not is_small(problem))
 
 
 def _trimmed(problem: Problem, known: Answer, deadline: float, stopped: threading.Event) -> Iterator[Answer]:
@@ -158,8 +163,7 @@ def _bounded(problem: Problem, deadline: float, stopped: threading.Event) -> Ans
         answer = _at_both_paces(problem, answer, deadline)
     value = problem.bottleneck(problem.loads(answer.stage_of or ()))
     answer = dataclasses.replace(answer, bottleneck_ns=value)
-    is_done = value <= answer.lower_ns or (_is_near(answer) and not is_small(problem))
-    if not is_done and not stopped.is_set():
+    if not _is_enough(problem, answer) and not stopped.is_set():
         with contextlib.suppress(KeyboardInterrupt):
             better = improve(problem, answer.stage_of or (), deadline)
             value = problem.bottleneck(problem.loads(better))
