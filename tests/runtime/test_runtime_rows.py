@@ -634,15 +634,14 @@ class Deciding(nn.Module):
 @pytest.mark.parametrize("mixes", [True, False])
 def test_rows_that_a_layer_kept_whole_mixes_on_other_data_are_refused(decides, mixes):
     torch.manual_seed(0)
-    does = (lambda x: x - x.mean(0)) if mixes else (lambda x: x * 0.5)
+    does = (lambda x: x - x.mean(0)) if mixes else (lambda x: x + 0.0)
     model = nn.Sequential(nn.Linear(4, 4), Deciding(decides, does), nn.Linear(4, 4)).double()
     x = torch.rand(4, 4).double()
     pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
     runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
     for factor in (1, 20, -20) if not mixes else ():
         loss, wanted = runtime.step(x * factor).loss.detach(), model(x * factor).square().mean().detach()
-        if decides(model[0](x * factor)) == decides(model[0](x[:2] * factor)):
-            torch.testing.assert_close(loss.as_subclass(torch.Tensor), wanted)
+        torch.testing.assert_close(loss.as_subclass(torch.Tensor), wanted)
     if mixes:
         with pytest.raises(InputError, match="rows of a batch of Sequential depend on one another"):
             runtime.step(x)

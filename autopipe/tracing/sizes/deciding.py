@@ -19,7 +19,7 @@ from .results import Rows
 
 __all__ = ["FACTORS", "given_to_readers", "scaled"]
 
-FACTORS = (8.0, -8.0, 0.125)
+FACTORS = (64.0, -64.0, 1 / 64)
 """What floating-point values are taken times, so that code which compares them may find otherwise."""
 
 
