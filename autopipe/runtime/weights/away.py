@@ -217,7 +217,8 @@ def _stand_in(name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
     if not like.is_floating_point() and not like.is_complex():
         return torch.full(shape, like.dtype is torch.bool, dtype=like.dtype, device=like.device)
     n = sum(shape) - len(shape) + 1 if isinstance(like, nn.Parameter) else math.prod(shape)
-    drawn = torch.rand(n, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) + 0.5
+    generator = torch.Generator("cpu").manual_seed(zlib.crc32(name.encode()))
+    drawn = torch.rand(n, generator=generator, device="cpu") + 0.5
     if len(shape) > 1:  # what scales or is a variance stays positive
         drawn = (drawn - 1.0) / math.sqrt(math.prod(shape[1:]))
     made = drawn.to(like.device, like.dtype)
