@@ -617,36 +617,6 @@ def test_rows_that_code_kept_whole_mixes_at_other_numbers_are_refused(number, ot
     torch.testing.assert_close(loss.detach().as_subclass(torch.Tensor), wanted)
 
 
-class Deciding(nn.Module):
-    """Goes by what its input holds: stays whole."""
-
-    def __init__(self, decides, does):
-        super().__init__()
-        self.weight, self.decides, self.does = nn.Parameter(torch.ones(4)), decides, does
-
-    def forward(self, x):
-        for _ in range(int(self.decides(x))):
-            x = self.does(x)
-        return x * self.weight
-
-
-@pytest.mark.parametrize("decides", [lambda x: x.abs().max() // 2, lambda x: x.mean() < -1])
-@pytest.mark.parametrize("mixes", [True, False])
-def test_rows_that_a_layer_kept_whole_mixes_on_other_data_are_refused(decides, mixes):
-    torch.manual_seed(0)
-    does = (lambda x: x - x.mean(0)) if mixes else (lambda x: x + 0.0)
-    model = nn.Sequential(nn.Linear(4, 4), Deciding(decides, does), nn.Linear(4, 4)).double()
-    x = torch.rand(4, 4).double()
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
-    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
-    for factor in (1, 20, -20) if not mixes else ():
-        loss, wanted = runtime.step(x * factor).loss.detach(), model(x * factor).square().mean().detach()
-        torch.testing.assert_close(loss.as_subclass(torch.Tensor), wanted)
-    if mixes:
-        with pytest.raises(InputError, match="rows of a batch of Sequential depend on one another"):
-            runtime.step(x)
-
-
 class AskingHowItLies(nn.Module):
     """Reads time first, and goes by how its input lies in memory."""
 
@@ -1135,7 +1105,7 @@ def test_what_a_module_makes_of_sizes_alone_gathers_nothing(monkeypatch, whole, 
         assert len(runs) > 10  # nothing is proven of it
         return
     assert bool(found.always) == (whole is not Angles)
-    assert len(runs) <= 11 or found.always  # one of them to see whether the module reads what it is given
+    assert len(runs) <= 10 or found.always
 
 
 class Two(Tokens):

@@ -27,7 +27,6 @@ from ..calls.functions import tensors
 from ..calls.wording import said
 from ..state.state import seed
 from .contrary import of_other_signs, told_otherwise, unlike
-from .deciding import FACTORS, given_to_readers, scaled
 from .labels import can_be_counted, label_options
 from .noise import OwnNoise
 from .pieces import fault_in_pieces
@@ -38,7 +37,6 @@ __all__ = ["Mixing", "mixing", "rows_of"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
-_Look = Callable[[Call, Any], Any]
 _MANY = 4
 
 
@@ -107,7 +105,6 @@ def mixing(
             break
         begin, found[training] = functools.partial(start, training), ""
         results = functools.partial(_results, model, form, dim, shapes, device, begin)
-        told = model, form, given, dim, device, begin
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             is_sure = is_told = False
@@ -130,16 +127,13 @@ def mixing(
                     _logger.debug("rows could not be told apart: %s", error)
             if not (training or is_sure or found[False]) and any(map(_may_point, given.values())):
                 are_rows = functools.partial(axes, dim=dim, shapes=shapes)
+                told = (model, form, given, dim, device, begin)
                 fault = fault_in_pieces(*told, takes=takes, rows_of=are_rows, is_close=is_close)
                 if fault:
                     return Mixing(fault, points=True)
             others = itertools.chain(told_otherwise(given, dim), unlike(model, form, given, dim, shapes))
             for rows in others if is_told else ():
                 found[training] = found[training] or _found_there(results, rows, is_sure, dim, shapes)
-            run = rows_of(*told, alone=is_sure)
-            for scale in _scales(model, form, run) if is_told and not found[training] else ():
-                other = functools.partial(results, changes=scale)
-                found[training] = found[training] or _found_there(other, given, is_sure, dim, shapes)
             if is_sure and not found[training] and takes(2 * _MANY):
                 # what two rows do not come near to, as a largest norm, more of them may pass
                 many = functools.partial(results, times=_MANY)
@@ -158,16 +152,14 @@ def _results(
     rows: Mapping[str, Tensor],
     alone: bool,
     times: int = 1,
-    changes: _Look | None = None,
 ) -> Results:
     """What a form gives for two ``rows``, so many ``times`` behind one another.
 
-    Labels are counted where all can be: of others the model may make means. ``changes`` may put other values
-    in the place of calls'.
+    Labels are counted where all can be: of others the model may make means.
     """
     over_labels = [*filter(None, (label_options(model, call) for call in form.calls))]
     counted = over_labels if all(can_be_counted(model, options) for options in over_labels) else []
-    run = rows_of(model, form, rows, dim, device, begin, alone=alone, times=times, changes=changes)
+    run = rows_of(model, form, rows, dim, device, begin, alone=alone, times=times)
     is_longer = times > 1 or (dim.example > 2 and not alone)
     return Results(form, run, is_longer, counted, OwnNoise(dim, shapes))
 
@@ -188,17 +180,6 @@ def _found_there(
         return ""
 
 
-def _scales(model: nn.Module, form: Recording, run: Rows) -> list[_Look]:
-    """What makes more or less of the values that code kept whole reads: it may go another way then."""
-    try:
-        read = given_to_readers(model, form, run)
-    except Exception as error:
-        # any Python of the model: it may not run while somebody watches what torch is asked
-        _logger.debug("what code reads could not be seen: %s", error)
-        return []
-    return [functools.partial(scaled, read, factor) for factor in FACTORS] if read else []
-
-
 def rows_of(
     model: nn.Module,
     form: Recording,
@@ -209,27 +190,18 @@ def rows_of(
     *,
     alone: bool = False,
     times: int = 1,
-    changes: _Look | None = None,
 ) -> Rows:
     """What runs a form on the example's first two rows in any order, the others behind them or left out.
 
-    The order comes so many ``times``; ``start`` sets mode and state. What ``changes`` gives for a call takes
-    the place of its value.
+    The order comes so many ``times``; ``start`` sets mode and state.
     """
 
-    def run(rows: str, look: _Look | None = None) -> Any:
+    def run(rows: str, look: Any = None) -> Any:
         start()
         seed(device)
-        shown = look if changes is None else functools.partial(_changed, changes, look)
-        return replay(model, form, _rows(given, dim, rows * times, alone), device, look=shown).result
+        return replay(model, form, _rows(given, dim, rows * times, alone), device, look=look).result
 
     return run
-
-
-def _changed(changes: _Look, look: _Look | None, call: Call, value: Any) -> Any:
-    other = changes(call, value)
-    seen = None if look is None else look(call, value if other is None else other)
-    return other if seen is None else seen
 
 
 def _may_point(tensor: Tensor) -> bool:
