@@ -16,6 +16,7 @@ patches    what is patched in torch and Python for that time
 runs       the runs of a capture: in both modes, recorded and not, and what of the model they stand on
 graphs     what recordings become: forms under common names, fx graphs, generated modules, the op graph
 sizes      which input sizes may vary, found by running a recording at others; rules about sizes
+rows       whether rows of a batch meet, found by running a recording on others; what must run on all of them
 referee    recordings held against the model on other data, in both modes, with gradients and state
 =========  =================================================================================================
 """

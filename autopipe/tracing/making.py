@@ -7,45 +7,37 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 from ..errors import AutopipeError, CaptureError
-from ..graph import batch_dim
-from .calls.call import Call, Depends, Recording
+from .calls.call import Call, Recording
 from .calls.likeness import distinct
-from .calls.named import Named
 from .calls.perform import run_call
 from .code.leaves import uncompiled
 from .graphs import emit, modes
 from .graphs.questions import Question, choose, questions, with_sizes
 from .inputs.arguments import Inputs
 from .inputs.written import called
+from .rows.asked import with_answers, with_rows, with_rows_of_the_example, without_rows
 from .runs.session import Session
-from .sizes.by_count import asked_how_many
-from .sizes.dims import axis_of
 from .sizes.expected import Expected
 from .sizes.explore import explore, is_narrowed
+from .sizes.formulas import by_formula, like_an_input
 from .sizes.guards import with_checks
 from .sizes.lengths import read_from_inputs
-from .sizes.rows import Mixing, mixing
-from .sizes.tail import Tail, find_tail
-from .sizes.tally import by_call
 from .sizes.trials import Explorer
-from .sizes.truths import asked_of_all_rows
 from .sizes.unproven import Proofs, behind_labels, unproven
-from .sizes.variation import Check, Fixed, Variation
+from .sizes.variation import Fixed, Variation
 from .sizes.witness import witnesses
-from .values.tracked import pinned, plain
+from .values.tracked import pinned
 
 __all__ = ["Form", "Made"]
 
 _T = TypeVar("_T")
-_OF_INPUTS = Depends.INPUT | Depends.SHAPE
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -95,8 +87,8 @@ class Made:
         self.constants = modes.share_constants(everything)
         unsized = [(r, r.branches) for r in everything]
         for record in everything:
-            like_an_input = functools.partial(_like_an_input, tensors)
-            record.branches = tuple(with_sizes(b, like_an_input) for b in record.branches)
+            sized = functools.partial(like_an_input, tensors)
+            record.branches = tuple(with_sizes(b, sized) for b in record.branches)
         self.variations: dict[int, Variation] = {}
         self.is_shared = recorded[True] is recorded[False]
         self.everything = everything
@@ -154,31 +146,10 @@ class Made:
             for call in form.calls:
                 if call.op != "output" and any(c.name in names for c in call.inputs):
                     names.add(call.name)
-            names |= self._without_rows(form, names) if names else set()
+            if names:
+                held = dataclasses.replace(self.variation, shapes=self.variations[id(form)].shapes)
+                names |= without_rows(form, names, held)
         return tuple(c.name for c in self.calls if c.name in names or c.name in tail.again)
-
-    def _without_rows(self, form: Recording, tail: Collection[str]) -> set[str]:
-        """What calls in the ``tail`` of a form are given that has no rows to join, and hangs on the inputs.
-
-        The first form has none; another one may have the same call elsewhere, under a name of its own.
-        """
-        batch, shapes = batch_dim(self.variation.dims), self.variations[id(form)].shapes
-
-        def has_rows(call: Call) -> bool:
-            held = shapes.get(id(call), ())
-            return batch is None or (
-                bool(held) and all(axis_of(shape, batch.name) is not None for shape in held)
-            )
-
-        found: set[str] = set()
-        taken: set[int] = set()
-        for call in reversed(form.calls):
-            is_made = call.op not in ("placeholder", "get_attr") and call.depends & _OF_INPUTS
-            if is_made and id(call) in taken and call.name not in tail and not has_rows(call):
-                found.add(call.name)
-            if call.name in tail or call.name in found:
-                taken |= {id(c) for c in call.inputs}
-        return found
 
     @property
     def shapes(self) -> dict[int, Any]:
@@ -215,15 +186,7 @@ class Made:
         self.firsts = firsts = _each(merged.values())
         variation = self._vary(firsts, self.tensors, self._asking(firsts[-1].training, 0), known)
         if self.dynamic:
-            session = self.session
-            told = (merged, self.tensors, variation.dims, variation.shapes, session.device, session.start)
-            found = known.mixing if known else mixing(session.model, *told, takes=variation.takes_rows)
-            if not (known or found.always or found.training):
-                held = (variation, session.device, session.start)
-                written = by_call(session.model, merged[True], self.tensors, *held)
-                found = dataclasses.replace(found, by_call=written)
-            tail = find_tail(session.model, *told, found, takes=variation.takes_rows)
-            variation = dataclasses.replace(variation, mixing=found, tail=tail)
+            variation = with_rows_of_the_example(self.session, merged, self.tensors, variation, known)
         variation = self._with_labels(firsts, variation)
         taken = {c.name for form in firsts for c in form.calls}
         checked: dict[int, Recording] = {}
@@ -244,25 +207,12 @@ class Made:
     def _with_rows(
         self, form: Recording, given: Mapping[str, torch.Tensor], variation: Variation
     ) -> Variation:
-        """The variation of a form beside the first, with what mixes its rows, or tells how many there are.
-
-        Not asked where rows are mixed in the first form: then they are refused, or the tail has the batch.
-        """
-        first, session = self.forms[form.training][0], self.session
-        known = self.variations[id(first)]
-        if not self.dynamic or known.mixing.always:
-            return variation
-        start = functools.partial(session.start, form.training)
-        told = (variation.dims, variation.shapes, session.device)
-        mode = functools.partial(_without_mode, start)
-        alone = {False: form}
-        found = mixing(session.model, alone, given, *told, mode, takes=variation.takes_rows).always
-        counted = asked_how_many(
-            session.model, (form, variation), (first, known), given, session.device, start
-        )
-        in_training = found if form.training and known.mixing.training else ""
-        mixed = Mixing("" if in_training else found, in_training, by_count=counted)
-        return dataclasses.replace(variation, mixing=mixed)
+        """The variation of a form beside the first, with what is to be known of its rows and labels."""
+        first = self.forms[form.training][0]
+        if self.dynamic:
+            known = (first, self.variations[id(first)])
+            variation = with_rows(self.session, form, given, variation, known)
+        return self._with_labels([form], variation)
 
     def _with_labels(self, forms: Sequence[Recording], variation: Variation) -> Variation:
         """The variation of forms with the sizes that their losses count labels with, where they are alike."""
@@ -273,23 +223,17 @@ class Made:
 
     def _ask_rows(self) -> None:
         """Tell of questions that rows of a batch, asked for themselves, answer so that they are others."""
-        variation, session = self.variation, self.session
-        of_all = self.tail
-        if not (self.dynamic and variation.takes_rows(2)) or (variation.mixing.always and not of_all):
+        variation, tail = self.variation, self.tail
+        if not (self.dynamic and variation.takes_rows(2)) or (variation.mixing.always and not tail):
             return
         for flag in (False, True):
             if flag and (self.is_shared or variation.mixing.training):
                 return  # asked already, or rows are others in training whatever they answer
             forms = self.forms[flag]
-            number_of = functools.partial(self._chosen, self.questions[flag], forms[0])
-            start = functools.partial(session.start, flag)
-            told = (self.tensors, variation.dims, variation.shapes, session.device, start)
-            found = asked_of_all_rows(session.model, forms, number_of, *told, of_all)
-            if found:
-                mixed = dataclasses.replace(variation.mixing, always=found)
-                tail = Tail(obstacle="each microbatch answers for itself")
-                other = dataclasses.replace(variation, mixing=mixed, tail=tail)
-                self.variations.update((id(forms[0]), other) for forms in self.forms.values())
+            chosen = functools.partial(self._chosen, self.questions[flag], forms[0])
+            asked = with_answers(self.session, forms, chosen, self.tensors, variation, tail, flag)
+            if asked is not variation:
+                self.variations.update((id(forms[0]), asked) for forms in self.forms.values())
                 return
 
     def _others(self, flag: bool, forms: Sequence[Recording]) -> list[int]:
@@ -308,7 +252,7 @@ class Made:
                 variation = self._vary([form], given or self.tensors, asked, self.variation)
             except AutopipeError:
                 continue
-            variation = self._with_labels([form], self._with_rows(form, given or self.tensors, variation))
+            variation = self._with_rows(form, given or self.tensors, variation)
             read_from_inputs(self.session.model, form, variation.dims, variation.shapes, self.proofs)
             checked = with_checks(form, self._unsure(form, variation), {c.name for c in self.calls})
             self.forms[flag].append(checked)
@@ -341,12 +285,12 @@ class Made:
         fixed = {(n, a): Fixed(shapes[n][a], held.reason) for (n, a), held in self.variation.fixed.items()}
         known = dataclasses.replace(self.variation, dims=dims, fixed=fixed)
         branches = form.branches
-        form.branches = tuple(with_sizes(b, functools.partial(_like_an_input, tensors)) for b in branches)
+        form.branches = tuple(with_sizes(b, functools.partial(like_an_input, tensors)) for b in branches)
         asked = functools.partial(self.is_answered, form) if branches else None
         variation = self._vary([form], tensors, asked, known, inputs)
         if {d.where for d in variation.dims} != {d.where for d in dims}:
             raise CaptureError("other sizes may vary there")
-        variation = self._with_labels([form], self._with_rows(form, tensors, variation))
+        variation = self._with_rows(form, tensors, variation)
         taken = {c.name for c in (*named, *form.calls)}
         checked = with_checks(form, self._unsure(form, variation), taken)
         self.variations[id(checked)] = variation
@@ -366,24 +310,8 @@ class Made:
 
     def _by_formula(self, call: Call) -> Call:
         """A size as its formula in the sizes of inputs says."""
-        shapes = self.shapes.get(id(call.inputs[0])) or self._shapes_alike(call.inputs[0])
-        if not shapes:
-            return _like_an_input(self.tensors, call)
-        formula = shapes[0][plain(call.args[1])]
-        if isinstance(formula, int):
-            return _constant_number(call.value)
-        check = Check(operator.pos, (formula,), None, call.source)
-        place = {d.name: d.where[0] for d in self.variation.dims}
-        function = Named(lambda *sizes: check.values(dict(zip(check.symbols, sizes, strict=True)))[0], "size")
-        return Call("call_function", function, tuple(_size_of(*place[s]) for s in check.symbols))
-
-    def _shapes_alike(self, made: Call) -> Any:
-        """Of the same call in a form that was kept, where another recording made this tensor."""
-        known = self.shapes
-        kept = (c for forms in self.forms.values() for form in forms for c in form.calls if known.get(id(c)))
-        where = (made.op, made.target, made.path, made.source)
-        alike = (c for c in kept if (c.op, c.target, c.path, c.source) == where)
-        return next((known[id(c)] for c in alike if c.value.shape == made.value.shape), None)
+        kept = (c for forms in self.forms.values() for form in forms for c in form.calls)
+        return by_formula(self.tensors, self.variation.dims, self.shapes, kept, call)
 
     def _witness(self, flag: bool, number: int) -> dict[str, torch.Tensor] | None:
         """Inputs of the example's sizes that ask for the form with this number, where some are found."""
@@ -475,24 +403,5 @@ def _each(things: Iterable[_T]) -> list[_T]:
     return list({id(thing): thing for thing in things}.values())
 
 
-def _without_mode(start: Callable[[], None], training: bool) -> None:
-    start()
-
-
 def _never(given: Mapping[str, torch.Tensor]) -> bool:
     return False
-
-
-def _like_an_input(tensors: Mapping[str, torch.Tensor], call: Call) -> Call:
-    """A size as that of an input as long; whether of that one, only other sizes can tell."""
-    places = ((n, a) for n, t in tensors.items() for a, s in enumerate(t.shape) if s == call.value)
-    place = next(places, None)
-    return _constant_number(call.value) if place is None else _size_of(*place)
-
-
-def _size_of(name: str, axis: int) -> Call:
-    return Call("call_method", "size", (Call("placeholder", name), axis))
-
-
-def _constant_number(value: Any) -> Call:
-    return Call("call_function", operator.pos, (value,))

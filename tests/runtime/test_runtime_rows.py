@@ -11,11 +11,12 @@ from autopipe.errors import InputError
 from autopipe.graph import batch_dim
 from autopipe.runtime import mixing
 from autopipe.tracing import capture
-from autopipe.tracing.sizes import rows, truths
-from autopipe.tracing.sizes.contrary import unlike
+from autopipe.tracing.rows import mixing as rows
+from autopipe.tracing.rows import truths
+from autopipe.tracing.rows.contrary import unlike
+from autopipe.tracing.rows.truths import _pairs
 from autopipe.tracing.sizes.rerun import replay
-from autopipe.tracing.sizes.rows import Mixing
-from autopipe.tracing.sizes.truths import _pairs
+from autopipe.tracing.sizes.variation import Mixing
 
 
 class Contrast(nn.Module):

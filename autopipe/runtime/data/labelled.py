@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from ...errors import InputError
 from ...graph import Dim
-from ...tracing.sizes.labels import label_options, weight_of_labels
+from ...tracing.calls.labels import label_options, weight_of_labels
 from ...units import Size, size_at
 from .microbatch import Batch
 

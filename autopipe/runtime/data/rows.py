@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...stages import Stage, relative_error, run_values
-from ...tracing.sizes.tail import join, row_axes
+from ...tracing.rows.tail import join, row_axes
 from .microbatch import Batch, Splitter, with_forms
 from .outputs import Outputs
 from .weights import Weigher

@@ -27,8 +27,8 @@ from torch import Tensor, fx, nn
 from ...accelerator import is_async, upload
 from ...arguments import number
 from ...errors import InputError
+from ...tracing.calls.labels import DEFAULTS, FUNCTIONS, MODULES, weight_of_labels
 from ...tracing.inputs.structure import flatten, unflatten
-from ...tracing.sizes.labels import DEFAULTS, FUNCTIONS, MODULES, weight_of_labels
 from ..options import LossWeight
 from .labelled import LabelLoss, Losses, find_losses
 from .microbatch import Batch

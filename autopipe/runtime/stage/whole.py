@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import InputError
 from ...graph import OpGraph
 from ...torch_private import backward
-from ...tracing.sizes.tail import join, row_axes
+from ...tracing.rows.tail import join, row_axes
 from ..wire.boundary import Edge
 from .worker import StepInputs, Worker
 

@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls, meta
 from ..calls.kinds import Kind
+from ..calls.labels import label_options
 from ..calls.sharing import outline
 from ..code.leaves import is_atomic, is_compiled
-from .labels import label_options
 from .rerun import with_guards
 
 __all__ = ["Proofs", "behind_labels", "unproven"]

@@ -18,10 +18,57 @@ from ...units import Size
 from ..inputs.arguments import Inputs
 from ..inputs.packing import packed_fault
 from .guards import SIGNS
-from .rows import Mixing
-from .tail import Tail
 
-__all__ = ["Check", "Fixed", "Variation"]
+__all__ = ["Check", "Fixed", "Mixing", "Tail", "Variation"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mixing:
+    """In words, what mixes rows; empty where nothing does.
+
+    ``always`` is what does in evaluation, ``training`` what does in training alone: batch norm, for one.
+    ``points``: inputs point to rows by number, so that no order of them tells what follows from a mixing.
+    ``sums``: the numbers that are made of all rows are sums over them, not means. ``is_asked`` says whether
+    that was looked at: means are then even ones, or over labels. ``by_call`` are buffers and attributes that
+    a training forward leaves otherwise when it is called on the rows in two batches, where nothing else is
+    to be said of them. ``by_count`` is what asks for the number of rows, and makes of them something else
+    than where it comes out otherwise.
+    """
+
+    always: str = ""
+    training: str = ""
+    sums: bool = False
+    is_asked: bool = dataclasses.field(default=False, compare=False)
+    points: bool = False
+    by_call: tuple[str, ...] = ()
+    by_count: str = ""
+
+    @property
+    def said_by_call(self) -> str:
+        """What ``by_call`` means for a step, in words; empty where there is none."""
+        if not self.by_call:
+            return ""
+        more = f" and {len(self.by_call) - 3} more" if len(self.by_call) > 3 else ""
+        return (
+            f"a forward in training changes {', '.join(self.by_call[:3])}{more} at each call, and a step "
+            "calls it once for each microbatch, so that these end otherwise than after one call on the whole "
+            "batch; n_microbatches=1 makes them the same"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tail:
+    """Names of the ops that run on the whole batch.
+
+    ``ops`` are all that follow from a mixing of rows; ``again`` those before them, of sizes alone, that they
+    need at the batch's sizes. Without any, ``obstacle`` says why there is none. ``before`` says what mixes
+    rows ahead of it, in training alone.
+    """
+
+    ops: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    obstacle: str = ""
+    before: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Other data for two rows of a batch, where their own may hide that rows are mixed or weighed.
 
 A mask of ones leaves no row lighter than another, and of two rows that are as long each, or have each a token
-that is asked for, neither changes what all rows come to. Running them is left to ``rows``.
+that is asked for, neither changes what all rows come to. Running them is left to ``mixing``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ...torch_private import Unread, unread
 from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.functions import tensors
+from ..calls.labels import label_options
 from ..calls.perform import run_call
 from ..code.leaves import uncompiled
 from ..inputs.structure import mapped
+from ..sizes.dims import axis_of
+from ..sizes.witness import LEFT_OUT
 from ..state.state import generators
-from .dims import axis_of
-from .labels import label_options
 from .results import is_number
-from .witness import LEFT_OUT
 
 __all__ = ["made_of_rows", "of_other_signs", "told_otherwise", "unlike"]
 

@@ -1,6 +1,6 @@
 """What a form gives for rows in other places, and whether rows alone make it: a value, a mean, a sum.
 
-Putting rows there, and what mixes them where it is not, are left to ``rows``.
+Putting rows there, and what mixes them where it is not, are left to ``mixing``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ...graph import Dim
 from ...units import Size
 from ..calls.call import Call, Depends, Recording
 from ..calls.functions import tensors
+from ..calls.labels import LabelsSeen, share_of
 from ..calls.wording import said
-from .labels import LabelsSeen, share_of
 from .noise import OwnNoise
 
 __all__ = ["ALLOWED", "EQUAL", "ROUNDED", "Results", "Rows", "axes", "differ", "is_close", "is_number"]

@@ -2,7 +2,7 @@
 
 A batch of more rows draws other noise, and what noise has changed cannot be told from what the rows have.
 Of two forms that draw in other places, both are given noise that is one number. Which rows are looked at,
-and what follows, is left to ``rows`` and ``by_count``.
+and what follows, is left to ``mixing`` and ``by_count``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ...units import Size
 from ..calls.call import Call, Depends
 from ..calls.functions import tensors
 from ..inputs.structure import mapped
+from ..sizes.dims import axis_of
 from ..state.state import generators
-from .dims import axis_of
 
 __all__ = ["EvenNoise", "OwnNoise"]
 

@@ -1,7 +1,7 @@
 """Whether rows come out otherwise where they answer for themselves what a model asks of its whole batch.
 
 A mask may be asked row by row whether it masks anything: without one, a row that is whole stays what it is.
-A sum may not be asked so whether it is positive. Rows under one form are looked at in ``rows``.
+A sum may not be asked so whether it is positive. Rows under one form are looked at in ``mixing``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Depends, Recording
+from ..calls.labels import LabelsSeen, label_options, share_of
 from ..calls.wording import shown
+from ..sizes.rerun import replay
+from ..sizes.witness import witnesses
 from ..state.state import generators, seed
-from .labels import LabelsSeen, label_options, share_of
-from .rerun import replay
 from .results import ROUNDED, axes, differ, is_number
-from .witness import witnesses
 
 __all__ = ["asked_of_all_rows"]
 

@@ -1,7 +1,7 @@
 """Whether a form gives for pieces of a batch what it gives for all of it: inputs may point to rows by number.
 
 Edges of a graph do, offsets of bags, and indices into what is beside them; such rows cannot change places as
-``rows`` has them do, which asks here then.
+``mixing`` has them do, which asks here then.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ...graph import Dim
 from ..calls.call import Call, Recording
 from ..calls.functions import tensors
 from ..calls.wording import said
-from .rerun import replay
-from .trials import first_line
+from ..sizes.rerun import replay
+from ..sizes.trials import first_line
 
 __all__ = ["fault_in_pieces"]
 

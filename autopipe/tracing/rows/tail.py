@@ -1,10 +1,10 @@
 """The tail of a model: the ops from those that mix rows on, which are right on a whole batch alone.
 
-Whether rows are mixed at all is told by ``rows``; running the tail once on all microbatches together is left
-to ``runtime``.
+Whether rows are mixed at all is told by ``mixing``; running the tail once on all microbatches together is
+left to ``runtime``.
 
 What is before the tail gives row by row what the tail takes, so that its values in microbatches, joined along
-the batch, are those of the batch. That is looked at value by value, as in ``rows``, and then tried: a batch
+the batch, are those of the batch. That is looked at value by value, as in ``mixing``, and then tried: a batch
 in two pieces up to the tail, and from there on as one, gives what the batch gives.
 """
 
@@ -26,34 +26,20 @@ from ..calls.call import Call, Recording, map_calls
 from ..calls.functions import tensors
 from ..calls.perform import run_call
 from ..inputs.structure import flatten, unflatten
+from ..sizes.dims import axis_of
+from ..sizes.rerun import replay
+from ..sizes.variation import Mixing, Tail
 from ..state.state import seed
 from .contrary import made_of_rows, unlike
-from .dims import axis_of
-from .rerun import replay
+from .mixing import rows_of
 from .results import ALLOWED, ROUNDED, Rows, is_close
-from .rows import Mixing, rows_of
 
-__all__ = ["Tail", "find_tail", "join", "row_axes"]
+__all__ = ["find_tail", "join", "row_axes"]
 
 MOST_PARAMETERS = 0.5
 """The share of a model's parameters that its tail may have: with more, the mixing is in the middle."""
 
 Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tail:
-    """Names of the ops that run on the whole batch.
-
-    ``ops`` are all that follow from a mixing of rows; ``again`` those before them, of sizes alone, that they
-    need at the batch's sizes. Without any, ``obstacle`` says why there is none. ``before`` says what mixes
-    rows ahead of it, in training alone.
-    """
-
-    ops: tuple[str, ...] = ()
-    again: tuple[str, ...] = ()
-    obstacle: str = ""
-    before: str = ""
 
 
 def row_axes(ops: OpGraph, name: str) -> tuple[int | None, ...]:

@@ -1,7 +1,7 @@
 """What a training forward writes in its model as often as it is called: counts, averages, power iterations.
 
 Cut into microbatches a batch is several calls, which leave such things otherwise than one does. That rows
-depend on one another is left to ``rows``, telling people to ``capture`` and ``runtime``.
+depend on one another is left to ``mixing``, telling people to ``capture`` and ``runtime``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from ...graph import batch_dim
 from ..calls.call import Recording
+from ..sizes.guards import broken
+from ..sizes.rerun import buffers_written, replay
+from ..sizes.variation import Variation
 from ..state.given import close_to
 from ..state.state import seed
-from .guards import broken
-from .rerun import buffers_written, replay
-from .variation import Variation
 
 __all__ = ["by_call"]
 

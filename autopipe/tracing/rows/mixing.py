@@ -9,7 +9,6 @@ left to ``runtime``.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import logging
@@ -24,54 +23,21 @@ from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.functions import tensors
+from ..calls.labels import can_be_counted, label_options
 from ..calls.wording import said
+from ..sizes.rerun import replay
+from ..sizes.variation import Mixing
 from ..state.state import seed
 from .contrary import of_other_signs, told_otherwise, unlike
-from .labels import can_be_counted, label_options
 from .noise import OwnNoise
 from .pieces import fault_in_pieces
-from .rerun import replay
 from .results import ALLOWED, EQUAL, Results, Rows, axes, differ, is_close
 
-__all__ = ["Mixing", "mixing", "rows_of"]
+__all__ = ["mixing", "rows_of"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _MANY = 4
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Mixing:
-    """In words, what mixes rows; empty where nothing does.
-
-    ``always`` is what does in evaluation, ``training`` what does in training alone: batch norm, for one.
-    ``points``: inputs point to rows by number, so that no order of them tells what follows from a mixing.
-    ``sums``: the numbers that are made of all rows are sums over them, not means. ``is_asked`` says whether
-    that was looked at: means are then even ones, or over labels. ``by_call`` are buffers and attributes that
-    a training forward leaves otherwise when it is called on the rows in two batches, where nothing else is
-    to be said of them. ``by_count`` is what asks for the number of rows, and makes of them something else
-    than where it comes out otherwise.
-    """
-
-    always: str = ""
-    training: str = ""
-    sums: bool = False
-    is_asked: bool = dataclasses.field(default=False, compare=False)
-    points: bool = False
-    by_call: tuple[str, ...] = ()
-    by_count: str = ""
-
-    @property
-    def said_by_call(self) -> str:
-        """What ``by_call`` means for a step, in words; empty where there is none."""
-        if not self.by_call:
-            return ""
-        more = f" and {len(self.by_call) - 3} more" if len(self.by_call) > 3 else ""
-        return (
-            f"a forward in training changes {', '.join(self.by_call[:3])}{more} at each call, and a step "
-            "calls it once for each microbatch, so that these end otherwise than after one call on the whole "
-            "batch; n_microbatches=1 makes them the same"
-        )
 
 
 @torch.no_grad()

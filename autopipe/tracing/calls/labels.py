@@ -1,6 +1,6 @@
 """Losses that average over labels: which calls are such, with which options, and how much labels weigh.
 
-Whether a model's loss is one is left to ``rows``, weighing microbatches by it to ``runtime``.
+Whether a model's loss is one is left to ``mixing``, weighing microbatches by it to ``runtime``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..calls.call import Call
+from .call import Call
 
 __all__ = [
     "DEFAULTS",

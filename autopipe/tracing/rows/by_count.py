@@ -1,7 +1,7 @@
 """Whether a row comes out otherwise where a model asks how many rows there are, and goes another way.
 
 A microbatch has fewer rows than its batch, and answers for itself. Whether the rows of one form mix is left
-to ``rows``.
+to ``mixing``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from ...graph import Dim, batch_dim
 from ..calls.call import Call, Recording
+from ..sizes.rerun import replay
+from ..sizes.variation import Variation
 from ..state.state import seed
 from .noise import EvenNoise
-from .rerun import replay
 from .results import ROUNDED, axes, is_close, is_number
-from .variation import Variation
 
 __all__ = ["asked_how_many"]
 
