@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -268,3 +269,53 @@ def number_of_what_was_written(self: Any, x: Tensor) -> Tensor:
     seen = torch.zeros(WIDTH)
     seen += x.detach().abs().amax((0, 1))
     return self.run(x / float(seen[0]))
+
+
+@trap("safe")
+def asked_of_what_numpy_wrote(self: Any, x: Tensor) -> Tensor:
+    seen = torch.zeros(x.shape)
+    seen.numpy()[:] = x.detach().numpy()
+    return self.run(_clipped_where(seen, x))
+
+
+@trap("safe")
+def asked_of_what_an_array_was_given(self: Any, x: Tensor) -> Tensor:
+    seen = torch.zeros(x.shape)
+    array = seen.numpy()
+    array[:] = x.detach().numpy()
+    return self.run(_clipped_where(seen, x))
+
+
+@trap("safe")
+def asked_of_what_lies_elsewhere(self: Any, x: Tensor) -> Tensor:
+    seen = torch.zeros(x.shape)
+    seen.set_(x.detach())
+    return self.run(_clipped_where(seen, x))
+
+
+@trap("safe")
+def asked_of_what_has_other_data(self: Any, x: Tensor) -> Tensor:
+    seen = torch.zeros(x.shape)
+    seen.data = x.detach()
+    return self.run(_clipped_where(seen, x))
+
+
+class WritesByNumpy(nn.Module):
+    """Writes to its argument where torch does not count it."""
+
+    def forward(self, seen: Tensor, x: Tensor) -> None:
+        np.copyto(np.asarray(seen.detach()), x.detach().numpy())
+
+
+@trap(writer=WritesByNumpy)
+def used_where_a_layer_wrote_by_numpy(self: Any, x: Tensor) -> Tensor:
+    seen = torch.zeros(x.shape)
+    self.writer(seen, x)
+    return self.run(x + seen)
+
+
+@trap("safe", writer=WritesByNumpy)
+def asked_of_what_a_layer_wrote_by_numpy(self: Any, x: Tensor) -> Tensor:
+    seen = torch.zeros(x.shape)
+    self.writer(seen, x)
+    return self.run(_clipped_where(seen, x))

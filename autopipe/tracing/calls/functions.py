@@ -311,9 +311,9 @@ _LOOKED_AT = 1 << 16
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Versions:
-    """Tensors and how often each had been written to at some moment."""
+    """Tensors, how often each had been written to at some moment, and the memory that it lay in."""
 
-    entries: tuple[tuple[Any, torch.Tensor, int], ...]
+    entries: tuple[tuple[Any, torch.Tensor, int, frozenset[int]], ...]
     copies: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
     @classmethod
@@ -326,16 +326,25 @@ class Versions:
             for t in named.values()
             if is_held(t) and not t.is_meta and t.layout is torch.strided and t.numel() <= _LOOKED_AT
         ]
-        return cls(tuple((n, t, _version(t)) for n, t in named.items()), tuple(copies))
+        return cls(tuple((n, t, _version(t), storages(t)) for n, t in named.items()), tuple(copies))
 
     @property
     def storages(self) -> frozenset[int]:
-        return frozenset().union(*(storages(t) for _, t, _ in self.entries))
+        return frozenset().union(*(lay for *_, lay in self.entries))
+
+    @property
+    def left(self) -> frozenset[int]:
+        """The memory that those lay in which lie elsewhere now."""
+        return frozenset().union(*(lay for _, t, _, lay in self.entries if storages(t) != lay))
 
     def written(self) -> list[torch.Tensor]:
-        """Those written to since."""
+        """Those written to since, or laid elsewhere."""
         changed = {id(t) for t, before in self.copies if not are_equal_tensors(t, before)}
-        return [t for _, t, version in self.entries if _version(t) != version or id(t) in changed]
+        return [
+            t
+            for _, t, version, lay in self.entries
+            if _version(t) != version or id(t) in changed or storages(t) != lay
+        ]
 
     def changed(self, module: nn.Module, path: str, training: bool) -> Iterator[tuple[str, torch.Tensor]]:
         """Buffers of ``module`` written to or replaced since, and those that its normalisation layers update.
@@ -344,7 +353,7 @@ class Versions:
         """
         now = dict(module.named_buffers(prefix=path)) if self.entries else {}
         owners = dict(module.named_modules(prefix=path)) if self.entries else {}
-        for name, tensor, version in self.entries:
+        for name, tensor, version, _ in self.entries:
             owner = owners[name.rpartition(".")[0]]
             tracks = training and owner.training and getattr(owner, "track_running_stats", False)
             if now.get(name) is not tensor or _version(tensor) != version or tracks:

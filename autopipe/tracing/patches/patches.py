@@ -238,6 +238,19 @@ def _made(route: Route, original: Any) -> Any:
     return __new__
 
 
+def _set(route: Route, original: Any) -> Any:
+    """A tensor laid into the memory of another, which no mode sees."""
+
+    def set_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = route.active
+        given = (*args, *kwargs.values())
+        if recorder is None or not any(isinstance(v, torch.Tensor) for v in given):
+            return original(self, *args, **kwargs)
+        return recorder.kept.custom(Named(original), original, (self, *args), kwargs)
+
+    return set_
+
+
 def _as_subclass(route: Route, original: Any) -> Any:
     """A tensor as one of another class, which no mode sees: what that class does ends where a stage does."""
 
@@ -361,6 +374,7 @@ _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     (torch.Tensor, "__new__", _made),
     (torch.Tensor, "__reduce_ex__", _reduced),
     (torch.Tensor, "as_subclass", _as_subclass),
+    (torch.Tensor, "set_", _set),
     (torch.autograd.forward_ad, "make_dual", _dual),
     *((torch.nested, name, _nested) for name in _NESTED),
     *TRANSFORMS,

@@ -6,7 +6,7 @@ Keeping those calls in order is left to ``opgraph``, seeding them to ``stages``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,13 +65,20 @@ class _Tagged(TorchDispatchMode):
 
 
 class Streams(Counting):
-    """Counts the calls that may draw by the module that makes them; entered where no other mode sees them."""
+    """Counts the calls that may draw by the module that makes them; entered where no other mode sees them.
 
-    def __init__(self, modules: Mapping[int, str]) -> None:
+    Each call is shown to ``look`` as well.
+    """
+
+    def __init__(self, modules: Mapping[int, str], look: Callable[[Any, Any], None]) -> None:
         super().__init__(self._count)
-        self.modules = modules
+        self.modules, self.look = modules, look
         self.counts: Counter[str] = Counter()
         self.starts: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.look(func, args)
+        return super().__torch_function__(func, types, args, kwargs)
 
     def _count(self) -> None:
         self.counts[drawer(self.modules) or ""] += 1

@@ -124,7 +124,8 @@ class Kept:
             return result
 
         modules = [(self.at.modules[id(v)], v) for v in held if isinstance(v, nn.Module)]
-        buffers = [(p, m, functions.Versions.of(dict(m.named_buffers(prefix=p)))) for p, m in modules]
+        with self.at.hushed:
+            buffers = [(p, m, functions.Versions.of(dict(m.named_buffers(prefix=p)))) for p, m in modules]
         call.depends = self.ledger.depends(call) | Depends.STATE
         call.depends |= self._depend(held)
         try:
@@ -216,7 +217,8 @@ class Kept:
         if not self.at.is_recorded:
             return getattr(type(module), name)(module, *args, **kwargs)
         encoded, actual = self.ledger.encode_call(args, kwargs)
-        buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)))
+        with self.at.hushed:
+            buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)))
         try:
             method = standins.KeptMethod(module, name)
             call = Call(

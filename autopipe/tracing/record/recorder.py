@@ -40,6 +40,7 @@ from ..values.tracked import plain
 from . import filling, splitting
 from .contexts import Contexts
 from .draws import Draws, Streams
+from .handed import HandedOut
 from .kept import Kept
 from .switched import Switched
 
@@ -79,7 +80,8 @@ class Recorder(TorchFunctionMode):
         self.training = training
         self.contexts = Contexts()
         self.draws = Draws(device)
-        self.streams = Streams(modules)
+        self.handed, self.handed_inside = HandedOut(), HandedOut()
+        self.streams = Streams(modules, self.handed_inside.note)
         self.reads = Reads(
             self.at, self.ledger, self.branches, self.perform_aside, lambda: self.contexts.sets_grad
         )
@@ -168,6 +170,7 @@ class Recorder(TorchFunctionMode):
             return self.function(func, args, kwargs)
         if func in DRAWING:
             self.streams.note()
+        self.handed_inside.note(func, args)
         result = func(*args, **kwargs)
         if self.ledger.watched is not None and self.leaf_path:
             self.ledger.watched.update({id(t): (t, self.leaf_path) for t in functions.tensors(result)})
@@ -343,6 +346,7 @@ class Recorder(TorchFunctionMode):
             call.depends |= functools.reduce(operator.or_, (c.depends for c in given), Depends.NOTHING)
         elif kind == "data shaped" or functions.selects_by_mask(name, actual[0]):
             call.depends |= Depends.DATA if call.depends & UNSAFE else Depends.NOTHING
+        self.handed.note(func, args)
         if kind == "read":
             return self.reads.read(call, name, func, actual)
         if name == "unbind":  # what iterating over a tensor comes down to
@@ -411,6 +415,8 @@ class Recorder(TorchFunctionMode):
             call.stream = self.streams.here()
             self.streams.note()
         args, kwargs = functions.on_one_device(actual) if self.ledger.device.type == "meta" else actual
+        self.handed_inside.forget()
+        unsaid_before = self.handed.written()
         result = run(*args, **kwargs)
         if isinstance(result, torch.Tensor) and result.is_nested:
             self.at.refuse_nested()
@@ -421,8 +427,12 @@ class Recorder(TorchFunctionMode):
         written = before.written()
         if functions.changes_itself(call) and isinstance(result, torch.Tensor):
             written.append(result)
+        if self.handed.written() - unsaid_before:
+            self.at.keep_whole(f"{call.source}: writes to a tensor that it is not given, by numpy")
+        unsaid = self.handed_inside.written()
+        written += (t for t in functions.tensors(actual) if unsaid & functions.storages(t))
         call.reads = before.storages
-        call.writes = frozenset().union(*(functions.storages(t) for t in written))
+        call.writes = before.left.union(*(functions.storages(t) for t in written))
         self.ledger.overwrite(call)
         return self.ledger.adopt_result(self.ledger.add(call), result, {id(t) for t in written})
 
