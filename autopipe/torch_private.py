@@ -13,7 +13,7 @@ import json
 import keyword
 import logging
 import types
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -177,7 +177,7 @@ CALL_HOOK = "_compiled_call_impl"
 """What ``nn.Module.__call__`` calls where a module has it: the code that ``Module.compile`` makes."""
 
 _MODULES: Any = importlib.import_module("torch.nn.modules.module")
-GLOBAL_HOOKS: tuple[Mapping[int, Any], ...] = (
+GLOBAL_HOOKS: tuple[MutableMapping[int, Any], ...] = (
     _MODULES._global_forward_pre_hooks, _MODULES._global_forward_hooks,
     _MODULES._global_backward_pre_hooks, _MODULES._global_backward_hooks,
 )  # fmt: skip

@@ -40,6 +40,7 @@ from .sizes.variation import Variation
 from .state.answers import check_answers
 from .state.garbage import seldom_searched
 from .state.given import check_values, device_of, fresh
+from .state.onlookers import unseen
 from .state.state import preserved
 
 __all__ = ["capture"]
@@ -199,6 +200,7 @@ def _captured(
         seldom_searched(),
         torch.inference_mode(False),
         switched_off(model),
+        unseen(),
         preserved(model, is_open, holds_back=True) as snapshot,
     ):
         session = Session(model, args, kwargs, policy, snapshot, sizes_vary=bool(dynamic))

@@ -22,6 +22,7 @@ from .runs.session import Session
 from .sizes import dims as sizing
 from .state.garbage import seldom_searched
 from .state.given import all_on
+from .state.onlookers import unseen
 from .state.state import preserved
 
 __all__ = ["Later"]
@@ -81,6 +82,7 @@ class Later:
             torch.inference_mode(False),
             all_on(self._device, model),
             switched_off(model),
+            unseen(),
             preserved(model, is_open, holds_back=True) as snapshot,
         ):
             args, kwargs = inputs.rebuild(model, tensors)

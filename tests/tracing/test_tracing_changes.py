@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from autopipe import split
 from autopipe.errors import CaptureError, InputError
 from autopipe.tracing import capture
 from autopipe.tracing.record.identity import compares
+from autopipe.tracing.state import onlookers
 
 
 class Layers(nn.Module):
@@ -79,8 +83,21 @@ def test_a_state_that_changes_now_and_then_is_not_refused(captured: Any) -> None
     assert times == [10]
 
 
-def test_hooks_on_all_modules_are_refused() -> None:
-    handle = nn.modules.module.register_module_forward_hook(lambda module, args, result: None)
+def _kept(module: Any, args: Any, result: Any) -> None:
+    module.kept = result
+
+
+def _shifted(module: Any, args: Any, result: Any) -> None:
+    result += 1
+
+
+def _or_none(module: Any, args: Any, result: Any) -> Any:
+    return (isinstance(module, nn.Linear) and result * 2) or None
+
+
+@pytest.mark.parametrize("hook", [_kept, _shifted, _or_none, functools.partial(_kept)])
+def test_hooks_on_all_modules_that_may_act_are_refused(hook: Any) -> None:
+    handle = nn.modules.module.register_module_forward_hook(hook)
     try:
         with pytest.raises(CaptureError, match="hooks on all modules"):
             capture(Layers(), (torch.randn(2, 3, 4),))
@@ -88,9 +105,38 @@ def test_hooks_on_all_modules_are_refused() -> None:
         handle.remove()
 
 
+def test_hooks_on_all_modules_that_only_look_see_stages_and_no_recording(caplog: Any) -> None:
+    model, x, seen = Layers(), torch.randn(2, 3, 4), []
+    onlookers._say_once.cache_clear()
+
+    def look(module: nn.Module, args: Any, result: Any) -> None:
+        if isinstance(module, nn.Module):
+            seen.append(module)
+
+    handle = nn.modules.module.register_module_forward_hook(look)
+    try:
+        pipe = split(model, 2, (x,), costs="estimated")
+        assert model not in seen
+        assert torch.equal(pipe(x), model(x))
+        assert {*pipe.stages} < {*seen}
+    finally:
+        handle.remove()
+    assert "by stage" in caplog.text
+
+
+def test_operations_are_counted_as_the_model_runs_them() -> None:
+    model, x = Layers(), torch.randn(2, 3, 4)
+    pipe = split(model, 2, (x,), costs="estimated")
+    with FlopCounterMode(display=False) as own:
+        model(x).sum().backward()
+    with FlopCounterMode(display=False) as ours:
+        pipe(x).sum().backward()
+    assert ours.get_total_flops() == own.get_total_flops() > 0
+
+
 def test_what_keeps_a_changed_model_from_being_recorded_is_told(captured: Any) -> None:
     found, _ = captured
-    handle = nn.modules.module.register_module_forward_hook(lambda module, args, result: None)
+    handle = nn.modules.module.register_module_forward_hook(_kept)
     try:
         with pytest.raises(InputError, match=r"changed after the capture.*would run for stages too") as told:
             found(torch.randn(2, 3, 4))

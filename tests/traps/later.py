@@ -198,6 +198,21 @@ def doubling_all() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def doubling_in_place() -> Iterator[None]:
+    """One that doubles what linear layers give where it is."""
+
+    def double(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if isinstance(module, nn.Linear):
+            output.mul_(2)
+
+    handle = of_all.register_module_forward_hook(double)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextlib.contextmanager
 def halving_gradients() -> Iterator[None]:
     """One that halves the gradients of what modules are given."""
 
@@ -223,6 +238,11 @@ def hook_on_all_modules_later(self: Any, x: Tensor) -> Tensor:
 
 @trap("safe", around=doubling_all)
 def hook_before_all_modules_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(x)
+
+
+@trap("safe", around=doubling_in_place)
+def hook_on_all_modules_that_writes(self: Any, x: Tensor) -> Tensor:
     return self.run(x)
 
 

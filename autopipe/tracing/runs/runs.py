@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from ...errors import AutopipeError, CaptureError, InputError, ModelError
-from ...torch_private import GLOBAL_HOOKS
 from ..calls.call import Depends, Recording, Setting
 from ..calls.kinds import kind_of
 from ..calls.sharing import Twins
@@ -40,6 +39,7 @@ from ..patches.memos import Memos
 from ..patches.route import Route
 from ..record.identity import compares
 from ..record.recorder import Recorder
+from ..state import onlookers
 from ..state.given import are_close, device_of, fresh, other_data, united
 from ..state.state import Snapshot, seed
 from ..values import casts
@@ -355,12 +355,12 @@ class Runs:
         ) from error
 
     def check_hooks(self) -> None:
-        """Hooks that run for all modules would run for stages too, which are modules."""
-        if any(GLOBAL_HOOKS):
+        """Hooks on all modules would run for stages too, which are modules: none may do more than look."""
+        if onlookers.others():
             raise CaptureError(
                 f"{type(self.model).__name__} cannot be captured while hooks on all modules are there "
-                "(register_module_forward_hook and its like): they would run for stages too; remove them, or "
-                "register them on the modules that they are for"
+                "that may act on what they are given (register_module_forward_hook and its like): they would "
+                "run for stages too; remove them, or register them on the modules that they are for"
             )
 
     def check_given(self) -> None:

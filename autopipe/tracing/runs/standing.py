@@ -20,6 +20,7 @@ from ...errors import InputError
 from ..calls import regions
 from ..calls.call import Call, Recording
 from ..code.leaves import lies_in_leaf
+from ..state import onlookers
 from ..state.reach import Reached, reached
 from ..state.readers import Change, Kind, are_same, is_same, is_switched, readers
 from ..values.reads import Flag
@@ -113,6 +114,7 @@ class Standing:
 
         Raises :class:`InputError` where it goes by what calls in the other mode leave: stages leave nothing.
         """
+        onlookers.tell()
         training = self.model.training
         before = not training
         names = sorted(name for mode, name in self.carried if mode is before)

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...torch_private import CALL_HOOK, GLOBAL_HOOKS, UnseenByFunctions
+from ...torch_private import CALL_HOOK, UnseenByFunctions
 from ..calls.perform import registered
+from . import onlookers
 from .cells import Cell, content
 from .codes import come_to, names_in
 from .reach import HOOKS, Reached
@@ -122,16 +123,12 @@ def _of_modules(
     layers = functools.partial(_at, _places(model, taken))
     yield Reader("what its own code takes of layers", layers, Kind.WEIGHTS)
     yield Reader("dtype or requires_grad of a parameter", functools.partial(_kinds, model))
-    yield Reader("the hooks on all modules", _hooks_on_all)
+    yield Reader("the hooks on all modules", onlookers.others)
     yield Reader("the class of a module", functools.partial(_classes, tuple(m for _, m in opened)))
 
 
 def _classes(modules: tuple[nn.Module, ...]) -> tuple[Any, ...]:
     return tuple(map(type, modules))
-
-
-def _hooks_on_all() -> tuple[Any, ...]:
-    return tuple([hook for hooks in GLOBAL_HOOKS for hook in hooks.values()])
 
 
 def _attribute_values(held: Mapping[str, Any], without: frozenset[str]) -> tuple[Any, ...]:
