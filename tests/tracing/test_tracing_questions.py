@@ -211,3 +211,55 @@ def test_sizes_of_made_tensors_in_questions():
             mask[0, :n_masked] = 0
             ids = torch.randint(11, (n_rows, 7))
             torch.testing.assert_close(found(ids, mask), model(ids, mask))
+
+
+class AsksAgain(Longest):
+    """Asks a mask for all of it, and then up to a place; which may be all of it, too."""
+
+    def __init__(self, stop: int) -> None:
+        super().__init__()
+        self.stop = stop
+
+    def asked(self, mask: Tensor) -> Tensor:
+        return mask
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        asked = self.asked(mask)
+        x = self.first(x)
+        if asked.all():
+            return self.second(x)
+        return self.second(x * (2 if asked[:, : self.stop].all() else 3))
+
+
+class AsksTheChosen(AsksAgain):
+    """Asks in columns that the data choose, so many of them."""
+
+    def asked(self, mask: Tensor) -> Tensor:
+        return mask[:, mask[0] < 2]
+
+
+class AsksAfterAWrite(AsksAgain):
+    """Writes what it asks for in between."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        mask = mask.clone()
+        if mask.all():
+            return self.second(self.first(x))
+        mask[:, :3] = 1
+        return self.second(self.first(x) * (2 if mask[:, : self.stop].all() else 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "n_forms"),
+    [(AsksAgain(6), 2), (AsksAgain(4), 3), (AsksTheChosen(4), 3), (AsksAfterAWrite(6), 3)],
+)
+@pytest.mark.parametrize("example", [[1, 1, 1, 1, 2, 2], [1, 1, 1, 0, 2, 2]])
+def test_a_truth_that_is_asked_again_of_a_whole_slice(
+    model: nn.Module, n_forms: int, example: list[int]
+) -> None:
+    torch.manual_seed(0)
+    captured = capture(model, (torch.randn(2, 6, WIDTH), torch.tensor([example] * 2)), dynamic=False)
+    assert len(captured.forms[False]) == n_forms
+    for values in itertools.product((0, 1, 2), repeat=3):
+        x, mask = torch.randn(2, 6, WIDTH), torch.tensor([values] * 2).repeat_interleave(2, 1)
+        torch.testing.assert_close(captured(x, mask), model(x, mask))

@@ -27,6 +27,12 @@ def with_mask(batch: int, length: int, seed: int) -> tuple[Any, ...]:
     return x, mask | (seed % 3 == 0)
 
 
+def with_mask_up_to_six(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    """Sequences, and a mask of the first six of them, or of five in every other draw."""
+    x, _ = with_lengths(batch, length, seed)
+    return x, (torch.arange(length) < 5 + seed % 2).expand(batch, length).clone()
+
+
 def with_labels(batch: int, length: int, seed: int) -> tuple[Any, ...]:
     """Sequences, and labels of which some are left out."""
     x, _ = with_lengths(batch, length, seed)
@@ -42,6 +48,11 @@ def mask_is_whole(self: Any, x: Tensor, mask: Tensor) -> Tensor:
 @trap(inputs=with_mask)
 def mask_is_whole_as_a_number(self: Any, x: Tensor, mask: Tensor) -> Tensor:
     return self.run(x if mask.sum() == mask.numel() else x * mask[..., None])
+
+
+@trap(inputs=with_mask_up_to_six)
+def mask_asked_again_up_to_a_place(self: Any, x: Tensor, mask: Tensor) -> Tensor:
+    return self.run(x if mask.all() else x * (2 if mask[:, :6].all() else 3))
 
 
 @trap(inputs=with_mask)

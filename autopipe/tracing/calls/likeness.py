@@ -6,20 +6,23 @@ Giving the calls of several recordings common names is left to ``modes``.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections import UserDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..inputs.contents import are_equal_tensors
-from .call import Call, Recording, calls_in
+from .call import Call, Recording, calls_in, map_calls
 from .functions import is_cut_off, tensors
 from .named import held_by, qualified_name
 from .perform import is_size_of_made
 
-__all__ = ["distinct", "is_equal", "is_same", "is_same_program", "is_twin", "key", "prune"]
+__all__ = [
+    "distinct", "is_equal", "is_same", "is_same_program", "is_twin", "key", "prune", "without_whole_slices",
+]  # fmt: skip
 
 
 def key(call: Call) -> tuple[Any, ...]:
@@ -68,6 +71,37 @@ def is_same_program(a: Sequence[Call], b: Sequence[Call]) -> bool:
             return False
         twins[id(y)] = x
     return True
+
+
+def without_whole_slices(calls: Sequence[Call], is_fixed: Callable[[Call], bool]) -> Sequence[Call]:
+    """A program in which slices that take all of a tensor are that tensor; one that writes is as it is.
+
+    ``is_fixed`` tells whether a call's value has the same sizes in every run.
+    """
+    made: dict[int, Call] = {}
+    for call in () if any(c.writes for c in calls) else calls:
+        if _takes_all(call) and is_fixed(call.inputs[0]):
+            made[id(call)] = made.get(id(call.inputs[0]), call.inputs[0])
+        elif any(id(c) in made for c in call.inputs):
+            args, kwargs = (map_calls(x, lambda c: made.get(id(c), c)) for x in (call.args, call.kwargs))
+            made[id(call)] = dataclasses.replace(call, args=args, kwargs=kwargs, _inputs=None)
+    return list(dict.fromkeys(made.get(id(c), c) for c in calls)) if made else calls
+
+
+def _takes_all(call: Call) -> bool:
+    """Whether a call is a slice along some axes, or several, that leaves nothing out of a tensor here."""
+    if call.target is not operator.getitem or not isinstance(call.args[0], Call):
+        return False
+    given, index = call.args[0].value, call.args[1]
+    items = index if isinstance(index, tuple) else (index,)
+    if not isinstance(given, torch.Tensor) or len(items) > given.dim():
+        return False
+    return all(
+        isinstance(i, slice)
+        and (i.start, i.step) in ((None, None), (0, None))
+        and (i.stop is None or (type(i.stop) is int and i.stop >= size))
+        for i, size in zip(items, given.shape, strict=False)
+    )
 
 
 def is_twin(a: Call, b: Call) -> bool:

@@ -74,7 +74,9 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.at = Position(modules, is_leaf)
         self.ledger = Ledger(names, known, device, self.at)
-        self.branches = Branches(self.ledger.calls, self.at, outcomes, kept, by_value)
+        self.branches = Branches(
+            self.ledger.calls, self.ledger.extent_depends, self.at, outcomes, kept, by_value
+        )
         self.ledger.numbers.branches = self.branches
         self.ledger.watched, self.ledger.unseen = None if unseen is None else {}, unseen
         self.training = training

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ..calls.call import Branch, Call, Depends
-from ..calls.likeness import is_same_program
+from ..calls.likeness import is_same_program, without_whole_slices
 from ..calls.perform import is_size_of_made
 from ..code import opaque
 from ..code.position import Position
@@ -20,6 +20,7 @@ __all__ = ["Branches", "program"]
 _MOST_READS = 4
 """How often one line may read in one run; more is a loop over data."""
 _OTHERS = Depends.RANDOM | Depends.STATE
+_SIZES = Depends.SHAPE | Depends.DATA
 _YES = ("__bool__", "is_nonzero", "item", "equal", "allclose")
 _NO = ("__contains__",)
 _PLAIN = (int, float, str)
@@ -54,17 +55,19 @@ class Branches:
 
     ``outcomes`` are what the first reads are to come out as, whatever the data; ``kept`` are the lines whose
     function is to stay whole instead; with ``by_value`` numbers may be read too, not only truths.
+    ``extent_depends`` tells what the sizes of a call's value depend on.
     """
 
     def __init__(
         self,
         calls: Sequence[Call],
+        extent_depends: Callable[[Call], Depends],
         at: Position,
         outcomes: Sequence[Any] = (),
         kept: Collection[str] = (),
         by_value: bool = False,
     ) -> None:
-        self.calls, self.at = calls, at
+        self.calls, self.extent_depends, self.at = calls, extent_depends, at
         self.outcomes, self.kept, self.by_value = outcomes, kept, by_value
         self.found: list[Branch] = []
 
@@ -78,7 +81,7 @@ class Branches:
         calls = program(self.calls, call)
         if calls is None:
             return None
-        known = next((b for b in self.found if is_same_program(b.calls, calls)), None)
+        known = next((b for b in self.found if self._are_same(b.calls, calls)), None)
         if known is not None:
             return known
         place = len(self.found)
@@ -98,6 +101,16 @@ class Branches:
         branch = Branch(call, calls, outcome, self.at.path, call.source, function is not None, is_forceable)
         self.found.append(branch)
         return self.found[-1]
+
+    def _are_same(self, a: Sequence[Call], b: Sequence[Call]) -> bool:
+        """Whether two programs compute the same; a slice that takes all of a tensor is that tensor.
+
+        So what the one cannot answer beside the other is not recorded for nothing.
+        """
+        return is_same_program(a, b) or is_same_program(self._unsliced(a), self._unsliced(b))
+
+    def _unsliced(self, calls: Sequence[Call]) -> Sequence[Call]:
+        return without_whole_slices(calls, lambda c: not self.extent_depends(c) & _SIZES)
 
 
 def _is_truth(name: str, call: Call) -> bool:
