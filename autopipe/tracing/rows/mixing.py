@@ -127,7 +127,7 @@ def _results(
     counted = over_labels if all(can_be_counted(model, options) for options in over_labels) else []
     run = rows_of(model, form, rows, dim, device, begin, alone=alone, times=times)
     is_longer = times > 1 or (dim.example > 2 and not alone)
-    return Results(form, run, is_longer, counted, OwnNoise(dim, shapes))
+    return Results(form, run, is_longer, counted, OwnNoise(dim, shapes, device))
 
 
 def _found_there(

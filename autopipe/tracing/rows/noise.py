@@ -20,7 +20,7 @@ from ..calls.call import Call, Depends
 from ..calls.functions import tensors
 from ..inputs.structure import mapped
 from ..sizes.dims import axis_of
-from ..state.state import generators
+from ..state.state import generators, seed
 
 __all__ = ["EvenNoise", "OwnNoise"]
 
@@ -38,17 +38,26 @@ class OwnNoise:
     Attributes
     ----------
     is_by_row: whether every draw put so far was of rows, or of none: not so where one is lost in a sum.
-    is_seen: whether it is known what the calls drew.
     """
 
-    def __init__(self, dim: Dim, shapes: Mapping[int, tuple[tuple[Size, ...], ...]]) -> None:
-        self._dim, self._shapes = dim, shapes
+    def __init__(
+        self, dim: Dim, shapes: Mapping[int, tuple[tuple[Size, ...], ...]], device: torch.device
+    ) -> None:
+        self._dim, self._shapes, self._device = dim, shapes, device
         self._drawn: dict[int, Any] = {}
-        self.is_by_row, self.is_seen = True, False
+        self.is_by_row = True
+
+    def is_drawn(self) -> bool:
+        """Whether the run that ended drew anything at all: in evaluation dropout does not.
+
+        Before each run the generators are seeded.
+        """
+        left = generators(self._device)
+        seed(self._device)
+        return generators(self._device) != left
 
     def see(self, call: Call, value: Any) -> None:
         """Keep what a call gives for the rows ``"ab"``."""
-        self.is_seen = True
         if call.is_random:
             self._drawn[id(call)] = mapped(_copy, value)
 

@@ -52,7 +52,7 @@ class Results:
         self._leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
         self._values: dict[str, list[Any]] = {}
         self._labels: dict[str, LabelsSeen] = {}
-        self._values_of_three: dict[str, list[Any]] = {}
+        self._values_placed: dict[str, list[Any]] = {}
         self._numbers = [
             i for i, c in enumerate(self._leaves) if is_number(self.of("ab")[i]) and c.op != "placeholder"
         ]
@@ -62,18 +62,25 @@ class Results:
         """The leaves for these rows."""
         if rows not in self._values:
             seen = self._labels[rows] = LabelsSeen(self._over_labels)
-            self._values[rows] = self._run(rows, seen.look if self._is_counted else None)
+            looks = [seen.look] if self._is_counted else []
+            is_first = self._is_noisy and rows == "ab"
+            looks += [self._noise.see] if is_first else []
+            self._values[rows] = self._run(rows, functools.partial(_shown_to, looks) if looks else None)
+            self._is_noisy = self._noise.is_drawn() if is_first else self._is_noisy
         return self._values[rows]
 
     def _placed(self, rows: str) -> list[Any]:
         """The leaves for these rows, each with its own noise wherever it is."""
-        return self._run(rows, own=True) if self._is_noisy else self.of(rows)
+        if not self._is_noisy:
+            return self.of(rows)
+        if rows not in self._values_placed:
+            self._values_placed[rows] = self._run(rows, own=True)
+        return self._values_placed[rows]
 
     def _run(self, rows: str, look: Any = None, *, own: bool = False) -> list[Any]:
         """The leaves for these rows, each with its ``own`` noise where it is to have that anywhere."""
         if own and self._is_noisy:
-            if not self._noise.is_seen:
-                self._run("ab", self._noise.see)
+            self.of("ab")  # what it draws is each row's own
             look = self._noise.put(rows, look)
         made = zip(self.form.calls[-1].args[0], self.run(rows, look), strict=True)
         return [v for c, v in made if isinstance(c, Call)]
@@ -156,18 +163,17 @@ class Results:
         return ""
 
     def _of_three(self, i: int) -> tuple[float, float, float, float]:
-        """A number for rows a b b: if it is a mean, if it is a sum, as it is; and how much is rounding.
+        """A number for rows b a b: if it is a mean, if it is a sum, as it is; and how much is rounding.
 
         A batch of three draws other noise than one of two, so each row is given its own.
         """
-        values = self._values_of_three or self._each_with_its_noise()
-        aa, bb, abb = (float(values[rows][i]) for rows in ("aa", "bb", "abb"))
-        allowed = ALLOWED.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, abb)))
+        aa, bb, bab = (float(self._placed(rows)[i]) for rows in ("aa", "bb", "bab"))
+        allowed = ALLOWED.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, bab)))
         shares = self._shares_in(float(self.of("ab")[i]), aa, bb)
         if shares is None:
-            return abb, aa / 2 + bb, abb, allowed
+            return bab, aa / 2 + bb, bab, allowed
         a, b = shares
-        return (a * aa + 2 * b * bb) / (a + 2 * b), aa / 2 + bb, abb, allowed
+        return (a * aa + 2 * b * bb) / (a + 2 * b), aa / 2 + bb, bab, allowed
 
     def _shares_in(self, ab: float, aa: float, bb: float) -> tuple[float, float] | None:
         """What rows a and b weigh in a mean: evenly, or by their labels; None where these do not tell."""
@@ -178,27 +184,27 @@ class Results:
         share = (bb - ab) / (ab - aa) if ab != aa else math.inf
         return (share, 1.0) if 0 < share < math.inf else None
 
-    def _each_with_its_noise(self) -> dict[str, list[Any]]:
-        """The leaves for rows of which each draws the same wherever it is."""
-        for rows in ("aa", "bb", "abb"):
-            self._values_of_three[rows] = self._placed(rows)
-        return self._values_of_three
-
     def _no_mean(self, i: int, allowed: float, level: Mapping[dtype, float]) -> str:
         """In words, where a number is no mean of the rows', evenly or weighted by the labels in each.
 
-        In both orders: what is clipped, as a loss of ranks is, may be one in one of them alone.
+        Where labels do not tell how rows weigh, in both orders: what is clipped, as a loss of ranks is, may
+        be one in one of them alone.
         """
-        ab, ba, aa, bb = figures = [float(self.of(rows)[i]) for rows in ("ab", "ba", "aa", "bb")]
-        if not all(map(math.isfinite, figures)):
+        ab, aa, bb = figures = [float(self.of(rows)[i]) for rows in ("ab", "aa", "bb")]
+        shares = self._shares if all(map(math.isfinite, figures)) else None
+        if shares is not None:
+            expected = shares[0] * aa + shares[1] * bb
+            if abs(ab - expected) <= allowed * max(map(abs, figures)):
+                return ""
+        ba = float(self.of("ba")[i])
+        if not all(map(math.isfinite, (*figures, ba))):
             return self._no_mean_of_either(i, ab, (aa, bb), allowed)
-        scale = max(map(abs, figures))
+        scale = max(map(abs, (*figures, ba)))
         if abs(ab + ba - aa - bb) <= allowed * scale:
             return ""
         words = f"{ab:.6g} for two rows that alone give {aa:.6g} and {bb:.6g}"
-        if self._shares is not None:
-            expected = self._shares[0] * aa + self._shares[1] * bb
-            return "" if abs(ab - expected) <= allowed * scale else words
+        if shares is not None:
+            return words
         if self._is_longer and level is ALLOWED and min(aa, bb) <= ab <= max(aa, bb):
             return ""  # how the rows weigh cannot be told with others beside them
         share = (bb - ab) / (ab - aa) if ab != aa else math.inf
@@ -236,6 +242,11 @@ class Results:
             self.of(rows)
         share = share_of(self._labels["aa"].weights(), self._labels["bb"].weights())
         return None if share is None else (share, 1 - share)
+
+
+def _shown_to(looks: Sequence[Callable[[Call, Any], None]], call: Call, value: Any) -> None:
+    for look in looks:
+        look(call, value)
 
 
 def _keep_tensors(kept: dict[tuple[int, int], Tensor], call: Call, value: Any) -> None:
