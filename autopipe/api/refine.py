@@ -39,10 +39,10 @@ PATIENCE = 2
 HURRY = 0.25
 """Share of the time that a graph is planned in at first: most are opened further, whatever is found."""
 
-HURRY_S = 3.0
+HURRY_S = 4.0
 """At least so long, where there is as much."""
 
-ENOUGH = 0.005
+ENOUGH = 0.01
 """A plan so near its bound, taken in a hurry, is not looked at longer: costs are not known as well."""
 
 MAX_OPENINGS = 16

@@ -102,24 +102,25 @@ def _is_enough(problem: Problem, answer: Answer) -> bool:
 def _trimmed(problem: Problem, known: Answer, deadline: float, stopped: threading.Event) -> Iterator[Answer]:
     """Ever better answers of the problem without its trifles, with them put back, and at last its bound.
 
-    No stage may be empty of what is left in the answers; in the bound any may, as it may hold trifles alone.
+    In the bound any stage may be empty of what is left, as it may hold trifles; in the answers none may.
+    Most often the best is the same: without stages that may be empty it is looked for where it is not.
     """
     trimmed = trim(problem)
     if trimmed is None:
         return
-    small, until = trimmed.problem, _after(_TRIMMED, deadline)
-    best = known
-    with contextlib.suppress(OutOfTime):
-        for best in first_answers(small, known, until):
-            yield _put_back(trimmed, best, known)
-        best = best if best.proved else prove(small, best, until)
-    if best.stage_of is None or stopped.is_set():
-        return
-    lower = best.lower_ns
-    if not problem.allow_empty:
-        loose = dataclasses.replace(small, allow_empty=True)
-        lower = prove(loose, dataclasses.replace(best, lower_ns=known.lower_ns), until).lower_ns
-    known = dataclasses.replace(known, lower_ns=lower)
+    until, best = _after(_TRIMMED, deadline), known
+    loose = dataclasses.replace(trimmed.problem, allow_empty=True)
+    for form in (loose, trimmed.problem):
+        with contextlib.suppress(OutOfTime):
+            for best in first_answers(form, known, until):
+                yield _put_back(trimmed, best, known)
+            best = best if best.proved else prove(form, best, until)
+        if form is loose:
+            known = dataclasses.replace(known, lower_ns=max(known.lower_ns, best.lower_ns))
+        if best.stage_of is None or stopped.is_set():
+            return
+        if trimmed.problem.is_valid(best.stage_of):
+            break
     best = _put_back(trimmed, best, known)
     yield best
     if _is_near(best) and not stopped.is_set():
@@ -128,7 +129,7 @@ def _trimmed(problem: Problem, known: Answer, deadline: float, stopped: threadin
 
 def _put_back(trimmed: Trimmed, found: Answer, known: Answer) -> Answer:
     """An answer of the whole problem from one without its trifles, where that fits; else what is known."""
-    if found.stage_of is None:
+    if found.stage_of is None or not trimmed.problem.is_valid(found.stage_of):
         return known
     stage_of = trimmed.expand(found.stage_of)
     value = trimmed.whole.bottleneck(trimmed.whole.loads(stage_of))

@@ -16,7 +16,7 @@ from ..plans import Bounds, Candidate, Plan
 from ..simulator import simulate
 from .definition.answer import Answer, OutOfTime
 from .definition.problem import HUGE, Problem, StageLoad
-from .lines.intervals import lightest_chain
+from .lines.intervals import lightest_chains
 from .lines.moves import carried, neighbours, past
 from .lines.orders import orders
 from .making.baselines import Weigh, by_weight, weights_of
@@ -33,6 +33,9 @@ _SLACK = (0.0, 0.01, 0.03, 0.1)
 _CLIMBED = 3
 """So many of the fastest plans are improved by moves."""
 
+_BEHIND = 0.005
+"""One that is so much slower than the fastest is not: moves gain less, and cost as much as the rest."""
+
 _MOVES = 200
 """At most so many moves are simulated for each of them."""
 
@@ -42,7 +45,7 @@ _WAYS = neighbours, past, carried
 _MANY = 2_000
 """With more items, chains are of the given order alone, and only single items move."""
 
-_SIMULATED = 1 << 17
+_SIMULATED = 1 << 16
 """Microbatches through stages that the moves of one plan are simulated for: longer steps get fewer moves."""
 
 Split = tuple[str, tuple[int, ...]]
@@ -81,6 +84,8 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
     # Ctrl-C here costs the moves, not the plan
     with contextlib.suppress(KeyboardInterrupt):
         for plan, stage_of in rated[:n_climbed]:
+            if plan.step_s > best.step_s * (1 + _BEHIND):
+                break
             better, moved = _climbed(case, problem, answer, plan, stage_of, deadline - pace_s)
             if moved not in listed:
                 listed.add(moved)
@@ -146,9 +151,9 @@ def _near(case: Case, problem: Problem, answer: Answer, deadline: float) -> Iter
     seen = {answer.stage_of}
     worst = max(load.load_ns for load in problem.loads(answer.stage_of or ()))
     for order in orders(problem) if _is_free(case, problem) else (range(len(problem.items)),):
-        for slack in _SLACK:
-            limit = min(round(worst * (1 + slack)), HUGE - 1)
-            found = lightest_chain(problem, order, limit, deadline)
+        limits = [min(round(worst * (1 + slack)), HUGE - 1) for slack in _SLACK]
+        chains = lightest_chains(problem, order, limits, deadline)
+        for slack, found in zip(_SLACK, chains, strict=True):
             if found is not None and found not in seen:
                 seen.add(found)
                 yield f"within {slack:.0%}", found

@@ -30,7 +30,7 @@ from ..definition.problem import (
     stage_ns,
 )
 
-__all__ = ["Rows", "best_chain", "lightest_chain", "near_chain"]
+__all__ = ["Rows", "best_chain", "lightest_chains", "near_chain"]
 
 _OVER = (1.01, 1.1, 1.5, 3.0)
 """Over a bound by so much, chains are looked for before any are taken."""
@@ -303,46 +303,74 @@ def near_chain(
     return _chain(rows, HUGE - 1, deadline)
 
 
-def lightest_chain(
-    problem: Problem, order: Sequence[int], limit: int, deadline: float = math.inf
-) -> tuple[int, ...] | None:
-    """Among chains with every load at most ``limit``, the one with the least sum of loads."""
-    found = _chain(Rows(problem, order), limit, deadline, additive=True)
-    return found[1] if found else None
+def lightest_chains(
+    problem: Problem, order: Sequence[int], limits: Sequence[int], deadline: float = math.inf
+) -> list[tuple[int, ...] | None]:
+    """For each limit, among chains with every load at most that, the one with the least sum of loads.
+
+    Loads are priced once for all limits. Raises :class:`OutOfTime` past ``deadline``.
+    """
+    rows = Rows(problem, order)
+    ways = [_Ways(rows, limit, additive=True) for limit in limits]
+    _scan(rows, ways, max(limits), deadline)
+    return [found[1] if (found := way.found()) else None for way in ways]
 
 
-def _chain(
-    rows: Rows, limit: int, deadline: float, *, additive: bool = False
-) -> tuple[int, tuple[int, ...]] | None:
-    problem, order, n, k = rows.problem, rows.order, rows.n, rows.problem.n_stages
-    rest = np.full((k + 1, n + 1), HUGE, dtype=np.int64)
-    rest[k, n] = 0
-    if problem.allow_empty:
-        rest[:, n] = 0
-    choice = np.zeros((k, n + 1), dtype=np.int64)
+def _chain(rows: Rows, limit: int, deadline: float) -> tuple[int, tuple[int, ...]] | None:
+    """The least bottleneck of the intervals of an order, where it is within the limit."""
+    way = _Ways(rows, limit, additive=False)
+    _scan(rows, [way], limit, deadline)
+    return way.found()
+
+
+def _scan(rows: Rows, ways: Sequence[_Ways], limit: int, deadline: float) -> None:
+    """Price every interval whose work is within the limit, those that start last first."""
     for x, (i, stages, ends, loads) in enumerate(rows.descend(limit)):
         if x % _LOOKS == 0 and time.perf_counter() > deadline:
             raise OutOfTime
-        after = rest[stages.start + 1 : stages.stop + 1, ends]
-        if additive:
-            totals = np.where(loads <= limit, np.minimum(loads + after, HUGE), HUGE)
+        for way in ways:
+            way.enter(i, stages, ends, loads)
+
+
+class _Ways:
+    """Per stage and item, the best way from there to the end: the least bottleneck, or sum of loads."""
+
+    def __init__(self, rows: Rows, limit: int, *, additive: bool) -> None:
+        problem, n, k = rows.problem, rows.n, rows.problem.n_stages
+        self.order, self.limit, self.additive = rows.order, limit, additive
+        self.rest = np.full((k + 1, n + 1), HUGE, dtype=np.int64)
+        self.rest[k, n] = 0
+        self.may_skip = problem.allow_empty
+        if self.may_skip:
+            self.rest[:, n] = 0
+        self.choice = np.zeros((k, n + 1), dtype=np.int64)
+
+    def enter(self, i: int, stages: slice, ends: slice, loads: Array) -> None:
+        """Enter the intervals that start at an item, once those that start later are."""
+        after = self.rest[stages.start + 1 : stages.stop + 1, ends]
+        if self.additive:
+            totals = np.where(loads <= self.limit, np.minimum(loads + after, HUGE), HUGE)
         else:
             totals = np.maximum(loads, after)
         best = np.argmin(totals, axis=1)
-        rest[stages, i] = totals[np.arange(len(best)), best]
-        choice[stages, i] = ends.start + best
-        if problem.allow_empty:
-            _skip(rest, choice, i)
-    if rest[0, 0] >= HUGE or (not additive and rest[0, 0] > limit):
-        return None
-    stage_of = [0] * n
-    at = 0
-    for s in range(k):
-        stop = int(choice[s, at]) if at < n else n
-        for x in range(at, stop):
-            stage_of[order[x]] = s
-        at = stop
-    return int(rest[0, 0]), tuple(stage_of)
+        self.rest[stages, i] = totals[np.arange(len(best)), best]
+        self.choice[stages, i] = ends.start + best
+        if self.may_skip:
+            _skip(self.rest, self.choice, i)
+
+    def found(self) -> tuple[int, tuple[int, ...]] | None:
+        """The best way from the first item on, and the stage of each item; None where there is none."""
+        value, n = int(self.rest[0, 0]), len(self.order)
+        if value >= HUGE or (not self.additive and value > self.limit):
+            return None
+        stage_of = [0] * n
+        at = 0
+        for s, choice in enumerate(self.choice):
+            stop = int(choice[at]) if at < n else n
+            for x in range(at, stop):
+                stage_of[self.order[x]] = s
+            at = stop
+        return value, tuple(stage_of)
 
 
 def _skip(rest: Array, choice: Array, i: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from autopipe.solve import Item, Net, Problem, Stage
 from autopipe.solve.definition.problem import HUGE
-from autopipe.solve.lines.intervals import Rows, best_chain, lightest_chain, near_chain
+from autopipe.solve.lines.intervals import Rows, best_chain, lightest_chains, near_chain
 
 
 def drawn(seed: int) -> Problem:
@@ -49,14 +49,15 @@ def test_chains_within_a_limit_are_those_of_the_definition(seed):
     order = range(len(problem.items))
     each = {stage_of: problem.bottleneck(loads) for stage_of, loads in chains(problem)}
     least = min(each.values(), default=HUGE)
-    for limit in sorted({0, *(value for value in each.values() if value < HUGE)}):
-        for bound in (limit - 1, limit):
-            found = best_chain(problem, order, bound)
-            assert (found is None) == (least > bound)
-            if found is not None:
-                assert (found[0], each[found[1]]) == (least, least)
-            lightest = lightest_chain(problem, order, bound)
-            assert (lightest is None) == (least > bound)
+    limits = sorted({0, *(value for value in each.values() if value < HUGE)})
+    bounds = [bound for limit in limits for bound in (limit - 1, limit)]
+    for bound, lightest in zip(bounds, lightest_chains(problem, order, bounds), strict=True):
+        found = best_chain(problem, order, bound)
+        assert (found is None) == (least > bound)
+        if found is not None:
+            assert (found[0], each[found[1]]) == (least, least)
+        assert [lightest] == lightest_chains(problem, order, [bound])
+        assert (lightest is None) == (least > bound)
     found = near_chain(problem, order, 1)
     assert (found is None) == (least >= HUGE)
     assert found is None or found[0] == least
