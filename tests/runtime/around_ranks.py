@@ -410,6 +410,28 @@ def fed():
         pair.rt.save("nowhere") if rank() else pair.rt.gather_weights()
 
 
+class Doubled(nn.Sequential):
+    """Goes by how many rows there are."""
+
+    def forward(self, x):
+        return super().forward(x) * (2 if len(x) > 4 else 1)
+
+
+def fed_anew():
+    """Under feed, what only the whole batch asks to be recorded is recorded on every rank."""
+    torch.manual_seed(0)
+    model, (x, y) = Doubled(*[nn.Linear(8, 8) for _ in range(4)]), batch()
+    plain = copy.deepcopy(model)
+    rt = autopipe.split(model, 2, (x[:2],), n_microbatches=1, costs="estimated").runtime(
+        mean_square, feed=0, mixed_rows="allow"
+    )
+    for n in (4, 4, 1, 2):
+        given = {"x": x, "target": y} if is_whole() or rank() == 0 else {}
+        loss = rt.step(**given, n_microbatches=n).loss
+        parts = [mean_square(plain(a), b) for a, b in zip(x.chunk(n), y.chunk(n), strict=True)]
+        torch.testing.assert_close(loss, torch.stack(parts).mean().detach(), check_dtype=False)
+
+
 def optimizers():
     """Optimizers replaced and grown, other rates, layers frozen and thawed, gradients zeroed in place."""
     pair = Pair()
@@ -526,8 +548,8 @@ def groups():
 
 
 CHECKED = (
-    modes, batches, targets, losses, interrupted, calls, unlike, fed, optimizers, hooks, loads, several,
-    groups,
+    modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, hooks, loads,
+    several, groups,
 )  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 
