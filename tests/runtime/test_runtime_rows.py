@@ -618,6 +618,94 @@ def test_rows_that_code_kept_whole_mixes_at_other_numbers_are_refused(number, ot
     torch.testing.assert_close(loss.detach().as_subclass(torch.Tensor), wanted)
 
 
+class Deciding(nn.Module):
+    """A layer that goes by what it is given: stays whole."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.weight, self.does = nn.Parameter(torch.ones(4)), does
+
+    def forward(self, x):
+        return self.does(x) * self.weight
+
+
+def less_its_mean_often(x):
+    for _ in range(int(x.abs().max() / 2)):
+        x = x - x.mean(0)
+    return x
+
+
+def half_where_all_are_large(x):
+    return x / 2 if x.abs().mean() > 5 else x
+
+
+def twice_where_many_are_large(x):
+    return x * 2 if (x > 20).any() and len(x) > 4 else x
+
+
+def twice_where_there_are_many(x):
+    return x * 2 if len(x) > 4 else x
+
+
+def first_of_a_kind(x):
+    rows, out = x.flatten(0, -2), torch.zeros_like(x.flatten(0, -2))
+    for kind in range(4):
+        chosen = (rows.argmax(-1) == kind).nonzero()[:, 0][: len(rows) // 2]
+        out[chosen] = rows[chosen] * (kind + 1)
+    return out.view_as(x)
+
+
+def clipped_where_any_are_large(x):
+    return x.clamp(-3, 3) if x.abs().max() > 3 else x
+
+
+def decayed_in_steps(x):
+    time, step = 0.0, 0.5
+    while time < 1:
+        step = min(step, 1 - time)
+        off = float((step * step * x).detach().abs().max() / (1 + x.detach().abs().max()))
+        if off < 0.1:
+            x, time = x * (1 - step + step * step / 2), time + step
+        step *= 0.5 if off >= 0.1 else 1.2
+    return x
+
+
+def decided(does, n_rows):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Deciding(does), nn.Linear(4, 4), nn.Linear(4, 4)).double()
+    x = torch.rand(n_rows, 6, 4).double()
+    pipe = autopipe.split(model, 3, (x,), costs="estimated", n_microbatches=2)
+    return model, x, pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        less_its_mean_often,
+        half_where_all_are_large,
+        twice_where_many_are_large,
+        twice_where_there_are_many,
+        first_of_a_kind,
+    ],
+)
+def test_rows_that_a_layer_kept_whole_mixes_on_other_data_are_refused(does):
+    model, x, runtime = decided(does, 4)
+    with pytest.raises(InputError, match="rows of a batch of Sequential depend on one another"):
+        runtime.step(x.repeat(2, 1, 1))
+    wanted = model(x * 9).square().mean().detach()
+    torch.testing.assert_close(runtime.step(x * 9, n_microbatches=1).loss.as_subclass(torch.Tensor), wanted)
+
+
+@pytest.mark.parametrize(
+    ("does", "allowed"), [(clipped_where_any_are_large, 1e-12), (decayed_in_steps, 0.05)]
+)
+def test_a_layer_may_go_by_data_and_leave_rows_alone(does, allowed):
+    model, x, runtime = decided(does, 4)
+    for factor in (1, 20, -20):
+        loss, wanted = runtime.step(x * factor).loss, model(x * factor).square().mean().detach()
+        torch.testing.assert_close(loss.as_subclass(torch.Tensor), wanted, rtol=allowed, atol=0)
+
+
 class AskingHowItLies(nn.Module):
     """Reads time first, and goes by how its input lies in memory."""
 
@@ -676,6 +764,27 @@ def test_the_row_that_all_pairs_have_runs_once(monkeypatch):
     captured_mixing(MasksWhereAny(), torch.randn(6, 4), torch.ones(6, 4, dtype=torch.bool))
     assert sum(bool(mask.all()) for mask in runs) == 1
     assert len(runs) > 3
+
+
+class LeavesOut(nn.Module):
+    """Leaves out labels of a kind that other labels choose."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x, labels):
+        y = self.b(self.a(x).relu())
+        left_out = 3 if (labels == 3).any() else 2
+        return F.cross_entropy(y, labels, ignore_index=left_out)
+
+
+@pytest.mark.parametrize("example", [[0, 1, 2, 1], [0, 3, 2, 1]])
+def test_what_all_labels_say_of_which_are_left_out_is_asked_of_all_rows(example):
+    model, x = LeavesOut(), torch.randn(4, 4)
+    pipe = autopipe.split(model, 2, (x, torch.tensor(example)), costs="estimated", n_microbatches=2)
+    with pytest.raises(InputError, match="of all rows at once"):
+        pipe.runtime().step(x, torch.tensor([3, 2, 1, 2]))
 
 
 class NormsWhereAny(MasksWhereAny):
@@ -1106,7 +1215,7 @@ def test_what_a_module_makes_of_sizes_alone_gathers_nothing(monkeypatch, whole, 
         assert len(runs) > 10  # nothing is proven of it
         return
     assert bool(found.always) == (whole is not Angles)
-    assert len(runs) <= 10 or found.always
+    assert len(runs) <= 11 or found.always  # one of them to see whether the module reads what it is given
 
 
 class Two(Tokens):

@@ -29,14 +29,16 @@ from ..sizes.rerun import replay
 from ..sizes.variation import Mixing
 from ..state.state import seed
 from .contrary import of_other_signs, told_otherwise, unlike
+from .deciding import Change, Reading, alike, reading, scales
 from .noise import OwnNoise
 from .pieces import fault_in_pieces
-from .results import ALLOWED, EQUAL, Results, Rows, axes, differ, is_close
+from .results import ALLOWED, COARSE, EQUAL, ROUNDED, Results, Rows, axes, differ, is_close
 
 __all__ = ["mixing", "rows_of"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+_Look = Callable[[Call, Any], Any]
 _MANY = 4
 
 
@@ -65,12 +67,14 @@ def mixing(
         return Mixing()
     found: dict[bool, str] = {}
     sums: list[bool] = []
+    elsewhere = False
     for training in sorted(forms):
         form = forms[training]
         if training and (found[False] or not _may_mix_in_training(form, forms)):
             break
         begin, found[training] = functools.partial(start, training), ""
         results = functools.partial(_results, model, form, dim, shapes, device, begin)
+        told = (model, form, given, dim, device, begin)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             is_sure = is_told = False
@@ -93,19 +97,27 @@ def mixing(
                     _logger.debug("rows could not be told apart: %s", error)
             if not (training or is_sure or found[False]) and any(map(_may_point, given.values())):
                 are_rows = functools.partial(axes, dim=dim, shapes=shapes)
-                told = (model, form, given, dim, device, begin)
                 fault = fault_in_pieces(*told, takes=takes, rows_of=are_rows, is_close=is_close)
                 if fault:
                     return Mixing(fault, points=True)
             others = itertools.chain(told_otherwise(given, dim), unlike(model, form, given, dim, shapes))
             for rows in others if is_told else ():
-                found[training] = found[training] or _found_there(results, rows, is_sure, dim, shapes)
-            if is_sure and not found[training] and takes(2 * _MANY):
+                found[training] = found[training] or _if_told(_of_others, results, rows, is_sure, dim, shapes)
+            is_more = is_sure and takes(2 * _MANY)
+            if is_more and not found[training]:
                 # what two rows do not come near to, as a largest norm, more of them may pass
-                many = functools.partial(results, times=_MANY)
-                found[training] = _found_there(many, given, True, dim, shapes)
+                found[training] = _if_told(_of_more, results, seen[0], given, dim, shapes)
+            read = _read(*told, alone=is_sure) if is_told and not found[training] else Reading()
+            if read.ranks:
+                found[training] = _if_told(_of_alike, results, given, is_sure, dim, shapes)
+            places = {id(c): a for c in form.calls if id(c) in read.given for a in axes(c, 0, dim, shapes)}
+            for scale in scales(read, places):
+                other = functools.partial(results, given, is_sure, changes=scale)
+                if not found[training]:
+                    found[training] = _if_told(_by_data, other, is_more, dim, shapes)
+                    elsewhere = bool(found[training])
     is_sum = bool(sums) and all(sums) and not found[False]
-    return Mixing(found[False], found.get(True, ""), is_sum, bool(sums))
+    return Mixing(found[False], found.get(True, ""), is_sum, bool(sums), elsewhere=elsewhere)
 
 
 def _results(
@@ -118,32 +130,79 @@ def _results(
     rows: Mapping[str, Tensor],
     alone: bool,
     times: int = 1,
+    changes: Change | None = None,
 ) -> Results:
     """What a form gives for two ``rows``, so many ``times`` behind one another.
 
-    Labels are counted where all can be: of others the model may make means.
+    Labels are counted where all can be: of others the model may make means. ``changes`` may put other values
+    in the place of calls'.
     """
     over_labels = [*filter(None, (label_options(model, call) for call in form.calls))]
     counted = over_labels if all(can_be_counted(model, options) for options in over_labels) else []
-    run = rows_of(model, form, rows, dim, device, begin, alone=alone, times=times)
+    run = rows_of(model, form, rows, dim, device, begin, alone=alone, times=times, changes=changes)
     is_longer = times > 1 or (dim.example > 2 and not alone)
     return Results(form, run, is_longer, counted, OwnNoise(dim, shapes, device))
 
 
-def _found_there(
-    results: Callable[[Mapping[str, Tensor], bool], Results],
-    rows: Mapping[str, Tensor],
-    alone: bool,
-    dim: Dim,
-    shapes: _Shapes,
-) -> str:
-    """What mixes other ``rows``, in words; nothing where the form does not take them."""
+def _if_told(find: Callable[..., str], *told: Any) -> str:
+    """What mixes other rows, in words; nothing where the form does not take them."""
     try:
-        return _found(results(rows, alone), dim, shapes)
+        return find(*told)
     except Exception as error:
         # any Python of the model, on data that it may not take
         _logger.debug("other rows could not be told apart: %s", error)
         return ""
+
+
+def _of_others(
+    results: Callable[..., Results], rows: Mapping[str, Tensor], alone: bool, dim: Dim, shapes: _Shapes
+) -> str:
+    """What mixes other ``rows``."""
+    return _found(results(rows, alone), dim, shapes)
+
+
+def _of_more(
+    results: Callable[..., Results], few: Results, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
+) -> str:
+    """What mixes rows that come often, or gives others than for a ``few``."""
+    many = results(given, True, times=_MANY)
+    return _found(many, dim, shapes) or few.among(many, _MANY, dim, shapes, ROUNDED)
+
+
+def _of_alike(
+    results: Callable[..., Results], given: Mapping[str, Tensor], alone: bool, dim: Dim, shapes: _Shapes
+) -> str:
+    """What mixes rows each of which is alike throughout, or makes others of them in other places."""
+    found = results(alike(given, dim), alone)
+    return _found(found, dim, shapes) or found.moved(dim, shapes, takes_more=False)
+
+
+def _by_data(results: Callable[..., Results], is_more: bool, dim: Dim, shapes: _Shapes) -> str:
+    """What mixes rows, or goes by how many they are, on data that code is to go by otherwise.
+
+    By much: a solver that adapts its steps to a batch may differ within its tolerance. With ``is_more`` rows
+    come often as well.
+    """
+    once = results()
+    every = (once, results(times=_MANY)) if is_more else (once,)
+    if not all(each.is_finite for each in every):
+        return ""
+    for each in every:
+        if fault := each.fault(dim, shapes, COARSE):
+            where = _first(each.form, each.run, dim, shapes, COARSE)
+            return "; ".join(filter(None, (where, fault if each.is_number or not where else "")))
+    return once.among(every[-1], _MANY, dim, shapes, COARSE) if is_more else ""
+
+
+def _read(*told: Any, alone: bool) -> Reading:
+    """What a form goes by, which may go another way on other data."""
+    model, form, *_ = told
+    try:
+        return reading(model, form, rows_of(*told, alone=alone))
+    except Exception as error:
+        # any Python of the model: it may not run while somebody watches what torch is asked
+        _logger.debug("what code reads could not be seen: %s", error)
+        return Reading()
 
 
 def rows_of(
@@ -156,18 +215,27 @@ def rows_of(
     *,
     alone: bool = False,
     times: int = 1,
+    changes: Change | None = None,
 ) -> Rows:
     """What runs a form on the example's first two rows in any order, the others behind them or left out.
 
-    The order comes so many ``times``; ``start`` sets mode and state.
+    The order comes so many ``times``; ``start`` sets mode and state. What ``changes`` gives for a call takes
+    the place of its value.
     """
 
-    def run(rows: str, look: Any = None) -> Any:
+    def run(rows: str, look: _Look | None = None) -> Any:
         start()
         seed(device)
-        return replay(model, form, _rows(given, dim, rows * times, alone), device, look=look).result
+        shown = look if changes is None else functools.partial(_changed, changes, rows * times, look)
+        return replay(model, form, _rows(given, dim, rows * times, alone), device, look=shown).result
 
     return run
+
+
+def _changed(changes: Change, rows: str, look: _Look | None, call: Call, value: Any) -> Any:
+    other = changes(rows, call, value)
+    seen = None if look is None else look(call, value if other is None else other)
+    return other if seen is None else seen
 
 
 def _may_point(tensor: Tensor) -> bool:
@@ -220,7 +288,13 @@ def _found(results: Results, dim: Dim, shapes: _Shapes) -> str:
     return _first(results.form, results.run, dim, shapes) if little else ""
 
 
-def _first(form: Recording, run: Callable[..., Any], dim: Dim, shapes: _Shapes) -> str:
+def _first(
+    form: Recording,
+    run: Callable[..., Any],
+    dim: Dim,
+    shapes: _Shapes,
+    allowed: Mapping[torch.dtype, float] = ALLOWED,
+) -> str:
     """The first call in one of whose tensors rows are mixed."""
     seen: dict[str, dict[tuple[int, int], Tensor]] = {}
     for rows in ("ab", "aa", "bb"):
@@ -235,6 +309,6 @@ def _first(form: Recording, run: Callable[..., Any], dim: Dim, shapes: _Shapes) 
     for call in form.calls:
         for i in range(len(shapes.get(id(call), ()))):
             values = {rows: kept.get((id(call), i)) for rows, kept in seen.items()}
-            if call.op != "output" and any(differ(values, a) for a in axes(call, i, dim, shapes)):
+            if call.op != "output" and any(differ(values, a, allowed) for a in axes(call, i, dim, shapes)):
                 return said(call)
     return ""

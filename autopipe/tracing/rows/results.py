@@ -20,7 +20,18 @@ from ..calls.labels import LabelsSeen, share_of
 from ..calls.wording import said
 from .noise import OwnNoise
 
-__all__ = ["ALLOWED", "EQUAL", "ROUNDED", "Results", "Rows", "axes", "differ", "is_close", "is_number"]
+__all__ = [
+    "ALLOWED",
+    "COARSE",
+    "EQUAL",
+    "ROUNDED",
+    "Results",
+    "Rows",
+    "axes",
+    "differ",
+    "is_close",
+    "is_number",
+]
 
 ALLOWED = {float64: 1e-8, float32: 1e-3}
 """Of the largest value; products of other sizes round otherwise."""
@@ -28,6 +39,8 @@ EQUAL = {float64: 1e-12, float32: 1e-5}
 """More than rounding: all else being equal, so are the products' sizes."""
 ROUNDED = {float64: 1e-5, float32: 1e-3}
 """Of the largest value, where rows are more or fewer, or another form runs: fp64 may be fp32 inside."""
+COARSE = {float64: 0.05, float32: 0.05}
+"""Of the largest value, where code goes by data: what solves equations is as near as it is told to be."""
 _ALLOWED_BELOW = 0.1
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 Rows = Callable[..., Any]
@@ -139,6 +152,31 @@ class Results:
         at = next((i for i, (a, b) in pairs if not is_close(a, b, ROUNDED)), None)
         return "" if at is None else f"{said(self._leaves[at])} hangs on the order of the rows"
 
+    def among(
+        self, more: Results, times: int, dim: Dim, shapes: _Shapes, allowed: Mapping[dtype, float]
+    ) -> str:
+        """In words, the first leaf that is another where the rows come so many ``times``, as in ``more``.
+
+        Not asked of what draws noise: more rows draw other noise.
+        """
+        for i, call in enumerate(self._leaves if not self._is_noisy else ()):
+            here, there = self.of("ab")[i], more.of("ab")[i]
+            if i in self._numbers:
+                is_other = not any(is_close(n, there, allowed) for n in (here, here * times))
+            else:
+                is_other = any(
+                    _are_other(here, there, (0, -1), axis, allowed) for axis in axes(call, 0, dim, shapes)
+                )
+            if is_other:
+                return f"{said(call)}, whose rows hang on how many there are"
+        return ""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all that is given for two rows is numbers."""
+        made = (t for rows in ("ab", "aa", "bb") for value in self.of(rows) for t in tensors(value))
+        return all(bool(t.isfinite().all()) for t in made if not t.is_nested)
+
     def sums(self) -> list[bool]:
         """Of each number made of rows, whether it is their sum: twice as much for twice the rows."""
         out = []
@@ -205,7 +243,7 @@ class Results:
         words = f"{ab:.6g} for two rows that alone give {aa:.6g} and {bb:.6g}"
         if shares is not None:
             return words
-        if self._is_longer and level is ALLOWED and min(aa, bb) <= ab <= max(aa, bb):
+        if self._is_longer and level is not EQUAL and min(aa, bb) <= ab <= max(aa, bb):
             return ""  # how the rows weigh cannot be told with others beside them
         share = (bb - ab) / (ab - aa) if ab != aa else math.inf
         if self._is_counted and share > 0 and math.isfinite(share) and not self._is_longer:
@@ -270,10 +308,17 @@ def differ(values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float] 
 
 def _is_moved(ab: Any, there: Any, axis: int) -> bool:
     """Whether rows a and b are others where they have changed places."""
+    return _are_other(ab, there, (1, 0), axis, ROUNDED)
+
+
+def _are_other(
+    ab: Any, there: Any, places: tuple[int, int], axis: int, allowed: Mapping[dtype, float]
+) -> bool:
+    """Whether rows a and b are others in those ``places``."""
     if not (isinstance(ab, Tensor) and isinstance(there, Tensor)) or axis >= min(ab.ndim, there.ndim):
         return False
-    pairs = [(ab.select(axis, i), there.select(axis, 1 - i)) for i in (0, 1)]
-    return any(x.shape == y.shape and not is_close(x, y, ROUNDED) for x, y in pairs)
+    pairs = [(ab.select(axis, i), there.select(axis, place)) for i, place in enumerate(places)]
+    return any(x.shape == y.shape and not is_close(x, y, allowed) for x, y in pairs)
 
 
 def is_close(x: Tensor, y: Tensor, allowed: Mapping[dtype, float] = ALLOWED) -> bool:

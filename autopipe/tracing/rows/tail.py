@@ -85,6 +85,8 @@ def find_tail(
     dim = batch_dim(dims)
     if dim is None or found.points or not (found.always or found.training):
         return Tail()
+    if found.elsewhere:
+        return Tail(obstacle="it does so on other data than the example's")
 
     def tried(quiet: bool) -> Tail:
         modes = (False, True) if found.always else (True,)

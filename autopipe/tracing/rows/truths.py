@@ -52,6 +52,11 @@ def asked_of_all_rows(
     dim = batch_dim(dims)
     if dim is None or dim.packed or device.type == "meta" or len(forms) < 2:
         return ""
+    first_out = _left_out(model, forms[0], tail)
+    for form in forms[1:]:
+        found = _left_out(model, form, tail)
+        if first_out and found and first_out.isdisjoint(found):
+            return _said({"ab": form, "aa": forms[0], "bb": forms[0]})
     leaves = [c if isinstance(c, Call) and c.name not in tail else None for c in forms[0].calls[-1].args[0]]
     given_tail = _given_to(forms[0], tail)
     noisy: set[int | None] = set()
@@ -98,6 +103,12 @@ def asked_of_all_rows(
             if is_other or _is_no_mean(values, weights):
                 return _said(chosen)
     return ""
+
+
+def _left_out(model: nn.Module, form: Recording, tail: Collection[str]) -> set[int]:
+    """The labels that a form's losses ahead of a ``tail`` leave out; others count where each row answers."""
+    found = [label_options(model, call) for call in form.calls if call.name not in tail]
+    return {o["ignore_index"] for o in found if o is not None and isinstance(o["ignore_index"], int)}
 
 
 def _given_to(form: Recording, tail: Collection[str]) -> list[Call]:

@@ -27,6 +27,7 @@ class Mixing:
     """In words, what mixes rows; empty where nothing does.
 
     ``always`` is what does in evaluation, ``training`` what does in training alone: batch norm, for one.
+    ``elsewhere``: found where the example's values were other ones, so that it does not tell what follows.
     ``points``: inputs point to rows by number, so that no order of them tells what follows from a mixing.
     ``sums``: the numbers that are made of all rows are sums over them, not means. ``is_asked`` says whether
     that was looked at: means are then even ones, or over labels. ``by_call`` are buffers and attributes that
@@ -42,6 +43,7 @@ class Mixing:
     points: bool = False
     by_call: tuple[str, ...] = ()
     by_count: str = ""
+    elsewhere: bool = False
 
     @property
     def said_by_call(self) -> str:
