@@ -1,9 +1,9 @@
 """What memory leaves: whether all ranks have room for everything, and what must be computed again for it.
 
-A linear program of what each rank holds. Items may be divided among ranks there, but models are mostly one
-layer after the other, and a cut between two stages goes through at most one of these *runs* of items: the
-others are on one rank each. The bound is taken from the program's multipliers alone (weak duality), so it is
-one however exact HiGHS was. Bounds that know no memory are left to ``bounds``.
+A linear program of what each rank holds. Items may be divided among ranks there, but a cut between two stages
+goes through at most one of a model's ``runs``: the others are on one rank each. The bound is taken from the
+program's multipliers alone (weak duality), so it is one however exact HiGHS was. Bounds that know no memory
+are left to ``bounds``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ import numpy.typing as npt
 
 from ..definition.blocks import UNDER
 from ..definition.problem import HUGE, Problem
+from .runs import Block, Kind, Run, runs_of
 
 __all__ = ["least_in_room", "part_with_room"]
 
 Floats = npt.NDArray[np.float64]
-Block = tuple[int, int]
-"""The forward of ops that may be computed again, and the bytes that gives up."""
 Entries = list[tuple[int, float]]
 """Rows of one column, and its factors there."""
 
@@ -33,29 +32,10 @@ _NEAR = 1e-5
 """A bound is raised until it rises by less than this part of it."""
 _ROUNDS = 20
 """At most so many times."""
-_TURNS = 8
-"""So many kinds of items are looked at as what lies between runs."""
 _COLUMNS = 40_000
 """Larger programs are not solved: the bound then knows no memory."""
 _SHARE = 0.2
 """Share of the time that is left for this at most: the rest is for looking for assignments."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Kind:
-    """Items, or what several stages hold, that are alike."""
-
-    forward_ns: int
-    work_ns: int
-    static_bytes: int
-    saved_bytes: int
-    first: int
-    last: int
-    blocks: tuple[Block, ...] = ()
-
-
-Run = tuple[tuple[_Kind, int], ...]
-"""The kinds of items that lie between two cuts, and how many of each."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,7 +65,7 @@ class _Program:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.ranks = list(problem.stages_of)
-        self.runs = list(collections.Counter(_runs(problem)).items())
+        self.runs = list(collections.Counter(runs_of(problem)).items())
         self.n_columns, self.n_rows = 1, 0
         self.entries: list[tuple[int, int, float]] = []
         self.ways = [way for x in range(len(self.ranks)) for way in self._ways(x)]
@@ -140,7 +120,7 @@ class _Program:
                     self._column([(row, 1.0), (time_row, block[0]), *zip(rows, freed, strict=True)])
             yield _Way(x, own, *choice, time_row, rows, tuple(again))
 
-    def _holding(self, kind: _Kind, s: int) -> Iterator[tuple[tuple[int, bool], Entries]]:
+    def _holding(self, kind: Kind, s: int) -> Iterator[tuple[tuple[int, bool], Entries]]:
         """Each way in which stage ``s`` may hold an item of a kind, and what that takes."""
         for w, way in self.ways_of[s] if kind.first <= s <= kind.last else ():
             y, moments = way.stages.index(s), self._moments(way.rank)
@@ -356,64 +336,3 @@ def least_in_room(problem: Problem, lower: int, most: int, deadline: float) -> i
         if lower - before <= _NEAR * lower:
             break
     return lower
-
-
-def _kinds(problem: Problem) -> list[_Kind]:
-    """What each item costs."""
-    out = []
-    for v, i in enumerate(problem.items):
-        blocks = tuple(sorted((b.forward_ns, b.freed_bytes) for b in i.blocks))
-        out.append(
-            _Kind(i.forward_ns, i.work_ns, i.static_bytes, i.saved_bytes, i.first, problem.last_of(v), blocks)
-        )
-    return out
-
-
-def _runs(problem: Problem) -> Iterator[Run]:
-    """Items by what lies between those of the commonest kind that come one after the other; others alone.
-
-    So are all where ranks hold several stages, and what several stages hold.
-    """
-    kinds, last = _kinds(problem), problem.n_stages - 1
-    for s in problem.shares:
-        work_ns = s.forward_ns + s.backward_ns
-        yield ((_Kind(s.forward_ns, work_ns, s.static_bytes, s.saved_bytes, 0, last), 1),)
-    left = (1 << len(kinds)) - 1
-    if problem.one_stage_per_rank:
-        for inside in _between(problem, kinds):
-            members = [kinds[v] for v in _bits(inside)]
-            yield tuple(sorted(collections.Counter(members).items(), key=str))
-            left &= ~inside
-    yield from (((kinds[v], 1),) for v in _bits(left))
-
-
-def _bits(inside: int) -> Iterator[int]:
-    """The places of the bits that are set."""
-    while inside:
-        lowest = inside & -inside
-        yield lowest.bit_length() - 1
-        inside ^= lowest
-
-
-def _between(problem: Problem, kinds: Sequence[_Kind]) -> list[int]:
-    """As bits, the items before the first of the turns, from each to the next, and after the last.
-
-    A turn is never in a later stage than the next one, so no two of these lie on both sides of one cut. Of
-    the commonest kinds, turns are of the one that leaves the least work outside of them.
-    """
-    counts = collections.Counter(kinds)
-    best: tuple[tuple[int, int, int], list[int]] | None = None
-    for kind in sorted(counts, key=lambda kind: -counts[kind] * kind.work_ns)[:_TURNS]:
-        out, last = list[int](), -1
-        after = full = (1 << len(kinds)) - 1
-        for v in (v for v, other in enumerate(kinds) if other == kind):
-            if last < 0 or problem.above[v] >> last & 1:
-                out.append(after & problem.above[v])
-                after, last = problem.below[v] & ~(1 << v), v
-        out.append(after)
-        left = full & ~functools.reduce(int.__or__, out)
-        work = sum(kinds[v].work_ns for v in _bits(left))
-        rank = work, -min(len(out), 6 * problem.n_stages), len(out)
-        if best is None or rank < best[0]:
-            best = rank, out
-    return [inside for inside in best[1] if inside] if best else []
