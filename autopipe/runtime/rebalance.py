@@ -208,7 +208,7 @@ class Cutter:
         """See :meth:`Runtime.rebalance`: to a given plan, or by what a report says."""
         engine, costs = self._engine, self._costs
         draft = ""
-        if engine.rank == 0:
+        if engine.rank == 0 and Agreement(engine).replica.index == 0:
             draft = (
                 by.to_json() if isinstance(by, Plan) else self._draft(by, least_gain, speeds, time_limit_s)
             )
@@ -255,7 +255,7 @@ class Cutter:
         return made.to_json() if gain(report, made) >= least_gain else ""
 
     def _settle(self, draft: str) -> str:
-        """What rank 0 of the first replica drafts, on every rank of all: replicas hold the same stages."""
+        """What rank 0 of the first replica drafted, on every rank of all: replicas hold the same stages."""
         engine = self._engine
         text = Agreement(engine).as_first(draft) if engine.rank == 0 else draft
         return text if engine.peers is None else engine.peers.share(text, 0)
