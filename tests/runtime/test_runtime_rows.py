@@ -1247,3 +1247,67 @@ def test_sums_of_means_over_labels_gather_nothing_beside(monkeypatch, joined, is
     monkeypatch.setattr(rows, "unlike", lambda *given: seen.append([*unlike(*given)]) or seen[-1])
     captured_mixing(Two(joined), torch.randint(8, (6, 5)), labels([5, 2, 4, 1, 3, 5]))
     assert any(seen) != is_linear
+
+
+class ByMode(nn.Module):
+    """Stays whole, drops in training, and may then do with its rows what it does not in evaluation."""
+
+    def __init__(self, mixes, drops):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.mixes, self.drops = mixes, drops
+
+    def forward(self, x):
+        x = self.inner(x).tanh()
+        x = self.mixes(x) if self.training else x
+        return self.outer(F.dropout(x, self.drops, self.training))
+
+
+class OfModes(nn.Module):
+    def __init__(self, *told):
+        super().__init__()
+        self.layers = nn.ModuleList(ByMode(*told) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class MethodOfModes(nn.Module):
+    """Reads its rows in a method, which stays whole and goes by the mode as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def centered(self, x):
+        return x - x.mean(0) if x.sum().isfinite().item() and self.training else x
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.centered(layer(x))
+        return x
+
+
+def test_a_method_that_mixes_rows_in_training_alone_is_found():
+    found = captured_mixing(MethodOfModes(), torch.randn(4, 4))
+    assert "centered" in found.training
+    assert not found.always
+
+
+@pytest.mark.parametrize("drops", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "mixes",
+    [lambda x: x - x.mean(0), lambda x: x + x.flip(0), lambda x: x + x[torch.rand(len(x)).argsort()]],
+)
+def test_a_module_that_mixes_rows_in_training_alone_is_found(mixes, drops):
+    found = captured_mixing(OfModes(mixes, drops), torch.randn(4, 4))
+    assert "layers." in found.training
+    assert not found.always
+
+
+@pytest.mark.parametrize("drops", [0.0, 0.1])
+@pytest.mark.parametrize("mixes", [lambda x: x, lambda x: 2 * x, lambda x: x + torch.rand_like(x)])
+def test_a_module_that_mixes_none_is_not_told_of_by_its_mode(mixes, drops):
+    assert captured_mixing(OfModes(mixes, drops), torch.randn(4, 4)) == Mixing()

@@ -28,6 +28,7 @@ from ..calls.wording import said
 from ..sizes.rerun import replay
 from ..sizes.variation import Mixing
 from ..state.state import seed
+from .by_mode import is_other_in_training
 from .contrary import of_other_signs, told_otherwise, unlike
 from .deciding import Change, Reading, alike, reading, scales
 from .noise import OwnNoise
@@ -70,7 +71,9 @@ def mixing(
     elsewhere = False
     for training in sorted(forms):
         form = forms[training]
-        if training and (found[False] or not _may_mix_in_training(form, forms)):
+        if training and (
+            found[False] or not _may_mix_in_training(model, forms, given, dim, device, start, takes)
+        ):
             break
         begin, found[training] = functools.partial(start, training), ""
         results = functools.partial(_results, model, form, dim, shapes, device, begin)
@@ -242,8 +245,23 @@ def _may_point(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
-def _may_mix_in_training(form: Recording, forms: Mapping[bool, Recording]) -> bool:
-    return forms[True] is not forms[False] or any(c.mutated for c in form.calls)
+def _may_mix_in_training(
+    model: nn.Module,
+    forms: Mapping[bool, Recording],
+    given: Mapping[str, Tensor],
+    dim: Dim,
+    device: torch.device,
+    start: Callable[[bool], None],
+    takes: Callable[[int], bool],
+) -> bool:
+    form = forms[True]
+    if form is not forms[False] or any(c.mutated for c in form.calls):
+        return True
+
+    def run_in(training: bool) -> Rows:
+        return rows_of(model, form, given, dim, device, functools.partial(start, training), alone=takes(2))
+
+    return is_other_in_training(model, form, run_in, device)
 
 
 def _rows(given: Mapping[str, Tensor], dim: Dim, rows: str, alone: bool) -> dict[str, Tensor]:

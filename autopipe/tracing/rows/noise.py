@@ -102,17 +102,20 @@ class OwnNoise:
 class EvenNoise(TorchDispatchMode):
     """Within it all that is drawn is one number, and dropout leaves out nothing.
 
-    Raises :class:`ValueError` where an op draws otherwise than to fill a tensor.
+    Raises :class:`ValueError` where an op draws otherwise than to fill a tensor. ``is_dropout`` says whether
+    nothing else was drawn than what to leave out.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
+        self.is_dropout = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _FILLS:
             is_dropout = func is _aten.bernoulli_.float and len(args) > 1
+            self.is_dropout &= is_dropout
             return func(*args, **kwargs).fill_(args[1] if is_dropout else 0.5)
         if func is _aten.native_dropout.default:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
