@@ -330,3 +330,9 @@ def arrays_of_two_shapes(self: Any, x: Tensor) -> Tensor:
 @trap()
 def power_of_a_size_by_remainder(self: Any, x: Tensor) -> Tensor:
     return self.run(x * pow(x.size(1), 2, 7))
+
+
+@trap()
+def complex_infinity(self: Any, x: Tensor) -> Tensor:
+    h = self.run(x)
+    return h + (h * complex(0, float("inf"))).abs().clamp(max=2.0)

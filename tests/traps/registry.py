@@ -23,7 +23,7 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 ROOMS = (
     "tensors", "derivatives", "hooks", "draws", "state", "numbers", "structures", "writes", "sizes", "values",
     "layers", "surroundings", "remembered", "outside", "layouts", "idioms", "kernels", "parts", "handed",
-    "odd", "reads", "later", "patterns", "styles", "written", "imported",
+    "closures", "odd", "reads", "later", "patterns", "styles", "written", "imported",
     "modes",
 )  # fmt: skip
 

@@ -26,7 +26,8 @@ from autopipe.errors import AutopipeError
 from autopipe.hardware import Cluster
 from autopipe.stages import build
 from autopipe.stages.verify import run_stages
-from autopipe.tracing import capture
+from autopipe.tracing import Capture, capture
+from autopipe.tracing.calls.named import Named
 
 from .registry import Trap
 
@@ -64,6 +65,8 @@ def _verdict(trap: Trap) -> tuple[str, str]:
         with trap.within():
             found = capture(model, *_given(trap, EXAMPLE, 0))
         stages = build(found, uniform_plan(found.ops, 4, Cluster.uniform(4)))
+        if said := _not_called(found):
+            return "silent", f"the generated code of the whole graph calls another function than {said}"
     except AutopipeError:
         if said := _changed(before, _state(model)):
             return "silent", f"a refused capture changed {said}"
@@ -90,6 +93,19 @@ def _verdict(trap: Trap) -> tuple[str, str]:
     except Exception as error:
         return "raw", f"call: {type(error).__name__}: {error}"
     return "right", f"{len(stages)} stages; {'; '.join(refused)}"
+
+
+def _not_called(found: Capture) -> str:
+    """A function of ours that a graph calls, where its code calls an equal one; empty without."""
+    for form in {id(f): f for forms in found.forms.values() for f in forms}.values():
+        known = form.graph.python_code("self").globals.values()
+        wanted = (n.target for n in form.graph.nodes if isinstance(n.target, Named))
+        for target in wanted:
+            is_function = type(target) is Named
+            alike = (k for k in known if type(k) is Named and is_function and k.function is target.function)
+            if not any(k is target for k in known) and not any(alike):
+                return target.shown
+    return ""
 
 
 def _built(trap: Trap) -> nn.Module:

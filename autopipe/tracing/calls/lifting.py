@@ -5,9 +5,10 @@ When a call must be lifted is left to ``recorder``.
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 from ..inputs.contents import is_filled, plainly
 from .named import Named, held_by
 
-__all__ = ["Closure", "Mapped", "Transform", "lift"]
+__all__ = ["Closure", "Mapped", "Transform", "bound", "lift"]
 
 Rebuild = Callable[[Sequence[Any]], Any]
 
@@ -28,6 +29,37 @@ def lift(func: Any, wanted: Callable[[Any], bool]) -> tuple[list[Any], Rebuild]:
     """
     found: list[Any] = []
     return found, _lift(func, wanted, found, frozenset())
+
+
+def bound(func: Any) -> types.FunctionType | None:
+    """A function around what the variables of its closure hold now, whatever a loop sets them to later.
+
+    None for what has no closure, or one that is not filled yet, and for code that sets those variables.
+
+    >>> made = [bound(lambda: n) for n in range(2)]
+    >>> [function() for function in made]
+    [0, 1]
+    """
+    if not isinstance(func, types.FunctionType) or not func.__closure__:
+        return None
+    if not all(map(is_filled, func.__closure__)) or _sets(func.__code__, func.__code__.co_freevars):
+        return None
+    new = types.FunctionType(
+        func.__code__,
+        func.__globals__,
+        func.__name__,
+        func.__defaults__,
+        tuple(types.CellType(c.cell_contents) for c in func.__closure__),
+    )
+    new.__kwdefaults__ = func.__kwdefaults__
+    return new
+
+
+def _sets(code: types.CodeType, names: Collection[str]) -> bool:
+    """Whether code, or code within it, sets one of these variables of the code around it."""
+    inside = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    stores = (i for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF"))
+    return any(i.argval in names for i in stores) or any(_sets(c, names) for c in inside)
 
 
 def _lift(value: Any, wanted: Callable[[Any], bool], found: list[Any], within: frozenset[int]) -> Rebuild:
@@ -105,12 +137,6 @@ class Closure(Named):
     def holds(self) -> Any:
         return plainly(self.function)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Closure) and self.holds == other.holds and self.n_lifted == other.n_lifted
-
-    def __hash__(self) -> int:
-        return hash((self.n_lifted, type(self)))
-
 
 class Transform(Named):
     """A transform of a function, such as ``vmap``: takes the function, then arguments.
@@ -131,13 +157,6 @@ class Transform(Named):
     def __call__(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return self.function(func, *self.how, *args, **kwargs)
 
-    def __eq__(self, other: object) -> bool:
-        is_alike = isinstance(other, Transform) and self.__name__ == other.__name__
-        return is_alike and self.how == other.how  # type: ignore[attr-defined]
-
-    def __hash__(self) -> int:
-        return hash((self.__name__, type(self)))
-
 
 class Mapped(Named):
     """A transform of a function around what was lifted from its closure: takes that, then arguments."""
@@ -154,10 +173,3 @@ class Mapped(Named):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self.rebuild(args[: self.n_lifted]), *args[self.n_lifted :], **kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        is_alike = isinstance(other, Mapped) and self.function == other.function
-        return is_alike and (self.n_lifted, self.holds) == (other.n_lifted, other.holds)  # type: ignore[attr-defined]
-
-    def __hash__(self) -> int:
-        return hash((self.n_lifted, type(self)))

@@ -199,14 +199,6 @@ class KeptFunction(Named):
                 double.check(module, was, training)
         return result
 
-    def __eq__(self, other: object) -> bool:
-        is_alike = isinstance(other, KeptFunction) and self.function == other.function
-        is_alike = is_alike and self.holds == other.holds  # type: ignore[attr-defined]
-        return is_alike and [d and d.held for d in self.doubles] == [d and d.held for d in other.doubles]  # type: ignore[attr-defined]
-
-    def __hash__(self) -> int:
-        return hash((self.function, len(self.doubles)))
-
 
 def _codes(values: Iterable[Any]) -> Iterator[types.CodeType]:
     """The code of functions and methods, however they are nested in partial ones."""

@@ -112,10 +112,6 @@ class Taken(Named):
         self.left: tuple[str, ...] | None = None
 
     @property
-    def _key(self) -> tuple[Any, ...]:
-        return self.shown, self.given
-
-    @property
     def hands_on(self) -> bool:
         """Whether the statement gives the module itself to other code."""
         return self.part.hands_on
@@ -136,12 +132,6 @@ class Taken(Named):
                 "does the same"
             )
         return left
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Taken) and self._key == other._key and self.left == other.left
-
-    def __hash__(self) -> int:
-        return hash(self._key)
 
 
 def _kind(value: Any) -> str:

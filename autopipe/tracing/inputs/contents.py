@@ -111,7 +111,7 @@ def is_filled(cell: types.CellType) -> bool:
 
 
 def plainly(value: Any, depth: int = _DEEPEST_CODE) -> Any:
-    """A value in a form that compares: its parts and theirs; of tensors and modules the class alone.
+    """A value in a form that compares: its parts and theirs; of tensors the class, of modules which it is.
 
     >>> def around(k):
     ...     return lambda x: x * k
@@ -120,7 +120,9 @@ def plainly(value: Any, depth: int = _DEEPEST_CODE) -> Any:
     """
     if isinstance(value, SIMPLE):
         return type(value), value
-    if isinstance(value, (torch.Tensor, nn.Module)) or depth == 0:
+    if isinstance(value, nn.Module):
+        return type(value), id(value)
+    if isinstance(value, torch.Tensor) or depth == 0:
         return type(value)
     held = parts(value)
     if held is None:

@@ -142,12 +142,6 @@ class ExpectSize(Named):
             "capture; capture again at this size"
         )
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ExpectSize) and self.guard is other.guard
-
-    def __hash__(self) -> int:
-        return hash(id(self.guard))
-
 
 def with_checks(recording: Recording, guards: Collection[int], taken: Collection[str]) -> Recording:
     """The recording with those of its guards whose ids are given checked in the graph, where they stand.

@@ -5,6 +5,7 @@ Running the model and noticing its calls is left to ``recorder``.
 
 from __future__ import annotations
 
+import cmath
 import dataclasses
 import operator
 import sys
@@ -287,7 +288,7 @@ class Ledger:
     def encode(self, value: Any) -> tuple[Any, Any]:
         """A value as a node argument, and as the plain value to run the call with."""
         cls = type(value)
-        if cls in _INLINE:
+        if cls in _INLINE and not (cls is complex and cmath.isinf(value)):  # which has no literal
             return value, value
         if isinstance(value, torch.Tensor):
             return self.materialise(self.find(value)), value
@@ -340,10 +341,12 @@ class Ledger:
         return self.add(call)
 
     def closure(self, function: Any) -> Call | None:
-        """A function around tensors and modules of the recording, made anew at each run; None for others."""
+        """A function around tensors, made anew at each run, or around other things; None for any other."""
         lifted, rebuild = self.lifted(function)
         if not lifted:
-            return None
+            if (as_now := lifting.bound(function)) is None:
+                return None
+            function, rebuild = as_now, lambda _: as_now
         call = Call("call_function", lifting.Closure(function, rebuild, len(lifted)))
         call.take(tuple(self.encode(v)[0] for v in lifted), {})
         call.hint, call.path, call.source = call.target.__name__, self.at.path, self.at.source()
