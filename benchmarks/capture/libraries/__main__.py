@@ -29,8 +29,10 @@ from benchmarks.capture.summary import environment
 from . import (  # noqa: F401
     agents,
     annotated,
+    attentions,
     further,
     images,
+    learners,
     matter,
     newer,
     restoring,
