@@ -5,13 +5,14 @@ Which layers of it a rank fills is left to ``relay``.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
-__all__ = ["Caches", "caches_class"]
+__all__ = ["Caches", "cache_name", "caches_class"]
 
 
 class Caches(Protocol):
@@ -27,6 +28,15 @@ class Caches(Protocol):
 
     def reorder(self, beam_idx: Tensor) -> None:
         """Reorder the rows of every microbatch."""
+
+
+@functools.cache
+def cache_name() -> str:
+    """What transformers calls a cache among a forward's arguments and outputs: ``cache`` from 5.24 on."""
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    named = {field.name for field in dataclasses.fields(BaseModelOutputWithPast)}
+    return "cache" if "cache" in named else "past_key_values"
 
 
 @functools.cache

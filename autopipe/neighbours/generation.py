@@ -25,7 +25,7 @@ from ..runtime import Runtime
 from ..runtime.data.outputs import share
 from ..runtime.engine import Engine
 from ..runtime.reduce.precision import autocast_context
-from .caches import Caches, caches_class
+from .caches import Caches, cache_name, caches_class
 from .chains import INSTEAD, Layout, lay_out, refuse
 from .relay import Forms, Relay, Wire, lent, swapped
 
@@ -33,7 +33,7 @@ __all__ = ["generate"]
 
 # fmt: off
 NOT_TAKEN = (
-    "assistant_model", "prompt_lookup_num_tokens", "custom_generate", "past_key_values",
+    "assistant_model", "prompt_lookup_num_tokens", "custom_generate", "past_key_values", "cache",
     "cache_implementation", "output_attentions", "output_hidden_states", "synced_gpus", "inputs_embeds",
     "guidance_scale",
 )
@@ -217,7 +217,7 @@ class _Call:
         if not isinstance(made, dict) or type(made) is dict:
             self._share(["done", None, made])
             return made
-        plain = dict(made) | {"past_key_values": None}
+        plain = dict(made) | {cache_name(): None}
         self._share(["done", type(made).__name__, plain])
         return type(made)(**plain)
 
@@ -238,7 +238,7 @@ class _Call:
         self._n_prompts = named["batch_size"] if "batch_size" in named else rest[1]
         self._caches = None
         if config.use_cache is not False:
-            self._caches = model_kwargs["past_key_values"] = caches_class()(self._layout.decoder.root)
+            self._caches = model_kwargs[cache_name()] = caches_class()(self._layout.decoder.root)
 
     def _encode(self, inputs: dict[str, Any]) -> Any:
         """The encoder's forward of the whole batch; its states come to this rank."""
@@ -257,7 +257,7 @@ class _Call:
 
     def _forward(self, inputs: dict[str, Any]) -> Any:
         """One forward of the whole batch: told to all, and this rank's part of it."""
-        caches = inputs.pop("past_key_values", None)
+        caches = inputs.pop(cache_name(), None)
         given = {k: v for k, v in inputs.items() if v is not None}
         states = None if self._encoder is None else self._states_of(given)
         name = "input_ids" if self._encoder is None else "decoder_input_ids"
@@ -276,7 +276,7 @@ class _Call:
         self._states = states
         outs = list(self._run(self._decoder, caches, given, rows))
         logits = torch.cat([out.logits for out in outs])
-        return type(outs[0])(logits=logits, past_key_values=caches)
+        return type(outs[0])(logits=logits, **{cache_name(): caches})
 
     def _states_of(self, given: dict[str, Any]) -> Tensor:
         """The encoder's states among a forward's inputs, or of these."""
@@ -361,7 +361,7 @@ class _Call:
             if states is not None:
                 piece["encoder_outputs"] = _encoded(states[start : start + size])
             if caches is not None:
-                piece["past_key_values"] = caches.each[m]
+                piece[cache_name()] = caches.each[m]
             with relay.standing_in():
                 made = relay.forward(**piece)
             yield made

@@ -23,6 +23,7 @@ from ..runtime import Runtime
 from ..torch_private import pytree
 from .acceleration import PipelineAccelerator
 from .adapters import has_adapters, save_adapters
+from .caches import cache_name
 from .losses import smoothed, takes_count
 from .taken import CHECKPOINTING, check
 from .together import meet
@@ -259,7 +260,7 @@ class PipelineTrainer(transformers.Trainer):
         labels: Any = tuple(inputs[n] for n in self.label_names) if has_labels else None
         if ignore_keys is None:
             config = getattr(self.model, "config", None)
-            ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
+            ignore_keys = getattr(config, "keys_to_ignore_at_inference", [cache_name()])
         loss = None
         given = self._routed(inputs) if has_labels else self._labelled(inputs)
         if has_labels:

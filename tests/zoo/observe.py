@@ -16,6 +16,7 @@ from torch import Tensor, nn
 __all__ = ["Observation", "beside", "difference", "fingerprint", "flat", "leaves", "observe", "seed"]
 
 CACHES = (
+    "cache",
     "past_key_values",
     "cache_params",
     "mems",
