@@ -311,11 +311,32 @@ def test_labels_of_other_sizes_count_as_in_the_form_for_them():
     assert abs(found - model(x, labels).item()) < 1e-12
 
 
-class Twice(Kinds):
+def test_microbatches_that_leave_out_other_labels_than_their_batch_are_refused():
+    torch.manual_seed(0)
+    model = Kinds().double()
+    x, kinds, labels = torch.randn(6, 8).double(), torch.tensor([1, 1, 1, 0, 0, 0]), torch.arange(6) % 4
+    made = make(model, (x[:4], kinds[2:], labels[:4]), {}, n_stages=2)
+    runtime = Runtime(*made, n_microbatches=2)
+    with pytest.raises(InputError, match=r"\(kinds == 1\).all\(\) of all rows at once"):
+        runtime.step(x, kinds, labels)
+    assert abs(runtime.step(x, kinds, labels, n_microbatches=1).loss - model(x, kinds, labels).item()) < 1e-12
+    assert runtime.step(x, kinds[:3].repeat(2), labels).loss
+    runtime = Runtime(*made, n_microbatches=2, mixed_rows="allow")
+    parts = [model(x[i : i + 3], kinds[i : i + 3], labels[i : i + 3]).item() for i in (0, 3)]
+    counted = [int((labels[:3] != 3).sum()), int((labels[3:] != 2).sum())]
+    wanted = sum(part * n for part, n in zip(parts, counted, strict=True)) / sum(counted)
+    assert abs(runtime.step(x, kinds, labels).loss - wanted) < 1e-12
+
+
+class Twice(nn.Module):
     """Averages once more where a batch is of one kind."""
 
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
     def forward(self, x, kinds, labels):
-        loss = super().forward(x, kinds, labels)
+        loss = F.cross_entropy(self.head(self.inner(x).relu()), labels)
         return loss + F.cross_entropy(self.head(x), labels) if (kinds == 5).all() else loss
 
 

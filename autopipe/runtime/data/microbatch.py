@@ -47,7 +47,7 @@ class Batch:
     given: ``whole`` as it was given, where it was given.
     packed: rows in each microbatch of every input that leads with several for each of the batch.
     forms: the form of the model that each microbatch asks for by its values, and at last that of the whole
-        batch; none where there is but one.
+        batch where that matters; none where there is but one.
     of_all: the form that as many rows as all microbatches have ask for, where one of theirs is not for so
         many, or that of the first of them where none can be had; else None.
     is_new: whether no step has run some of these forms yet.
@@ -334,7 +334,7 @@ def with_forms(
     if not capture.has_questions and capture.is_met(batch.whole):
         return batch
     microbatches = [{n: c[m] for n, c in batch.leaves.items()} for m in range(batch.n_microbatches)]
-    whole = [batch.whole] if capture.ops.tail else []
+    whole = [batch.whole] if capture.ops.tail or capture.variation.mixing.by_answer else []
     form_of = form_of or capture.form_of
     forms = tuple(map(form_of, [*microbatches, *whole]))
     of_all = None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...stages import Stage, relative_error, run_values
+from ...tracing.calls.labels import label_options
 from ...tracing.rows.tail import join, row_axes
 from .microbatch import Batch, Splitter, with_forms
 from .outputs import Outputs
@@ -57,6 +58,8 @@ class MixedRows:
         if batch.of_all is not None and not always:
             asked = {*batch.forms, batch.of_all}
             always = next(filter(None, (forms[n].variation.mixing.by_count for n in sorted(asked))), "")
+        if not always and self._counts_otherwise(batch):
+            always = self._capture.variation.mixing.by_answer
         if not self._model.training:
             training = ""
         name = type(self._model).__name__
@@ -83,6 +86,20 @@ class MixedRows:
         if found.by_call and self._model.training and not self._warned:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_by_call)
+
+    def _counts_otherwise(self, batch: Batch) -> bool:
+        """Whether a microbatch's losses leave out other labels than the batch's do."""
+        if not self._capture.variation.mixing.by_answer or not batch.forms:
+            return False
+        *each, whole = map(self._left_out, batch.forms)
+        return bool(whole) and any(found and found != whole for found in each)
+
+    def _left_out(self, number: int) -> set[Any]:
+        """The labels that a form's losses leave out, but for those that get the whole batch."""
+        nodes = self._capture.forms[self._model.training][number].graph.nodes
+        tail = self._capture.ops.tail if self._is_whole else ()
+        found = [label_options(self._model, node) for node in nodes if node.name not in tail]
+        return {options["ignore_index"] for options in found if options is not None}
 
 
 @torch.enable_grad()

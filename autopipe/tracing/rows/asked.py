@@ -20,7 +20,7 @@ from .by_count import asked_how_many
 from .mixing import mixing
 from .tail import find_tail
 from .tally import by_call
-from .truths import asked_of_all_rows
+from .truths import asked_of_all_rows, labels_by_answer
 
 __all__ = ["Chosen", "with_answers", "with_rows", "with_rows_of_the_example", "without_rows"]
 
@@ -83,12 +83,17 @@ def with_answers(
     tail: Collection[str],
     training: bool,
 ) -> Variation:
-    """The variation with a mixing where rows are others once each answers what is asked of all, in a mode."""
+    """The variation with a mixing where rows are others once each answers what is asked of all, in a mode.
+
+    Where only the labels that count are others, it is one to look at with each batch.
+    """
     start = functools.partial(session.start, training)
     told = (given, variation.dims, variation.shapes, session.device, start)
     found = asked_of_all_rows(session.model, forms, chosen, *told, tail)
     if not found:
-        return variation
+        counted = labels_by_answer(session.model, forms, tail)
+        mixed = dataclasses.replace(variation.mixing, by_answer=counted)
+        return dataclasses.replace(variation, mixing=mixed) if counted else variation
     mixed = dataclasses.replace(variation.mixing, always=found)
     return dataclasses.replace(
         variation, mixing=mixed, tail=Tail(obstacle="each microbatch answers for itself")

@@ -25,7 +25,7 @@ from ..sizes.witness import witnesses
 from ..state.state import generators, seed
 from .results import ROUNDED, axes, differ, is_number
 
-__all__ = ["asked_of_all_rows"]
+__all__ = ["asked_of_all_rows", "labels_by_answer"]
 
 _logger = logging.getLogger("autopipe")
 _Batch = Mapping[str, Tensor]
@@ -52,11 +52,6 @@ def asked_of_all_rows(
     dim = batch_dim(dims)
     if dim is None or dim.packed or device.type == "meta" or len(forms) < 2:
         return ""
-    first_out = _left_out(model, forms[0], tail)
-    for form in forms[1:]:
-        found = _left_out(model, form, tail)
-        if first_out and found and first_out.isdisjoint(found):
-            return _said({"ab": form, "aa": forms[0], "bb": forms[0]})
     leaves = [c if isinstance(c, Call) and c.name not in tail else None for c in forms[0].calls[-1].args[0]]
     given_tail = _given_to(forms[0], tail)
     noisy: set[int | None] = set()
@@ -105,8 +100,21 @@ def asked_of_all_rows(
     return ""
 
 
+def labels_by_answer(model: nn.Module, forms: Sequence[Recording], tail: Collection[str]) -> str:
+    """In words, what is asked of all rows and tells which labels the losses ahead of a ``tail`` leave out.
+
+    Rows that answer it as their batch does count the labels that the batch counts; others do not. Nothing is
+    made of a form without such a loss: one for rows none of whose labels count may have none.
+    """
+    counting = [form for form in forms if _left_out(model, form, tail)]
+    for form in counting[1:]:
+        if _left_out(model, form, tail) != _left_out(model, counting[0], tail):
+            return _said({"ab": form, "aa": counting[0], "bb": counting[0]})
+    return ""
+
+
 def _left_out(model: nn.Module, form: Recording, tail: Collection[str]) -> set[int]:
-    """The labels that a form's losses ahead of a ``tail`` leave out; others count where each row answers."""
+    """The labels that a form's losses ahead of a ``tail`` leave out."""
     found = [label_options(model, call) for call in form.calls if call.name not in tail]
     return {o["ignore_index"] for o in found if o is not None and isinstance(o["ignore_index"], int)}
 

@@ -33,7 +33,8 @@ class Mixing:
     that was looked at: means are then even ones, or over labels. ``by_call`` are buffers and attributes that
     a training forward leaves otherwise when it is called on the rows in two batches, where nothing else is
     to be said of them. ``by_count`` is what asks for the number of rows, and makes of them something else
-    than where it comes out otherwise.
+    than where it comes out otherwise. ``by_answer`` is what is asked of all rows and tells which labels a
+    loss leaves out: microbatches that answer otherwise than their batch count other labels.
     """
 
     always: str = ""
@@ -43,6 +44,7 @@ class Mixing:
     points: bool = False
     by_call: tuple[str, ...] = ()
     by_count: str = ""
+    by_answer: str = ""
     elsewhere: bool = False
 
     @property
