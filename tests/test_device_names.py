@@ -20,7 +20,7 @@ MAKERS_OWN = {
     "runtime/given.py": "modules' method of that name, which a runtime does not have",
     "runtime/wire/group.py": "a switch of torch's backends, which has it in its name",
     "tracing/calls/regions.py": "switches of attention's kernels, which have it in their name",
-    "tracing/patches/asking.py": "the switches of torch.backends.cuda, which code may ask for",
+    "tracing/patches/queries.py": "the switches of torch.backends.cuda, which code may ask for",
     "cli/options.py": "examples of torch devices",
     "cli/planning.py": "names of torch devices",
 }

@@ -116,6 +116,23 @@ def test_no_import_cycles_within_rooms():
     assert not list(nx.simple_cycles(graph))
 
 
+def test_modules_named_in_docstrings_exist():
+    """A module says what it leaves to others: ``left to ``name```` leads somewhere after any renaming."""
+    places = [p.relative_to(ROOT).with_suffix("").parts for p in FILES]
+    known = {".".join(parts[i:]) for parts in [*places, *(p[:-1] for p in places)] for i in range(len(parts))}
+    lost = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in FILES
+        for clause in re.findall(
+            r"left to ((?:[^.;:]|\.(?=\w))*)",
+            " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split()),
+        )
+        for name in re.findall(r"``([a-z_][\w.]*)``", clause)
+        if name not in known
+    ]
+    assert lost == []
+
+
 def test_import_is_light():
     code = "import sys, autopipe; print([m for m in ('torch', 'sympy', 'networkx') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

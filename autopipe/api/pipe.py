@@ -156,7 +156,7 @@ class Pipe(nn.Module, metaclass=_Short):
                 "...), which takes the Trainer's own arguments, in one process or many"
             )
         values, form = self._meet(args, kwargs)
-        self.graph.standing.begin()
+        self.graph.assumptions.begin()
         return self.graph.answer(run_values(self.stages, values, form), args, kwargs)
 
     def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
@@ -196,7 +196,7 @@ class Pipe(nn.Module, metaclass=_Short):
         """``model.load_state_dict()``; with ``assign`` the stages take over the new tensors."""
         result = self.model.load_state_dict(state_dict, strict, assign)
         if assign:
-            self.graph.standing.accept()
+            self.graph.assumptions.accept()
             object.__setattr__(self, "stages", build(self.graph, self.plan))
         return result
 

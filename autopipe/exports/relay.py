@@ -126,7 +126,7 @@ class Relay(nn.Module):
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         values, form = self._capture.bound(args, kwargs)
-        self._capture.standing.begin()
+        self._capture.assumptions.begin()
         return {**values, FORM: form}
 
     def _unpacked(self, args: Sequence[Tensor]) -> dict[str, Any]:

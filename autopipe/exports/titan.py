@@ -154,7 +154,7 @@ def _part(capture: Any, stage: Stage) -> nn.Module:
             made = name != "_anchor" and model.get_submodule(owner)._buffers[leaf]
             if isinstance(made, torch.Tensor):
                 stage.get_submodule(owner)._buffers[leaf] = made.to(stage._device)
-        capture.standing.accept()
+        capture.assumptions.accept()
 
     stage.init_weights = init_weights  # type: ignore[assignment]
     return stage

@@ -154,7 +154,7 @@ _COMPILED = ("seconds are those of compiled leaf modules; bytes and FLOPs those 
 
 def _bind(capture: Capture) -> None:
     """Bind the example's arguments, whatever has changed about the model since."""
-    capture.standing.changed()
+    capture.assumptions.changed()
     capture.form_of(capture.inputs.bind(capture.model, *capture.arguments(*capture.example)))
 
 

@@ -253,7 +253,7 @@ class Engine:
 
     def wrap(self, wrapper: Callable[[Stage], nn.Module | None]) -> None:
         """Put every stage's worker behind what ``wrapper`` makes of it; ties follow replaced parameters."""
-        is_as_captured = not self.capture.standing.changed()
+        is_as_captured = not self.capture.assumptions.changed()
         replaced = wrap_all(self.workers, wrapper, self.rank)
         if self.peers is not None:
             check_replicas(self.workers, self.ranks)
@@ -269,7 +269,7 @@ class Engine:
         if self.ties is not None:
             self.ties.replace(replaced)
         if is_as_captured:
-            self.capture.standing.accept()  # shards and wrapped layers are the runtime's own doing
+            self.capture.assumptions.accept()  # shards and wrapped layers are the runtime's own doing
 
     def part_with_weights(self) -> None:
         """From now on the weights of other ranks' stages are theirs alone: reading them here raises."""
@@ -376,7 +376,7 @@ class Engine:
                     raise
                 with self.shapes():
                     values = self.capture.values(args, kwargs)
-        self.capture.standing.begin()
+        self.capture.assumptions.begin()
         return values
 
     @contextlib.contextmanager

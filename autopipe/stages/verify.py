@@ -56,7 +56,7 @@ class Parity:
 def run_stages(capture: Capture, stages: Sequence[Stage], args: Any, kwargs: Any) -> tuple[Any, ...]:
     """All stages in turn in this process, on inputs of any kind; the model's flat output leaves."""
     values, form = capture.meet(args, kwargs)
-    capture.standing.begin()
+    capture.assumptions.begin()
     return run_values(renewed(capture, tuple(stages)), values, form)
 
 
@@ -105,7 +105,7 @@ def verify(
     with torch.inference_mode(False), torch.enable_grad():
         with undisturbed(model), switched_off(model):
             expected = _expected(model, _own(args, kwargs), seed)
-        with undisturbed(model), capture.standing.aside():
+        with undisturbed(model), capture.assumptions.aside():
             got = _observe(model, ours, _own(args, kwargs), seed)
         return _compare(expected, got, rtol, lambda: _first_difference(capture, args, kwargs, seed))
 

@@ -23,7 +23,7 @@ referee    recordings held against the model on other data, in both modes, with 
 
 from .capture import capture
 from .captured import Capture
-from .state.given import device_of
+from .state.example_data import device_of
 from .state.state import preserved
 
 __all__ = ["Capture", "capture", "device_of", "preserved"]

@@ -19,29 +19,29 @@ from torch.nn.parameter import is_lazy
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
 from .captured import Capture
-from .code.keeping import tell_left
+from .code.leaf_state import tell_left
 from .code.leaves import Policy
 from .graphs import opgraph
-from .held import held_against_the_model, held_from_elsewhere
 from .inputs.arguments import Inputs, arguments
 from .inputs.caches import switched_off, without_cache
 from .inputs.examples import infer
 from .inputs.structure import flatten, unflatten
-from .inputs.written import check_written, given_twice, said_of
-from .later import Later
+from .inputs.writes import check_written, given_twice, said_of
+from .new_forms import NewForms
 from .notes import notes_on
+from .runs.assumptions import assumptions_of
 from .runs.session import Session
-from .runs.standing import standing_of
 from .sizes import dims
 from .sizes.explore import confirm
-from .sizes.few import are_free, few_pixels, few_rows, few_tokens
 from .sizes.harmless import uneven_sizes
+from .sizes.smaller_examples import are_free, few_pixels, few_rows, few_tokens
 from .sizes.variation import Variation
-from .state.answers import check_answers
+from .state.example_data import check_values, device_of, fresh
 from .state.garbage import seldom_searched
-from .state.given import check_values, device_of, fresh
-from .state.onlookers import unseen
+from .state.global_hooks import unseen
 from .state.state import preserved
+from .state.tensor_classes import check_answers
+from .validation import validated_forms, with_more_sizes_free
 
 __all__ = ["capture"]
 
@@ -206,8 +206,8 @@ def _captured(
         session = Session(model, args, kwargs, policy, snapshot, sizes_vary=bool(dynamic))
         args, kwargs = session.args, session.kwargs
         inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
-        made = held_against_the_model(session, inputs, tensors, dynamic, known, below)
-        session, made = held_from_elsewhere(session, made, is_open)
+        made = validated_forms(session, inputs, tensors, dynamic, known, below)
+        session, made = with_more_sizes_free(session, made, is_open)
         inputs = dataclasses.replace(inputs, is_apart=session.runs.is_apart)
         if confirm_at is not None:
             if session.refused is not None:
@@ -238,12 +238,14 @@ def _captured(
         device=session.device,
         policy=session.policy,
         variation=made.variation,
-        standing=standing_of(model, made.forms, made.constants, made.dtypes, made.flags, snapshot.reached),
+        assumptions=assumptions_of(
+            model, made.forms, made.constants, made.dtypes, made.flags, snapshot.reached
+        ),
         again=_again,
         dynamic=dynamic,
         forms=graphs,
         questions=made.questions,
         notes=(*session.notes, *notes_on(made)),
         left=made.forms[True][0].left,
-        later=Later(session, made),
+        new_forms=NewForms(session, made),
     )

@@ -19,18 +19,18 @@ from .calls.call import Call
 from .calls.named import held_by
 from .calls.perform import run_call
 from .code.leaves import Policy
+from .forms import Form
 from .graphs import emit, modes
 from .graphs.questions import Question, choose
 from .inputs.arguments import Inputs
 from .inputs.contents import are_equal_tensors, plainly
 from .inputs.structure import Spec, unflatten
-from .inputs.written import Written, write_back
-from .later import Later
-from .making import Form
-from .runs.bysize import follow_sizes, sizes_of
-from .runs.standing import Standing
+from .inputs.writes import Written, write_back
+from .new_forms import NewForms
+from .runs.assumptions import Assumptions
+from .runs.size_attributes import follow_sizes, sizes_of
 from .sizes.variation import Variation
-from .state.given import all_on
+from .state.example_data import all_on
 from .state.readers import Change, Kind
 
 __all__ = ["Capture"]
@@ -59,8 +59,8 @@ class Capture:
     notes: what a user should know of how the model was recorded.
     left: attributes in which the model's own code leaves what it computes with gradients; stages do not.
     at: sizes that it was recorded at, where they are not the example's for a reason.
-    later: what records forms for inputs of later calls that none is for; None in a copy.
-    standing: the state that the model's own code may have read; a change that matters is refused.
+    new_forms: what records forms for inputs of later calls that none covers; None in a copy.
+    assumptions: the state that the model's own code may have read; a change that matters is refused.
     again: records the model once more on the example, by a policy; which sizes may vary is not asked again.
     """
 
@@ -74,7 +74,7 @@ class Capture:
     device: torch.device
     policy: Policy
     variation: Variation
-    standing: Standing
+    assumptions: Assumptions
     again: Callable[[Capture, Policy], Capture] = dataclasses.field(repr=False)
     dynamic: Any = "auto"
     forms: dict[bool, tuple[Form, ...]] = dataclasses.field(default_factory=dict)
@@ -82,7 +82,7 @@ class Capture:
     notes: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     at: Mapping[Dim, int] = dataclasses.field(default_factory=dict)
-    later: Later | None = dataclasses.field(default=None, repr=False)
+    new_forms: NewForms | None = dataclasses.field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy has forms, no recordings to add to, and makes its modules anew
@@ -132,7 +132,7 @@ class Capture:
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What :meth:`bind` gives, also where no form is for it: there may be some for its rows."""
         args, kwargs = self.arguments(args, kwargs)
-        if self.device.type != "meta" and (changed := self.standing.changed()):
+        if self.device.type != "meta" and (changed := self.assumptions.changed()):
             self._hold_changed(changed, args, kwargs)
         return self.inputs.bind(self.model, args, kwargs)
 
@@ -162,17 +162,17 @@ class Capture:
         try:
             return self.form_of(values)
         except InputError as refusal:
-            if self.later is None:
+            if self.new_forms is None:
                 raise
             try:
-                found = self.later.record(self.inputs, values)
+                found = self.new_forms.record(self.inputs, values)
             except AutopipeError as error:
                 raise InputError(f"{refusal}. It was tried to record it now: {error}") from error
         for flag, form in found.items():
             self.forms[flag] = (*self.forms[flag], form)
-        made = self.later.made
+        made = self.new_forms.made
         self.constants.update(made.constants)
-        self.standing.asks_too(made.dtypes, made.flags)
+        self.assumptions.asks_too(made.dtypes, made.flags)
         vars(self).pop("_others", None)
         return self.form_of(values)
 
@@ -228,16 +228,16 @@ class Capture:
 
         Nor are attributes that follow from the sizes of a call's inputs alone.
         """
-        if attributes := self.standing.changed_attributes(len(changed)):
+        if attributes := self.assumptions.changed_attributes(len(changed)):
             at = self.model.training, sizes_of(args, kwargs)
-            if self.standing.is_known_at(at):
+            if self.assumptions.is_known_at(at):
                 return
             with all_on(self.device, self.model):
                 is_by_size = follow_sizes(self.model, attributes, args, kwargs)
             if is_by_size:
-                self.standing.tolerate_at(at)
+                self.assumptions.tolerate_at(at)
                 return
-        if self.standing.n_in_a_row >= _MOST_IN_A_ROW:
+        if self.assumptions.n_in_a_row >= _MOST_IN_A_ROW:
             shown = ", ".join(map(str, changed))
             raise InputError(
                 f"{self.inputs.model}: {shown} changes before every call, and the model was recorded again "
@@ -273,7 +273,7 @@ class Capture:
                 f"{self.inputs.model}: {shown} changed after the capture, and the model's own code acts on "
                 f"it; capture again {remedy}"
             )
-        self.standing.tolerate(in_both_modes=in_both_modes)
+        self.assumptions.tolerate(in_both_modes=in_both_modes)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call's arguments as the captured model gets them: a transformers model without its cache."""
@@ -323,7 +323,7 @@ class Capture:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the captured graph as the model would run."""
         values, number = self.meet(args, kwargs)
-        self.standing.begin()
+        self.assumptions.begin()
         training = self.model.training
         module = self._others[training, number] if number else self.modules[training]
         module.training = training

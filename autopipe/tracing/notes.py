@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .inputs.written import names_written
-from .making import Made
+from .forms import CaptureForms
+from .inputs.writes import names_written
 
 __all__ = ["notes_on"]
 
 
-def notes_on(made: Made) -> Iterator[str]:
+def notes_on(made: CaptureForms) -> Iterator[str]:
     """Of what a call does beside what it returns, all that a step does otherwise."""
     if by_call := made.variation.mixing.said_by_call:
         yield by_call

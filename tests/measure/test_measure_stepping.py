@@ -50,14 +50,14 @@ def test_peers_step_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_steps_beginning_is_priced_once(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     capture = captured(Stack(2), torch.randn(4, 16))
-    changed = type(capture.standing).changed
+    changed = type(capture.assumptions).changed
     looked = []
 
-    def slowly(standing):
+    def slowly(assumptions):
         looked.append(time.sleep(5e-3))
-        return changed(standing)
+        return changed(assumptions)
 
-    monkeypatch.setattr(type(capture.standing), "changed", slowly)
+    monkeypatch.setattr(type(capture.assumptions), "changed", slowly)
     assert beginning_s(lambda: time.sleep(2e-3)) >= 2e-3
     table = profile(capture, store=Store(tmp_path), **QUICK)
     assert table.start_s >= 5e-3

@@ -11,10 +11,10 @@ from autopipe.errors import InputError
 from autopipe.graph import batch_dim
 from autopipe.runtime import mixing
 from autopipe.tracing import capture
+from autopipe.tracing.rows import batch_questions
 from autopipe.tracing.rows import mixing as rows
-from autopipe.tracing.rows import truths
-from autopipe.tracing.rows.contrary import unlike
-from autopipe.tracing.rows.truths import _pairs
+from autopipe.tracing.rows.batch_questions import _pairs
+from autopipe.tracing.rows.varied_data import unlike
 from autopipe.tracing.sizes.rerun import replay
 from autopipe.tracing.sizes.variation import Mixing
 
@@ -760,7 +760,7 @@ def test_the_row_that_all_pairs_have_runs_once(monkeypatch):
         runs.append(given[2]["mask"])
         return replay(*given, look=look)
 
-    monkeypatch.setattr(truths, "replay", noted)
+    monkeypatch.setattr(batch_questions, "replay", noted)
     captured_mixing(MasksWhereAny(), torch.randn(6, 4), torch.ones(6, 4, dtype=torch.bool))
     assert sum(bool(mask.all()) for mask in runs) == 1
     assert len(runs) > 3

@@ -144,5 +144,5 @@ def test_a_model_that_holds_an_iterator_is_as_it_was_captured() -> None:
     model = Numbered()
     pipe = autopipe.split(model, 2, (torch.randn(4, D),), n_microbatches=2, costs="estimated")
     pipe.verify()
-    assert not pipe.graph.standing.changed()
+    assert not pipe.graph.assumptions.changed()
     assert next(model.numbers) == 1

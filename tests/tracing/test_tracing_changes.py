@@ -14,7 +14,7 @@ from autopipe import split
 from autopipe.errors import CaptureError, InputError
 from autopipe.tracing import capture
 from autopipe.tracing.record.identity import compares
-from autopipe.tracing.state import onlookers
+from autopipe.tracing.state import global_hooks
 
 
 class Layers(nn.Module):
@@ -107,7 +107,7 @@ def test_hooks_on_all_modules_that_may_act_are_refused(hook: Any) -> None:
 
 def test_hooks_on_all_modules_that_only_look_see_stages_and_no_recording(caplog: Any) -> None:
     model, x, seen = Layers(), torch.randn(2, 3, 4), []
-    onlookers._say_once.cache_clear()
+    global_hooks._say_once.cache_clear()
 
     def look(module: nn.Module, args: Any, result: Any) -> None:
         if isinstance(module, nn.Module):

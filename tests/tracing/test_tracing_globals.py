@@ -59,7 +59,7 @@ def test_what_a_training_script_gathers_is_none_of_the_models(pipe):
     history[3] = 0.5
     n_steps += 1
     try:
-        assert pipe.graph.standing.changed() == []
+        assert pipe.graph.assumptions.changed() == []
     finally:
         losses.clear()
         history.clear()

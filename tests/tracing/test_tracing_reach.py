@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from autopipe.tracing import capture, preserved
-from autopipe.tracing.state.codes import is_foreign
+from autopipe.tracing.state.global_names import is_foreign
 
 
 class Helper:

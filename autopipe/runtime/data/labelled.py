@@ -20,7 +20,7 @@ from .microbatch import Batch
 
 if TYPE_CHECKING:
     from ...tracing import Capture
-    from ...tracing.making import Form
+    from ...tracing.forms import Form
     from ...tracing.sizes.variation import Variation
 
 __all__ = ["LabelLoss", "Losses", "find_losses"]

@@ -1,7 +1,7 @@
 """Attributes of leaves that the code around them reads, as in ``F.dropout(x, self.drop.p)``, noted.
 
 Descriptors tell, which stand meanwhile on the leaves' classes for the names that open code has in it. Holding
-the answers against later ones is left to ``standing``.
+the answers against later ones is left to ``assumptions``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from ...torch_private import CALL_HOOK
-from ..state.codes import codes_in, names_in
-from .keeping import codes_of, read_by
+from ..state.global_names import codes_in, names_in
+from .leaf_state import codes_of, read_by
 from .leaves import is_compiled
 
 __all__ = ["Names", "Note", "names_of_open", "noted", "spells_mode"]

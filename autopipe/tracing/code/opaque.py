@@ -1,8 +1,8 @@
 """Functions of a model's code that must stay whole: they draw from numpy or ``random``, or read data.
 
-Such a function, or such a method of a module that would be a pity to keep whole itself, becomes one call in
-the recording, as a leaf module does. Recording the call is left to ``kept``, what it takes to ``standins``;
-noticing that a function needs it, to whoever raises :class:`~.restart.KeepFunction`.
+Such a function, or such a method of a module that had better be opened itself, becomes one call in the
+recording, as a leaf module does. Recording the call is left to ``opaque_calls``, what it takes to
+``standins``; noticing that a function needs it, to whoever raises :class:`~.restart.KeepFunction`.
 """
 
 from __future__ import annotations

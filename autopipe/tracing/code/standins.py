@@ -1,6 +1,7 @@
 """Calls of code that stays whole, in which modules that are open have stand-ins: with only what code names.
 
-So the code takes what it uses of a module that is cut, and no more. Recording its calls is left to ``kept``.
+So the code takes what it uses of a module that is cut, and no more. Recording its calls is left to
+``opaque_calls``.
 """
 
 from __future__ import annotations

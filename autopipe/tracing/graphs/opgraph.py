@@ -19,7 +19,7 @@ from ..calls.call import Call, Depends, Recording, calls_in
 from ..calls.functions import storages, tensors
 from ..calls.kinds import Kind, describe, dtype_name
 from ..calls.lifting import Closure
-from ..calls.moded import in_modes
+from ..calls.module_modes import in_modes
 from ..calls.named import Told, qualified_name
 
 __all__ = ["build", "parameter_specs"]

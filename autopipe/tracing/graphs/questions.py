@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...errors import InputError
-from ..calls import wording
+from ..calls import describe
 from ..calls.call import Branch, Call, Recording, map_calls
 from ..calls.perform import Run, ask, is_size_of_made
 
@@ -76,7 +76,7 @@ def choose(question: Question | int, run: Run) -> int:
         if _hashable(answer) not in question.answers:
             read = question.branch.read
             met = " or ".join(map(str, question.answers))
-            what = read.hint if question.branch.of_setting else f"{wording.shown(read.args)} of its inputs"
+            what = read.hint if question.branch.of_setting else f"{describe.shown(read.args)} of its inputs"
             raise InputError(
                 f"{question.branch.source}: the model reads {what}, which "
                 f"comes out {answer} here and was {met} when captured; what it does then has not been "

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..code.position import Position
 from ..inputs.structure import flatten
-from ..state.spaces import Spaces
+from ..state.namespaces import Spaces
 from ..values.tracked import TrackedFloat, TrackedInt
 
 __all__ = ["Memos"]

@@ -23,11 +23,11 @@ from torch.utils.checkpoint import CheckpointFunction
 from ...torch_private import APPLY_IS_C, BACKWARD, CHECKPOINT, CUSTOM_FUNCTION, DYNAMO, grad_mode
 from ..calls.named import CustomFunction, Named
 from ..record.contexts import ENTERED
-from ..record.kept import is_copying
-from ..state.spaces import Spaces
+from ..record.opaque_calls import is_copying
+from ..state.namespaces import Spaces
 from ..values.tracked import TrackedFloat, TrackedInt, call, counted, pin
-from .asking import ASKED, Maker
 from .importing import imported_outside
+from .queries import ASKED, Maker
 from .route import INHERITED, Patch, Route
 from .seeding import SEEDING
 from .transforms import TRANSFORMS

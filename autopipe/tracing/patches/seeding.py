@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .asking import Maker
+from .queries import Maker
 from .route import Route
 
 __all__ = ["SEEDING"]

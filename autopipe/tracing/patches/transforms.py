@@ -1,6 +1,6 @@
 """Functions that take functions: ``torch.func``'s transforms, branches and loops, as a recording has them.
 
-What lies in the closures of what they take is found by ``kept``.
+What lies in the closures of what they take is found by ``opaque_calls``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...torch_private import CONTROL, GRAD, GRAD_AND_VALUE, JVP, LINEARIZE, LOOPS, VJP, VMAP
-from .asking import Maker
+from .queries import Maker
 from .route import Route
 
 __all__ = ["TRANSFORMS"]

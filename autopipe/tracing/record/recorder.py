@@ -1,7 +1,7 @@
 """Runs a model once and records it: leaf modules whole, every other torch call one by one.
 
 What each value is to the recording is left to ``ledger``, what Python asks of values to ``reads``, code that
-stays whole to ``kept``, which modules are leaves to ``leaves``.
+stays whole to ``opaque_calls``, which modules are leaves to ``leaves``.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from ...errors import CaptureError
 from ...torch_private import function_modes, pop_function_mode, push_function_mode
 from ..calls import functions
 from ..calls.call import UNSAFE, Call, Depends, Recording, calls_in, meta
-from ..calls.moded import in_modes
+from ..calls.module_modes import in_modes
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
-from ..code.keeping import Keeping, left
+from ..code.leaf_state import Keeping, left
 from ..code.leaves import calls_otherwise, is_compiled
 from ..code.position import Depth, Position
 from ..code.restart import CloseModule, KeepMode
 from ..inputs.structure import flatten, hides_tensors, marks
-from ..inputs.written import called
+from ..inputs.writes import called
 from ..values.branches import Branches
 from ..values.ledger import Ledger
 from ..values.origin import Unseen
 from ..values.reads import Reads
 from ..values.tracked import plain
-from . import filling, splitting
+from . import dict_arguments, split_guards
 from .contexts import Contexts
 from .draws import Draws, Streams
-from .handed import HandedOut
-from .kept import Kept
-from .switched import Switched
+from .exported_memory import HandedOut
+from .mode_switches import Switched
+from .opaque_calls import Kept
 
 __all__ = ["Recorder"]
 
@@ -262,7 +262,7 @@ class Recorder(TorchFunctionMode):
             return gave[0]
 
         call.stream = self.streams.of_module(path, inside)
-        given = filling.dicts(args, kwargs, actual, first=2 if path in self.moded else 0)
+        given = dict_arguments.dicts(args, kwargs, actual, first=2 if path in self.moded else 0)
         twins = None if compiled else self.twins
         key = copied = None
         if twins is not None:
@@ -277,11 +277,11 @@ class Recorder(TorchFunctionMode):
                 "which is lost where a stage hands it on; return it beside"
             )
         call.keeps = self.keeping.after(path, inside, before)
-        filling.refilled(self.ledger, call, given)
+        dict_arguments.refilled(self.ledger, call, given)
         call.mutated = self.changed(buffers, module, path)
         if twins is not None and key is not None and copied is None:
             twins.keep(key, call, result, actual)
-        return filling.handed_back(gave[0], result, given) if gave and given else result
+        return dict_arguments.handed_back(gave[0], result, given) if gave and given else result
 
     def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:
         """The buffers of ``module`` that are not as they were."""
@@ -353,7 +353,7 @@ class Recorder(TorchFunctionMode):
             return self.reads.read(call, name, func, actual)
         if name == "unbind":  # what iterating over a tensor comes down to
             self.ledger.iterated(call, len(actual[0][0]))
-        splitting.hold(self.ledger, name, args, kwargs)
+        split_guards.hold(self.ledger, name, args, kwargs)
         if functions.takes_numpy(actual) and not self.ledger.knows_arrays(actual):
             return self.outside_numbers(func, actual)
         self.reads.tried(call, name, actual[0])

@@ -22,7 +22,7 @@ from ..code.leaves import uncompiled
 from ..inputs.arguments import Inputs
 from ..inputs.contents import are_told_alike
 from ..inputs.structure import Spec, flatten
-from ..inputs.written import called
+from ..inputs.writes import called
 from ..sizes import dims as sizing
 from ..sizes.rerun import replay
 from ..sizes.variation import Variation

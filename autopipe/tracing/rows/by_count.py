@@ -1,4 +1,4 @@
-"""Whether a row comes out otherwise where a model asks how many rows there are, and goes another way.
+"""Whether a row differs where a model asks how many rows there are, and goes by it.
 
 A microbatch has fewer rows than its batch, and answers for itself. Whether the rows of one form mix is left
 to ``mixing``.

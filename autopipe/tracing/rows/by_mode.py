@@ -1,4 +1,4 @@
-"""Whether what stays whole does in training what it does not in evaluation, its dropout apart.
+"""Whether code that stays whole does something in training that it does not in evaluation, dropout apart.
 
 Code that a recording does not show may go by the mode, and mix rows in training alone. Whether it does is
 left to ``mixing``.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..calls.call import Call, Recording
 from ..calls.functions import tensors
 from ..calls.named import Named
-from ..state.given import close_to
+from ..state.example_data import close_to
 from .noise import EvenNoise
 from .results import Rows
 

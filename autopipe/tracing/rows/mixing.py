@@ -22,18 +22,18 @@ from torch import Tensor, nn
 from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
+from ..calls.describe import said
 from ..calls.functions import tensors
 from ..calls.labels import can_be_counted, label_options
-from ..calls.wording import said
 from ..sizes.rerun import replay
 from ..sizes.variation import Mixing
 from ..state.state import seed
 from .by_mode import is_other_in_training
-from .contrary import of_other_signs, told_otherwise, unlike
-from .deciding import Change, Reading, alike, reading, scales
+from .data_dependent import Change, Reading, alike, reading, scales
 from .noise import OwnNoise
 from .pieces import fault_in_pieces
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, Results, Rows, axes, differ, is_close
+from .varied_data import of_other_signs, told_otherwise, unlike
 
 __all__ = ["mixing", "rows_of"]
 

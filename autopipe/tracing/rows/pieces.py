@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ...graph import Dim
 from ..calls.call import Call, Recording
+from ..calls.describe import said
 from ..calls.functions import tensors
-from ..calls.wording import said
 from ..sizes.rerun import replay
 from ..sizes.trials import first_line
 

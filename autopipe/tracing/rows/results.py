@@ -15,9 +15,9 @@ from torch import Tensor, dtype, float32, float64
 from ...graph import Dim
 from ...units import Size
 from ..calls.call import Call, Depends, Recording
+from ..calls.describe import said
 from ..calls.functions import tensors
 from ..calls.labels import LabelsSeen, share_of
-from ..calls.wording import said
 from .noise import OwnNoise
 
 __all__ = [

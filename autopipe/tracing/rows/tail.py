@@ -30,9 +30,9 @@ from ..sizes.dims import axis_of
 from ..sizes.rerun import replay
 from ..sizes.variation import Mixing, Tail
 from ..state.state import seed
-from .contrary import made_of_rows, unlike
 from .mixing import rows_of
 from .results import ALLOWED, ROUNDED, Rows, is_close
+from .varied_data import made_of_rows, unlike
 
 __all__ = ["find_tail", "join", "row_axes"]
 

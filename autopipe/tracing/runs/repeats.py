@@ -19,8 +19,8 @@ from ..calls.call import Recording
 from ..code.leaves import Policy
 from ..code.restart import CloseModule
 from ..inputs.structure import flatten
-from ..state.given import are_close, doubled, other_data
-from ..state.glance import Seen
+from ..state.example_data import are_close, doubled, other_data
+from ..state.quick_check import Seen
 from ..state.state import Snapshot, switch
 
 __all__ = ["Repeats"]

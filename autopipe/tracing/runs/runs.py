@@ -19,7 +19,7 @@ from ...errors import AutopipeError, CaptureError, InputError, ModelError
 from ..calls.call import Depends, Recording, Setting
 from ..calls.kinds import kind_of
 from ..calls.sharing import Twins
-from ..code import attributes, opaque, telling
+from ..code import attributes, leaf_setters, opaque
 from ..code.leaves import Policy, uncompiled
 from ..code.restart import (
     CloseModule,
@@ -34,19 +34,19 @@ from ..code.restart import (
 )
 from ..inputs.arguments import Inputs
 from ..inputs.structure import flatten
-from ..inputs.written import called
+from ..inputs.writes import called
 from ..patches.memos import Memos
 from ..patches.route import Route
 from ..record.identity import compares
 from ..record.recorder import Recorder
-from ..state import onlookers
-from ..state.given import are_close, device_of, fresh, other_data, united
+from ..state import global_hooks
+from ..state.example_data import are_close, device_of, fresh, other_data, united
 from ..state.state import Snapshot, seed
 from ..values import casts
 from ..values.origin import Unseen, alive
-from .evaluated import evaluated
+from .hidden_sizes import NumberSource, Settling, Shift
 from .repeats import Repeats
-from .shifted import Made, Settling, Shift
+from .same_in_eval import evaluated
 
 __all__ = ["AS_GIVEN", "Attempt", "Refused", "Runs"]
 
@@ -82,7 +82,7 @@ class Attempt:
     watched: set[str] = dataclasses.field(default_factory=set)
     told: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     divided: list[str] = dataclasses.field(default_factory=list)
-    settled: set[Made] = dataclasses.field(default_factory=set)
+    settled: set[NumberSource] = dataclasses.field(default_factory=set)
     obstacles: list[str] = dataclasses.field(default_factory=list)
     met_number: bool = False
 
@@ -227,7 +227,9 @@ class Runs:
             with (
                 self.route.to(recorder, attempt.exporting),
                 opaque.replaced(attempt.functions, self.model, kept.function, kept.method, kept.statement),
-                telling.watched(self.model, attempt.watched, attempt.told, recorder.at, kept.told, kept.set),
+                leaf_setters.watched(
+                    self.model, attempt.watched, attempt.told, recorder.at, kept.told, kept.set
+                ),
                 opaque.drawing(kept.outside_draw, self.model),
                 self.memos.bypassed(recorder.at),
                 casts.followed(self.casting, recorder.at),
@@ -356,7 +358,7 @@ class Runs:
 
     def check_hooks(self) -> None:
         """Hooks on all modules would run for stages too, which are modules: none may do more than look."""
-        if onlookers.others():
+        if global_hooks.others():
             raise CaptureError(
                 f"{type(self.model).__name__} cannot be captured while hooks on all modules are there "
                 "that may act on what they are given (register_module_forward_hook and its like): they would "

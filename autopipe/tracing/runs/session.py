@@ -35,9 +35,9 @@ from ..code.restart import (
 from ..inputs.arguments import Inputs
 from ..patches import patches
 from ..state.state import Snapshot
+from .hidden_sizes import NumberSource, Shift, Tried, is_alike, longest_of, misread
 from .runs import AS_GIVEN, Attempt, Refused, Runs
 from .settings import settings, under
-from .shifted import Made, Shift, Tried, is_alike, longest_of, misread
 
 __all__ = ["Session"]
 
@@ -248,10 +248,10 @@ class Session:
         shift = Shift(self.attempt.settled, longest_of(evaluation))
         return Tried(shift, self.runs.shifted(self.attempt, True, shift))
 
-    def misread(self, training: Recording, evaluation: Recording, tried: Tried) -> set[Made]:
+    def misread(self, training: Recording, evaluation: Recording, tried: Tried) -> set[NumberSource]:
         """Where numbers are made of sizes which C reads out of sight; ``tried`` is a run in training."""
         distinct = [training] if is_same(prune(training), prune(evaluation)) else [training, evaluation]
-        found: set[Made] = set()
+        found: set[NumberSource] = set()
         for form in distinct:
             run = functools.partial(self.runs.shifted, self.attempt, form.training)
             found |= misread(run, form, self.attempt.settled, tried if form.training else None)

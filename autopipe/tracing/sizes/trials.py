@@ -22,7 +22,7 @@ from ..calls.kinds import Kind
 from ..calls.sharing import Sharing
 from ..inputs.arguments import Inputs
 from ..inputs.structure import Spec, flatten
-from ..state.given import are_close, close_to
+from ..state.example_data import are_close, close_to
 from ..state.state import seed
 from ..values.tracked import pinned
 from . import dims as sizing

@@ -1,6 +1,6 @@
 """What a model's code may change beside its attributes: objects in them, closures, generators, globals.
 
-Which globals code names is left to ``codes``; putting all back and telling what changed to ``state``.
+Which globals code names is left to ``global_names``; putting all back and telling what changed to ``state``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .cells import (
     attributes,
     content,
 )
-from .codes import is_foreign, is_users, named, names_in
-from .glance import are_same
+from .global_names import is_foreign, is_users, named, names_in
+from .quick_check import are_same
 
 __all__ = ["HOOKS", "Reached", "reached"]
 

@@ -1,6 +1,6 @@
 """How each thing that a model's own code may have read is read again, and whether it is what it was.
 
-What was recorded of them is left to ``standing``.
+What was recorded of them is left to ``assumptions``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import nn
 
 from ...torch_private import CALL_HOOK, UnseenByFunctions
 from ..calls.perform import registered
-from . import onlookers
+from . import global_hooks
 from .cells import Cell, content
-from .codes import come_to, names_in
+from .global_names import come_to, names_in
 from .reach import HOOKS, Reached
 
 __all__ = ["Change", "Kind", "Reader", "are_same", "is_same", "is_switched", "readers"]
@@ -123,7 +123,7 @@ def _of_modules(
     layers = functools.partial(_at, _places(model, taken))
     yield Reader("what its own code takes of layers", layers, Kind.WEIGHTS)
     yield Reader("dtype or requires_grad of a parameter", functools.partial(_kinds, model))
-    yield Reader("the hooks on all modules", onlookers.others)
+    yield Reader("the hooks on all modules", global_hooks.others)
     yield Reader("the class of a module", functools.partial(_classes, tuple(m for _, m in opened)))
 
 

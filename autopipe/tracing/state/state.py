@@ -20,9 +20,9 @@ from torch import nn
 from ... import accelerator
 from ..inputs.contents import are_equal_tensors
 from .cells import content
-from .glance import Glance, Seen, are_same
+from .iterators import Spent
+from .quick_check import Glance, Seen, are_same
 from .reach import Reached, reached, saved, state_of
-from .spent import Spent
 
 __all__ = ["Snapshot", "draw_alike", "generators", "preserved", "seed", "switch"]
 

@@ -265,7 +265,7 @@ class TrackedInt(_Tracked, int):  # type: ignore[misc]
     """An ``int`` made from sizes of tensors that depend on the inputs.
 
     Notes: what reads an int's value in C without asking its type (sequence indexing, arithmetic of a float
-    with it) sees the plain number, or one that the sink has shifted; see ``shifted``.
+    with it) sees the plain number, or one that the sink has shifted; see ``hidden_sizes``.
     """
 
     def __and__(self, other: Any) -> Any:

@@ -1,0 +1,200 @@
+"""Whether a leaf carries state from one call to the next: a potential, a memory, a count.
+
+What it writes to buffers is none of it, but that it has others in their place.
+
+That its calls then belong together is left to ``opgraph``; methods by which code outside sets such things, to
+``leaf_setters``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import itertools
+import logging
+import sys
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..state.global_names import codes_in
+from .restart import WatchMethods
+
+__all__ = ["Keeping", "Kept", "codes_of", "differing", "goes_by", "kept", "left", "read_by", "tell_left"]
+
+Kept = dict[tuple[int, str], tuple[Any, Any]]
+"""(id of a module, name) → its value, and what that holds."""
+
+_OF_ALL = frozenset(vars(nn.Module()))
+_logger = logging.getLogger("autopipe")
+_SIMPLE = (bool, int, float, str, type(None))
+_NONE: tuple[Any, Any] = None, ()
+
+
+def kept(inside: Sequence[nn.Module]) -> Kept:
+    """The plain attributes and buffers of some modules that the modules' own code reads."""
+    out: Kept = {}
+    for module in inside:
+        cls: Any = type(module)
+        held, asked, number = vars(module), goes_by(cls), id(module)
+        out.update({(number, n): (b, ()) for n, b in module._buffers.items() if n in asked})
+        for name in asked.intersection(held):
+            value = held[name]
+            out[number, name] = value, () if type(value) in _SIMPLE else _content(value)
+    return out
+
+
+def differing(before: Kept, now: Kept) -> Iterator[tuple[int, str]]:
+    """The attributes that have another value by now."""
+    return (key for key, value in now.items() if not _is_same(before.get(key, _NONE), value))
+
+
+class Keeping:
+    """What the modules of one recording keep, by ``paths`` from their ids; those ``watched`` others may set.
+
+    Attributes
+    ----------
+    opened: the modules that are no part of a leaf, by path.
+    filled: in which of their attributes, by path and name, hooks of leaves put something.
+    is_any: whether a leaf has kept anything.
+    begun: the leaves whose first call has set something that they go by.
+    """
+
+    def __init__(self, paths: Mapping[int, str], watched: Collection[str]) -> None:
+        self._paths, self._watched = paths, watched
+        self._beginning: Kept = {}
+        self._by_leaf: dict[str, Kept] = {}
+        self.opened: Sequence[tuple[str, nn.Module]] = ()
+        self.filled: set[tuple[str, str]] = set()
+        self.is_any = False
+        self.begun: set[str] = set()
+
+    def begin(self, model: nn.Module, opened: Sequence[tuple[str, nn.Module]]) -> None:
+        """Look at all modules as they are before the model is called."""
+        self.opened, self._beginning = opened, kept([*model.modules()])
+
+    def before(self, path: str, inside: Sequence[nn.Module]) -> Kept:
+        """What a leaf keeps as it is called.
+
+        Raises :class:`WatchMethods` where code outside has set it since its last call.
+        """
+        now = kept(inside)
+        for module, _ in differing(self._by_leaf.get(path, self._beginning), now):
+            at = self._paths.get(module)
+            if at is not None and at not in self._watched:
+                raise WatchMethods(at)
+        return now
+
+    def after(self, path: str, inside: Sequence[nn.Module], before: Kept) -> bool:
+        """Note what a leaf keeps after a call; whether, but for its first, that is other than ``before``."""
+        is_first = path not in self._by_leaf
+        self._by_leaf[path] = kept(inside)
+        is_set = next(differing(before, self._by_leaf[path]), None) is not None
+        self.is_any |= is_set
+        if is_set and is_first:
+            self.begun.add(path)
+        return is_set and not is_first
+
+    @contextlib.contextmanager
+    def noting_filled(self) -> Iterator[None]:
+        """Note in which attributes of open modules a leaf's hooks put something meanwhile."""
+        paths, opened = {id(m): p for p, m in self.opened}, [m for _, m in self.opened]
+        before = kept(opened)
+        yield
+        self.filled |= {(paths[module], name) for module, name in differing(before, kept(opened))}
+
+
+def left(
+    modules: Iterable[tuple[str, nn.Module]], is_computed: Callable[[torch.Tensor], bool]
+) -> Iterator[str]:
+    """The plain attributes, by path, that hold what a run has computed with gradients: a loss, a feature.
+
+    Not a tensor that the module's own code reads: what goes to others is returned, or lies in a container.
+    """
+
+    def is_left(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.requires_grad and is_computed(value)
+
+    for path, module in modules:
+        cls: Any = type(module)
+        for name, value in vars(module).items():
+            if name in _OF_ALL or type(value) in _SIMPLE:
+                continue
+            if isinstance(value, (list, tuple, dict)):
+                is_found = any(map(is_left, value if isinstance(value, tuple) else _content(value)))
+            else:
+                is_found = is_left(value) and name not in read_by(cls)
+            if is_found:
+                yield f"{path}.{name}".lstrip(".")
+
+
+def tell_left(model: nn.Module, names: Sequence[str]) -> None:
+    """Warn of attributes that code outside of the model would find as an earlier call left them."""
+    if names:
+        _logger.warning(
+            "%s's forward leaves in %s what it computes with gradients, where stages leave nothing: who "
+            "reads it after a step finds what an earlier call of the model left; return it, to have it",
+            type(model).__name__,
+            ", ".join(names),
+        )
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, (list, dict)):
+        return [*(value.values() if isinstance(value, dict) else value)]
+    return len(value) if isinstance(value, set) else ()
+
+
+def _is_same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+    if not _is_one(a[0], b[0]):
+        return False
+    if isinstance(a[1], list) and isinstance(b[1], list):
+        return len(a[1]) == len(b[1]) and all(map(_is_one, a[1], b[1]))
+    return bool(a[1] == b[1])
+
+
+def _is_one(a: Any, b: Any) -> bool:
+    return a is b or (isinstance(b, _SIMPLE) and type(a) is type(b) and bool(a == b))
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def read_by(cls: Any) -> frozenset[str]:
+    """The attributes that the methods of a class and of those it is made of ask for, by name or as a text."""
+    names: set[str] = set()
+    for code in codes_of(cls):
+        names.update(_loaded(code))
+        names.update(c for c in code.co_consts if isinstance(c, str))
+    return frozenset(names)
+
+
+def codes_of(cls: Any) -> Iterator[types.CodeType]:
+    """The code of the methods of a class and of those it is made of, up to ``nn.Module``."""
+    own = itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)
+    return (code for each in own for value in vars(each).values() for code in codes_in(value))
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def goes_by(cls: Any) -> frozenset[str]:
+    """Of what a class asks for, what not every module has."""
+    return read_by(cls) - _OF_ALL
+
+
+_LOADS = frozenset(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)
+_EXTENDED = dis.opmap["EXTENDED_ARG"]
+_SHIFT = int(sys.version_info >= (3, 12))
+"""By how much the number of a name is shifted: the bit below tells whether a method is loaded."""
+
+
+def _loaded(code: types.CodeType) -> Iterator[str]:
+    """The attributes that code loads; ``dis.get_instructions`` takes a hundred times as long."""
+    number = 0
+    for op, part in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        number = number << 8 | part
+        if op in _LOADS:
+            yield code.co_names[number >> _SHIFT]
+        if op != _EXTENDED:
+            number = 0

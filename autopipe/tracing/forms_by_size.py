@@ -1,0 +1,175 @@
+"""Records a model again at sizes where its code goes another way: padded or not, in windows or in one piece.
+
+Which sizes each recording is right for is left to ``sizes``; which form runs at a call to ``Capture``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+from ..errors import CaptureError, InputError, ModelError
+from ..graph import Dim
+from .calls.call import Call, Recording
+from .calls.likeness import prune
+from .forms import CaptureForms
+from .inputs.arguments import Inputs
+from .referee.referee import Referee
+from .runs.session import Session
+from .sizes import dims as sizing
+from .sizes.variation import Variation
+
+__all__ = ["forms_on", "record_at_sizes", "takes_more"]
+
+_MOST_SIZES = 3
+"""At how many sizes a model may be recorded beside those of the example."""
+
+
+def record_at_sizes(session: Session, made: CaptureForms) -> None:
+    """Add forms for sizes that the model takes, at which what its code asks of them comes out otherwise.
+
+    Each form is held against the model, and is for inputs whose values answer what it asks of them as the
+    example's do. What cannot be recorded, or is not the model, is left out: a call of such sizes is refused.
+    """
+    if not takes_more(made, session.device):
+        return
+    known = [made.variation]
+    for _, sizes in zip(range(_MOST_SIZES), _other_ways(made, known), strict=False):
+        before = session.attempt
+        try:
+            with contextlib.suppress(CaptureError, ModelError, InputError):
+                forms = forms_on(session, made, sizing.resize(made.tensors, sizes))
+                for flag, form in forms.items():
+                    made.add(flag, form)
+                known.append(made.variations[id(forms[False])])
+        finally:
+            session.attempt = before
+
+
+def _other_ways(made: CaptureForms, known: list[Variation]) -> Iterator[dict[Dim, int]]:
+    """Sizes that the model takes and none of the ``known`` variations is right for, a few for each check."""
+    explorer = made.explorers[-1]
+    dims = [d for d in made.variation.dims if not d.packed]
+    base = {d.name: d.example for d in made.variation.dims}
+    tried: list[dict[str, int]] = []
+    for check in made.variation.checks:
+        asked = [d for d in dims if d.name in check.symbols]
+        for chosen in (*([d] for d in asked), *([asked] if len(asked) > 1 else [])):
+            for size in _near(chosen[0]):
+                sizes = {**base, **{d.name: size for d in chosen}}
+                is_known = any(all(c.holds(sizes) for c in v.checks) for v in known)
+                if check.holds(sizes) or is_known or sizes in tried:
+                    continue
+                tried.append(sizes)
+                if explorer.is_taken(dict.fromkeys(chosen, size)):
+                    yield dict.fromkeys(chosen, size)
+                    break
+
+
+def _near(dim: Dim) -> list[int]:
+    """Sizes to try, which lie around the example's and are multiples of other numbers."""
+    n = dim.example
+    others = (*sizing.trial_sizes(dim), n - n // 4, n + n // 4, n // 4, n + 1, n - 1)
+    return list(dict.fromkeys(s for s in others if s > 0 and s != n))
+
+
+def forms_on(
+    session: Session, made: CaptureForms, tensors: Mapping[str, torch.Tensor]
+) -> dict[bool, Recording]:
+    """A form for these inputs in each mode, once it is held against the model; those made have named calls.
+
+    Raises :class:`CaptureError` where there is none, or one that a plan for the others has no place for.
+    """
+    given = made.inputs.rebuild(session.model, tensors)
+    inputs, tensors = Inputs.of(session.model, *given)
+    policy, kept = session.policy, {*session.attempt.functions}
+    with session.on(*given):
+        recorded = session.again()
+        if recorded is None or session.policy != policy or {*session.attempt.functions} != kept:
+            raise CaptureError("the model is taken apart otherwise at these sizes")
+        firsts = {id(records[0]): records[0] for records in recorded.values()}
+        made.shared(list(firsts.values()))
+        forms = _forms(made, recorded)
+        checked: dict[int, Recording] = {}
+        for form in {id(f): f for f in forms.values()}.values():
+            checked[id(form)] = made.at_sizes(form, inputs, tensors, [*checked.values()])
+        forms = {flag: checked[id(form)] for flag, form in forms.items()}
+        _check_alike(made, forms.values())
+        variation = made.variations[id(forms[False])]
+        fault = _fault(session, made, forms, inputs, tensors, variation)
+    if fault is not None:
+        raise CaptureError(fault)
+    return forms
+
+
+def _forms(made: CaptureForms, recorded: Mapping[bool, list[Recording]]) -> dict[bool, Recording]:
+    """The recording of each mode on inputs as they are; raises where it gives another kind of output."""
+    forms = {flag: prune(records[0]) for flag, records in recorded.items()}
+    if recorded[True] is recorded[False]:
+        forms[True] = forms[False]
+    for flag, form in forms.items():
+        if form.output != made.forms[flag][0].output:
+            raise CaptureError("the model gives something else at these sizes")
+        if form.modes != made.forms[flag][0].modes:
+            raise CaptureError("the model leaves modules in other modes at these sizes")
+    return forms
+
+
+def _check_alike(made: CaptureForms, forms: Iterable[Recording]) -> None:
+    """Raise :class:`CaptureError` where a form calls more than a plan for the others can place.
+
+    That is what holds weights that the others do not use, draws, or writes where the others do not; all else
+    goes where its values are.
+    """
+    known = {c.name: c for c in made.calls}
+    state = {(c.op, c.target) for c in made.calls if c.op in ("call_module", "get_attr")}
+    for call in (c for form in forms for c in form.calls if c.op not in ("placeholder", "output")):
+        other = known.get(call.name)
+        if other is not None:
+            # in one mode a call may write less than in the other
+            is_placed = bool(call.writes) <= bool(other.writes) and {*call.mutated} <= {*other.mutated}
+        elif call.op == "call_module":
+            is_placed = (call.op, call.target) in state and _only_gives(call)
+        elif call.op == "get_attr" and call.depends:
+            is_placed = (call.op, call.target) in state
+        else:
+            is_placed = call.is_pure or call.is_check
+        if not is_placed:
+            raise CaptureError(f"{call.name} is called at these sizes alone")
+
+
+def _only_gives(call: Call) -> bool:
+    """Whether all that the call of a module does is to give a value."""
+    return not (call.is_random or call.has_effect or call.writes or call.mutated or call.keeps)
+
+
+def takes_more(made: CaptureForms, device: torch.device) -> bool:
+    """Whether there may be forms for other inputs at all."""
+    return bool(made.dynamic) and not made.tail and not (made.asks and device.type == "meta")
+
+
+def _fault(
+    session: Session,
+    made: CaptureForms,
+    forms: Mapping[bool, Recording],
+    inputs: Inputs,
+    tensors: dict[str, torch.Tensor],
+    variation: Variation,
+) -> str | None:
+    """How the forms differ from the model on other data, in words."""
+    if session.device.type == "meta":
+        return None
+    referee = Referee(
+        session.model,
+        forms,
+        inputs,
+        tensors,
+        variation,
+        session.device,
+        session.start,
+        lambda training, given: made.is_answered(forms[training], given),
+    )
+    fault = referee.fault()
+    return None if fault is None else fault.why

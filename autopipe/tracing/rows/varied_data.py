@@ -1,0 +1,227 @@
+"""Other data for two rows of a batch, where their own may hide that rows are mixed or weighted.
+
+A mask of ones leaves no row lighter than another, and of two rows that are as long each, or have each a token
+that is asked for, neither changes what all rows come to. Running them is left to ``mixing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...graph import Dim
+from ...torch_private import Unread, unread
+from ...units import Size
+from ..calls.call import Call, Depends, Recording, map_calls
+from ..calls.functions import tensors
+from ..calls.labels import label_options
+from ..calls.perform import run_call
+from ..code.leaves import uncompiled
+from ..inputs.structure import mapped
+from ..sizes.dims import axis_of
+from ..sizes.other_masks import LEFT_OUT
+from ..state.state import generators
+from .results import is_number
+
+__all__ = ["made_of_rows", "of_other_signs", "told_otherwise", "unlike"]
+
+_Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+
+
+def of_other_signs(given: Mapping[str, Tensor], dim: Dim, form: Recording) -> Iterator[dict[str, Tensor]]:
+    """The tensors with a second row of the other sign: one expert may take all the example's rows.
+
+    Of no use where no number is made of rows, or all of them are whole numbers.
+    """
+    out = dict(given)
+    if not any(isinstance(c, Call) and is_number(c.value) for c in form.calls[-1].args[0]):
+        return
+    for name, axis in dim.where:
+        if given[name].is_floating_point() and given[name].shape[axis] > 1:
+            changed = given[name].detach().clone()
+            changed.select(axis, 1).neg_()
+            out[name] = changed.requires_grad_(given[name].requires_grad)
+    if any(out[name] is not given[name] for name in given):
+        yield out
+
+
+def told_otherwise(given: Mapping[str, Tensor], dim: Dim) -> Iterator[dict[str, Tensor]]:
+    """The tensors with a number beside the rows other than it is, one each: code kept whole may go by it.
+
+    On an accelerator whole numbers get no larger, as in :func:`unlike`.
+    """
+    with_rows = {name for name, _ in dim.where}
+    for name, tensor in given.items():
+        if name in with_rows or tensor.numel() != 1 or tensor.is_complex():
+            continue
+        number = tensor.detach()
+        if tensor.dtype is torch.bool:
+            others = [~number]
+        else:
+            others = [-number, number + number + 1] if tensor.is_floating_point() else _near(number)
+        for other in others:
+            yield {**given, name: other.requires_grad_(tensor.requires_grad)}
+
+
+def _near(number: Tensor) -> list[Tensor]:
+    if number.device.type == "cpu":
+        return [number + 1]
+    return [number - 1] if number.item() > 0 else []
+
+
+def unlike(
+    model: nn.Module, form: Recording, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
+) -> Iterator[dict[str, Tensor]]:
+    """The tensors with whole numbers of the first two rows less like one another than they are, one each.
+
+    Nothing where the form makes nothing of all rows together but means over labels, which can be counted. On
+    an accelerator none that may point out of a table: what fails so there ends all work of the process.
+    """
+    if not _gathers(model, form, given, dim, shapes):
+        return
+    for name, axis in dim.where:
+        tensor = given[name]
+        if tensor.is_floating_point() or tensor.is_complex() or min(tensor.numel(), tensor.shape[axis]) < 2:
+            continue
+        a_row, b_row = (tensor.detach().select(axis, place) for place in (0, 1))
+        for a, b in _pairs(a_row, b_row, tensor):
+            other = tensor.detach().clone()
+            other.select(axis, 0).copy_(a)
+            other.select(axis, 1).copy_(b)
+            if not torch.equal(other, tensor):
+                yield {**given, name: other}
+
+
+def _pairs(a: Tensor, b: Tensor, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    least, most = tensor.min(), tensor.max()
+    if least != most:
+        yield least.expand_as(a), most.expand_as(b)
+    if not a.dim():
+        if tensor.dtype is not torch.bool:
+            yield a, b // 2 if b > 0 else b
+        return
+    for left_out in (0, LEFT_OUT) if tensor.dtype is torch.int64 else (0,):
+        if tensor.device.type == "cpu" or left_out >= least:
+            holed = b.clone()
+            holed[..., holed.shape[-1] // 2 :] = left_out
+            yield a, holed
+
+
+def _gathers(
+    model: nn.Module, form: Recording, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
+) -> bool:
+    """Whether a call gives what has no rows any more of what has: not so of sums of means over labels."""
+    parts = _Parts(model, form, given, dim, shapes)
+    made = made_of_rows(form, {name for name, _ in dim.where}, parts.hold)
+    means = _means(model, form, made)
+    ends = {id(call) for call in form.calls if call.op == "output"} | means
+    used = {id(c) for call in form.calls if id(call) not in ends for c in call.inputs}
+    for call in form.calls:
+        if id(call) not in made or call.op in ("placeholder", "output"):
+            continue
+        if parts.are_without(call) and (id(call) in used or id(call) not in means):
+            return bool(
+                shapes.get(id(call)) or isinstance(call.value, (int, float)) or [*tensors(call.value)]
+            )
+    return False
+
+
+def _means(model: nn.Module, form: Recording, made: Collection[int]) -> set[int]:
+    """The calls that give means over labels, sums of such, or multiples by what rows do not make."""
+    found = set[int]()
+    for call in form.calls:
+        options = label_options(model, call)
+        terms = [c for c in call.inputs if id(c) in made]
+        if options is not None:
+            is_mean = options["reduction"] == "mean"
+        else:
+            is_multiple = call.target in ("mul", "div") and len(terms) == 1 and call.args[0] is terms[0]
+            is_linear = call.op == "call_method" and (call.target == "add" or is_multiple)
+            is_mean = is_linear and bool(terms) and found.issuperset(map(id, terms))
+        if is_mean:
+            found.add(id(call))
+    return found
+
+
+class _Parts:
+    """Which tensors of a form's calls hang on rows, where a module gives some that have none."""
+
+    def __init__(
+        self, model: nn.Module, form: Recording, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
+    ) -> None:
+        self._model, self._form, self._given, self._dim, self._shapes = model, form, given, dim, shapes
+        self._device = given[dim.where[0][0]].device
+        self._written = frozenset[int]().union(*(c.writes for c in form.calls))
+        self._values: dict[int, Any] = {}
+        self._held: dict[int, bool] = {}
+
+    def are_without(self, call: Call) -> bool:
+        """Whether a call that holds rows gives such a tensor without rows, or no tensor."""
+        known = self._shapes.get(id(call), ())
+        found = [*tensors(self._values[id(call)])] if id(call) in self._held else []
+        if len(found) != len(known):
+            return not known or any(axis_of(shape, self._dim.name) is None for shape in known)
+        pairs = zip(known, found, strict=True)
+        return any(axis_of(s, self._dim.name) is None and isinstance(t, Unread) for s, t in pairs)
+
+    def hold(self, call: Call, made: Collection[int]) -> bool:
+        """Whether a call that is given what is ``made`` of rows, by id, gives a tensor that hangs on them.
+
+        It is run on tensors without content in their place. A module may read their type alone, as angles
+        do, or give beside its rows what hangs on places alone, as biases do.
+        """
+        known = self._shapes.get(id(call), ())
+        is_mixed = call.op == "call_module" and any(axis_of(s, self._dim.name) is None for s in known)
+        if not (is_mixed or (call.accessor and id(call.inputs[0]) in self._held)):
+            return True
+        try:
+            with uncompiled(self._model):
+                self._values[id(call)] = found = self._run(call, made)
+        except Exception:  # whatever it is: then nothing is proven
+            return True
+        self._held[id(call)] = any(isinstance(t, Unread) for t in tensors(found))
+        return self._held[id(call)]
+
+    def _value(self, call: Call, made: Collection[int]) -> Any:
+        """What a call gives, without content where it is made of rows."""
+        if id(call) not in self._values:
+            if id(call) in made:
+                self._values[id(call)] = mapped(self._unread, call.value)
+            else:
+                is_tensor = next(iter(tensors(call.value)), None) is not None
+                self._values[id(call)] = self._run(call, made) if is_tensor else call.value
+        return self._values[id(call)]
+
+    def _run(self, call: Call, made: Collection[int]) -> Any:
+        args, kwargs = (map_calls(x, lambda c: self._value(c, made)) for x in (call.args, call.kwargs))
+        drawn = generators(self._device)
+        found = run_call(self._model, self._form.constants, call, args, kwargs, self._given, self._device)
+        if call.mutated or call.storages & self._written or generators(self._device) != drawn:
+            raise ValueError(f"{call.name} is other at other times")
+        return found
+
+    def _unread(self, leaf: Any) -> Any:
+        return unread(leaf, self._device) if isinstance(leaf, Tensor) else leaf
+
+
+def made_of_rows(
+    form: Recording,
+    inputs: Collection[str],
+    hold: Callable[[Call, Collection[int]], bool] = lambda call, made: True,
+) -> set[int]:
+    """The calls whose values hang on the data of a batch's rows: of ``inputs``, beyond their sizes.
+
+    ``hold`` tells of one that is given what is so made, by id, whether it is.
+    """
+    found, written = set[int](), set[int]()
+    for call in form.calls:
+        is_row = call.op == "placeholder" and call.target in inputs
+        is_touched = bool((call.storages | call.reads) & written)
+        is_fed = is_touched or any(id(c) in found for c in call.inputs)
+        if is_row or (is_fed and call.depends & Depends.INPUT and (is_touched or hold(call, found))):
+            found.add(id(call))
+            written |= call.writes
+    return found

@@ -1,0 +1,96 @@
+"""Whether a recording made in training also holds in evaluation, as far as code that stays whole decides it.
+
+Whether the code around it goes by the mode is noted by ``reads``; what follows is left to ``runs``.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..calls.call import Call, Recording, map_calls
+from ..calls.functions import Versions
+from ..calls.perform import run_call
+from ..calls.sharing import Twins
+from ..inputs.contents import SIMPLE
+from ..inputs.structure import flatten, marks
+from ..state.state import generators
+
+__all__ = ["evaluated"]
+
+
+def evaluated(
+    model: nn.Module,
+    recording: Recording,
+    given: Mapping[str, torch.Tensor],
+    device: torch.device,
+    twins: Twins | None = None,
+) -> Sequence[Any] | None:
+    """The leaves of what a recording gives in the mode that the model is in now.
+
+    None where a call fails, draws, writes, or gives anything but what it is recorded to give: values of one
+    structure, tensors of the same shape, strides and kind that take gradients or not, equal numbers. Leaves
+    that are ``twins`` run once.
+    """
+    held = Versions.of(dict(enumerate((*model.parameters(), *model.buffers()))))
+    drawn = generators(device)
+    values: dict[int, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the model said what it had to say when it was recorded
+        for call in recording.calls:
+            args, kwargs = (map_calls(a, lambda c: values[id(c)]) for a in (call.args, call.kwargs))
+            if call.op == "output":
+                break
+            try:
+                run = functools.partial(
+                    run_call, model, recording.constants, call, args, kwargs, given, device
+                )
+                value = _shared(model, call, args, kwargs, twins, run) if twins else run()
+            except Exception:  # whatever it is: then it is not as recorded
+                return None
+            if not _is_as_recorded(call, value):
+                return None
+            values[id(call)] = value
+    if held.written() or generators(device) != drawn:
+        return None
+    return [v.detach() if isinstance(v, torch.Tensor) else v for v in args[0]]
+
+
+def _shared(
+    model: nn.Module, call: Call, args: Any, kwargs: Any, twins: Twins, run: Callable[[], Any]
+) -> Any:
+    """What a call gives, or what a leaf that is alike has given."""
+    if call.op != "call_module":
+        return run()
+    inside = [*model.get_submodule(call.target).modules()]
+    key = twins.key(call.target, inside, call.region, (args, kwargs))
+    if (copied := twins.copy(key)) is not None:
+        return copied()
+    value = run()
+    if key is not None:
+        twins.keep(key, call, value, (args, kwargs))
+    return value
+
+
+def _is_as_recorded(call: Call, value: Any) -> bool:
+    """Whether code that goes by all but data cannot tell a value from the recorded one."""
+    (known, known_spec), (now, spec) = flatten(call.value), flatten(value)
+    return known_spec == spec and all(map(_is_alike, known, now))
+
+
+def _is_alike(known: Any, now: Any) -> bool:
+    if isinstance(known, torch.Tensor):
+        return isinstance(now, torch.Tensor) and _kind(known) == _kind(now) and not marks(now)
+    is_plain = isinstance(now, SIMPLE) and type(known) is type(now)
+    return known is now or (is_plain and bool(known == now))
+
+
+def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    layout = tensor.layout
+    steps = tensor.stride() if layout is torch.strided else ()
+    return tensor.shape, steps, tensor.dtype, tensor.requires_grad, layout

@@ -1,0 +1,97 @@
+"""Whether everything in a snapshot is unchanged, told in one go: after most runs nothing has changed.
+
+What did change, and putting it back, is left to ``state``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import itertools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .cells import ArrayCell, Cell, content
+
+__all__ = ["Glance", "Seen", "are_same"]
+
+Seen = tuple[list[int], list[Any]]
+"""How long containers were, and what they and all other places held."""
+_ROWS: tuple[Any, ...] = (list, collections.deque)
+_PLAIN = frozenset({dict, collections.OrderedDict, set, *_ROWS})
+
+
+class Glance:
+    """Containers, names in namespaces, cells and tensors; what they hold is compared by identity.
+
+    Sets, arrays and tensors are compared with what they held at first, tensors with their ``copies``.
+    """
+
+    def __init__(
+        self,
+        containers: Iterable[Any],
+        named: Iterable[tuple[Mapping[str, Any], Iterable[str]]],
+        cells: Sequence[Cell],
+        copies: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        once = list({id(c): c for c in containers}.values())
+        self.empty = [c for c in once if type(c) in _PLAIN and not c]
+        filled = [c for c in once if type(c) not in _PLAIN or c]
+        self.dicts = [c for c in filled if isinstance(c, dict)]
+        self.rows = [(kind, [c for c in filled if isinstance(c, kind)]) for kind in _ROWS]
+        self.sets = [(c, set.copy(c)) for c in filled if isinstance(c, set)]
+        self.named = [(held.get, tuple(names)) for held, names in named]
+        self.cells = [c for c in cells if not isinstance(c, ArrayCell)]
+        self.arrays = [(c, content(c)) for c in cells if isinstance(c, ArrayCell)]
+        self.tensors, self.copies = [t for t, _ in copies], [c for _, c in copies]
+
+    def seen(self) -> Seen:
+        """What is held now in all that is compared by identity."""
+        lengths = [*map(dict.__len__, self.dicts)]
+        parts: list[Iterable[Any]] = [map(dict.values, self.dicts), map(dict.keys, self.dicts)]
+        for kind, held in self.rows:
+            lengths += map(kind.__len__, held)
+            parts.append(map(kind.__iter__, held))
+        parts.append(itertools.starmap(map, self.named))
+        chained = itertools.chain.from_iterable
+        return lengths, [*chained(chained(parts)), *map(content, self.cells)]
+
+    def is_kept(self) -> bool:
+        """Whether all that is not compared by identity is as it was at first."""
+        if any(self.empty) or any(now != then for now, then in self.sets):
+            return False
+        is_kept = all(content(cell) == value for cell, value in self.arrays)
+        return is_kept and all(map(torch.equal, self.tensors, self.copies))
+
+    def keys_apart(self, a: Seen, b: Seen) -> set[Any]:
+        """The keys under which other values were seen; None stands for what is apart otherwise."""
+        if a[0] != b[0] or len(a[1]) != len(b[1]):
+            return {None}
+        n_values = sum(a[0][: len(self.dicts)])
+        apart = itertools.compress(itertools.count(), map(operator.is_not, a[1], b[1]))
+        return {a[1][n_values + i] if i < n_values else None for i in apart}
+
+    def put(self, now: Seen, then: Seen) -> bool:
+        """Lead from what is seen ``now`` to what was ``then``, if only values under the same keys differ."""
+        if now[0] != then[0] or len(now[1]) != len(then[1]):
+            return False
+        if not any(map(operator.is_not, now[1], then[1])):
+            return True
+        lengths = now[0][: len(self.dicts)]
+        n_values = sum(lengths)
+        apart = [*itertools.compress(itertools.count(), map(operator.is_not, now[1], then[1]))]
+        if apart[-1] >= n_values:
+            return False
+        ends = [*itertools.accumulate(lengths)]
+        for i in apart:
+            holder, key = self.dicts[bisect.bisect_right(ends, i)], then[1][n_values + i]
+            dict.__setitem__(holder, key, then[1][i])
+        return True
+
+
+def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two sequences hold the same objects."""
+    return len(a) == len(b) and all(map(operator.is_, a, b))

@@ -1,0 +1,59 @@
+"""Tensors of user-defined classes, which may refuse what a capture and a runtime ask of any tensor."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import InputError
+from ..calls.functions import tensors
+from ..inputs.structure import flatten
+
+__all__ = ["check_answers"]
+
+_ATTRIBUTES = ("shape", "dtype", "device", "layout", "requires_grad", "is_meta", "is_nested", "_version")
+_METHODS = ("numel", "dim", "is_floating_point", "is_complex", "__hash__")
+_COPIED = 1 << 16
+"""Of tensors with at most so many elements a copy is asked for too."""
+
+
+def check_answers(model: nn.Module, *given: Any) -> None:
+    """Raise :class:`InputError` for a tensor of the model, or among what it is given, that refuses to tell
+    what it is, or to be copied."""
+    found = ((f"the model's {name}", t) for name, t in _held(model))
+    arguments = (("an argument", t) for t in flatten(given)[0] if isinstance(t, torch.Tensor))
+    for shown, tensor in _own((*found, *arguments)):
+        for name, ask in _questions():
+            try:
+                ask(tensor)
+            except Exception as error:  # whatever a class of others raises
+                raise InputError(
+                    f"{shown} is a {type(tensor).__name__}, which refuses {name} ({error}); a pipeline asks "
+                    "that of every tensor: hold a plain one (tensor.as_subclass(torch.Tensor)), and make it "
+                    f"a {type(tensor).__name__} within a forward"
+                ) from error
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, buffers, and tensors in attributes or in containers there, each by a name."""
+    for path, module in model.named_modules():
+        plain = {k: v for k, v in vars(module).items() if k not in ("_parameters", "_buffers", "_modules")}
+        for name, value in {**module._parameters, **module._buffers, **plain}.items():
+            yield from ((f"{path}.{name}".lstrip("."), t) for t in tensors(value))
+
+
+def _own(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of classes that are not torch's."""
+    return ((name, t) for name, t in named if type(t).__module__.partition(".")[0] != "torch")
+
+
+def _questions() -> Iterator[tuple[str, Callable[[torch.Tensor], Any]]]:
+    yield from ((name, operator.attrgetter(name)) for name in _ATTRIBUTES)
+    yield from ((name, operator.methodcaller(name)) for name in _METHODS)
+    yield "stride", lambda tensor: tensor.layout is not torch.strided or tensor.stride()
+    yield "detach", lambda tensor: tensor.detach()
+    yield "clone", lambda tensor: tensor.numel() > _COPIED or tensor.is_meta or tensor.detach().clone()

@@ -1,0 +1,179 @@
+"""Checks the forms of a capture against the model on other data, and records again what differs.
+
+As few sizes are fixed as can be. One set of forms is left to ``forms``, comparing to ``referee``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import CaptureError, InputError, ModelError
+from ..graph import Dim
+from .calls.call import Recording
+from .forms import CaptureForms
+from .forms_by_size import record_at_sizes
+from .inputs.arguments import Inputs
+from .inputs.structure import flatten
+from .referee.referee import Referee
+from .runs.session import Session
+from .sizes.dims import resize
+from .sizes.explore import taken_beside
+from .sizes.variation import Variation
+from .state.example_data import are_close
+from .state.state import preserved
+
+__all__ = ["validated_forms", "with_more_sizes_free"]
+
+_IDLE = (
+    "what the model draws from Python's or numpy's generator and nothing goes by, as checks of types do, "
+    "stages do not draw"
+)
+
+
+def validated_forms(
+    session: Session,
+    inputs: Inputs,
+    tensors: dict[str, torch.Tensor],
+    dynamic: Any,
+    known: Variation | None,
+    below: int | None = None,
+) -> CaptureForms:
+    """Forms that are the model on other data, and what may vary; recorded again where they are not.
+
+    Not asked of a model on meta. Where forms follow questions about the data, that of the example is. Raises
+    :class:`CaptureError` where no fewer than ``below`` checks say which sizes they are right for.
+    """
+    while True:
+        made = _freed(session, CaptureForms(session, inputs, tensors, session.forms(), dynamic, known))
+        made = _undivided(session, made)
+        if session.device.type == "meta":
+            session.notes.append(
+                "the graph was not held against the model on other data: on the meta device there are none"
+            )
+            return made
+        forms = {flag: found[0] for flag, found in made.forms.items()}
+        referee = Referee(
+            session.model,
+            forms,
+            inputs,
+            tensors,
+            made.variation,
+            session.device,
+            session.start,
+            made.is_of_the_example,
+        )
+        fault = referee.fault()
+        by_data = session.runs.by_data
+        if not dynamic and not referee.by_data <= by_data:  # with sizes free, what goes by them is seen
+            by_data |= referee.by_data
+            continue
+        if fault is None:
+            if referee.has_idle_draws and _IDLE not in session.notes:
+                session.notes.append(_IDLE)
+            if below is not None and len(made.variation.checks) >= below and not made.is_narrowed:
+                raise CaptureError(f"{len(made.variation.checks)} checks say which sizes it is right for")
+            record_at_sizes(session, made)
+            return made
+        if not session.distrust_short_cuts():
+            session.close(fault.path, fault.why)
+
+
+def with_more_sizes_free(
+    session: Session, made: CaptureForms, is_open: Callable[[str], bool]
+) -> tuple[Session, CaptureForms]:
+    """The same, recorded from where a run at another size leaves the model, where that lets more sizes vary.
+
+    A model that has run before may have tables for the sizes it met, which a recording takes as they are;
+    from there it makes them anew. Only where what it gives for the example is the same from there.
+    """
+    if session.device.type == "meta" or not made.is_narrowed:
+        return session, made
+    for sizes in taken_beside(made.explorers[0], made.variation):
+        session.start(training=False)
+        expected = _answer(session)
+        if not _is_left_otherwise(session, made, sizes) or not are_close(expected, _answer(session)):
+            break
+        _is_left_otherwise(session, made, sizes)
+        with (
+            preserved(session.model, is_open, holds_back=True) as snapshot,
+            contextlib.suppress(CaptureError, ModelError, InputError),
+        ):
+            other = Session(
+                session.model,
+                session.args,
+                session.kwargs,
+                session.first_policy,
+                snapshot,
+                sizes_vary=session.sizes_vary,
+            )
+            found = validated_forms(other, made.inputs, made.tensors, made.dynamic, None)
+            if len(found.variation.fixed) < len(made.variation.fixed):
+                return other, found
+    return session, made
+
+
+def _answer(session: Session) -> list[Any]:
+    return flatten(session.runs.run(training=False))[0]
+
+
+def _is_left_otherwise(session: Session, made: CaptureForms, sizes: Mapping[Dim, int]) -> bool:
+    """Whether a run at other sizes, which is made now, leaves the model other than it was given."""
+    session.start(training=False)
+    with session.on(*made.inputs.rebuild(session.model, resize(made.tensors, sizes))):
+        _answer(session)
+    return not session.runs.snapshot.is_unchanged
+
+
+def _freed(session: Session, made: CaptureForms) -> CaptureForms:
+    """The same with functions kept whole that ask about sizes, where that lets more sizes vary."""
+    asking = made.functions or (made.settling if made.settling and made.is_narrowed else {})
+    new = [f for f in asking if f not in session.attempt.functions]
+    before = session.attempt
+    recorded = session.again(new) if new else None
+    if recorded is None:
+        return made
+    with contextlib.suppress(CaptureError, ModelError, InputError):
+        other = CaptureForms(session, made.inputs, made.tensors, recorded, made.dynamic, None)
+        is_whole = [_modules(session.model, m.forms) for m in (other, made)]
+        n_forms = [[len(forms) for forms in m.forms.values()] for m in (other, made)]
+        keeps_all = n_forms[0] == n_forms[1] or not other.asks
+        fewer = [(len(m.variation.fixed), len(m.variation.checks)) for m in (other, made)]
+        if is_whole[0] == is_whole[1] and keeps_all and fewer[0] < fewer[1]:
+            return other
+    session.attempt = before
+    return made
+
+
+def _undivided(session: Session, made: CaptureForms) -> CaptureForms:
+    """The same with leaves whole that were opened only for more to cut, where that lets more sizes vary."""
+    for path in reversed(session.attempt.divided):
+        if not made.is_narrowed:
+            break
+        before = session.attempt
+        recorded = session.again(closed=[path])
+        if recorded is None:
+            continue
+        with contextlib.suppress(CaptureError, ModelError, InputError):
+            other = CaptureForms(session, made.inputs, made.tensors, recorded, made.dynamic, None)
+            if len(other.variation.fixed) < len(made.variation.fixed):
+                made = other
+                continue
+        session.attempt = before
+    return made
+
+
+def _modules(model: nn.Module, forms: Mapping[bool, Sequence[Recording]]) -> dict[bool, list[str]]:
+    """By training flag, the leaves with parameters that the first form calls."""
+
+    def holds(path: str) -> bool:
+        return next(model.get_submodule(path).parameters(), None) is not None
+
+    return {
+        flag: [c.target for c in fs[0].calls if c.op == "call_module" and holds(c.target)]
+        for flag, fs in forms.items()
+    }

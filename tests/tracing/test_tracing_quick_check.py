@@ -1,0 +1,185 @@
+"""Between runs everything is put back that a run changed, though only a glance tells whether it did."""
+
+import collections
+import contextvars
+import dis
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from autopipe.tracing import preserved
+from autopipe.tracing.code import leaf_state
+from autopipe.tracing.patches import memos
+from autopipe.tracing.state.reach import reached
+
+COUNTS = {"calls": 0}
+NUMBER = 0
+VARIABLE = contextvars.ContextVar("VARIABLE", default=0)
+
+
+def closure():
+    cell = 0
+
+    def count():
+        nonlocal cell
+        cell += 1
+        return cell
+
+    return count, lambda: cell
+
+
+class Slotted:
+    __slots__ = ("number",)
+
+    def __init__(self):
+        self.number = 0
+
+
+class Changing(nn.Module):
+    """Changes something of each kind that a forward can change."""
+
+    shared = 0
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.layer.kept = []
+        self.register_buffer("seen", torch.zeros(2))
+        self.number, self.slotted, self.array = 0, Slotted(), np.zeros(3)
+        self.filled, self.empty, self.marks = {"a": 1}, {}, {1}
+        self.ordered, self.queue = collections.OrderedDict(), collections.deque([1])
+        self.count, self.counted = closure()
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def replaced_global(model):
+    global NUMBER
+    NUMBER = 1 << 20
+
+
+CHANGES = {
+    "attribute": lambda m: setattr(m, "number", 1),
+    "attribute of a layer": lambda m: m.layer.kept.append(1),
+    "value of a dict": lambda m: m.filled.update(a=2),
+    "key of a dict": lambda m: m.filled.update(b=m.filled.pop("a")),
+    "what was empty": lambda m: m.empty.update(a=1),
+    "set": lambda m: m.marks.add(2),
+    "ordered dict": lambda m: m.ordered.update(a=1),
+    "deque": lambda m: m.queue.append(2),
+    "array": lambda m: m.array.fill(1),
+    "slot": lambda m: setattr(m.slotted, "number", 1),
+    "closure": lambda m: m.count(),
+    "class": lambda m: setattr(type(m), "shared", 1),
+    "global": replaced_global,
+    "dict of the file": lambda m: COUNTS.update(calls=1),
+    "variable": lambda m: VARIABLE.set(1),
+    "buffer": lambda m: m.seen.add_(1),
+    "weight, behind torch's back": lambda m: m.layer.weight.data.view(-1)[:1].mul_(2),
+    "weight that is no number": lambda m: m.layer.bias.data.fill_(float("nan")),
+    "module": lambda m: setattr(m, "layer", nn.Linear(3, 3)),
+    "hook": lambda m: m.layer.register_forward_hook(lambda *_: None),
+    "mode of a layer": lambda m: m.layer.train(not m.layer.training),
+    "mode": lambda m: m.train(not m.training),
+    "nothing": lambda m: None,
+}
+
+
+Changing.uses = lambda self: (COUNTS, NUMBER, VARIABLE, replaced_global)
+
+
+def outline(model):
+    """All of it, in values and identities."""
+    held = [
+        (path, name, id(value), value.copy() if isinstance(value, (dict, list, set, np.ndarray)) else None)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+    ]
+    tensors = {n: t.tolist() for n, t in model.state_dict().items()}
+    beside = model.slotted.number, model.counted(), [*model.queue], Changing.shared, NUMBER, {**COUNTS}
+    return repr((held, tensors, beside, VARIABLE.get()))
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_run_starts_from_the_same_state_whatever_the_one_before_did(name, given):
+    model = Changing().train(given)
+    before = outline(model)
+    with preserved(model) as snapshot:
+        starts = {}
+        for training in (True, False, False, True, True, False):
+            snapshot.start(training)
+            assert all(m.training is training for m in model.modules())
+            assert starts.setdefault(training, outline(model)) == outline(model)
+            assert snapshot.is_unchanged
+            CHANGES[name](model)
+            assert name == "mode" or snapshot.is_unchanged == (name == "nothing")
+    assert outline(model) == before
+
+
+def test_a_weight_that_is_no_number_is_no_change():
+    model = Changing()
+    model.layer.bias.data.fill_(float("nan"))
+    with preserved(model) as snapshot:
+        snapshot.start(False)
+        model.layer.weight.data.mul_(2)
+        snapshot.start(False)
+        kept = model.layer.weight.detach().clone()
+        snapshot.start(False)
+        assert torch.equal(model.layer.weight, kept)
+
+
+def everything(path):
+    return True
+
+
+def test_what_was_reached_once_is_looked_for_again_where_there_may_be_more():
+    model = Changing()
+    found = reached(model, everything)
+    assert found.is_still(everything)
+    assert not found.is_still(lambda path: path != "")
+    for owner, name in ((sys.modules[__name__], "ADDED"), (Changing, "added")):
+        setattr(owner, name, {})
+        try:
+            assert not found.is_still(everything)
+        finally:
+            delattr(owner, name)
+    assert found.is_still(everything)
+    model.slotted.number = {"a": 1}
+    assert not found.is_still(everything)
+
+
+MANY = "\n".join(["def many(x):", *(f"    x.a{i}" for i in range(700)), "    return x.last()"])
+
+
+def test_the_attributes_that_code_loads_are_those_that_dis_tells():
+    space = {}
+    exec(MANY, space)
+    codes = [
+        f.__code__ for f in (space["many"], *vars(nn.Module).values()) if isinstance(f, types.FunctionType)
+    ]
+    assert len(codes) > 20
+    for code in codes:
+        loads = [i for i in dis.get_instructions(code) if i.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+        assert [*leaf_state._loaded(code)] == [i.argval for i in loads]
+
+
+def test_cached_functions_are_found_where_names_were_added():
+    import functools
+
+    space = types.ModuleType("made_for_a_test")
+    sys.modules["made_for_a_test"] = space
+    try:
+        assert not [n for held, n, _ in memos._SPACES.found() if held is vars(space)]
+        space.kept = functools.lru_cache(lambda: 1)
+        assert [n for held, n, _ in memos._SPACES.found() if held is vars(space)] == ["kept"]
+        other = sys.modules["made_for_a_test"] = types.ModuleType("made_for_a_test")
+        other.more = space.kept
+        assert [n for held, n, _ in memos._SPACES.found() if held in (vars(space), vars(other))] == ["more"]
+    finally:
+        del sys.modules["made_for_a_test"]
