@@ -17,7 +17,7 @@ MAKERS_OWN = {
     "measure/attention.py": "which attention kernels a described device runs",
     "measure/devices.py": "descriptions of NVIDIA's devices",
     "measure/clock.py": "what changes times on NVIDIA's devices alone",
-    "runtime/given.py": "modules' method of that name, which a runtime does not have",
+    "runtime/step_result.py": "modules' method of that name, which a runtime does not have",
     "runtime/wire/group.py": "a switch of torch's backends, which has it in its name",
     "tracing/calls/regions.py": "switches of attention's kernels, which have it in their name",
     "tracing/patches/queries.py": "the switches of torch.backends.cuda, which code may ask for",

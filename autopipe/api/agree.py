@@ -22,8 +22,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from .. import errors
 from ..errors import AutopipeError, InputError, PlanError, StepError
-from ..runtime.wire.aside import aside
 from ..runtime.wire.parley import Parley
+from ..runtime.wire.side_thread import in_side_thread
 
 __all__ = ["decide_once", "in_group", "join_group", "make_alike"]
 
@@ -80,7 +80,7 @@ def join_group(limit_s: float | None = None) -> None:
             raise StepError(f"{_NOT_JOINED.format(n_ranks)}: waited {waited_s:.1f} s (stall_limit_s)")
 
     try:
-        aside(lambda: _join(backend), "autopipe joining", check)
+        in_side_thread(lambda: _join(backend), "autopipe joining", check)
     except (RuntimeError, ValueError) as error:
         raise StepError(f"{_NOT_JOINED.format(n_ranks)}: {error}") from error
     atexit.register(_leave_group)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from .. import accelerator, measure
 from ..errors import InputError
 from ..hardware import Cluster, Device, Link
-from ..measure.load import places
+from ..measure.busy_cores import places
 from ..schema import load
 from ..solve import SEVERAL_PER_RANK
 from ..tracing import Capture, device_of

@@ -18,7 +18,7 @@ from .. import measure
 from ..costs import CostTable
 from ..errors import InputError
 from ..hardware import Device
-from ..runtime.data.beginning import beginning
+from ..runtime.data.step_start import beginning
 from ..schema import load
 from ..tracing import Capture, device_of
 from ..tracing.sizes.variation import Check

@@ -16,7 +16,7 @@ from ..arguments import brief, whole
 from ..costs import CostTable
 from ..errors import InputError
 from ..plans import Plan, check_plan
-from ..runtime.weights.away import shapes_of
+from ..runtime.weights.stale import shapes_of
 from ..simulator import Timeline
 from ..simulator import simulate as _simulate
 from ..solve import solve

@@ -97,7 +97,7 @@ def run(
     from ..api import probe as probe_ranks
     from ..arguments import number
     from ..errors import InputError
-    from ..measure.load import pace
+    from ..measure.busy_cores import pace
     from .planning import Request
     from .training import job, train
 

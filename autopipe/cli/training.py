@@ -101,7 +101,7 @@ def train(
 
     ``pace_s``: what :func:`autopipe.measure.load.pace` gave when costs were measured.
     """
-    from ..measure.load import pace
+    from ..measure.busy_cores import pace
 
     args, kwargs = pipe.graph.example
     parity = pipe.verify()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ..errors import InputError
 from ..plans import Plan
 from ..runtime.data.microbatch import Splitter
-from ..runtime.weights.away import absent, mark, unmark
+from ..runtime.weights.stale import absent, mark, unmark
 from ..stages import Stage
 from ..tracing import Capture
 from .relay import relays

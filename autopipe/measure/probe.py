@@ -28,10 +28,10 @@ from ..arguments import whole
 from ..errors import CostError
 from ..hardware import Cluster, Device, Link
 from ..schema import load
+from .busy_cores import places
 from .clock import device_name
 from .devices import described, reserved
 from .exchange import exchange
-from .load import places
 
 __all__ = ["MOST_RANKS", "among", "job_group", "probe"]
 

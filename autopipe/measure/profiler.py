@@ -18,11 +18,11 @@ from .. import accelerator
 from ..costs import CostTable, OpCost
 from ..tracing import Capture, device_of, preserved
 from .alike import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE
+from .busy_cores import Peers, busy, places
 from .clock import device_name, device_settings
 from .devices import described
 from .efficiency import fit
 from .estimate import estimate
-from .load import Peers, busy, places
 from .passes import ALONE, Passes
 from .replay import Replay
 from .samples import Samples

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .account import Counter
+from .busy_cores import busy
 from .clock import Stopwatch
-from .load import busy
 
 __all__ = ["beginning_s", "optimizer_cost"]
 

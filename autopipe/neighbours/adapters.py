@@ -12,7 +12,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..runtime import Runtime
-from .together import gather_trained, meet
+from .collectives import gather_trained, meet
 
 __all__ = ["has_adapters", "save_adapters"]
 

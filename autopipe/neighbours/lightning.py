@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 from ..errors import InputError, StoreError
 from ..runtime import Runtime
 from ..runtime.files.pickled import unpickled
+from .collectives import meet
 from .module import PipelineModule
-from .together import meet
 
 __all__ = ["FabricPipelineStrategy", "PipelineStrategy"]
 

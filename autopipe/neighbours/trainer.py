@@ -24,9 +24,9 @@ from ..torch_private import pytree
 from .acceleration import PipelineAccelerator
 from .adapters import has_adapters, save_adapters
 from .caches import cache_name
+from .collectives import meet
 from .losses import smoothed, takes_count
-from .taken import CHECKPOINTING, check
-from .together import meet
+from .training_arguments import CHECKPOINTING, check
 
 __all__ = ["PipelineTrainer"]
 

@@ -1,6 +1,6 @@
 """All ranks of one mind where they save, load or cut anew, and all replicas: who is told what, who raises.
 
-What is saved and loaded is left to ``keeper``, what replicas have of their own to ``replicas``.
+What is saved and loaded is left to ``save_load``, what replicas have of their own to ``replicas``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import AutopipeError, InputError, StoreError
-from .checkpoint.cargo import Told
+from .checkpoint.rank_contents import Told
 from .checkpoint.replicas import Replica
 from .reduce.parallel import largest
 

@@ -31,12 +31,12 @@ from .execute.accord import Accord
 from .execute.executor import Clock, Executor, Line
 from .execute.program import pick_schedule, step_program
 from .execute.results import Results
-from .held import Held
-from .meeting import meet
+from .new_inputs import meet
 from .options import Options
+from .peak_memory import PeakMemory
 from .reduce.parallel import ReplicaDims, Replicas, replicas_of
-from .reduce.partial import watch
 from .reduce.precision import autocast_context, placeholder
+from .reduce.refusals import watch
 from .reduce.ties import TieSum, find_ties, learned
 from .stage.copies import Copies
 from .stage.crew import check_replicas, gathered, make_workers, wrap_all
@@ -45,10 +45,10 @@ from .stage.initialise import initialise
 from .stage.loss import Loss
 from .stage.setup import card, check_same, pick_device, place, sections_of
 from .stage.worker import Worker
-from .turn import Turn
-from .weights.alike import check_weights, fingerprints
-from .weights.away import Away, absent, filled, guard, mark, readable
-from .weights.whole import gather_weights
+from .thread_turns import Turn
+from .weights.equal_start import check_weights, fingerprints
+from .weights.gather import gather_weights
+from .weights.stale import Away, absent, filled, guard, mark, readable
 from .wire.boundary import edges_between
 from .wire.channel import Channel
 from .wire.peers import Peers, pipeline_ranks
@@ -56,7 +56,7 @@ from .wire.position import Patience, Position
 
 if TYPE_CHECKING:
     from ..tracing import Capture
-    from .record import Publisher
+    from .step_records import Publisher
 
 __all__ = ["Engine"]
 
@@ -74,7 +74,7 @@ class Engine:
     frees: whether weights that only others train are given back. absent: those that others train.
     turn: held by the thread that uses the runtime.
     unrecorded: shapes of whole batches, by input, that the model could not be recorded on.
-    publisher: writes recent steps where they are watched. held: the most memory the stages held.
+    publisher: writes recent steps where they are watched. peak_memory: the most the stages held.
     """
 
     def __init__(self, capture: Capture, plan: Plan, stages: tuple[Stage, ...], options: Options) -> None:
@@ -138,7 +138,7 @@ class Engine:
             self.part_with_weights()
         else:
             self._guards = guard(self.absent) if self.peers is not None else []
-        self.held = Held(self.device, self.stages)
+        self.peak_memory = PeakMemory(self.device, self.stages)
 
     def _join(self, ranks: tuple[int, ...]) -> Peers:
         """The ranks of the pipeline, all of them with the same capture, plan, options and weights."""

@@ -1,6 +1,6 @@
 """Cuts a pipeline anew: solved again from what its stages were measured to take, between two steps.
 
-Measuring is left to ``report``, moving weights to ``moving``.
+Measuring is left to ``report``, moving weights to ``weight_moves``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..simulator import Report, StageReport, simulate
 from ..solve import solve
 from ..stages import Stage, build
 from .agreement import Agreement
-from .moving import move_weights
+from .weight_moves import move_weights
 
 if TYPE_CHECKING:
     from .engine import Engine

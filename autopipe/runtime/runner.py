@@ -21,18 +21,18 @@ from ..arguments import brief
 from ..errors import InputError, StepError
 from ..stages import rng
 from ..stages.gradients import making
-from .data.inputs import backpropagate
+from .data.input_gradients import backpropagate
 from .data.intake import BATCHES, Taken
 from .engine import Engine
 from .execute.accord import Traits
 from .execute.executor import Clock, Line
-from .given import StepLoss, StepResult
 from .options import Request, is_due
-from .reduce.partial import refuse_line_search
 from .reduce.precision import spread_overflow
+from .reduce.refusals import refuse_line_search
 from .stage.hooks import once_a_step
 from .stage.setup import Generators
 from .stage.worker import StepInputs
+from .step_result import StepLoss, StepResult
 
 __all__ = ["Runner"]
 

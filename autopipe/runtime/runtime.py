@@ -21,12 +21,12 @@ from ..plans import Plan
 from ..schedule import Schedule
 from ..stages import Stage
 from .engine import Engine
-from .given import ELSEWHERE, StepResult
-from .keeper import Keeper
 from .options import Autocast, Init, LossWeight, Options, Request, Where
 from .rebalance import Cutter
 from .reduce.precision import clip_grad_norm
 from .runner import Runner
+from .save_load import Checkpoints
+from .step_result import ELSEWHERE, StepResult
 from .upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -132,9 +132,9 @@ class Runtime(Upkeep):
         self._engine = Engine(capture, plan, tuple(stages), options)
         self._runner = Runner(self._engine)
         self._cutter = Cutter(self._engine, costs, adopt)
-        self._keeper = Keeper(self._engine, self._engine.named_parameters)
+        self._checkpoints = Checkpoints(self._engine, self._engine.named_parameters)
         if isinstance(weights, (str, pathlib.Path)):
-            self._keeper.load(pathlib.Path(weights), {}, strict=True)
+            self._checkpoints.load(pathlib.Path(weights), {}, strict=True)
 
     def __reduce__(self) -> NoReturn:
         raise InputError(

@@ -15,10 +15,10 @@ from ..arguments import flag, number, place
 from ..plans import Plan
 from ..simulator import Report
 from ..units import parse_bytes
-from . import record
+from . import step_records
 from .engine import Engine
-from .keeper import Keeper, Saving
 from .rebalance import Cutter
+from .save_load import Checkpoints, Saving
 
 __all__ = ["Upkeep"]
 
@@ -27,7 +27,7 @@ class Upkeep:
     """Every rank calls each of these alike; threads that share one process's take turns."""
 
     _engine: Engine
-    _keeper: Keeper
+    _checkpoints: Checkpoints
     _cutter: Cutter
 
     def save(
@@ -72,7 +72,7 @@ class Upkeep:
         :class:`InputError` for a place or an object that cannot be saved.
         """
         with self._engine.turn:
-            return self._keeper.save(
+            return self._checkpoints.save(
                 place("path", path),
                 {"optimizer": optimizer, **states},
                 max_bytes=parse_bytes(max_shard_bytes),
@@ -105,7 +105,7 @@ class Upkeep:
         Raises :class:`StoreError` saying what is damaged, missing or differs.
         """
         with self._engine.turn:
-            self._keeper.load(
+            self._checkpoints.load(
                 place("path", path), {"optimizer": optimizer, **states}, strict=flag("strict", strict)
             )
 
@@ -119,7 +119,7 @@ class Upkeep:
         ``path`` is a save itself.
         """
         with self._engine.turn:
-            return self._keeper.resume(place("path", path), {"optimizer": optimizer, **states})
+            return self._checkpoints.resume(place("path", path), {"optimizer": optimizer, **states})
 
     @property
     def plan(self) -> Plan:
@@ -177,7 +177,7 @@ class Upkeep:
         Its ``drift`` says when :meth:`rebalance` would pay.
         On an accelerator with the most memory each rank held since the runtime was made.
         """
-        return record.report(self._engine)
+        return step_records.report(self._engine)
 
     def publish(self, folder: str | pathlib.Path, every_s: float = 1.0) -> None:
         """From now on write what the last steps took to ``folder``, about every ``every_s`` seconds.
@@ -189,7 +189,7 @@ class Upkeep:
 
         Raises :class:`InputError` on every rank where one cannot write there.
         """
-        record.publish(
+        step_records.publish(
             self._engine,
             place("folder", folder),
             number("every_s", every_s, above=True, most=1e6, unit="seconds"),

@@ -16,9 +16,9 @@ from ..shown import Shown
 from .bubbles import Bubble, bubbles_of
 from .critical import critical_path, critical_seconds
 from .handovers import messages_of
-from .saved import VERSION, read_timeline
 from .text import gantt
 from .timeline import Event, Sent, TimelineData
+from .timeline_file import VERSION, read_timeline
 from .trace import chrome_trace
 
 __all__ = ["Timeline"]

@@ -17,8 +17,8 @@ from ..plans import Plan, StagePlan
 from ..tracing.calls import regions
 from ..tracing.graphs.scope import attach, is_own
 from . import rng
-from .again import Block
 from .parts import Part, runs
+from .recompute import Block
 from .stage import RECOMPUTED, Section, Stage, StageForm
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ..plans import Plan
 from ..torch_private import CALL_HOOK, is_called_plainly
 from ..tracing.code.leaves import is_compiled
 from ..tracing.graphs.scope import OWN, Scope, twin_of
-from .again import Block
+from .recompute import Block
 
 __all__ = ["HIDDEN", "RECOMPUTED", "Section", "Stage", "StageForm"]
 

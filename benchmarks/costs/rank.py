@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import autopipe
 from autopipe.measure.account import Counter
-from autopipe.measure.load import pace
+from autopipe.measure.busy_cores import pace
 from autopipe.memory import plan_memory
 
 from .causes import Ran, causes

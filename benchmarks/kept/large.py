@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import autopipe
-from autopipe.runtime.held import resident_bytes
+from autopipe.runtime.peak_memory import resident_bytes
 
 from .faults import Ranks
 

@@ -45,7 +45,7 @@ PLACES = {
     "later step, ties": ("autopipe.runtime.reduce.ties:TieSum", "after_step", 2),
     "clipping": ("autopipe.runtime.runtime", "clip_grad_norm", 2),
     "optimizer": ("torch.optim:AdamW", "step", 2),
-    "saving, collecting": ("autopipe.runtime.keeper", "collect", 1),
+    "saving, collecting": ("autopipe.runtime.save_load", "collect", 1),
     "saving, writing": ("autopipe.runtime.files.tensorfile", "_write_all", 2),
     "saving, told": ("autopipe.runtime.checkpoint.saving", "_agree", 2),
     "saving, renaming": ("autopipe.runtime.files.folder:Draft", "commit", 1),

@@ -58,13 +58,13 @@ def accumulation_by_dividing():
     optimizer, told = sgd(rt.parameters()), []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())
-    logging.getLogger("autopipe.runtime.given").addHandler(handler)
+    logging.getLogger("autopipe.runtime.step_result").addHandler(handler)
     for i in range(4):
         rt.step(batch(i)[0], target=batch(i)[1]).loss / 2
         if i % 2:
             optimizer.step()
             optimizer.zero_grad()
-    logging.getLogger("autopipe.runtime.given").removeHandler(handler)
+    logging.getLogger("autopipe.runtime.step_result").removeHandler(handler)
     (said,) = told
     assert "rt.accumulate(batches)" in said
     return 0.0

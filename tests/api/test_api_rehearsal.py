@@ -12,7 +12,7 @@ import pytest
 import autopipe
 from autopipe.api import rehearsal
 from autopipe.hardware import Cluster, Device
-from autopipe.measure.load import places
+from autopipe.measure.busy_cores import places
 
 
 @pytest.mark.timeout(300)

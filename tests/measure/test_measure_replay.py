@@ -17,7 +17,7 @@ from autopipe.graph import TensorSpec
 from autopipe.measure import alike, estimate
 from autopipe.measure.account import Counter
 from autopipe.measure.alike import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE
-from autopipe.measure.load import busy
+from autopipe.measure.busy_cores import busy
 from autopipe.measure.passes import Passes
 from autopipe.measure.replay import Replay
 from autopipe.measure.samples import Samples

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from autopipe.errors import InputError, StepError, StoreError
-from autopipe.runtime import keeper
+from autopipe.runtime import save_load
 
 WAYS = ("ddp", "fsdp")
 
@@ -229,11 +229,11 @@ def rows(folder):
         runtime.step(mine, target=mine)
         runtime.save(folder, keep_last=3)
     dist.barrier()
-    found = keeper.steps_in
+    found = save_load.steps_in
     for seen in (slice(1, None), slice(0, 0)):
-        keeper.steps_in = (lambda root, seen=seen: found(root)[seen]) if replica else found
+        save_load.steps_in = (lambda root, seen=seen: found(root)[seen]) if replica else found
         assert runtime.resume(folder) == 3
-    keeper.steps_in = found
+    save_load.steps_in = found
 
 
 class Labels(nn.Module):

@@ -192,7 +192,7 @@ def warned(*words):
     """Within it just these warnings about parts of the model are given."""
     told, handler = [], logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())
-    logger = logging.getLogger("autopipe.runtime.reduce.partial")
+    logger = logging.getLogger("autopipe.runtime.reduce.refusals")
     logger.addHandler(handler)
     yield
     logger.removeHandler(handler)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from processes import run_ranks
 
-from autopipe.runtime.checkpoint.beside import snapshot
+from autopipe.runtime.checkpoint.optimizer_extras import snapshot
 
 
 @pytest.mark.timeout(120)

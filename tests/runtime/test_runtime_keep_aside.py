@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from autopipe.errors import StoreError
-from autopipe.runtime import Runtime, keeper
+from autopipe.runtime import Runtime, save_load
 from autopipe.runtime.checkpoint import saving
 
 
@@ -66,7 +66,7 @@ def test_the_program_may_go_elsewhere_while_a_save_is_written(tmp_path, monkeypa
         assert is_elsewhere.wait(30)
         return write(*args, **options)
 
-    monkeypatch.setattr(keeper, "save", late)
+    monkeypatch.setattr(save_load, "save", late)
     monkeypatch.chdir(tmp_path)
     under_way = runtime.save("c", background=True)
     (tmp_path / "inner").mkdir()
@@ -88,7 +88,7 @@ def test_a_load_waits_for_the_save_before_it(tmp_path, monkeypatch):
         time.sleep(0.3)
         return write(*args, **options)
 
-    monkeypatch.setattr(keeper, "save", slow)
+    monkeypatch.setattr(save_load, "save", slow)
     runtime.save(tmp_path / "c", background=True)
     with torch.no_grad():
         model[0].weight.zero_()

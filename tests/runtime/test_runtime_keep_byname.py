@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from autopipe.graph import ParameterSpec
 from autopipe.runtime import Runtime
-from autopipe.runtime.checkpoint.byname import Holding, by_position, fitting
+from autopipe.runtime.checkpoint.state_by_weight import Holding, by_position, fitting
 
 SPECS = {n: ParameterSpec(n, (n,), shape, "float32") for n, shape in {"a": (2,), "b": (3,)}.items()}
 SPECS |= dict.fromkeys(("c", "alias"), ParameterSpec("c", ("c", "alias"), (2,), "float32"))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from autopipe.errors import StoreError
 from autopipe.runtime import Runtime
 from autopipe.runtime.checkpoint import loading, saving
-from autopipe.runtime.checkpoint.cargo import Cargo, staged
+from autopipe.runtime.checkpoint.rank_contents import RankContents, staged
 from autopipe.runtime.files.threads import in_threads, threads_for
 
 
@@ -112,9 +112,9 @@ class Replicated(torch.Tensor):
 
 
 def test_what_cannot_be_copied_is_a_fault_to_tell():
-    lost = Cargo({"a": torch.ones(2, device="meta")}, None, {}, True, "Net", 1, 0, 1 << 30)
+    lost = RankContents({"a": torch.ones(2, device="meta")}, None, {}, True, "Net", 1, 0, 1 << 30)
     assert "no data" in staged(lost).fault
-    odd = Cargo({"a": torch.ones(2)}, {"state": [len]}, {}, True, "Net", 1, 0, 1 << 30)
+    odd = RankContents({"a": torch.ones(2)}, {"state": [len]}, {}, True, "Net", 1, 0, 1 << 30)
     assert "builtin_function" in staged(odd).fault
 
 
@@ -129,8 +129,8 @@ def test_what_is_copied_shares_no_memory_with_what_trains():
         "sparse": torch.eye(2).to_sparse(),
         "empty": torch.empty(0, 3),
     }
-    cargo = Cargo(tensors, {"state": [plain]}, {}, True, "Net", 1, 0, 1 << 30)
-    copied = staged(cargo)
+    contents = RankContents(tensors, {"state": [plain]}, {}, True, "Net", 1, 0, 1 << 30)
+    copied = staged(contents)
     expected = {name: (t * 1).to_dense().as_subclass(torch.Tensor) for name, t in tensors.items()}
     for tensor in tensors.values():
         tensor.zero_()

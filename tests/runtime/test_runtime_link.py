@@ -13,13 +13,13 @@ from autopipe.errors import StepError
 from autopipe.hardware import DIRECT_BYTES
 from autopipe.runtime.wire import link as links_module
 from autopipe.runtime.wire.announcement import Announcement, Form
-from autopipe.runtime.wire.aside import aside
 from autopipe.runtime.wire.board import Board, StoreGone, StoreSilent
 from autopipe.runtime.wire.failure import POLL_S, Watch
 from autopipe.runtime.wire.link import Link, connect
-from autopipe.runtime.wire.lost import corner as corner_of
-from autopipe.runtime.wire.lost import end_of_a_replica
+from autopipe.runtime.wire.lost_ranks import corner as corner_of
+from autopipe.runtime.wire.lost_ranks import end_of_a_replica
 from autopipe.runtime.wire.position import Patience, Position
+from autopipe.runtime.wire.side_thread import in_side_thread
 
 
 def board_of(store):
@@ -353,11 +353,11 @@ def test_work_aside_is_waited_for_as_long_as_there_is_use():
         is_over.wait(20)
 
     with pytest.raises(KeyError):
-        aside(work, "a test's", check)
+        in_side_thread(work, "a test's", check)
     is_over.set()
-    assert aside(lambda: 3, "a test's", lambda: None) == 3
+    assert in_side_thread(lambda: 3, "a test's", lambda: None) == 3
     with pytest.raises(ZeroDivisionError):
-        aside(lambda: 1 / 0, "a test's", lambda: None)
+        in_side_thread(lambda: 1 / 0, "a test's", lambda: None)
 
 
 @pytest.mark.parametrize("size", [3, 5000])

@@ -22,7 +22,7 @@ from transformers import (
 
 from autopipe.api import split
 from autopipe.graph import OpGraph
-from autopipe.runtime.held import resident_bytes
+from autopipe.runtime.peak_memory import resident_bytes
 from autopipe.tracing import capture
 from autopipe.tracing.inputs import caches
 from autopipe.units import symbol

@@ -1,6 +1,6 @@
 """A save that may still be under way, in a thread beside the one that trains.
 
-What is written there is left to ``keeper`` and ``saving``.
+What is written there is left to ``save_load`` and ``saving``.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from ...torch_private import default_store
 from ..files.tensorfile import bytes_of, of_text, text_of
 from ..wire.board import Board, StoreGone
 from ..wire.values import Unfit, dumps, loads
-from .cargo import whole
+from .rank_contents import whole
 
 __all__ = ["ALONE", "Replica", "Words"]
 

@@ -1,7 +1,7 @@
 """Saves a pipeline's weights and training state: every rank writes its own, one rename completes it.
 
 How a directory appears at once is left to ``folder``, how tensors lie in a file to ``tensorfile``, what a
-rank saves to ``cargo``.
+rank saves to ``rank_contents``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..files.manifest import FORMAT, VERSION, FileRecord, Manifest, digest
 from ..files.tensorfile import Spec, TensorFile, of_text, text_of, write_tensors
 from ..files.threads import threads_for
 from ..wire.values import dumps, loads
-from .cargo import Cargo, File, Told, files_of, whole
+from .rank_contents import File, RankContents, Told, files_of, whole
 
 __all__ = ["INDEX", "Exchange", "save", "save_single"]
 
@@ -36,7 +36,7 @@ Exchange = Callable[[Told], Sequence[Told]]
 
 def save(
     path: pathlib.Path,
-    cargo: Cargo,
+    contents: RankContents,
     rank: int,
     exchange: Exchange,
     n_kept: int | None = None,
@@ -48,8 +48,8 @@ def save(
     ``is_aside``: this thread is beside one that trains, and takes no others from it.
     Raises :class:`StoreError` on every rank, saying what failed on which, and leaves the earlier save whole.
     """
-    shards, state, fault = _files(cargo)
-    if not cargo.writes:
+    shards, state, fault = _files(contents)
+    if not contents.writes:
         _assemble([*shards, *state])
         return
     draft: Draft | None = None
@@ -75,7 +75,7 @@ def save(
         done = Told()
         if draft is not None:
             try:
-                _finish(draft, everyone, cargo)
+                _finish(draft, everyone, contents)
             except Exception as error:
                 done = Told(fault=_fault(error))
         _agree(exchange(done), path)
@@ -84,22 +84,22 @@ def save(
             draft.drop()
         raise
     if rank == 0 and n_kept is not None:
-        forget_oldest(path.parent, n_kept, cargo.steps)
+        forget_oldest(path.parent, n_kept, contents.steps)
 
 
-def _files(cargo: Cargo) -> tuple[list[File], list[File], str]:
-    """The files of a cargo, or the fault for which there are none.
+def _files(contents: RankContents) -> tuple[list[File], list[File], str]:
+    """The files of what a rank saves, or the fault for which there are none.
 
     With a fault too every replica of a rank comes to the same tensors in the same order: sharded ones are
     assembled by all of them together.
     """
-    fault = cargo.fault
+    fault = contents.fault
     try:
         if not fault:
-            return *files_of(cargo), ""
+            return *files_of(contents), ""
     except Exception as error:  # whatever it is, the others wait to be told
         fault = _fault(error)
-    return [File(dict(cargo.weights))], [], fault
+    return [File(dict(contents.weights))], [], fault
 
 
 def _fault(error: BaseException) -> str:
@@ -168,7 +168,7 @@ def _write_text(path: pathlib.Path, text: str) -> FileRecord:
     return FileRecord(len(data), zlib.crc32(data))
 
 
-def _finish(draft: Draft, everyone: Sequence[Told], cargo: Cargo) -> None:
+def _finish(draft: Draft, everyone: Sequence[Told], contents: RankContents) -> None:
     """Index, further texts and the manifest; then the rename."""
     files = {name: record for told in everyone for name, record in told.files.items()}
     for name in files:
@@ -183,11 +183,11 @@ def _finish(draft: Draft, everyone: Sequence[Told], cargo: Cargo) -> None:
         "metadata": {"total_size": sum(spec.n_bytes for spec in specs.values())},
         "weight_map": {n: name for name, file in opened.items() for n in file.entries},
     }
-    for name, text in {INDEX: json.dumps(index, indent=1), **cargo.texts}.items():
+    for name, text in {INDEX: json.dumps(index, indent=1), **contents.texts}.items():
         files[name] = _write_text(draft.path / name, text)
     states = [name for name in files if name.startswith("state-") and name.endswith(".json")]
     manifest = Manifest(
-        FORMAT, VERSION, cargo.model, digest(specs), cargo.steps, cargo.seed, weights, states, files
+        FORMAT, VERSION, contents.model, digest(specs), contents.steps, contents.seed, weights, states, files
     )
     with (draft.path / MANIFEST).open("xb") as file:
         file.write(manifest.to_bytes())
@@ -201,7 +201,7 @@ def _finish(draft: Draft, everyone: Sequence[Told], cargo: Cargo) -> None:
 
 def save_single(
     path: pathlib.Path,
-    cargo: Cargo,
+    contents: RankContents,
     rank: int,
     exchange: Exchange,
     names: Callable[[str], Sequence[str]],
@@ -210,17 +210,17 @@ def save_single(
 
     Every rank writes its weights beside it first; the first one joins them without holding them.
     """
-    if not cargo.writes:
-        _assemble([File(dict(cargo.weights))])
+    if not contents.writes:
+        _assemble([File(dict(contents.weights))])
         return
     parts: pathlib.Path | None = None
     mine = Told()
     try:
-        if cargo.fault:
-            raise StoreError(cargo.fault)
-        tensors = {n: v for n, v in cargo.state.items() if isinstance(v, Tensor)}
+        if contents.fault:
+            raise StoreError(contents.fault)
+        tensors = {n: v for n, v in contents.state.items() if isinstance(v, Tensor)}
         rest = dumps(
-            {n: v for n, v in cargo.state.items() if n not in tensors}, lambda t, _: text_of(whole(t))
+            {n: v for n, v in contents.state.items() if n not in tensors}, lambda t, _: text_of(whole(t))
         )
         if path.is_symlink() or path.is_dir():
             raise StoreError(f"{path} is a {'link' if path.is_symlink() else 'folder'}; give a new file")
@@ -234,9 +234,9 @@ def save_single(
     try:
         everyone = exchange(mine)
         if any(told.fault for told in everyone):
-            _assemble([File(dict(cargo.weights))])  # replicas of this rank do
+            _assemble([File(dict(contents.weights))])  # replicas of this rank do
         folder = pathlib.Path(_agree(everyone, path)[0].draft)
-        told = _write(folder, {f"{rank:05d}": File({**cargo.weights, **tensors})})
+        told = _write(folder, {f"{rank:05d}": File({**contents.weights, **tensors})})
         everyone = _agree(exchange(msgspec.structs.replace(told, extras=rest)), path)
         done = Told()
         if rank == 0:

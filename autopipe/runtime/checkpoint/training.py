@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ...errors import InputError, StoreError
 from ..files.stored import Stored
-from .beside import held_beside, left_out, shared, snapshot
-from .byname import NOTHING, Holding, by_position, fitting
 from .optimizer import LISTED, as_saved, is_torchs_way, named_state, names_in, place_for
+from .optimizer_extras import held_beside, left_out, shared, snapshot
 from .replicas import ALONE, Replica
+from .state_by_weight import NOTHING, Holding, by_position, fitting
 
 if TYPE_CHECKING:
     from .loading import Checkpoint

@@ -21,7 +21,7 @@ from ...tracing.inputs.structure import flatten
 from ..options import Options, Request
 from ..wire.peers import Peers
 from .feed import Feed
-from .inputs import tracked
+from .input_gradients import tracked
 from .microbatch import Batch, Splitter, with_forms
 from .weights import Bound, Weigher
 

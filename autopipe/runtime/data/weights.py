@@ -30,7 +30,7 @@ from ...errors import InputError
 from ...tracing.calls.labels import DEFAULTS, FUNCTIONS, MODULES, weight_of_labels
 from ...tracing.inputs.structure import flatten, unflatten
 from ..options import LossWeight
-from .labelled import LabelLoss, Losses, find_losses
+from .label_losses import LabelLoss, Losses, find_losses
 from .microbatch import Batch
 
 if TYPE_CHECKING:

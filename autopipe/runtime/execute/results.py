@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..data.outputs import Outputs, share, weighted
-from ..given import StepResult
 from ..stage.worker import StepInputs, Worker
+from ..step_result import StepResult
 from ..wire.peers import Peers
 from ..wire.values import dtype_of, name_of
 

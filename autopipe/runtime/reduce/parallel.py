@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import InputError, StepError
 from .buckets import Buckets
-from .same import Apart
+from .diverged import Diverged
 
 __all__ = ["ReplicaDims", "Replicas", "largest", "replicas_of"]
 
@@ -51,7 +51,7 @@ class Replicas:
         self._fsdp: list[Any] = [] if fsdp is None else _outermost(module, fsdp.FSDPModule)
         self._buckets: Buckets | None = None
         self._has_run = False
-        self._apart = Apart()
+        self._diverged = Diverged()
 
     def compare(self, stage: int) -> None:
         """Raise :class:`StepError` where DDP's replicas of a stage have different values of a parameter.
@@ -64,8 +64,8 @@ class Replicas:
         named = [(n, p) for n, p in self.ddp.module.named_parameters() if p.requires_grad]
         where = ", ".join(map(str, dist.get_process_group_ranks(group)))
         largest = functools.partial(dist.all_reduce, op=dist.ReduceOp.MAX, group=group)
-        self._apart.look(where, [n for n, _ in named], [p for _, p in named], largest)
-        found = self._apart.told()
+        self._diverged.look(where, [n for n, _ in named], [p for _, p in named], largest)
+        found = self._diverged.told()
         if found is not None:
             more = f" and {len(found[1]) - 3} more" if len(found[1]) > 3 else ""
             raise StepError(

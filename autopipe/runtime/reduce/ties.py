@@ -19,7 +19,7 @@ from torch.distributed import ReduceOp
 from ...errors import StepError
 from ...stages import Stage
 from ..wire.group import Group
-from .same import Apart
+from .diverged import Diverged
 from .sums import sum_gradients
 
 __all__ = ["Tie", "TieSum", "find_ties", "learned"]
@@ -73,7 +73,7 @@ class TieSum:
             self._groups[ranks] = (new_group(purpose, ranks), [t.parameter for t in members])
             self._names[ranks] = [t.name for t in members]
         self.is_summed = False
-        self._apart = Apart()
+        self._diverged = Diverged()
 
     def replace(self, replaced: Mapping[int, nn.Parameter]) -> None:
         """Sum the gradients of other parameters from now on: id of the old → the new."""
@@ -91,11 +91,11 @@ class TieSum:
         for ranks, (group, parameters) in self._groups.items():
             where = ", ".join(map(str, ranks))
             largest = functools.partial(group.all_reduce, op=ReduceOp.MAX)
-            self._apart.look(where, self._names[ranks], parameters, largest)
+            self._diverged.look(where, self._names[ranks], parameters, largest)
         self._judge()
 
     def _judge(self) -> None:
-        found = self._apart.told()
+        found = self._diverged.told()
         if found is not None:
             raise StepError(
                 f"tied parameter {', '.join(found[1])} has other values on each of ranks {found[0]}; make "

@@ -1,6 +1,6 @@
 """The workers of one process: one for each of its stages, and what wrapping the stages does to them.
 
-What a worker does is left to ``worker`` and ``whole``.
+What a worker does is left to ``worker`` and ``tail``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..reduce.sums import local
 from ..wire.boundary import Edge
 from .loss import Loss
 from .setup import written_buffers
-from .whole import WholeWorker
+from .tail import TailWorker
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def make_workers(
             continue
         planned, by_name = plan.stages[stage.index], capture.ops.by_name
         ops = [by_name[name] for name in planned.ops if name in by_name]
-        workers[section.index] = worker = (WholeWorker if is_tail else Worker)(
+        workers[section.index] = worker = (TailWorker if is_tail else Worker)(
             stage,
             section,
             edges,
@@ -66,7 +66,7 @@ def make_workers(
             is_random=any(op.is_random for op in ops),
             offloads=offloads,
         )
-        if isinstance(worker, WholeWorker):
+        if isinstance(worker, TailWorker):
             worker.join_by(capture.ops)
     for worker in workers.values():
         worker.receivers = workers
@@ -82,7 +82,7 @@ def wrap_all(
     """
     replaced: dict[int, nn.Parameter] = {}
     for worker in workers.values():
-        if isinstance(worker, WholeWorker):
+        if isinstance(worker, TailWorker):
             ahead = workers[worker.stage.index]
             worker.wrap(ahead.module)
             worker.replicas = ahead.replicas

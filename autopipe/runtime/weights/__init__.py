@@ -1,4 +1,4 @@
 """Whose the weights are: alike on all ranks at first, trained by one, brought back to all.
 
-Moving them between steps is left to ``moving``.
+Moving them between steps is left to ``weight_moves``.
 """

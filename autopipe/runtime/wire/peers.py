@@ -23,13 +23,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from ... import accelerator
 from ...errors import AutopipeError, InputError, PlanError, StepError
 from ...torch_private import default_store
-from .aside import aside
 from .board import Board, StoreGone
 from .failure import Watch, first_difference, roll_call
 from .group import FOREVER, Group, HostGroup, break_group, make_group
 from .link import Link, connect
-from .lost import corner, end_of_a_replica, loss_in, tells_of_a_loss
+from .lost_ranks import corner, end_of_a_replica, loss_in, tells_of_a_loss
 from .position import OUTSIDE, Patience, Position
+from .side_thread import in_side_thread
 from .talk import Talk
 
 __all__ = ["Peers", "pipeline_ranks"]
@@ -148,7 +148,7 @@ class Peers(Talk):
 
     def _unless_failed(self, make: Callable[[], T]) -> T:
         """What ``make`` makes. Raises the pipeline's :class:`StepError` where there is one meanwhile."""
-        return aside(make, "autopipe connecting", self.watch.raise_if_failed)
+        return in_side_thread(make, "autopipe connecting", self.watch.raise_if_failed)
 
     def _seen(self) -> Position:
         """Where this rank is. Whoever asks an event, in whatever thread, opens what is its current device."""

@@ -1,4 +1,4 @@
-"""What the losses that a model computes itself average over labels, read off the graph of each of its forms.
+"""What losses that a model computes itself average over labels, read off the graph of each of its forms.
 
 Weighing microbatches by it is left to ``weights``.
 """

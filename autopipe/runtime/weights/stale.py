@@ -1,6 +1,6 @@
 """Weights that other ranks train: what this process still holds of them is old, and refuses to be read.
 
-Bringing them back is left to ``whole``.
+Bringing them back is left to ``gather``.
 
 A rank's model has every parameter, but trains only its stages'. From the first step on the others are marked
 in place: the parameter stays the same object, and what needs no value of it (shapes, ``requires_grad``, an

@@ -1,4 +1,4 @@
-"""A runtime's saves and loads: what it holds, and in what order things are done.
+"""Saves and loads of a runtime: what it holds, and in what order things are done.
 
 That all ranks end alike is left to ``agreement``, files to ``saving`` and ``loading``, training state to
 ``training``.
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from ..errors import AutopipeError, InputError, StoreError
 from .agreement import Agreement, Asked
 from .checkpoint.background import Saving
-from .checkpoint.byname import Holding
-from .checkpoint.cargo import Cargo, Told, owned, staged
 from .checkpoint.extra import extra_modules, held_extras, named_tensors
+from .checkpoint.rank_contents import RankContents, Told, owned, staged
 from .checkpoint.replicas import Words
 from .checkpoint.saving import save, save_single
+from .checkpoint.state_by_weight import Holding
 from .checkpoint.training import Restoring, collect
 from .files.folder import MANIFEST, step_path, steps_in
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from .checkpoint.loading import Checkpoint
     from .engine import Engine
 
-__all__ = ["Keeper", "Saving"]
+__all__ = ["Checkpoints", "Saving"]
 
 SINGLES = (".pt", ".pth", ".th", ".bin", ".ckpt", ".pkl", ".tar")
 """What paths of one file end with, as people name those of ``torch.save``."""
 _logger = logging.getLogger(__name__)
 
 
-class Keeper:
+class Checkpoints:
     """Saves and loads what one rank of a pipeline holds, together with the others."""
 
     def __init__(self, engine: Engine, named: Callable[[], Iterator[tuple[str, nn.Parameter]]]) -> None:
@@ -81,18 +81,18 @@ class Keeper:
                 last.wait()
                 raise StoreError(f"{last.path} was not saved, as another rank says; save it again")
             agreement.check_alike(self._asked(objects, str(path)))
-            cargo = self._cargo(objects, is_single, max_bytes)
+            contents = self._contents(objects, is_single, max_bytes)
             if is_single:
                 with agreement.first_replica_saves(path):
-                    save_single(path, cargo, rank, agreement.exchange, self.names)
+                    save_single(path, contents, rank, agreement.exchange, self.names)
             elif not background:
                 with agreement.first_replica_saves(path):
-                    save(path, cargo, rank, agreement.exchange, keep_last)
+                    save(path, contents, rank, agreement.exchange, keep_last)
             else:
-                self._begin(saving, staged(cargo), keep_last)
+                self._begin(saving, staged(contents), keep_last)
         return saving
 
-    def _cargo(self, objects: Mapping[str, Any], is_single: bool, max_bytes: int) -> Cargo:
+    def _contents(self, objects: Mapping[str, Any], is_single: bool, max_bytes: int) -> RankContents:
         """What this rank saves; of a pipeline in one process, what all of its ranks would."""
         engine = self._engine
         state, fault = self._collect(objects, is_single)
@@ -100,7 +100,7 @@ class Keeper:
         weights: dict[str, Tensor] = {}
         for rank in ranks:
             weights |= owned(engine.all_stages, rank)
-        return Cargo(
+        return RankContents(
             weights,
             state,
             {} if is_single else _texts(engine.capture.model),
@@ -160,27 +160,29 @@ class Keeper:
 
     # -- saving in the background -------------------------------------------------------------------
 
-    def _begin(self, saving: Saving, copied: Cargo, keep_last: int | None) -> None:
-        """Start writing a copied cargo beside the training, under a name that all ranks count alike."""
+    def _begin(self, saving: Saving, copied: RankContents, keep_last: int | None) -> None:
+        """Start writing copied contents beside the training, under a name that all ranks count alike."""
         self._n_saves += 1
         self._words = self._words or self._agreement.replica.words(lambda: self._engine.patience.limit_s)
         name, place = f"save/{self._n_saves}", saving.path.absolute()  # wherever the program goes meanwhile
-        saving.start(functools.partial(self._save_aside, place, copied, name, keep_last))
+        saving.start(functools.partial(self._save_beside, place, copied, name, keep_last))
         self._last = saving
 
-    def _save_aside(self, path: pathlib.Path, cargo: Cargo, name: str, keep_last: int | None) -> None:
-        """Write a copied cargo in a thread beside the one that trains; further replicas wait for its end."""
+    def _save_beside(
+        self, path: pathlib.Path, contents: RankContents, name: str, keep_last: int | None
+    ) -> None:
+        """Write what was copied in a thread beside the one that trains; further replicas wait for its end."""
         peers, rank, words = self._engine.peers, self._engine.rank, self._words
-        if words is not None and not cargo.writes:
+        if words is not None and not contents.writes:
             words.hear(name, path, lambda: None if peers is None else peers.watch.raise_if_failed())
             return
         with contextlib.nullcontext() if words is None else words.told(name):
             if peers is None:
-                save(path, cargo, rank, _alone, keep_last, is_aside=True)
+                save(path, contents, rank, _alone, keep_last, is_aside=True)
                 return
             with peers.watch.shown():
                 exchange = peers.exchange_aside(Told, name, "writing a save in the background")
-                save(path, cargo, rank, exchange, keep_last, is_aside=True)
+                save(path, contents, rank, exchange, keep_last, is_aside=True)
 
     def _settle(self) -> None:
         """Let a save in the background come to its end, whatever that is: who waits for it is told."""

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import autopipe
-from autopipe.runtime.data.beginning import beginning
 from autopipe.runtime.data.microbatch import Splitter
+from autopipe.runtime.data.step_start import beginning
 from autopipe.runtime.data.weights import Weigher
 
 

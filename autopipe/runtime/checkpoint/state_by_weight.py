@@ -1,4 +1,4 @@
-"""What objects keep of weights, such as averages: each rank's own again, whichever ranks saved it.
+"""State that objects keep for each weight, such as averages: goes where the weight goes, whoever saved it.
 
 Files, and objects that know nothing of weights, are left to ``training``.
 """

@@ -1,4 +1,4 @@
-"""What an error says of processes that are gone, and what ended another replica of the pipeline.
+"""Whether an error says that another process is gone, and what ended another replica of the pipeline.
 
 Whose loss it is among a pipeline's own ranks is left to ``peers`` and ``failure``.
 """

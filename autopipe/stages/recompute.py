@@ -1,4 +1,4 @@
-"""Blocks of a stage that keep only what they take, and run again when backward comes to them.
+"""Blocks of a stage that keep only their inputs, and run again in backward.
 
 Which blocks those are is said by the plan; whole stages that run again are left to ``runtime``.
 """

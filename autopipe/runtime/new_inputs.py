@@ -1,4 +1,4 @@
-"""Inputs that no form of the model is for, met at a step: recorded then, on every rank, under the same cut.
+"""Inputs met at a step that no form of the model covers: recorded then, on every rank, under the same cut.
 
 Recording is left to the capture. Every rank meets the same inputs at the same step, since all have the batch
 or, under ``feed``, are given all of one that is new; that they made the same of them ``accord`` sees.

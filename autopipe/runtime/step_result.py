@@ -1,4 +1,4 @@
-"""What a step gives back: a loss that knows its gradients have been made, and outputs.
+"""What a step gives back: outputs, and a loss that knows that its gradients have been made.
 
 Making them is left to ``execute.results``. A loop written for plain PyTorch goes on with the loss: it divides
 it for accumulation, scales it, adds a penalty, calls ``backward``. None of that reaches gradients that are

@@ -1,4 +1,4 @@
-"""What of torch's wants every parameter of a model, refused where a rank has a part of them.
+"""Calls of torch that need every parameter of a model: refused where this rank has a part of them.
 
 ``torch.nn.utils.clip_grad_norm_`` would clip each rank's part by that part's own norm, and ``LBFGS`` search
 along it; an optimizer that shares its work among ranks would do so among those of other stages.
@@ -27,7 +27,7 @@ from ...arguments import brief
 from ...errors import InputError, StaleError
 from ...torch_private import CLIP, TOTAL_NORM
 
-__all__ = ["OF", "Partial", "refuse_line_search", "watch"]
+__all__ = ["OF", "PartOfModel", "refuse_line_search", "watch"]
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ OF = "of"
 """Where an optimizer's ``state_dict`` says whose state it is: the names of the rank's parameters."""
 
 
-class Partial(Protocol):
+class PartOfModel(Protocol):
     """Who trains a part of a model here."""
 
     def partial(self) -> Iterable[nn.Parameter]:
@@ -53,11 +53,11 @@ class Partial(Protocol):
         """That a module, maybe of this model, has taken a ``state_dict``."""
 
 
-_watched: weakref.WeakSet[Partial] = weakref.WeakSet()
+_watched: weakref.WeakSet[PartOfModel] = weakref.WeakSet()
 _hooks: list[Any] = []
 
 
-def watch(owner: Partial) -> None:
+def watch(owner: PartOfModel) -> None:
     """From now on, while it lives, refuse clipping by the norm of its part, and other parts' states."""
     _watched.add(owner)
     places = (

@@ -1,6 +1,6 @@
-"""Work that torch may never come back from, in a thread of its own, so that who waits for it need not.
+"""Calls into torch that may never return, made in a thread of their own, so that the caller can give up.
 
-When there is no use in waiting on is left to the caller.
+When to give up is left to the caller.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["aside"]
+__all__ = ["in_side_thread"]
 
 T = TypeVar("T")
 POLL_S = 0.05
 
 
-def aside(work: Callable[[], T], name: str, check: Callable[[], None]) -> T:
+def in_side_thread(work: Callable[[], T], name: str, check: Callable[[], None]) -> T:
     """What ``work`` makes, or raises. Meanwhile ``check`` is called again and again, and may raise instead.
 
-    torch's clients of a store wait without end for a host that is stopped. A thread left behind so ends with
-    the process.
+    torch's clients of a store wait without end for a host that is stopped. A thread that is left behind ends
+    with the process.
     """
     made: list[T] = []
     errors: list[BaseException] = []

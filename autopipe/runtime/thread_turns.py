@@ -1,4 +1,4 @@
-"""Whose turn at a runtime it is: threads take turns, or are told where turns could not be kept alike.
+"""Whose turn at a runtime it is: threads take turns, or are refused where turns could not be kept alike.
 
 What is done in a turn is left to ``runner`` and ``upkeep``.
 """

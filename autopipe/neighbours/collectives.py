@@ -1,4 +1,4 @@
-"""What all ranks of a pipeline do at once on behalf of another library: meet, and bring weights to one.
+"""What all ranks of a pipeline do together for another library: meet, and bring weights to one rank.
 
 Checkpoints of whole models are left to ``runtime``.
 """

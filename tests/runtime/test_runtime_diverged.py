@@ -3,13 +3,13 @@
 import torch
 from torch import nn
 
-from autopipe.runtime.reduce.same import Apart
+from autopipe.runtime.reduce.diverged import Diverged
 
 
 def looked(mine, others):
     """What is told of ``mine`` where other ranks hold ``others``."""
-    apart, names, theirs = Apart(), [f"p{i}" for i in range(len(mine))], []
-    Apart().look("0, 1", names, others, lambda ends: theirs.append(ends.clone()))
+    apart, names, theirs = Diverged(), [f"p{i}" for i in range(len(mine))], []
+    Diverged().look("0, 1", names, others, lambda ends: theirs.append(ends.clone()))
     apart.look("0, 1", names, mine, lambda ends: ends.copy_(torch.maximum(ends, theirs[0])))
     return apart.told()
 

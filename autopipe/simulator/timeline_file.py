@@ -1,4 +1,4 @@
-"""Timelines from their files: every value held against what a timeline can be.
+"""Timelines read from their files: every value is checked against what a timeline can be.
 
 Writing them is left to ``views``.
 """

@@ -1,4 +1,4 @@
-"""What a rank does with a batch before a step's first action, for whoever wants to know how long that takes.
+"""What a rank does with a batch before a step's first action, so that it can be timed.
 
 Doing it in a step is left to ``intake`` and ``accord``, whose parts it calls; timing it to ``measure``.
 """

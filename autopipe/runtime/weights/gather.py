@@ -1,6 +1,6 @@
-"""Brings every rank's weights back to every rank, so that the user's model is whole again.
+"""Brings every rank's weights to every rank, so that the user's model is whole again.
 
-Weights in files are left to ``keeper``.
+Weights in files are left to ``save_load``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from ...graph import ParameterSpec
 from ...stages import Stage
-from ..checkpoint.cargo import whole
+from ..checkpoint.rank_contents import whole
 from ..stage.setup import exchange
 from ..wire.peers import Peers
 from ..wire.values import dtype_of, name_of
-from .away import unmark
+from .stale import unmark
 
 if TYPE_CHECKING:
     from ...tracing import Capture

@@ -1,4 +1,4 @@
-"""What optimizers keep beside their ``state``: optimizers within them, tensors and parameters in attributes.
+"""What optimizers keep outside their ``state``: wrapped optimizers, and tensors or parameters in attributes.
 
 torch's own ``state_dict`` knows nothing of it, nor does who moves ``state`` from rank to rank.
 """

@@ -1,4 +1,4 @@
-"""The end of a model that mixes rows, at work once a step on all microbatches together.
+"""The tail of a model that mixes rows: run once a step, on all microbatches together.
 
 Which ops those are is told by the capture; what runs before them, on microbatches, is left to ``worker``.
 """
@@ -16,10 +16,10 @@ from ...tracing.rows.tail import join, row_axes
 from ..wire.boundary import Edge
 from .worker import StepInputs, Worker
 
-__all__ = ["WholeWorker"]
+__all__ = ["TailWorker"]
 
 
-class WholeWorker(Worker):
+class TailWorker(Worker):
     """Joins what the microbatches give, and runs the tail, the loss and their backward on it at once.
 
     It begins when the last value of the last microbatch has come, within the forward that gives it; the

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from .. import accelerator
 from ..errors import InputError
 from ..stages import Stage
-from .checkpoint.beside import held_beside, left_out
 from .checkpoint.optimizer import LISTED, names_in
+from .checkpoint.optimizer_extras import held_beside, left_out
 from .files.tensorfile import text_of
 from .stage.setup import exchange
-from .weights.away import unmark
+from .weights.stale import unmark
 from .wire.peers import Peers
 from .wire.values import Unfit, dtype_of, dumps, loads, name_of
 

@@ -1,4 +1,4 @@
-"""Gradients of a batch's own tensors, for what lies before a pipeline: each stage's share, summed over ranks.
+"""Gradients of a batch's own tensors: each stage's share, summed over ranks.
 
 Making the leaves that gather them is left to ``worker``.
 """

@@ -1,6 +1,6 @@
-"""What of transformers' ``TrainingArguments`` a pipeline takes, and what to do instead of the rest.
+"""Which of transformers' ``TrainingArguments`` a pipeline supports, and what to do instead of the others.
 
-What comes of those that are taken is left to ``trainer``.
+What the supported ones do is left to ``trainer``.
 """
 
 from __future__ import annotations

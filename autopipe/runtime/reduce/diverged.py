@@ -1,4 +1,4 @@
-"""Whether ranks that hold copies of a parameter still have the same values of it, but for roundings.
+"""Whether ranks that hold copies of a parameter still have equal values of it, up to rounding.
 
 Which ranks those are, and when to look, is left to whoever asks.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...accelerator import Later
 from .sums import local
 
-__all__ = ["Apart"]
+__all__ = ["Diverged"]
 
 STEP = 31
 """Beside the sum of all values that of each 31st: what is trained may be such that all sum to nothing, as the
@@ -22,7 +22,7 @@ SAME = 1e-3
 """How far apart sums of copies may be, relative to their norm: other values are about 1 apart."""
 
 
-class Apart:
+class Diverged:
     """Parameters whose copies differ, found out by comparing their sums.
 
     On an accelerator what was compared is known a step or so later: nothing waits for it.

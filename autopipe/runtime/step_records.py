@@ -1,4 +1,4 @@
-"""What this process recorded of its last steps, and a folder where it says so while the job runs.
+"""What this process recorded of its last steps, and the folder it writes them to while the job runs.
 
 What the ranks' records tell together is left to ``simulator``.
 """
@@ -41,7 +41,7 @@ def record(engine: Engine, offset_s: float, *, last: int | None = None) -> Recor
         records = [r for r in records if r[2].has_passed()][-last:]
     steps = [Ran.of(o + offset_s, clock.length_s(host_s), clock.read()) for o, host_s, clock in records]
     sizes = engine.message_bytes(records[-1][2]) if records else {}
-    return Recorded(steps, list(sizes.items()), engine.held.peak_bytes())
+    return Recorded(steps, list(sizes.items()), engine.peak_memory.peak_bytes())
 
 
 def prepare(folder: pathlib.Path, rank: int) -> str:

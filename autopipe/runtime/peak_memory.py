@@ -16,12 +16,12 @@ from .. import accelerator
 from ..measure.account import storage_bytes
 from ..stages import Stage
 
-__all__ = ["Held", "resident_bytes"]
+__all__ = ["PeakMemory", "resident_bytes"]
 
 _STATUS, _CLEAR = pathlib.Path("/proc/self/status"), pathlib.Path("/proc/self/clear_refs")
 
 
-class Held:
+class PeakMemory:
     """The most held since it was made, what the stages' own weights took before included.
 
     On a host that is by how much the process grew: right to some MiB, which Python and torch take beside

@@ -1,4 +1,4 @@
-"""Whether ranks begin with the same weights: a pipeline of parts of several models is none of them.
+"""Whether ranks begin with the same weights: stages of differently initialised models make no model.
 
 Ranks that train already are left alone: each has only its own stages' weights then.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...stages import Stage
-from .away import Away
+from .stale import Away
 
 if TYPE_CHECKING:
     from ...tracing import Capture

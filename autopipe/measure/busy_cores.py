@@ -1,4 +1,4 @@
-"""Keeps the machine as busy as the other ranks of a pipeline will while something is timed; tells its pace.
+"""Keeps the cores as busy as the other ranks of a pipeline will while something is timed; tells their pace.
 
 What they work on is left to the caller.
 """

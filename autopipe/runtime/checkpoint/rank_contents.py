@@ -1,4 +1,4 @@
-"""What one rank saves: its weights and state as files to come, copied where they are written later.
+"""What one rank saves: its weights and state, as files to be written, copied if that is done later.
 
 Writing the files is left to ``saving``.
 """
@@ -20,7 +20,7 @@ from ..files.threads import in_threads, threads_for
 from ..wire.values import Unfit, dumps
 from .extra import named_tensors
 
-__all__ = ["Cargo", "File", "Told", "files_of", "owned", "staged", "whole"]
+__all__ = ["File", "RankContents", "Told", "files_of", "owned", "staged", "whole"]
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cargo:
+class RankContents:
     """What one rank saves.
 
     ``weights`` under the model's names; ``state`` a tree of plain values and tensors, or None; where all goes
@@ -99,15 +99,15 @@ class File:
     note: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def files_of(cargo: Cargo) -> tuple[list[File], list[File]]:
+def files_of(contents: RankContents) -> tuple[list[File], list[File]]:
     """The files of weights a rank writes, and the one of its training state if there is any."""
     shards = [
-        File(shard, note={alias: name for alias, name in cargo.aliases.items() if name in shard})
-        for shard in _shards(cargo.weights, cargo.max_bytes)
+        File(shard, note={alias: name for alias, name in contents.aliases.items() if name in shard})
+        for shard in _shards(contents.weights, contents.max_bytes)
     ]
-    if cargo.state is None:
+    if contents.state is None:
         return shards, []
-    return shards, [cargo.state if isinstance(cargo.state, File) else _packed(cargo.state)]
+    return shards, [contents.state if isinstance(contents.state, File) else _packed(contents.state)]
 
 
 def _packed(state: Any) -> File:
@@ -136,27 +136,27 @@ def _shards(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Ten
     return [dict(sorted(s.items(), key=lambda pair: -pair[1].dtype.itemsize)) for s in shards if s]
 
 
-def staged(cargo: Cargo) -> Cargo:
+def staged(contents: RankContents) -> RankContents:
     """The same with every tensor copied, so that training may go on while it is written.
 
     What cannot be copied is its fault, told to the others while it is saved.
     """
-    state, fault = None, cargo.fault
+    state, fault = None, contents.fault
     try:
-        if cargo.state is not None and not fault:
-            state = _packed(cargo.state)
+        if contents.state is not None and not fault:
+            state = _packed(contents.state)
     except Unfit as error:
         fault = str(error)
-    sources = [*cargo.weights.values(), *(state.tensors.values() if state else ())]
+    sources = [*contents.weights.values(), *(state.tensors.values() if state else ())]
     try:
         n_bytes = sum(Spec.of(tensor).n_bytes for tensor in sources)
         copies = iter(in_threads(map(_copying, sources), threads_for(n_bytes)))
     except RuntimeError as error:
-        return dataclasses.replace(cargo, weights={}, state=None, fault=f"{type(error).__name__}: {error}")
-    weights = {name: next(copies) for name in cargo.weights}
+        return dataclasses.replace(contents, weights={}, state=None, fault=f"{type(error).__name__}: {error}")
+    weights = {name: next(copies) for name in contents.weights}
     if state is not None:
         state = File({name: next(copies) for name in state.tensors}, state.text)
-    return dataclasses.replace(cargo, weights=weights, state=state, fault=fault)
+    return dataclasses.replace(contents, weights=weights, state=state, fault=fault)
 
 
 def _copying(tensor: Tensor) -> Callable[[], Tensor]:
