@@ -74,8 +74,7 @@ def _count(n_stages: int | None, schedule: str) -> int:
         return dist.get_world_size()
     if n_stages is None:
         raise InputError(
-            "n_stages is left free, but on how many devices at most is not said; pass n_ranks=8, a cluster, "
-            "or n_stages"
+            "neither n_stages nor the number of devices is given; pass n_stages=4, n_ranks=8 or a cluster"
         )
     return max(1, n_stages // stages_per_rank(schedule))
 

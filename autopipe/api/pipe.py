@@ -117,7 +117,7 @@ class Pipe(nn.Module, metaclass=_Short):
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
         # DistributedDataParallel asks this of what it wraps, and lets errors beside AttributeError pass
         raise InputError(
-            "a pipe is not to be wrapped in DistributedDataParallel (which Fabric.setup, Accelerator.prepare "
+            "a pipe must not be wrapped in DistributedDataParallel (which Fabric.setup, Accelerator.prepare "
             "and transformers' Trainer do): every rank would train all stages. Leave it out of setup and "
             "prepare, and train rt = pipe.runtime() with rt.step(...), or take autopipe.neighbours' "
             "PipelineTrainer, PipelineAccelerator or FabricPipelineStrategy; for replicas of a pipeline, "

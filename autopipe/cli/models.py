@@ -106,7 +106,7 @@ def _there(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # torch without a device's code asserts that it has it
         raise InputError(
-            f"device {name!r} is not to be had here: {str(error).splitlines()[0]}; take cpu, or estimate for "
+            f"device {name!r} is not available here: {str(error).splitlines()[0]}; take cpu, or estimate for "
             "described hardware, such as H100"
         ) from None
 

@@ -205,7 +205,9 @@ def planned(target: str, making: Making, how: Planning, model: str | None = None
     }
     refused = [option for option, value in made.items() if value is not None]
     if refused:
-        raise InputError(f"{refused[0]} is settled in {target}; name the model instead, to plan it anew")
+        raise InputError(
+            f"{refused[0]} is already decided in {target}; name the model instead to plan it anew"
+        )
     plan = _under(Plan.from_json(target), how.memory, making.cluster)
     if model is None:
         alone = dataclasses.replace(making, costs=None, cluster=None)

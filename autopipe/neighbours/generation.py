@@ -153,13 +153,13 @@ class _Call:
         return tuple(told[0]), told[1]
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise on every rank where one was given other prompts; see whether generators stand alike."""
+        """Raise on every rank where one was given different prompts; see whether generators stand alike."""
         _check_taken(kwargs)
         _check_taken(_settings(kwargs.get("generation_config")))
         capture = self._engine.capture
         if capture.model.training and any(op.is_random for op in capture.ops.compute):
             raise InputError(
-                f"{capture.ops.model} is in training mode, and dropout would draw otherwise than in one "
+                f"{capture.ops.model} is in training mode, and dropout would draw other numbers than in one "
                 "process; call pipe.eval() before generate()"
             )
         tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
@@ -168,8 +168,8 @@ class _Call:
         odd = next((r for r, (prompts, _) in enumerate(everyone) if prompts != everyone[0][0]), None)
         if odd is not None:
             raise InputError(
-                f"rank {odd} was given other prompts than rank 0; give generate() the same on every rank, or "
-                "make the runtime with feed=0 and give them on rank 0 only"
+                f"rank {odd} was given different prompts from rank 0; give generate() the same on every "
+                "rank, or make the runtime with feed=0 and give them on rank 0 only"
             )
         self._draws_alike = len({draws for _, draws in everyone}) == 1
 

@@ -20,7 +20,7 @@ __all__ = ["PipelineModule"]
 
 DDP = "torch.nn.parallel.distributed"
 _WRAPPED = (
-    "a PipelineModule is not to be wrapped in DistributedDataParallel, which would give every rank the "
+    "a PipelineModule must not be wrapped in DistributedDataParallel, which would give every rank the "
     "weights of the first: take PipelineAccelerator, FabricPipelineStrategy or PipelineStrategy of "
     "autopipe.neighbours, or leave it out of setup and prepare; for replicas of a pipeline, give "
     "pipe.runtime(mesh=...) and rt.wrap(DistributedDataParallel)"

@@ -113,8 +113,8 @@ class Agreement:
         if not is_fine or least != -most:
             raise InputError(
                 fault
-                or "this call is not that of another replica, which gives another path or other objects, or "
-                f"whose ranks do: here {_call(asked)}; call it alike everywhere"
+                or "another replica makes a different call (another path, other objects), or ranks within it "
+                f"do; this one is {_call(asked)}: call it alike on every rank of every replica"
             )
 
     def _unlike(self, everyone: Sequence[Asked]) -> str:

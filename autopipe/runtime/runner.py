@@ -119,8 +119,9 @@ class Runner:
             is_odd = engine.replica_dims.are_unlike(n_batches, engine.device)
         if is_odd:
             raise InputError(
-                f"this replica accumulates {n_batches} batches with labels that count, and another another "
-                "number: replicas gather the weights of sharded stages together in each; give all as many"
+                f"this replica accumulates {n_batches} batches with labels that count, and another replica a "
+                "different number: replicas gather the weights of sharded stages together in each; give all "
+                "of them as many"
             )
 
     def check_summed(self, words: str) -> None:

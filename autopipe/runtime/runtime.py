@@ -138,7 +138,7 @@ class Runtime(Upkeep):
 
     def __reduce__(self) -> NoReturn:
         raise InputError(
-            "a runtime is not to be pickled or copied: it holds work under way and links to other ranks. "
+            "a runtime cannot be pickled or copied: it holds work under way and links to other ranks. "
             "Pickle or copy the pipe, or the plan, and make another with pipe.runtime(...); rt.save(path) "
             "keeps the weights"
         )

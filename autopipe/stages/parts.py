@@ -93,8 +93,8 @@ def with_parts(given: Any, path: str, places: Sequence[Sequence[Step]]) -> Any:
             shown = "".join(f"[{key!r}]" if kind == "item" else f".{key}" for kind, key, _ in place)
             raise InputError(
                 f"{path} gave a {_kind(given)}, of which the model as captured takes {shown}"
-                f"{_said_of(place)}: the layer has changed since, or goes by its inputs; capture again as "
-                "the model is now, put it back, or return them in one tensor"
+                f"{_said_of(place)}: the layer has changed since, or this depends on its inputs; capture "
+                "again as the model is now, put it back, or return them in one tensor"
             ) from error
     return given
 

@@ -65,7 +65,7 @@ class StageForm:
 
     def __reduce__(self) -> NoReturn:
         raise InputError(
-            "a stage is generated code, and not to be pickled: pickle the pipe it is of, or the plan, or "
+            "a stage is generated code, which cannot be pickled: pickle the pipe it is of, or the plan, or "
             "save the stage's state_dict"
         )
 

@@ -57,8 +57,8 @@ class NewForms:
         n_forms = max(len(forms) + len(self.made.for_sizes[f]) for f, forms in self.made.forms.items())
         if n_forms >= _MOST_FORMS:
             raise InputError(
-                f"{inputs.model} acts otherwise on each of {n_forms} kinds of inputs so far; fill batches up "
-                "to a few lengths, or keep the code that asks for sizes whole: closed=[path]"
+                f"{inputs.model} behaves differently on each of {n_forms} kinds of inputs so far; pad "
+                "batches to a few lengths, or keep the code that asks for sizes whole: closed=[path]"
             )
         *others, last = self._ways(values)
         for tensors in others:
@@ -124,4 +124,4 @@ def _check_recurring(forms: Iterable[Recording]) -> None:
     for branch in (b for form in forms for b in form.branches if not b.of_setting):
         if not isinstance(branch.outcome, int):
             kind = type(branch.outcome).__name__
-            raise CaptureError(f"what is read there, a {kind}, hardly comes out the same a second time")
+            raise CaptureError(f"what is read there, a {kind}, will hardly have the same value again")

@@ -605,7 +605,7 @@ def test_a_pipe_that_closes_early_ends_it_quietly(odd):
         (("plan", ":make", "-n", "2"), 2, "no name of a package"),
         (("plan", "builtins:dict", "-n", "2"), 2, "made a dict"),
         (("plan", SAMPLE, "-n", "2", "--input", "0x8"), 2, "8x3x224x224"),
-        (("plan", SAMPLE, "-n", "2", "--device", "cuda:77"), 2, "is not to be had here"),
+        (("plan", SAMPLE, "-n", "2", "--device", "cuda:77"), 2, "is not available here"),
         (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--out", "{folder}"), 2, "is a folder; give a file in it"),
         (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--html", "{folder}/a/b.html"), 2, "there is no folder"),
         (("simulate", "{folder}"), 2, "neither a plan"),

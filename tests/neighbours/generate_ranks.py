@@ -195,7 +195,7 @@ def around():
         ({"guidance_scale": 1.5}, "does not take guidance_scale"),
         ({"generation_config": seen}, "does not take output_hidden_states"),
         ({"assistant_model": plain}, "does not take assistant_model"),
-        ({"input_ids": ids + rank, "attention_mask": mask}, "was given other prompts"),
+        ({"input_ids": ids + rank, "attention_mask": mask}, "was given different prompts"),
     ):
         with pytest.raises(autopipe.AutopipeError, match=message):
             pipe.generate(**{**inputs, **odd})

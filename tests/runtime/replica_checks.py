@@ -451,7 +451,7 @@ def replicas_in_step():
     with torch.no_grad():
         for parameter in runtime.parameters() if dist.get_rank() == 1 else ():
             parameter.mul_(1.5)
-    with pytest.raises(StepError, match=r"stage 0: .* have other values on each of its replicas, ranks 0, 1"):
+    with pytest.raises(StepError, match=r"stage 0: .* have different values on its replicas, ranks 0, 1"):
         runtime.step(x, target=x)
 
 

@@ -21,7 +21,7 @@ CASES = {
     "hook": r"rank 0, a hook on the gradient of \S+\.weight: ValueError: bad weather",
     "shape": r"rank (1 begins step 2 with 6 rows|2 begins step 2 with 8 rows).* with other rows;",
     "data": r"rank \d begins step 2 with 8 rows.* with other values.*feed=0",
-    "ties": r"tied parameter \S+ has other values on each of ranks 0, 2",
+    "ties": r"tied parameter \S+ has different values on ranks 0, 2",
     "host left": r"rank 0 left after batch 1; give every rank the same number of batches",
     "own code": r"rank 1 stopped after batch 1 with ValueError: no more data",
     "save": r"was not saved, and .* rank 1: the optimizer has parameters that are not",

@@ -484,7 +484,7 @@ def test_loss_functions_are_weighed_as_they_say_or_warned_of(loss_fn, is_exact, 
     with caplog.at_level(logging.WARNING, logger="autopipe"):
         found = Runtime(*made, loss_fn=loss_fn).step(x, target=target).loss.item()
     assert (found == pytest.approx(loss_fn(model(x), target).item(), rel=1e-12)) is is_exact
-    assert ("not what loss_fn's losses" in caplog.text) is not is_exact
+    assert ("not the weighted sum of loss_fn's losses" in caplog.text) is not is_exact
 
 
 def test_losses_that_are_random_or_want_one_microbatch_are_not_warned_of(caplog):

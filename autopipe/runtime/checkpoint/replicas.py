@@ -212,6 +212,6 @@ class Words:
                 time.sleep(POLL_S)
             self._board.count(f"{name}/heard", 1)
         except StoreGone as error:
-            raise StoreError(f"{path}: whether it is saved nobody tells, since {error}") from error
+            raise StoreError(f"{path}: it is not known whether it was saved, since {error}") from error
         if fault:
             raise StoreError(fault)

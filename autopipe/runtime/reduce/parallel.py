@@ -69,7 +69,7 @@ class Replicas:
         if found is not None:
             more = f" and {len(found[1]) - 3} more" if len(found[1]) > 3 else ""
             raise StepError(
-                f"stage {stage}: {', '.join(found[1][:3])}{more} have other values on each of its replicas, "
+                f"stage {stage}: {', '.join(found[1][:3])}{more} have different values on its replicas, "
                 f"ranks {found[0]}, whose gradients are averaged; load the same weights on all, and give "
                 "their optimizers the same options"
             )

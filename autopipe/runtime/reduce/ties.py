@@ -98,7 +98,7 @@ class TieSum:
         found = self._diverged.told()
         if found is not None:
             raise StepError(
-                f"tied parameter {', '.join(found[1])} has other values on each of ranks {found[0]}; make "
+                f"tied parameter {', '.join(found[1])} has different values on ranks {found[0]}; make "
                 "the model with the same seed or checkpoint on every rank, and give its copies the same "
                 "learning rate and weight decay"
             )

@@ -156,7 +156,7 @@ class Loss:
     def _warn(self, why: str) -> None:
         self._asks = False
         _logger.warning(
-            "the loss of the full batch is not what loss_fn's losses of microbatches weigh up to: %s; "
+            "the loss of the full batch is not the weighted sum of loss_fn's losses of its microbatches: %s; "
             "gradients differ from the full batch's as much. Pass loss_weight=lambda args, kwargs, target: "
             "(target != -100).sum() for a mean over labels that count, no loss_fn for the loss that the "
             "model makes, loss_reduction='sum' for a sum, or n_microbatches=1 for a loss that compares rows",

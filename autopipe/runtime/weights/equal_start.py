@@ -63,7 +63,7 @@ def check_weights(cards: Sequence[Mapping[str, Any]]) -> None:
                 other.append((name, holder))
         if other:
             raise InputError(
-                f"ranks begin with other weights: {other[0][0]} differ between rank {other[0][1]} and "
+                f"ranks begin with different weights: {other[0][0]} differ between rank {other[0][1]} and "
                 f"rank {rank}, so the stages would be parts of several models; write torch.manual_seed(0) "
                 "before the model is made, or load the same checkpoint into it on every rank"
             )

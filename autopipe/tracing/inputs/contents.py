@@ -250,7 +250,7 @@ def _in_order(item: Any) -> tuple[str, int]:
 
 
 def _told(piece: Any) -> Any:
-    """What one piece is told by: a module of code, which is not to be pickled, by its name.
+    """What one piece is told by: a module of code, which cannot be pickled, by its name.
 
     Others by themselves, or by their class alone where one is not told from another, as two locks are not.
     """

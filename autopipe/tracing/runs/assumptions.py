@@ -101,8 +101,8 @@ class Assumptions:
         if changed := self.changed():
             shown = ", ".join(map(str, changed))
             raise InputError(
-                f"{type(self.model).__name__} is not to be copied now: {shown} changed after the capture; "
-                "call it once, which holds that against the capture, or capture again"
+                f"{type(self.model).__name__} cannot be copied now: {shown} changed after the capture; "
+                "call it once, which checks whether that matters, or capture again"
             )
         opened = frozenset(path for path, _ in self.opened)
         how = self.taken, self.modes, self.dtypes, self.flags, self.casts, self.functions
@@ -121,8 +121,8 @@ class Assumptions:
         if names and before in self.called:
             then, now = ("training", "evaluation") if before else ("evaluation", "training")
             raise InputError(
-                f"{type(self.model).__name__}: in {now} its forward goes by what a call in {then} leaves in "
-                f"{', '.join(names)}, where stages leave nothing; let each call set what it reads, or "
+                f"{type(self.model).__name__}: in {now} its forward reads what a call in {then} leaves in "
+                f"{', '.join(names)}, which stages do not set; let each call set what it reads, or "
                 f"return it, or capture the model anew for {now}"
             )
         self.called.add(training)

@@ -360,8 +360,8 @@ class Runs:
         """Hooks on all modules would run for stages too, which are modules: none may do more than look."""
         if global_hooks.others():
             raise CaptureError(
-                f"{type(self.model).__name__} cannot be captured while hooks on all modules are there "
-                "that may act on what they are given (register_module_forward_hook and its like): they would "
+                f"{type(self.model).__name__} cannot be captured while global module hooks are registered "
+                "that may change what they are given (register_module_forward_hook and its like): they would "
                 "run for stages too; remove them, or register them on the modules that they are for"
             )
 
@@ -379,8 +379,8 @@ class Runs:
             self.is_apart = not self.takes_one_for_two(united)
         elif not self.takes_one_for_two():
             raise InputError(
-                f"{type(self.model).__name__} acts otherwise where two arguments are one tensor, which "
-                "stages cannot tell; give it a copy of its own for each: x.clone()"
+                f"{type(self.model).__name__} behaves differently where two arguments are the same tensor, "
+                "which stages cannot tell; give it a copy for each: x.clone()"
             )
 
     def takes_one_for_two(self, change: Callable[[Any], Any] | None = None) -> bool:
