@@ -59,13 +59,13 @@ class Pipe(nn.Module, metaclass=_Short):
 
     Its parameters, buffers, mode and ``state_dict`` are the model's own, and calling it is calling the
     model: all stages run in turn in this process, with the model's random numbers in the model's order.
-    ``copy.deepcopy`` and ``pickle`` make a pipe of its own over a copy of the model.
+    ``copy.deepcopy`` and ``pickle`` make an independent pipe over a copy of the model.
 
     Attributes
     ----------
     model: the model, unmodified.
     graph: what was captured: ``graph.module`` is a linted fx GraphModule, ``graph.ops`` the op graph.
-    plan: stages, ties, boundaries and predictions; opens elsewhere from its JSON.
+    plan: stages, ties, boundaries and predictions; saved as JSON, it opens without torch or the model.
     costs: what each op was measured or estimated to cost, or None for a pipe built from a given plan.
     stages: one ``nn.Module`` per stage.
     """
@@ -201,14 +201,14 @@ class Pipe(nn.Module, metaclass=_Short):
         return result
 
     def verify(self, *args: Any, rtol: float | None = None, seed: int = 0, **kwargs: Any) -> Parity:
-        """Hold the pipe against the model: outputs, loss and every gradient, in the model's present mode.
+        """Compare the pipe with the model: outputs, loss and every gradient, in the model's present mode.
 
         Without inputs, those it was captured with are used. ``rtol`` is relative to each tensor's largest
         value; by default 1e-5 in fp32, 1e-10 in fp64, 2e-2 in half precision. Raises
         :class:`VerificationError` naming the first op that differs.
 
-        Also runs the batch in the plan's microbatches, in evaluation mode, and warns where they do not give
-        what the whole does: then rows depend on one another, or lie along another axis.
+        Also runs the batch in the plan's microbatches, in evaluation mode, and warns where the result is not
+        the whole batch's: then rows depend on one another, or lie along another axis.
         """
         if not args and not kwargs:
             args, kwargs = self.graph.example
@@ -229,7 +229,7 @@ class Pipe(nn.Module, metaclass=_Short):
         return parity
 
     def merge(self) -> nn.Module:
-        """Back to one plain ``nn.Module``: the model itself, holding the weights the pipeline trained.
+        """The model itself, a plain ``nn.Module`` again, with the weights that the pipeline trained.
 
         In one process that is free, since stages share the model's parameters. After :meth:`runtime` in a
         process group every rank must call it: each stage's weights come from the rank that trains them, ties
@@ -269,7 +269,7 @@ class Pipe(nn.Module, metaclass=_Short):
         :class:`autopipe.runtime.Runtime`: ``n_microbatches``, ``schedule``, ``device``, ``mesh``,
         ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``release``, ``batch_dims``,
         ``stall_limit_s``, ``check_finite``, ``feed``, ``mixed_rows``, ``weights``. None means what the plan
-        says. Raises :class:`InputError` for others.
+        says. Raises :class:`InputError` for an unknown option.
         """
         check_names("runtime", options, Runtime)
         join_group()
@@ -325,12 +325,12 @@ class Pipe(nn.Module, metaclass=_Short):
     def to_megatron_layout(self) -> str:
         """The split of a chain of alike blocks as Megatron-LM's ``--pipeline-model-parallel-layout``.
 
-        Raises :class:`InputError` where the split is none of whole blocks in their order.
+        Raises :class:`InputError` where a stage is not made of whole blocks in their order.
         """
         return to_megatron_layout(self.graph.ops, self.plan)
 
     def _adopt(self, plan: Plan, stages: tuple[Stage, ...]) -> None:
-        """Be cut as the runtime has cut anew."""
+        """Take over the cut that the runtime's :meth:`Runtime.rebalance` has made."""
         object.__setattr__(self, "plan", plan)
         object.__setattr__(self, "stages", stages)
 

@@ -104,8 +104,8 @@ def split(
     n_stages: how many stages in all, at least 1; ``"auto"`` (or None) for as many as make the fastest step on
         at most the ranks there are, of the cluster, ``n_ranks`` or the process group (all of which take
         part). ``plan.candidates`` has what was tried.
-    args, kwargs: example inputs, a whole batch, as in ``torch.export``; inferred for models that tell
-        them (transformers' ``dummy_inputs``, Lightning's ``example_input_array``, and such).
+    args, kwargs: example inputs, a whole batch, as in ``torch.export``; by default those that the model
+        itself provides (transformers' ``dummy_inputs``, Lightning's ``example_input_array`` and such).
     n_ranks: how many processes share the stages; by default the cluster's, else the process group's, else
         what the schedule needs for ``n_stages``.
     min_ranks: with ``n_stages="auto"``, the fewest ranks that may share them; in a process group, all do.
@@ -119,9 +119,9 @@ def split(
     cluster: a :class:`Cluster` or the path of a cluster file; by default equal devices on one host.
     device_order: ``"hosts"`` lays the stages on the cluster's ranks host by host, ``"given"`` in the ranks'
         order, ``"auto"`` in the best.
-    device: where to measure; or, to estimate, a :class:`Device`, the name of a described one (``"H200"``)
-        or a JSON file; by default the model's own, and of a model that is on the CPU or nowhere the rank's
-        accelerator in a job that has some, where its stages will train.
+    device: where to measure; or, to estimate, a :class:`Device`, the name of a known one (``"H200"``) or a
+        JSON file. By default the model's own; for a model on the CPU or on meta, in a job that has
+        accelerators, the rank's accelerator, where its stages will train.
     memory_limit: per rank, such as ``"70GB"``, or a list of one for each rank.
     recompute: what runs again in backward instead of being kept: ``"never"``, ``"auto"`` (the cheapest
         blocks, leaf modules or groups, that let a stage fit) or ``"always"`` (whole stages).
@@ -132,17 +132,17 @@ def split(
         a parameter with Adam), ``"bf16"`` (nothing else) or ``"fp8"``; by default as the model's own are.
     optimizer: whose state is counted: ``"adam"``, ``"sgd"``, ``"sgd-momentum"``, ``"muon"`` or
         ``"adam-8bit"``.
-    offload: what is in the host's memory, priced by what crosses the device's link to it.
+    offload: what lies in the host's memory, at the cost of the copies over the device's link to it.
         ``"activations"``: what a microbatch's forward keeps for its backward; the runtime moves it.
-        ``"optimizer"``: the optimizer's state and master weights; moving those is left to the optimizer that
-        the user takes. ``"all"``: both.
-    optimizer_bytes_per_parameter_byte: what there is beside weights and gradients, in place of these three.
-    time_limit_s: how long the solver may look for a proof, over all grains of the graph that are tried; past
-        it the plan says how far its bottleneck can be from the least. By default 2 s for each, more for large
-        graphs, up to 20 s; one that is opened further gets a quarter of it, 3 s at least. Ctrl-C does the
-        same at once.
-    dynamic: ``"auto"`` lets every input size vary that the model lets vary; False fixes them all.
-    open, closed: lists of paths of modules to record the inside of, or to keep whole.
+        ``"optimizer"``: the optimizer's state and master weights; moving those is left to the user's
+        optimizer. ``"all"``: both.
+    optimizer_bytes_per_parameter_byte: memory beside weights and gradients, instead of these three options.
+    time_limit_s: how long the solver may look for a proof, over all the granularities of the graph that it
+        tries; after that the plan says how far its bottleneck can be from the least. By default 2 s for each,
+        more for large graphs, up to 20 s; a graph with more modules opened gets a quarter, at least 3 s.
+        Ctrl-C ends the search at once, likewise.
+    dynamic: ``"auto"`` lets each input size vary where the model allows it; False fixes them all.
+    open, closed: lists of paths of modules whose inside to record, or which to keep whole.
     plan: build the stages of this plan instead of solving.
     stall_limit_s: how long a rank may give no sign of life while ranks plan together; by default 60 s, and
         five times as long until its first.

@@ -40,47 +40,46 @@ MOST_TIMES = 1e30
 class Runtime(Upkeep):
     """Runs a pipeline: this rank's stages when a process group is up, else all stages in this process.
 
-    Every rank makes it, and calls its methods, alike. ``None`` means what the plan says. In one process
-    threads that share it take turns; over several ranks one thread calls it, and a second at the same time is
-    refused with :class:`InputError`, which ends the step on every rank.
+    Every rank makes it, and calls its methods, alike. ``None`` means what the plan says. In one process,
+    threads that share it take turns; over several ranks only one thread may call it, and a second one at the
+    same time gets :class:`InputError`, which ends the step on every rank.
 
     Parameters
     ----------
     capture, plan, stages: from ``tracing``, ``solve`` and ``stages.build``.
-    loss_fn: ``loss_fn(output, target)``, a scalar; without it the model's output holds its loss: as ``loss``,
-        first, or as the only scalar, where that alone is made of some input (its labels). Where it is
+    loss_fn: ``loss_fn(output, target)``, a scalar. Without it the model's output holds its loss: as ``loss``,
+        first, or as the only scalar, where only that depends on some input (its labels). Where ``loss_fn`` is
         a module with parameters that train, every rank gets their gradients, for its own optimizer. It is
-        called for each microbatch, and at steps 0, 1, 2, 4, 8 and so on for some of them again, to look
-        whether their losses weigh up to the batch's: count metrics of the step's outputs, not in it.
+        called for each microbatch, and at steps 0, 1, 2, 4, 8 and so on for some of them again, to check that
+        their weighted losses add up to the batch's: so compute metrics from a step's outputs, not in here.
     n_microbatches, schedule: another count or schedule than the plan's; the placement must fit.
     device: by default the accelerator of ``LOCAL_RANK`` where the process group carries such tensors, which
         becomes the current one; else the model's. Only this rank's stages move there.
     mesh: a DeviceMesh with a ``pp`` dim; its other dims are the user's, for :meth:`wrap`.
-    autocast: a dtype, or a factory of a context, each stage's forward runs in.
+    autocast: a dtype that each stage's forward runs in, or a function that makes a context for it.
     scaler: the user's ``GradScaler``: scales the loss; an overflow on any rank shows on all.
-    loss_reduction: ``"mean"`` or ``"sum"``; by default what a torch loss says of itself, and what capture
-        found the model's own to be, a sum over rows; else the mean: over counted labels for losses inside the
-        model, for ``CrossEntropyLoss`` and ``NLLLoss``; else over rows.
-    loss_weight: ``loss_weight(args, kwargs, target)`` weighs a microbatch instead.
+    loss_reduction: ``"mean"`` or ``"sum"``. By default what a torch loss says of itself, or a sum where
+        capture found the model's own loss to be one over rows; else a mean: over counted labels for losses
+        inside the model, for ``CrossEntropyLoss`` and ``NLLLoss``, and over rows for others.
+    loss_weight: ``loss_weight(args, kwargs, target)`` gives a microbatch's weight instead.
     release: free the weights of stages that other ranks own; :meth:`gather_weights` brings them back.
     batch_dims: input name → batch axis, or None for an input every microbatch gets whole; ``target`` too.
     stall_limit_s: how long a rank may make no progress before all stop; by default from the plan's times.
-    check_finite: raise when the loss is not finite, naming the first stage that made it so, on every replica
-        in the step that sums their gradients (not under a scaler, and not on an accelerator, where looking
-        would wait for the device: there gradients that are not finite are every replica's).
-    weights: of a model made on the meta device, where each rank makes only its own stages: a checkpoint to
-        read them from, or ``weights(module, path)`` to fill what a module holds; by default the model's own
-        init (``_init_weights``, ``reset_parameters``), alike for the same seed whatever the cut.
+    check_finite: raise when the loss is not finite, naming the first stage that made it so; with replicas, on
+        every one, in the step that sums their gradients. Not under a scaler, and not on an accelerator, where
+        it would have to wait for the device: there every replica gets the gradients that are not finite.
+    weights: for a model made on the meta device, of which each rank makes only its own stages: a checkpoint
+        to read them from, or ``weights(module, path)``, which fills what a module holds. By default the
+        model's own init (``_init_weights``, ``reset_parameters``), equal for equal seeds whatever the cut.
     feed: the pipeline rank that alone has the batch: the others call ``step()`` without inputs, and get
         what their stages use. By default every rank passes the same batch, and nothing is sent.
-
-    costs, adopt: what each op was thought to take, for :meth:`rebalance`, and who is told of its plan.
-    mixed_rows: what to do with a batch in several microbatches where capture found that rows depend on one
+    costs, adopt: what each op was predicted to take, for :meth:`rebalance`; who is given its new plan.
+    mixed_rows: what to do with several microbatches where capture found that rows of a batch depend on one
         another (contrastive losses, in-batch negatives). ``"tail"``: where only the end of the model mixes
-        them, that runs once on the whole batch, loss and all, as soon as every microbatch has come so far;
-        gradients are those of the batch, every microbatch is held until then, and the schedule is one that
-        waits (GPipe or looped BFS). A model that mixes rows earlier is refused. ``"refuse"``: every one is.
-        ``"allow"``: each microbatch is a batch of its own.
+        them, that end runs once on the whole batch, loss included, when every microbatch has come that far.
+        Gradients are those of the batch; the activations of all microbatches are kept until then, and the
+        schedule is one that waits (GPipe or looped BFS). A model that mixes rows earlier is refused.
+        ``"refuse"`` refuses both; ``"allow"`` makes each microbatch a batch of its own.
 
     Raises :class:`InputError` when the plan does not fit the ranks that run, :class:`PlanError` when ranks
     hold different plans, :class:`StepError` when a rank never comes.
