@@ -1,6 +1,9 @@
 """Schedules as data: which rank runs which action of which stage and microbatch, in which order.
 
 Timing them is left to ``simulator``, running them to ``runtime``.
+
+Where a change goes: a named schedule to ``templates``, or to ``listing`` if it follows from rules; a kind of
+action to ``actions``, its time to ``clock``, its messages to ``wire``, faults it can have to ``validate``.
 """
 
 from __future__ import annotations

@@ -2,6 +2,19 @@
 
 Capturing the graph and measuring its costs are left to ``tracing`` and ``measure``; building the stages of a
 plan to ``stages``.
+
+``search`` tries each case (a schedule, counts, an order of ranks): ``chains`` finds the case's best chain of
+stages, ``step`` the plan near it whose step simulates fastest.
+
+Where a change goes:
+
+- a term of a stage's load or memory: ``definition.problem``, which every solver and bound is tested against
+- what a problem takes from graph, costs and cluster: ``making.formulate``; what is tried: ``making.cases``
+- a first answer or a proof with one stage a rank: ``lines.intervals``, ``lines.exact``; with several:
+  ``ranks.virtual``
+- a lower bound: ``proof.bounds`` on loads, ``proof.step`` on the step; what memory leaves room for:
+  ``proof.memory``
+- words for why nothing fits: ``infeasible``
 """
 
 from .chains import chain

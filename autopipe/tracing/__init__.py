@@ -19,6 +19,22 @@ sizes      which input sizes may vary, found by running a recording at others; r
 rows       whether rows of a batch meet, found by running a recording on others; what must run on all of them
 referee    recordings held against the model on other data, in both modes, with gradients and state
 =========  =================================================================================================
+
+``session`` in ``runs`` decides what to record again; ``forms`` makes a capture's forms of recordings,
+``validation`` holds them against the model, ``forms_by_size`` and ``new_forms`` add others.
+
+Where a change goes:
+
+- a function of torch that needs care of its own: ``calls.functions``
+- what is patched while a model runs: ``patches.patches``; questions whose answers are watched:
+  ``patches.queries``
+- a guard on a size: ``sizes.guards``; which sizes are tried, which formulas fit: ``sizes.explore``,
+  ``sizes.dims``
+- a question about values that each call answers for itself: ``values.branches``, ``graphs.questions``
+- which modules are leaves: ``code.leaves``; other code that stays whole: ``code.opaque``,
+  ``record.opaque_calls``
+- state that is copied and put back: ``state.reach``; state whose change is noticed: ``state.readers``
+- what is asked about rows: ``rows.analysis``; other data to compare on: ``referee.redraw``
 """
 
 from .capture import capture
