@@ -30,11 +30,11 @@ __all__ = [
     "OFFLOADS",
     "OPTIMIZERS",
     "PRECISIONS",
-    "Held",
+    "BytesPerParameter",
     "Offload",
     "Optimizer",
     "Precision",
-    "held",
+    "bytes_per_parameter",
     "optimizer_ratio_of",
     "own_bytes",
     "wants_autocast",
@@ -55,7 +55,7 @@ _OWN = {"fp32": 4, "bf16": 2}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Held:
+class BytesPerParameter:
     """Bytes that one trained parameter takes on its device, by what holds them."""
 
     weight: float
@@ -68,11 +68,15 @@ class Held:
         return self.weight + self.gradient + self.master + self.optimizer
 
 
-def held(precision: str, optimizer: str, *, is_matrix: bool = True, offload: str = "never") -> Held:
+def bytes_per_parameter(
+    precision: str, optimizer: str, *, is_matrix: bool = True, offload: str = "never"
+) -> BytesPerParameter:
     """What a parameter takes; with ``offload`` ``"optimizer"`` or ``"all"`` master and state are the host's.
 
-    >>> held("bf16-mixed", "adam").total, held("fp32", "sgd").total, held("bf16", "adam").total
-    (18.0, 8.0, 8.0)
+    >>> bytes_per_parameter("bf16-mixed", "adam").total, bytes_per_parameter("fp32", "sgd").total
+    (18.0, 8.0)
+    >>> bytes_per_parameter("bf16", "adam").total
+    8.0
     """
     weight, gradient, master = _PARTS[precision]
     moment = 2.0 if precision == "bf16" else 4.0
@@ -82,7 +86,7 @@ def held(precision: str, optimizer: str, *, is_matrix: bool = True, offload: str
     state = n_moments * (_EIGHT_BIT if optimizer == "adam-8bit" else moment)
     if offload in ("optimizer", "all"):
         master, state = 0, 0.0
-    return Held(weight, gradient, master, state)
+    return BytesPerParameter(weight, gradient, master, state)
 
 
 def optimizer_ratio_of(
@@ -103,7 +107,9 @@ def optimizer_ratio_of(
     wanted = 0.0
     for p in trained:
         of = precision or ("fp32" if dtype_bytes(p.dtype) >= 4 else "bf16")
-        wanted += p.numel * held(of, optimizer, is_matrix=len(p.shape) > 1, offload=offload).total
+        wanted += (
+            p.numel * bytes_per_parameter(of, optimizer, is_matrix=len(p.shape) > 1, offload=offload).total
+        )
     return max(0.0, wanted / own - 2)
 
 

@@ -11,7 +11,7 @@ from autopipe.errors import InfeasibleError, InputError
 from autopipe.hardware import Cluster, Device
 from autopipe.measure import device
 from autopipe.memory import memory_limits, plan_memory
-from autopipe.presets import held
+from autopipe.presets import bytes_per_parameter
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,15 @@ from autopipe.presets import held
     ],
 )  # fmt: skip
 def test_bytes_of_a_parameter(precision, optimizer, total):
-    assert held(precision, optimizer).total == total
+    assert bytes_per_parameter(precision, optimizer).total == total
 
 
 def test_eight_bit_adam_keeps_two_bytes_and_scales():
-    assert held("fp32", "adam-8bit").optimizer == pytest.approx(2.03, abs=0.01)
+    assert bytes_per_parameter("fp32", "adam-8bit").optimizer == pytest.approx(2.03, abs=0.01)
 
 
 def test_muon_is_adam_for_what_is_no_matrix():
-    assert held("fp32", "muon", is_matrix=False).total == 16
+    assert bytes_per_parameter("fp32", "muon", is_matrix=False).total == 16
 
 
 def wide(dtype=torch.float32) -> nn.Module:

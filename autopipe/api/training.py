@@ -14,7 +14,7 @@ from ..costs import CostTable
 from ..errors import InputError
 from ..graph import OpGraph
 from ..hardware import Cluster, Link
-from ..presets import held, optimizer_ratio_of, own_bytes, wants_autocast
+from ..presets import bytes_per_parameter, optimizer_ratio_of, own_bytes, wants_autocast
 from ..tracing import Capture
 
 __all__ = ["Training"]
@@ -73,7 +73,7 @@ class Training:
         link = _host_link(cluster)
         if self.offload in ("optimizer", "all"):
             own = own_bytes(graph)
-            parts = held(self.precision or ("fp32" if own >= 4 else "bf16"), self.optimizer)
+            parts = bytes_per_parameter(self.precision or ("fp32" if own >= 4 else "bf16"), self.optimizer)
             crossing = (parts.gradient + parts.weight) / link.bandwidth_bytes_s
             costs = dataclasses.replace(costs, optimizer_s_per_byte=(crossing + 7 * 4 / _HOST_BYTES_S) / own)
         if self.moves_activations:

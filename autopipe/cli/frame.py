@@ -13,11 +13,11 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from .options import SAY
-from .output import Told, emit, guard, step, writable
+from .output import Output, emit, guard, step, writable
 
 __all__ = ["verb"]
 
-Verb = Callable[..., Told | None]
+Verb = Callable[..., Output | None]
 WRITTEN = {"out", "html", "trace"}
 """The options that name a file which a verb writes."""
 SPEAKING = {

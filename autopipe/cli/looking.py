@@ -16,7 +16,7 @@ import typer
 
 from . import options as o
 from .frame import verb
-from .output import Told, note, table
+from .output import Output, note, table
 
 __all__: list[str] = []
 
@@ -35,13 +35,13 @@ def profile(
         ),
     ] = False,
     out: o.Out = None,
-) -> Told:
+) -> Output:
     """What each op of a model costs for one microbatch: measured, or estimated for a described device."""
     from .planning import Request
 
     _, costs = Request(model, making).profile(microbatches or 1, recalibrate)
     _write(out, json.dumps(costs.to_dict()))
-    return Told(costs.to_dict(), "\n".join([_shown(costs), *(f"Note: {line}" for line in costs.notes)]))
+    return Output(costs.to_dict(), "\n".join([_shown(costs), *(f"Note: {line}" for line in costs.notes)]))
 
 
 @verb("capturing, costing and solving", spin=False)
@@ -53,7 +53,7 @@ def plan(
         pathlib.Path | None, typer.Option(help="Also write the report here.", rich_help_panel=o.SAY)
     ] = None,
     out: o.Out = None,
-) -> Told:
+) -> Output:
     """Where to cut a model into stages, what a step should take, how far its bottleneck is from the least."""
     from .planning import Request
 
@@ -64,7 +64,7 @@ def plan(
         pipe.plan.to_html(html, graph=pipe.graph.ops, costs=pipe.costs)
     uncounted = pipe.plan.settings.get("uncounted")
     warned = [f"Warning: in its costs {uncounted}."] if uncounted else []
-    return Told(json.loads(text), "\n".join([_shown(pipe.plan), *warned]))
+    return Output(json.loads(text), "\n".join([_shown(pipe.plan), *warned]))
 
 
 @verb("simulating", spin=False)
@@ -76,7 +76,7 @@ def simulate(
         pathlib.Path | None,
         typer.Option(help="Write a Chrome / Perfetto trace here.", rich_help_panel=o.SAY),
     ] = None,
-) -> Told:
+) -> Output:
     """A step of a plan in time: length, idle time by cause, memory; as planned or under another schedule.
 
     `--schedule` also takes a .csv of a schedule as torch writes it. With a plan's JSON, `--cluster` puts it
@@ -99,7 +99,7 @@ def simulate(
         trace.write_text(json.dumps(timeline.to_chrome_trace()))
     over = over_memory(found.plan, timeline)
     text = f"{timeline}\n\n{table(tables(timeline)[0])}"
-    return Told({**timeline.to_dict(), "over_memory": over}, text, "; ".join(over))
+    return Output({**timeline.to_dict(), "over_memory": over}, text, "; ".join(over))
 
 
 @verb("planning and simulating", spin=False)
@@ -123,7 +123,7 @@ def compare(
     memory: Annotated[
         str | None, typer.Option(help="Limit per rank, such as 80GB.", rich_help_panel=o.RUN)
     ] = None,
-) -> Told:
+) -> Output:
     """Schedules × microbatch counts × stage counts as a table, the fastest first."""
     from ..errors import InputError
     from .comparing import Compared, comparison, plans_of
@@ -140,7 +140,7 @@ def compare(
         pairs = plans_of(Request(target, making), cuts, counts or [8], memory)
     result = comparison(pairs, [s.strip() for s in schedules.split(",")])
     rows = [dict(zip((c.key for c in result.columns), row, strict=True)) for row in result.rows]
-    return Told(rows, table(result))
+    return Output(rows, table(result))
 
 
 @verb("planning and pricing moves", spin=False)
@@ -152,7 +152,7 @@ def explain(
     cut: Annotated[
         int | None, typer.Option(help="Only the cut after this stage.", min=0, show_default=False)
     ] = None,
-) -> Told:
+) -> Output:
     """Why each cut is where it is: loads on both sides, what crosses, what else was tried, how sure it is.
 
     With a plan's JSON, `--costs` FILE adds what moving each cut would cost, and `--model` prices moves with
@@ -183,7 +183,7 @@ def explain(
             lines.append(
                 "Moves are priced by costs taken now; --costs FILE prices them by those of a profile."
             )
-    return Told(told, "\n".join(lines))
+    return Output(told, "\n".join(lines))
 
 
 @verb("comparing")
@@ -193,7 +193,7 @@ def diff(
     threshold: Annotated[
         float, typer.Option(help="How much worse is too much, as a fraction of step time and of memory.")
     ] = 0.02,
-) -> Told:
+) -> Output:
     """What changed between two plans; exit code 1 when the second is worse by more than the threshold."""
     from ..arguments import number
     from ..plans import Plan
@@ -202,7 +202,7 @@ def diff(
     result = Plan.from_json(before).diff(Plan.from_json(after))
     worse = result.worse(threshold)
     no = f"worse by more than {threshold:.1%}: {', '.join(worse)}" if worse else ""
-    return Told({**result.to_dict(), "worse": list(worse)}, str(result), no)
+    return Output({**result.to_dict(), "worse": list(worse)}, str(result), no)
 
 
 @verb("drawing", spin=False)
@@ -231,7 +231,7 @@ def report(
     out: Annotated[
         pathlib.Path, typer.Option("--out", "-o", help="The page to write.", rich_help_panel=o.SAY)
     ] = pathlib.Path("report.html"),
-) -> Told:
+) -> Output:
     """One offline page about a plan: stages, modules, ops, boundaries, schedule, memory, reasons.
 
     With `--mesh` also the processes of all replicas on their hosts, and what crosses between them, which is
@@ -261,7 +261,7 @@ def report(
         text = f"{_shown(laid)}\n\n{out}"
     found.plan.to_html(out, **context)
     note("open it in any browser; it loads nothing from elsewhere")
-    return Told(told, text)
+    return Output(told, text)
 
 
 @verb("watching", spin=False)
@@ -271,7 +271,7 @@ def watch(
         float, typer.Option(help="Seconds between looks, at least 0.1.", rich_help_panel=o.SAY)
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once.", rich_help_panel=o.SAY)] = False,
-) -> Told | None:
+) -> Output | None:
     """A running job, live: step, idle time by cause, stragglers, drift from the plan, memory; Ctrl-C ends.
 
     Of the steps that `rt.publish(FOLDER)`, or `autopipe run --publish FOLDER`, writes there. In a pipe, and
@@ -286,8 +286,8 @@ def watch(
         return None
     job = watched(folder)
     if job is None:
-        return Told({}, "", f"no step of all ranks was told in {folder} yet")
-    return Told(job.to_dict(), _shown(job))
+        return Output({}, "", f"no step of all ranks was told in {folder} yet")
+    return Output(job.to_dict(), _shown(job))
 
 
 def _redraw(folder: pathlib.Path, every_s: float) -> None:

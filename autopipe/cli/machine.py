@@ -22,7 +22,7 @@ import typer
 
 from . import options as o
 from .frame import verb
-from .output import Told, aside, note, table
+from .output import Output, aside, note, table
 
 __all__: list[str] = []
 
@@ -37,7 +37,7 @@ def probe(
         typer.Option(help="Network interfaces of each host, which neighbouring ranks share.", min=1),
     ] = None,
     out: o.Out = None,
-) -> Told:
+) -> Output:
     """Measure the devices here, the links between ranks and their pace; writes a cluster file for others.
 
     Under torchrun it measures between the job's own ranks.
@@ -67,7 +67,7 @@ def probe(
     speed = cluster.devices[0].speed
     pace = f", in a pipeline at {speed:.1%} of the pace that costs are measured at" if speed != 1.0 else ""
     text = f"{cluster.n_ranks} ranks on {names}{pace}\n\n{table(Table('Links', columns, rows))}"
-    return Told(cluster.to_dict(), text)
+    return Output(cluster.to_dict(), text)
 
 
 @verb("splitting and training", spin=False)
@@ -86,7 +86,7 @@ def run(
         ),
     ] = None,
     out: o.Out = None,
-) -> Told | None:
+) -> Output | None:
     """Split a model, check it against the original, train it some steps; predicted and measured side by side.
 
     All stages run in this process, 2 by default; under torchrun each rank runs its own, by default one, and
@@ -116,11 +116,11 @@ def run(
             result = train(pipe, steps, lr, publish, costed_s)
         if out is not None:
             out.write_text(json.dumps(result.timeline))
-    return Told(result.to_dict(), str(result)) if os.environ.get("RANK", "0") == "0" else None
+    return Output(result.to_dict(), str(result)) if os.environ.get("RANK", "0") == "0" else None
 
 
 @verb("looking around")
-def doctor() -> Told:
+def doctor() -> Output:
     """Check what is installed and that a small model splits, trains and agrees with itself; 1 if not."""
     from ..look import Column, Table
 
@@ -128,7 +128,7 @@ def doctor() -> Told:
     columns = (Column("what", "what"), Column("ok", "ok"), Column("found", "found"))
     rows = tuple((name, "yes" if ok else "NO" if ok is False else "–", found) for name, ok, found in checks)
     bad = [name for name, ok, _ in checks if ok is False]
-    return Told(
+    return Output(
         [{"what": n, "ok": ok, "found": found} for n, ok, found in checks],
         table(Table("This machine", columns, rows, "– means optional and absent.")),
         f"not well: {', '.join(bad)}" if bad else "",

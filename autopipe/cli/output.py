@@ -27,7 +27,7 @@ from ..errors import (
 )
 from . import INTERRUPTED
 
-__all__ = ["EXIT_CODES", "Told", "aside", "emit", "exit_code", "guard", "note", "step", "table", "writable"]
+__all__ = ["EXIT_CODES", "Output", "aside", "emit", "exit_code", "guard", "note", "step", "table", "writable"]
 
 OK, NO, USAGE, INFEASIBLE, MODEL, OTHER = range(6)
 EXIT_CODES = {
@@ -42,7 +42,7 @@ EXIT_CODES = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Told:
+class Output:
     """What a verb found: as plain values for JSON, as text, and why its answer is no, if it is."""
 
     result: Any
@@ -50,7 +50,7 @@ class Told:
     no: str = ""
 
 
-def emit(told: Told | None, as_json: bool) -> None:
+def emit(told: Output | None, as_json: bool) -> None:
     """Print what a verb found, if it is this process that says it; exit code 1 where its answer is no."""
     import typer
 

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import AutopipeError, InputError, StoreError
-from .checkpoint.rank_contents import Told
+from .checkpoint.rank_contents import SaveStatus
 from .checkpoint.replicas import Replica
 from .reduce.parallel import largest
 
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["Agreement", "Asked"]
+__all__ = ["Agreement", "CallSignature"]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CallSignature(msgspec.Struct, frozen=True):
     """What a rank was called with: where to save, whether an optimizer came along, and whether it trains.
 
     ``objects`` are the names of all that came along.
@@ -45,7 +45,7 @@ class Agreement:
 
     # -- ranks --------------------------------------------------------------------------------------
 
-    def exchange(self, mine: Told) -> Sequence[Told]:
+    def exchange(self, mine: SaveStatus) -> Sequence[SaveStatus]:
         """What every rank of the pipeline tells, by rank."""
         peers = self._engine.peers
         return [mine] if peers is None else peers.gather(mine)
@@ -75,7 +75,7 @@ class Agreement:
         except Exception as error:  # what a hostile checkpoint ends in; others wait to be told
             own = StoreError(f"{path} cannot be used: {type(error).__name__}: {error}")
             own.__cause__ = error
-        told = self.exchange(Told(fault="" if own is None else str(own)))
+        told = self.exchange(SaveStatus(fault="" if own is None else str(own)))
         if self._replicas_fine(own is None and not any(t.fault for t in told)):
             return
         undo()
@@ -89,7 +89,7 @@ class Agreement:
 
     def check_same(self, path: pathlib.Path, fingerprint: int) -> None:
         """Raise :class:`StoreError` on every rank where not all have opened the same save."""
-        told = self.exchange(Told(draft=str(fingerprint)))
+        told = self.exchange(SaveStatus(draft=str(fingerprint)))
         numbers = [int(t.draft) for t in told]
         least, most = self._least(min(numbers), -max(numbers))
         if least != -most:
@@ -99,7 +99,7 @@ class Agreement:
                 "of its own; load from a folder that all ranks share; nothing was changed"
             )
 
-    def check_alike(self, asked: Asked) -> None:
+    def check_alike(self, asked: CallSignature) -> None:
         """Raise :class:`InputError` on every rank where one saves elsewhere, or without its optimizer.
 
         A rank that trains nothing has none. Replicas of a rank are to give all the same, and hear of it
@@ -117,7 +117,7 @@ class Agreement:
                 f"do; this one is {_call(asked)}: call it alike on every rank of every replica"
             )
 
-    def _unlike(self, everyone: Sequence[Asked]) -> str:
+    def _unlike(self, everyone: Sequence[CallSignature]) -> str:
         """In words, what ranks of this pipeline were called with otherwise; empty where all is well."""
         paths = {a.path: rank for rank, a in enumerate(everyone)}
         if len(paths) > 1:
@@ -170,7 +170,7 @@ class Agreement:
 
     def anywhere(self, mine: bool) -> bool:
         """Whether it is so on any rank of any replica; every one of them calls it."""
-        return self.any(any(told.fault for told in self.exchange(Told(fault="so" if mine else ""))))
+        return self.any(any(told.fault for told in self.exchange(SaveStatus(fault="so" if mine else ""))))
 
     def _replicas_fine(self, is_fine: bool) -> bool:
         """Whether all is well on this rank's replicas too."""
@@ -183,6 +183,6 @@ class Agreement:
             return [-n for n in largest(mesh, self._other_dims, negated, self._engine.device)]
 
 
-def _call(asked: Asked) -> str:
+def _call(asked: CallSignature) -> str:
     given = f"with {', '.join(asked.objects) or 'no objects'}"
     return f"{asked.path} {given}" if asked.path else given

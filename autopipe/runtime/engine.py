@@ -48,7 +48,7 @@ from .stage.worker import Worker
 from .thread_turns import Turn
 from .weights.equal_start import check_weights, fingerprints
 from .weights.gather import gather_weights
-from .weights.stale import Away, absent, filled, guard, mark, readable
+from .weights.stale import StaleTensor, absent, filled, guard, mark, readable
 from .wire.boundary import edges_between
 from .wire.channel import Channel
 from .wire.peers import Peers, pipeline_ranks
@@ -308,7 +308,7 @@ class Engine:
 
     def partial(self) -> Iterator[nn.Parameter]:
         """This rank's parameters while others of the model are elsewhere."""
-        if any(isinstance(home.tensor, Away) for home in self.absent):
+        if any(isinstance(home.tensor, StaleTensor) for home in self.absent):
             yield from (p for stage in self.stages for p in stage.parameters())
 
     @property

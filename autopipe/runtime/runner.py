@@ -22,7 +22,7 @@ from ..errors import InputError, StepError
 from ..stages import rng
 from ..stages.gradients import making
 from .data.input_gradients import backpropagate
-from .data.intake import BATCHES, Taken
+from .data.intake import BATCHES, WeightedBatch
 from .engine import Engine
 from .execute.accord import Traits
 from .execute.executor import Clock, Line
@@ -244,7 +244,7 @@ class Runner:
         with self.engine.outside("weighing its batch beside the other replicas'"):
             return self.engine.replica_dims.share(counted, self.engine.device)
 
-    def _inputs(self, taken: Taken, request: Request) -> StepInputs:
+    def _inputs(self, taken: WeightedBatch, request: Request) -> StepInputs:
         engine, grad, counted = self.engine, request.grad, taken.counted
         scaler = engine.options.scaler if grad else None
         # every rank's scaler must know its scale before it can unscale

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AutopipeError, InputError, StoreError
-from .agreement import Agreement, Asked
+from .agreement import Agreement, CallSignature
 from .checkpoint.background import Saving
 from .checkpoint.extra import extra_modules, held_extras, named_tensors
-from .checkpoint.rank_contents import RankContents, Told, owned, staged
+from .checkpoint.rank_contents import RankContents, SaveStatus, owned, staged
 from .checkpoint.replicas import Words
 from .checkpoint.saving import save, save_single
 from .checkpoint.state_by_weight import Holding
@@ -140,12 +140,12 @@ class Checkpoints:
         except StoreError as error:
             return None, str(error)
 
-    def _asked(self, objects: Mapping[str, Any], path: str = "") -> Asked:
+    def _asked(self, objects: Mapping[str, Any], path: str = "") -> CallSignature:
         """What this rank was called with, as far as ranks are to be called alike."""
         given = any(isinstance(thing, torch.optim.Optimizer) for thing in objects.values())
         trains = any(parameter.requires_grad for _, parameter in self._named())
         names = tuple(sorted(name for name, thing in objects.items() if thing is not None))
-        return Asked(path, given, trains, names)
+        return CallSignature(path, given, trains, names)
 
     @property
     def _holding(self) -> Holding:
@@ -181,7 +181,7 @@ class Checkpoints:
                 save(path, contents, rank, _alone, keep_last, is_aside=True)
                 return
             with peers.watch.shown():
-                exchange = peers.exchange_aside(Told, name, "writing a save in the background")
+                exchange = peers.exchange_aside(SaveStatus, name, "writing a save in the background")
                 save(path, contents, rank, exchange, keep_last, is_aside=True)
 
     def _settle(self) -> None:
@@ -229,7 +229,7 @@ class Checkpoints:
                         f"{root} is no row of saves, but a save itself: load() reads it; resume() "
                         "takes the folder that save(folder, keep_last=...) was given"
                     )
-            names = agreement.as_first(agreement.exchange(Told(draft="/".join(found)))[0].draft)
+            names = agreement.as_first(agreement.exchange(SaveStatus(draft="/".join(found)))[0].draft)
         return names.split("/") if names else []
 
     def _load(self, path: pathlib.Path, objects: Mapping[str, Any], strict: bool) -> None:
@@ -303,7 +303,7 @@ def _check_place(path: pathlib.Path, objects: Mapping[str, Any], is_single: bool
         )
 
 
-def _alone(mine: Told) -> list[Told]:
+def _alone(mine: SaveStatus) -> list[SaveStatus]:
     return [mine]
 
 

@@ -20,7 +20,7 @@ import autopipe
 from autopipe.cli import main
 from autopipe.cli.app import app as command_line
 from autopipe.cli.models import load
-from autopipe.cli.output import EXIT_CODES, Told, emit
+from autopipe.cli.output import EXIT_CODES, Output, emit
 from autopipe.schedule import build, to_csv
 
 SAMPLE = str(pathlib.Path(autopipe.__file__).parent / "cli" / "sample.py") + ":small"
@@ -522,7 +522,7 @@ def test_stages_left_out_are_found_for_the_ranks():
 
 
 def test_json_knows_no_infinity(capsys):
-    emit(Told({"gap": float("inf"), "rows": [(1.5, float("nan")), pathlib.Path("a")]}, ""), as_json=True)
+    emit(Output({"gap": float("inf"), "rows": [(1.5, float("nan")), pathlib.Path("a")]}, ""), as_json=True)
     assert json.loads(capsys.readouterr().out) == {"gap": None, "rows": [[1.5, None], "a"]}
 
 

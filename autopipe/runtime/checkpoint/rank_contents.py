@@ -20,10 +20,10 @@ from ..files.threads import in_threads, threads_for
 from ..wire.values import Unfit, dumps
 from .extra import named_tensors
 
-__all__ = ["File", "RankContents", "Told", "files_of", "owned", "staged", "whole"]
+__all__ = ["File", "RankContents", "SaveStatus", "files_of", "owned", "staged", "whole"]
 
 
-class Told(msgspec.Struct, frozen=True):
+class SaveStatus(msgspec.Struct, frozen=True):
     """What a rank tells the others while they save: a fault, or how far it is.
 
     ``extras``: what its modules keep beside their tensors, as text, where all goes into one file.

@@ -25,12 +25,12 @@ from ..files.manifest import FORMAT, VERSION, FileRecord, Manifest, digest
 from ..files.tensorfile import Spec, TensorFile, of_text, text_of, write_tensors
 from ..files.threads import threads_for
 from ..wire.values import dumps, loads
-from .rank_contents import File, RankContents, Told, files_of, whole
+from .rank_contents import File, RankContents, SaveStatus, files_of, whole
 
 __all__ = ["INDEX", "Exchange", "save", "save_single"]
 
 INDEX = "model.safetensors.index.json"
-Exchange = Callable[[Told], Sequence[Told]]
+Exchange = Callable[[SaveStatus], Sequence[SaveStatus]]
 """Brings what every rank tells to every rank, in their order."""
 
 
@@ -53,15 +53,15 @@ def save(
         _assemble([*shards, *state])
         return
     draft: Draft | None = None
-    mine = Told()
+    mine = SaveStatus()
     try:
         if fault:
             raise StoreError(fault)
         if rank == 0:
             draft = Draft(path)
-        mine = Told(draft=str(draft.path) if draft else "", n_shards=len(shards))
+        mine = SaveStatus(draft=str(draft.path) if draft else "", n_shards=len(shards))
     except Exception as error:  # whatever it is, the others wait to be told
-        mine = Told(fault=_fault(error))
+        mine = SaveStatus(fault=_fault(error))
     try:
         everyone = exchange(mine)
         if any(told.fault for told in everyone):
@@ -72,12 +72,12 @@ def save(
         named |= {f"state-{rank + 1:05d}-of-{len(everyone):05d}.safetensors": f for f in state}
         written = _write(pathlib.Path(everyone[0].draft), named, is_aside=is_aside)
         everyone = _agree(exchange(written), path)
-        done = Told()
+        done = SaveStatus()
         if draft is not None:
             try:
                 _finish(draft, everyone, contents)
             except Exception as error:
-                done = Told(fault=_fault(error))
+                done = SaveStatus(fault=_fault(error))
         _agree(exchange(done), path)
     except BaseException:
         if draft is not None:
@@ -110,7 +110,7 @@ def _fault(error: BaseException) -> str:
     )
 
 
-def _agree(everyone: Sequence[Told], path: pathlib.Path) -> Sequence[Told]:
+def _agree(everyone: Sequence[SaveStatus], path: pathlib.Path) -> Sequence[SaveStatus]:
     faults = [
         f"rank {r}: {t.fault}" if len(everyone) > 1 else t.fault for r, t in enumerate(everyone) if t.fault
     ]
@@ -127,7 +127,7 @@ def _assemble(files: Iterable[File]) -> None:
                 whole(tensor)
 
 
-def _write(folder: pathlib.Path, named: Mapping[str, File], *, is_aside: bool = False) -> Told:
+def _write(folder: pathlib.Path, named: Mapping[str, File], *, is_aside: bool = False) -> SaveStatus:
     """Write this rank's files; their records, or what failed.
 
     Sharded tensors are asked for to the last even after a failure: other ranks ask for them too.
@@ -155,8 +155,8 @@ def _write(folder: pathlib.Path, named: Mapping[str, File], *, is_aside: bool = 
     except Exception as error:
         for tensor in sharded[n_asked:]:
             whole(tensor)
-        return Told(fault=_fault(error))
-    return Told(files=records)
+        return SaveStatus(fault=_fault(error))
+    return SaveStatus(files=records)
 
 
 def _write_text(path: pathlib.Path, text: str) -> FileRecord:
@@ -168,7 +168,7 @@ def _write_text(path: pathlib.Path, text: str) -> FileRecord:
     return FileRecord(len(data), zlib.crc32(data))
 
 
-def _finish(draft: Draft, everyone: Sequence[Told], contents: RankContents) -> None:
+def _finish(draft: Draft, everyone: Sequence[SaveStatus], contents: RankContents) -> None:
     """Index, further texts and the manifest; then the rename."""
     files = {name: record for told in everyone for name, record in told.files.items()}
     for name in files:
@@ -214,7 +214,7 @@ def save_single(
         _assemble([File(dict(contents.weights))])
         return
     parts: pathlib.Path | None = None
-    mine = Told()
+    mine = SaveStatus()
     try:
         if contents.fault:
             raise StoreError(contents.fault)
@@ -228,9 +228,9 @@ def save_single(
             path.parent.mkdir(parents=True, exist_ok=True)
             draft = Draft(path.parent / f".{path.name}")
             parts = draft.path
-            mine = Told(draft=str(parts))
+            mine = SaveStatus(draft=str(parts))
     except Exception as error:
-        mine = Told(fault=_fault(error))
+        mine = SaveStatus(fault=_fault(error))
     try:
         everyone = exchange(mine)
         if any(told.fault for told in everyone):
@@ -238,12 +238,12 @@ def save_single(
         folder = pathlib.Path(_agree(everyone, path)[0].draft)
         told = _write(folder, {f"{rank:05d}": File({**contents.weights, **tensors})})
         everyone = _agree(exchange(msgspec.structs.replace(told, extras=rest)), path)
-        done = Told()
+        done = SaveStatus()
         if rank == 0:
             try:
                 _join(folder, everyone, path, names)
             except Exception as error:
-                done = Told(fault=_fault(error))
+                done = SaveStatus(fault=_fault(error))
         _agree(exchange(done), path)
     finally:
         if parts is not None:
@@ -251,7 +251,10 @@ def save_single(
 
 
 def _join(
-    folder: pathlib.Path, everyone: Sequence[Told], path: pathlib.Path, names: Callable[[str], Sequence[str]]
+    folder: pathlib.Path,
+    everyone: Sequence[SaveStatus],
+    path: pathlib.Path,
+    names: Callable[[str], Sequence[str]],
 ) -> None:
     files = [name for told in everyone for name in told.files]
     merged: dict[str, Any] = {a: t for name in files for n, t in _mapped(folder / name) for a in names(n)}

@@ -28,7 +28,7 @@ from .weights import Bound, Weigher
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["BATCHES", "Intake", "Taken"]
+__all__ = ["BATCHES", "Intake", "WeightedBatch"]
 
 BATCHES = (
     "give a list of batches, each a mapping of step()'s keyword arguments, such as {'x': x, 'target': y}, or "
@@ -37,7 +37,7 @@ BATCHES = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Taken:
+class WeightedBatch:
     """A batch in microbatches.
 
     ``weights`` says what each weighs, ``counted`` what they counted together. ``inputs`` are those of the
@@ -98,7 +98,7 @@ class Intake:
         if self._feed is not None:
             self._feed.follow(stages)
 
-    def take(self, request: Request) -> Taken:
+    def take(self, request: Request) -> WeightedBatch:
         """The batch of this rank's arguments, or as it is fed."""
         if self._feed is not None and not self._is_source:
             return self._fed(self._feed, request)
@@ -109,7 +109,7 @@ class Intake:
                 self._feed.refuse(str(error) if isinstance(error, InputError) else repr(error))
             raise
 
-    def _own(self, request: Request) -> Taken:
+    def _own(self, request: Request) -> WeightedBatch:
         """The batch of this rank's arguments, which it gives to the others where it feeds them."""
         kwargs, target = self._route(request.kwargs, request.target)
         bound = self._bind(request.args, kwargs)
@@ -140,7 +140,7 @@ class Intake:
         if self._feed is not None:
             self._feed.give(batch, target, n, (weights, counted))
         batch = batch.on(self._device, self._used, self._takes_target)
-        return Taken(batch, weights, counted, inputs if request.grad else {})
+        return WeightedBatch(batch, weights, counted, inputs if request.grad else {})
 
     def _check(self, bound: Mapping[str, Any], target: Any, grad: bool) -> None:
         """Raise :class:`InputError` for tensors that cannot be computed with, or not for a backward."""
@@ -165,7 +165,7 @@ class Intake:
         is_tracked = isinstance(aim, Tensor) and aim.requires_grad
         return is_tracked and (self._peers is not None or not aim.is_leaf)
 
-    def _fed(self, feed: Feed, request: Request) -> Taken:
+    def _fed(self, feed: Feed, request: Request) -> WeightedBatch:
         # heard also where it is refused, or what is heard next would be this
         leaves, target, n, (weights, counted), (forms, of_all, is_new) = feed.take()
         if request.args or request.kwargs or request.target is not None:
@@ -180,7 +180,7 @@ class Intake:
                 f"{feed.source} {list(forms)}: some were recorded on one of them alone; call pipe(...) on "
                 "every rank alike, or only rt.step, rt.evaluate and rt.forward"
             )
-        return Taken(dataclasses.replace(batch, forms=forms, of_all=of_all), weights, counted)
+        return WeightedBatch(dataclasses.replace(batch, forms=forms, of_all=of_all), weights, counted)
 
     def shares(
         self, batches: Sequence[Any], n_microbatches: int | None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...stages import Stage
-from .stale import Away
+from .stale import StaleTensor
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -42,7 +42,7 @@ def fingerprints(capture: Capture, stages: Sequence[Stage]) -> dict[str, int]:
 def _is_here(tensor: Tensor, shape: tuple[int, ...]) -> bool:
     """Whether this process has the values: not where they were released, sharded, never made or are old."""
     is_plain = tensor.layout is torch.strided and not hasattr(tensor, "to_local") and not tensor.is_meta
-    return is_plain and tensor.__class__ is not Away and tuple(tensor.shape) == shape
+    return is_plain and tensor.__class__ is not StaleTensor and tuple(tensor.shape) == shape
 
 
 def _some(tensor: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from ...torch_private import UnseenByFunctions
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Away", "Home", "absent", "filled", "guard", "mark", "readable", "shapes_of", "unmark"]
+__all__ = ["Home", "StaleTensor", "absent", "filled", "guard", "mark", "readable", "shapes_of", "unmark"]
 
 GRADIENT_READERS = ("torch.optim", "torch.amp", "torch.nn.modules", "autopipe")
 """Modules that may ask for an absent gradient: they pass over parameters without one."""
@@ -68,7 +68,7 @@ class Home:
     model: str
 
 
-class Away(nn.Parameter):
+class StaleTensor(nn.Parameter):
     """A parameter or buffer that another rank trains; see the module."""
 
     _home: Home
@@ -80,7 +80,7 @@ class Away(nn.Parameter):
         if not _is_harmless(func, args, sys._getframe(1).f_globals.get("__name__", "")):
             everything = (*args, *(kwargs or {}).values())
             nested = (x for a in everything for x in (a if isinstance(a, (tuple, list)) else (a,)))
-            raise StaleError(_told(next(x for x in nested if isinstance(x, Away)), func))
+            raise StaleError(_told(next(x for x in nested if isinstance(x, StaleTensor)), func))
         with UnseenByFunctions():
             return func(*args, **(kwargs or {}))
 
@@ -94,10 +94,10 @@ def _is_harmless(func: Any, args: Sequence[Any], caller: str) -> bool:
     if func == _GRADIENT:
         return caller.startswith(GRADIENT_READERS)
     # what is written whole is not read: load_state_dict gives all ranks the same
-    return func is Tensor.copy_ and not any(isinstance(a, Away) for a in args[1:])
+    return func is Tensor.copy_ and not any(isinstance(a, StaleTensor) for a in args[1:])
 
 
-def _told(tensor: Away, func: Any) -> str:
+def _told(tensor: StaleTensor, func: Any) -> str:
     name, rank, model = tensor._home.name, tensor._home.rank, tensor._home.model
     if func == _GRADIENT:
         return (
@@ -132,15 +132,15 @@ def mark(homes: Iterable[Home]) -> None:
     """From now on refuse reads of these."""
     for home in homes:
         tensor = home.tensor
-        if tensor.__class__ is not Away:
+        if tensor.__class__ is not StaleTensor:
             tensor.__dict__.update(_was=tensor.__class__, _home=home)
-            tensor.__class__ = Away
+            tensor.__class__ = StaleTensor
 
 
 def unmark(tensors: Iterable[Tensor]) -> None:
     """Let these be read again: their values are new."""
     for tensor in tensors:
-        if tensor.__class__ is Away:
+        if tensor.__class__ is StaleTensor:
             del tensor.__dict__["_home"]
             tensor.__class__ = tensor.__dict__.pop("_was")
 
@@ -174,7 +174,7 @@ def _refuse(name: str, rank: int, model: str, tensor: Tensor) -> None:
 @contextlib.contextmanager
 def readable(homes: Iterable[Home]) -> Iterator[None]:
     """Within it old values may be read: for what depends on their shapes alone."""
-    marked = [home for home in homes if home.tensor.__class__ is Away]
+    marked = [home for home in homes if home.tensor.__class__ is StaleTensor]
     unmark(home.tensor for home in marked)
     try:
         yield
@@ -229,5 +229,5 @@ def _stand_in(name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
 def shapes_of(model: nn.Module) -> Iterator[None]:
     """Within it a model's old values may be read, as :func:`readable` has it: to plan and price it."""
     tensors = (*model.parameters(), *model.buffers())
-    with readable([tensor._home for tensor in tensors if isinstance(tensor, Away)]):
+    with readable([tensor._home for tensor in tensors if isinstance(tensor, StaleTensor)]):
         yield

@@ -12,7 +12,7 @@ import torch
 from .call import Call
 from .named import qualified_name
 
-__all__ = ["example_of", "said", "shown"]
+__all__ = ["call_and_place", "example_of", "expression"]
 
 _DEPTH = 4
 _SIGNS = {
@@ -22,18 +22,18 @@ _SIGNS = {
 }  # fmt: skip
 
 
-def shown(value: Any, depth: int = _DEPTH) -> str:
+def expression(value: Any, depth: int = _DEPTH) -> str:
     """A value much as source code would write it, its own inputs only so deep: ``x.sum() > 0``."""
     if isinstance(value, (tuple, list)):
-        return ", ".join(shown(v, depth) for v in value)
+        return ", ".join(expression(v, depth) for v in value)
     if not isinstance(value, Call):
         return repr(value) if isinstance(value, (int, float, str, torch.dtype, type(None))) else "…"
     if value.op in ("placeholder", "get_attr"):
         return str(value.target)
     if depth == 0:
         return "…"
-    given = [*(shown(a, depth - 1) for a in value.args)]
-    given += [f"{k}={shown(v, depth - 1)}" for k, v in value.kwargs.items()]
+    given = [*(expression(a, depth - 1) for a in value.args)]
+    given += [f"{k}={expression(v, depth - 1)}" for k, v in value.kwargs.items()]
     name = _name(value)
     if name in _SIGNS and len(given) == 2:
         return f"{given[0]} {_SIGNS[name]} {given[1]}"
@@ -52,9 +52,9 @@ def _name(value: Any) -> str:
     )
 
 
-def said(call: Call) -> str:
+def call_and_place(call: Call) -> str:
     """What a call is and where in the model's code it stands."""
-    what = call.target if call.op == "call_module" else shown(call, 3)
+    what = call.target if call.op == "call_module" else expression(call, 3)
     return f"{what} at {call.source}" if call.source else str(what)
 
 

@@ -14,7 +14,7 @@ from ... import torch_private
 from ...torch_private import is_operator
 from ..inputs.structure import Spec, unflatten
 
-__all__ = ["CustomFunction", "Named", "Rebuild", "Told", "held_by", "nameable", "qualified_name", "unnamed"]
+__all__ = ["CustomFunction", "Named", "Rebuild", "Setter", "held_by", "nameable", "qualified_name", "unnamed"]
 
 
 def nameable(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,7 +97,7 @@ class Rebuild(Named):
         return self.spec
 
 
-class Told(Named):
+class Setter(Named):
     """A function of a module, its first argument: code outside sets by it what the module goes by."""
 
 

@@ -100,9 +100,9 @@ def _watched(module: nn.Module, path: str, name: str, at: Position) -> Callable[
     def call(*args: Any, **kwargs: Any) -> Any:
         if not at.is_recorded:
             return method(*args, **kwargs)
-        before = leaf_state.kept([module])
+        before = leaf_state.state_of([module])
         result = method(*args, **kwargs)
-        if next(leaf_state.differing(before, leaf_state.kept([module])), None) is not None:
+        if next(leaf_state.changed(before, leaf_state.state_of([module])), None) is not None:
             raise TellMethod(path, name)
         return result
 

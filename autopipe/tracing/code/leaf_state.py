@@ -24,9 +24,19 @@ from torch import nn
 from ..state.global_names import codes_in
 from .restart import WatchMethods
 
-__all__ = ["Keeping", "Kept", "codes_of", "differing", "goes_by", "kept", "left", "read_by", "tell_left"]
+__all__ = [
+    "Keeping",
+    "LeafState",
+    "attributes_left",
+    "changed",
+    "codes_of",
+    "goes_by",
+    "read_by",
+    "state_of",
+    "tell_left",
+]
 
-Kept = dict[tuple[int, str], tuple[Any, Any]]
+LeafState = dict[tuple[int, str], tuple[Any, Any]]
 """(id of a module, name) → its value, and what that holds."""
 
 _OF_ALL = frozenset(vars(nn.Module()))
@@ -35,9 +45,9 @@ _SIMPLE = (bool, int, float, str, type(None))
 _NONE: tuple[Any, Any] = None, ()
 
 
-def kept(inside: Sequence[nn.Module]) -> Kept:
+def state_of(inside: Sequence[nn.Module]) -> LeafState:
     """The plain attributes and buffers of some modules that the modules' own code reads."""
-    out: Kept = {}
+    out: LeafState = {}
     for module in inside:
         cls: Any = type(module)
         held, asked, number = vars(module), goes_by(cls), id(module)
@@ -48,7 +58,7 @@ def kept(inside: Sequence[nn.Module]) -> Kept:
     return out
 
 
-def differing(before: Kept, now: Kept) -> Iterator[tuple[int, str]]:
+def changed(before: LeafState, now: LeafState) -> Iterator[tuple[int, str]]:
     """The attributes that have another value by now."""
     return (key for key, value in now.items() if not _is_same(before.get(key, _NONE), value))
 
@@ -66,8 +76,8 @@ class Keeping:
 
     def __init__(self, paths: Mapping[int, str], watched: Collection[str]) -> None:
         self._paths, self._watched = paths, watched
-        self._beginning: Kept = {}
-        self._by_leaf: dict[str, Kept] = {}
+        self._beginning: LeafState = {}
+        self._by_leaf: dict[str, LeafState] = {}
         self.opened: Sequence[tuple[str, nn.Module]] = ()
         self.filled: set[tuple[str, str]] = set()
         self.is_any = False
@@ -75,25 +85,25 @@ class Keeping:
 
     def begin(self, model: nn.Module, opened: Sequence[tuple[str, nn.Module]]) -> None:
         """Look at all modules as they are before the model is called."""
-        self.opened, self._beginning = opened, kept([*model.modules()])
+        self.opened, self._beginning = opened, state_of([*model.modules()])
 
-    def before(self, path: str, inside: Sequence[nn.Module]) -> Kept:
+    def before(self, path: str, inside: Sequence[nn.Module]) -> LeafState:
         """What a leaf keeps as it is called.
 
         Raises :class:`WatchMethods` where code outside has set it since its last call.
         """
-        now = kept(inside)
-        for module, _ in differing(self._by_leaf.get(path, self._beginning), now):
+        now = state_of(inside)
+        for module, _ in changed(self._by_leaf.get(path, self._beginning), now):
             at = self._paths.get(module)
             if at is not None and at not in self._watched:
                 raise WatchMethods(at)
         return now
 
-    def after(self, path: str, inside: Sequence[nn.Module], before: Kept) -> bool:
+    def after(self, path: str, inside: Sequence[nn.Module], before: LeafState) -> bool:
         """Note what a leaf keeps after a call; whether, but for its first, that is other than ``before``."""
         is_first = path not in self._by_leaf
-        self._by_leaf[path] = kept(inside)
-        is_set = next(differing(before, self._by_leaf[path]), None) is not None
+        self._by_leaf[path] = state_of(inside)
+        is_set = next(changed(before, self._by_leaf[path]), None) is not None
         self.is_any |= is_set
         if is_set and is_first:
             self.begun.add(path)
@@ -103,12 +113,12 @@ class Keeping:
     def noting_filled(self) -> Iterator[None]:
         """Note in which attributes of open modules a leaf's hooks put something meanwhile."""
         paths, opened = {id(m): p for p, m in self.opened}, [m for _, m in self.opened]
-        before = kept(opened)
+        before = state_of(opened)
         yield
-        self.filled |= {(paths[module], name) for module, name in differing(before, kept(opened))}
+        self.filled |= {(paths[module], name) for module, name in changed(before, state_of(opened))}
 
 
-def left(
+def attributes_left(
     modules: Iterable[tuple[str, nn.Module]], is_computed: Callable[[torch.Tensor], bool]
 ) -> Iterator[str]:
     """The plain attributes, by path, that hold what a run has computed with gradients: a loss, a feature.

@@ -22,7 +22,7 @@ from ..calls.functions import tensors
 from ..calls.named import Named, held_by
 from ..inputs.contents import is_filled, plainly
 from .opaque import Recorded
-from .statements import Taken
+from .statements import KeptStatement
 
 __all__ = ["KeptFunction", "KeptMethod", "hides"]
 
@@ -170,7 +170,7 @@ class KeptFunction(Named):
         noted = [{k: _Noted(vars(v)[k]) for k in _HELD} if d else None for v, d in pairs]
         result = self._run([v.training if d else v for v, d in pairs], noted, args, kwargs)
         given = list(self.rebuild(held).values())
-        taken = self.function if isinstance(self.function, Taken) else None
+        taken = self.function if isinstance(self.function, KeptStatement) else None
         codes = list(_codes(given if taken is None else [taken.function, *given]))
         is_handed_on = taken is None or taken.hands_on
         out = []

@@ -25,7 +25,7 @@ from ..inputs.structure import flatten
 from .callees import nodes
 from .restart import Statement
 
-__all__ = ["Taken", "rewritten", "running"]
+__all__ = ["KeptStatement", "rewritten", "running"]
 
 _BODIES = ("body", "orelse", "finalbody")
 _LOOPS = (ast.For, ast.While)
@@ -64,7 +64,8 @@ def rewritten(
 ) -> Callable[..., Any]:
     """The forward of a module's class, in which each chosen statement is a call of ``on_statement``.
 
-    That is given the statement as :class:`Taken` and the values it reads, and gives those it leaves, by name.
+    That is given the statement as :class:`KeptStatement` and the values it reads, and gives those it leaves,
+    by name.
     """
     function = _forward(module)
     definition = _definition(function.__code__) if function is not None else None
@@ -99,7 +100,7 @@ def rewritten(
     return out
 
 
-class Taken(Named):
+class KeptStatement(Named):
     """A statement as a function of the values that it reads: gives, by name, what it sets and what it fills.
 
     Raises :class:`InputError` where it sets other names than it did when it was first called.
@@ -146,7 +147,7 @@ def _enter(
     run: types.FunctionType, part: _Part, on_statement: Callable[..., Any], known: dict[str, Any]
 ) -> Any:
     given = tuple(n for n in part.reads if n in known)
-    return on_statement(Taken(run, part, given), *(known[n] for n in given))
+    return on_statement(KeptStatement(run, part, given), *(known[n] for n in given))
 
 
 # -------------------------------------------------------------------- source

@@ -20,7 +20,7 @@ from ..calls.functions import storages, tensors
 from ..calls.kinds import Kind, describe, dtype_name
 from ..calls.lifting import Closure
 from ..calls.module_modes import in_modes
-from ..calls.named import Told, qualified_name
+from ..calls.named import Setter, qualified_name
 
 __all__ = ["build", "parameter_specs"]
 
@@ -216,7 +216,7 @@ def _constraints(
 
 
 def _is_leaf(call: Call) -> bool:
-    return call.op == "call_module" or call.target is in_modes or isinstance(call.target, Told)
+    return call.op == "call_module" or call.target is in_modes or isinstance(call.target, Setter)
 
 
 def _held(op: Op) -> tuple[str, ...]:

@@ -76,7 +76,9 @@ def choose(question: Question | int, run: Run) -> int:
         if _hashable(answer) not in question.answers:
             read = question.branch.read
             met = " or ".join(map(str, question.answers))
-            what = read.hint if question.branch.of_setting else f"{describe.shown(read.args)} of its inputs"
+            what = (
+                read.hint if question.branch.of_setting else f"{describe.expression(read.args)} of its inputs"
+            )
             raise InputError(
                 f"{question.branch.source}: the model reads {what}, which "
                 f"comes out {answer} here and was {met} when captured; what it does then has not been "

@@ -95,7 +95,7 @@ def _function_apply(route: Route, original: Any) -> Any:
             function, _, *rest = args
             with recorder.checkpointed:
                 return function(*rest)
-        return recorder.kept.custom(CustomFunction(cls), bound, args, kwargs)
+        return recorder.opaque.custom(CustomFunction(cls), bound, args, kwargs)
 
     return classmethod(apply)
 
@@ -176,7 +176,7 @@ def _left(route: Route, original: Any) -> Any:
 def _run_backward(route: Route, original: Any) -> Any:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         if (recorder := route.active) is not None:
-            recorder.kept.refuse_backward()
+            recorder.opaque.refuse_backward()
         return original(*args, **kwargs)
 
     return run_backward
@@ -190,7 +190,7 @@ def _reduced(route: Route, original: Any) -> Any:
         if recorder is None:
             return original(self, protocol)
         if is_copying():
-            return recorder.kept.copied, (self,)
+            return recorder.opaque.copied, (self,)
         recorder.reads.refuse_bytes(self)
         with recorder.at.hushed:
             return original(self, protocol)
@@ -206,7 +206,7 @@ def _scripted(route: Route, original: Any) -> Any:
         if recorder is None:
             return original(self, *args, **kwargs)
         run = functools.partial(original, self)
-        return recorder.kept.custom(Named(self, self.name), run, args, kwargs)
+        return recorder.opaque.custom(Named(self, self.name), run, args, kwargs)
 
     return __call__
 
@@ -246,7 +246,7 @@ def _set(route: Route, original: Any) -> Any:
         given = (*args, *kwargs.values())
         if recorder is None or not any(isinstance(v, torch.Tensor) for v in given):
             return original(self, *args, **kwargs)
-        return recorder.kept.custom(Named(original), original, (self, *args), kwargs)
+        return recorder.opaque.custom(Named(original), original, (self, *args), kwargs)
 
     return set_
 
@@ -259,7 +259,7 @@ def _as_subclass(route: Route, original: Any) -> Any:
         if recorder is None:
             return original(self, cls)
         if cls is torch.Tensor:
-            return recorder.kept.custom(Named(original), original, (self, cls), {})
+            return recorder.opaque.custom(Named(original), original, (self, cls), {})
         return recorder.at.keep_whole(
             f"{recorder.at.source()}: as_subclass makes a tensor a {cls.__name__}, which it is no longer "
             "where a stage hands it on"

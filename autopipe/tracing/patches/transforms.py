@@ -25,7 +25,7 @@ def _grad_of(name: str) -> Maker:
             recorder = route.active
             if recorder is None:
                 return original(func, argnums, has_aux, args, kwargs)
-            return recorder.kept.mapped(original, func, (argnums, has_aux), (args, kwargs), {}, name)
+            return recorder.opaque.mapped(original, func, (argnums, has_aux), (args, kwargs), {}, name)
 
         return impl
 
@@ -37,7 +37,7 @@ def _jvp(route: Route, original: Any) -> Any:
         recorder = route.active
         if recorder is None:
             return original(func, *args, **kwargs)
-        return recorder.kept.mapped(original, func, (), args, kwargs, "jvp")
+        return recorder.opaque.mapped(original, func, (), args, kwargs, "jvp")
 
     return impl
 
@@ -46,7 +46,7 @@ def _refused_function(name: str) -> Maker:
     def make(route: Route, original: Any) -> Any:
         def transform(*args: Any, **kwargs: Any) -> Any:
             if (recorder := route.active) is not None:
-                recorder.kept.refuse_function(name)
+                recorder.opaque.refuse_function(name)
             return original(*args, **kwargs)
 
         return transform
@@ -68,7 +68,7 @@ def _applied(name: str) -> Maker:
                 recorder = route.active
                 if recorder is None:
                     return plainly(*args, **kwargs)
-                return recorder.kept.mapped(at_once, func, (how, options), args, kwargs, name)
+                return recorder.opaque.mapped(at_once, func, (how, options), args, kwargs, name)
 
             return call
 
@@ -105,12 +105,12 @@ def _looped(name: str) -> Maker:
             if recorder is None:
                 return original(*args, **kwargs)
             if len(args) < n_functions:
-                recorder.kept.refuse_named(name)
+                recorder.opaque.refuse_named(name)
             functions, rest = args[:n_functions], args[n_functions:]
             for function in functions:
                 recorder.ledger.lifted(function, with_modules=True)  # raises for what reaches the whole model
             with recorder.stepped_aside(), recorder.suspended():  # what compiles looks at both
-                return recorder.kept.mapped(over, functions, (), rest, kwargs, name)
+                return recorder.opaque.mapped(over, functions, (), rest, kwargs, name)
 
         return loop
 
@@ -129,7 +129,7 @@ def _vmap(route: Route, original: Any) -> Any:
         recorder = route.active
         if recorder is None:
             return original(func, *how, *args, **kwargs)
-        return recorder.kept.mapped(original, func, how, args, kwargs)
+        return recorder.opaque.mapped(original, func, how, args, kwargs)
 
     return vmap_impl
 

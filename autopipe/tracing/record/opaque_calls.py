@@ -20,17 +20,17 @@ from torch.overrides import TorchFunctionMode
 
 from ..calls import describe, functions, lifting, named
 from ..calls.call import UNSAFE, Call, Depends
-from ..calls.named import Told
+from ..calls.named import Setter
 from ..calls.streams import Stream
 from ..code import standins
 from ..code.position import Position
 from ..code.restart import CloseModule
-from ..code.statements import Taken
+from ..code.statements import KeptStatement
 from ..inputs.structure import flatten
 from ..state.state import generators
 from ..values.ledger import Ledger
 
-__all__ = ["Kept"]
+__all__ = ["OpaqueCalls"]
 
 
 class Performer(Protocol):
@@ -46,7 +46,7 @@ class Performer(Protocol):
         """The buffers of ``module`` that are not as they were."""
 
 
-class Kept:
+class OpaqueCalls:
     """Records calls of code that stays whole; ``here`` gives the stream of draws at this place."""
 
     def __init__(
@@ -161,12 +161,12 @@ class Kept:
             if isinstance(value, np.ndarray):
                 self.ledger.bind(value, call)
             elif isinstance(value, (bool, int, float, str)):
-                self.at.refuse(call.depends, f"{describe.shown(call)} ({value!r} here)", call.source)
+                self.at.refuse(call.depends, f"{describe.expression(call)} ({value!r} here)", call.source)
             elif value is None and _may_be_nothing(call) and looking.is_met:
-                self.at.refuse(call.depends, f"{describe.shown(call)} (None here)", call.source)
+                self.at.refuse(call.depends, f"{describe.expression(call)} (None here)", call.source)
         return result
 
-    def statement(self, run: Taken, *values: Any) -> Any:
+    def statement(self, run: KeptStatement, *values: Any) -> Any:
         """A statement of the root's forward that stays whole is being reached."""
         if not self.at.is_recorded:
             return run(*values)
@@ -185,14 +185,14 @@ class Kept:
     def told(self, module: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
         """A method is being called by which code outside of a leaf sets what the leaf goes by."""
         cls = type(module)
-        told = Told(getattr(cls, name), name, f"{cls.__module__}.{cls.__qualname__}.{name}")
+        told = Setter(getattr(cls, name), name, f"{cls.__module__}.{cls.__qualname__}.{name}")
         return self._told(module, told, args, kwargs)
 
     def set(self, module: nn.Module, name: str, value: Any) -> None:
         """Code outside of a leaf sets an attribute that the leaf goes by."""
-        self._told(module, Told(setattr, f"set_{name}"), (name, value), {})
+        self._told(module, Setter(setattr, f"set_{name}"), (name, value), {})
 
-    def _told(self, module: nn.Module, told: Told, args: Any, kwargs: Any) -> Any:
+    def _told(self, module: nn.Module, told: Setter, args: Any, kwargs: Any) -> Any:
         path = self.at.modules[id(module)]
         parts = path.split(".")
         above = (".".join(parts[: i + 1]) for i in range(len(parts)))

@@ -26,7 +26,7 @@ from ..calls.module_modes import in_modes
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
-from ..code.leaf_state import Keeping, left
+from ..code.leaf_state import Keeping, attributes_left
 from ..code.leaves import calls_otherwise, is_compiled
 from ..code.position import Depth, Position
 from ..code.restart import CloseModule, KeepMode
@@ -42,7 +42,7 @@ from .contexts import Contexts
 from .draws import Draws, Streams
 from .exported_memory import HandedOut
 from .mode_switches import Switched
-from .opaque_calls import Kept
+from .opaque_calls import OpaqueCalls
 
 __all__ = ["Recorder"]
 
@@ -88,7 +88,7 @@ class Recorder(TorchFunctionMode):
             self.at, self.ledger, self.branches, self.perform_aside, lambda: self.contexts.sets_grad
         )
         self.reads.keeps_numbers = keeps_numbers
-        self.kept = Kept(self.at, self.ledger, self, self.streams.here)
+        self.opaque = OpaqueCalls(self.at, self.ledger, self, self.streams.here)
         self.hooked, self.twins, self.moded = hooked, twins, moded
         self.modes = Switched(self.at)
         self.swapped: set[str] = set()
@@ -160,7 +160,7 @@ class Recorder(TorchFunctionMode):
             swapped=frozenset(self.swapped),
             filled=frozenset(self.keeping.filled),
             goes_by_mode=self.reads.mode or any(c.writes for c in self.ledger.calls),
-            left=tuple(left(self.keeping.opened, self.ledger.is_computed)),
+            left=tuple(attributes_left(self.keeping.opened, self.ledger.is_computed)),
             modes=frozenset((self.training, *each) for each in self.modes.left()),
         )
 
@@ -325,7 +325,7 @@ class Recorder(TorchFunctionMode):
         if kind == "metadata":
             return self.reads.metadata(name, func, args, kwargs)
         if func is torch.Tensor.backward:
-            self.kept.refuse_backward()
+            self.opaque.refuse_backward()
         if func is torch.Tensor.__deepcopy__:
             func, args = copy.deepcopy, args[:1]  # what it was told of other copies is not for a graph
         if func is torch.Tensor.new and len(args) == 2 and isinstance(args[1], torch.Size):

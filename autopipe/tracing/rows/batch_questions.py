@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Depends, Recording
-from ..calls.describe import shown
+from ..calls.describe import expression
 from ..calls.labels import LabelsSeen, label_options, share_of
 from ..sizes.other_masks import witnesses
 from ..sizes.rerun import replay
@@ -192,5 +192,5 @@ def _said(chosen: Mapping[str, Recording]) -> str:
     for alone in (chosen["aa"], chosen["bb"]):
         for one, other in zip(together.branches, alone.branches, strict=False):
             if one.outcome != other.outcome:
-                return f"{one.source} asks {shown(one.read.args)} of all rows at once"
+                return f"{one.source} asks {expression(one.read.args)} of all rows at once"
     return "what is read of the inputs is read of all rows at once"

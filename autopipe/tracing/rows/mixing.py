@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
-from ..calls.describe import said
+from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..calls.labels import can_be_counted, label_options
 from ..sizes.rerun import replay
@@ -328,5 +328,5 @@ def _first(
         for i in range(len(shapes.get(id(call), ()))):
             values = {rows: kept.get((id(call), i)) for rows, kept in seen.items()}
             if call.op != "output" and any(differ(values, a, allowed) for a in axes(call, i, dim, shapes)):
-                return said(call)
+                return call_and_place(call)
     return ""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...graph import Dim
 from ..calls.call import Call, Recording
-from ..calls.describe import said
+from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..sizes.rerun import replay
 from ..sizes.trials import first_line
@@ -73,10 +73,10 @@ def fault_in_pieces(
             run(piece, compare)
         except Exception as error:
             at = next((c for c in form.calls if id(c) not in seen), form.calls[-1])
-            return f"{said(at)} does not take a piece of the batch: {first_line(error)}"
+            return f"{call_and_place(at)} does not take a piece of the batch: {first_line(error)}"
         is_noisy = any(c.is_random for c in form.calls)
         what = "gives other rows for a piece of the batch than for all of it"
-        return f"{said(other[0])} {what}" if other and not is_noisy else ""
+        return f"{call_and_place(other[0])} {what}" if other and not is_noisy else ""
 
     name, axis = dim.where[0]
     for batch, pieces in _ways(given, dim, takes):

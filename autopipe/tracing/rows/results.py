@@ -15,7 +15,7 @@ from torch import Tensor, dtype, float32, float64
 from ...graph import Dim
 from ...units import Size
 from ..calls.call import Call, Depends, Recording
-from ..calls.describe import said
+from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..calls.labels import LabelsSeen, share_of
 from .noise import OwnNoise
@@ -111,11 +111,11 @@ class Results:
             values = {rows: self.of(rows)[i] for rows in ("ab", "aa", "bb")}
             if any(differ(values, axis, allowed) for axis in axes(call, 0, dim, shapes)):
                 self.is_number = False
-                return said(call)
+                return call_and_place(call)
         for i in self._numbers:
             if words := self._no_mean(i, allowed.get(self.of("ab")[i].dtype, _ALLOWED_BELOW), allowed):
                 self.is_number = True
-                return f"{said(self._leaves[i])} is {words}"
+                return f"{call_and_place(self._leaves[i])} is {words}"
         return ""
 
     def moved(self, dim: Dim, shapes: _Shapes, *, takes_more: bool) -> str:
@@ -145,12 +145,12 @@ class Results:
             for i in range(len(shapes.get(id(call), ()))) if call.depends & Depends.INPUT else ():
                 a, b = (kept.get((id(call), i)) for kept in seen.values())
                 if any(_is_moved(a, b, axis) for axis in axes(call, i, dim, shapes)):
-                    return f"{said(call)}, whose rows hang on their places or on how many there are"
+                    return f"{call_and_place(call)}, whose rows hang on their places or on how many there are"
         if is_moved:
             return "an output's rows hang on their places or on how many there are"
         pairs = zip(asked, numbers, strict=True)
         at = next((i for i, (a, b) in pairs if not is_close(a, b, ROUNDED)), None)
-        return "" if at is None else f"{said(self._leaves[at])} hangs on the order of the rows"
+        return "" if at is None else f"{call_and_place(self._leaves[at])} hangs on the order of the rows"
 
     def among(
         self, more: Results, times: int, dim: Dim, shapes: _Shapes, allowed: Mapping[dtype, float]
@@ -168,7 +168,7 @@ class Results:
                     _are_other(here, there, (0, -1), axis, allowed) for axis in axes(call, 0, dim, shapes)
                 )
             if is_other:
-                return f"{said(call)}, whose rows hang on how many there are"
+                return f"{call_and_place(call)}, whose rows hang on how many there are"
         return ""
 
     @property
@@ -193,11 +193,11 @@ class Results:
         for i in () if self._is_longer else self._numbers:
             mean, summed, found, allowed = self._of_three(i)
             if not self._noise.is_by_row:
-                unknown = f"{said(self._leaves[i])} is made with noise that cannot be told by rows"
+                unknown = f"{call_and_place(self._leaves[i])} is made with noise that cannot be told by rows"
                 return "" if self._is_counted else unknown
             if min(abs(found - mean), abs(found - summed)) > allowed:
                 three = f"{found:.6g} for three rows, whose mean is {mean:.6g} and whose sum {summed:.6g}"
-                return f"{said(self._leaves[i])} is {three}"
+                return f"{call_and_place(self._leaves[i])} is {three}"
         return ""
 
     def _of_three(self, i: int) -> tuple[float, float, float, float]:

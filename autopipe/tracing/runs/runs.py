@@ -220,7 +220,7 @@ class Runs:
             attempt.watched,
         )
         recorder.by_data = self.by_data
-        kept = recorder.kept
+        kept = recorder.opaque
         recorder.ledger.numbers.watch = shift or (Settling(attempt.settled) if attempt.settled else None)
         recorder.ledger.most = sys.maxsize if shift is None else shift.most
         try:

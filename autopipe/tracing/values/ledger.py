@@ -72,7 +72,7 @@ class Ledger:
     def iterated(self, call: Call, n_rows: int) -> None:
         """The model's Python goes through a tensor's rows: too many to be taken apart by name are a loop."""
         if call.inputs and self.extent_depends(call.inputs[0]) & Depends.DATA:
-            self.at.refuse(call.depends, f"len({describe.shown(call.args[0])})", call.source)
+            self.at.refuse(call.depends, f"len({describe.expression(call.args[0])})", call.source)
         is_loop = call.depends & (Depends.SHAPE | Depends.INPUT) and n_rows > _UNPACKED
         if is_loop and (function := opaque.innermost(lambda module: None, self.at.holds)) is not None:
             raise KeepFunction(function, self.at.path, f"{call.source}: the model loops over {n_rows} rows")

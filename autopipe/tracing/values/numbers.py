@@ -157,7 +157,7 @@ class Numbers:
             read.depends, read.reads = self.book.depends(read), frozenset()
             if self.branches.read(read, lambda: outcome, is_forceable=False) is not None:
                 return
-        self.at.refuse(Depends.INPUT, f"{describe.shown(from_data)} ({from_data.value} here)", source)
+        self.at.refuse(Depends.INPUT, f"{describe.expression(from_data)} ({from_data.value} here)", source)
 
     def hold_sizes(self, call: Call) -> None:
         """What is made of sizes goes where it is not followed: they stay as they are."""

@@ -125,7 +125,7 @@ class Reads:
         ref = self.ledger.find(tensor)
         if self.ledger.depends_of(ref) & UNSAFE and not self.at.is_said():
             call = self.ledger.materialise(ref)
-            self.at.refuse(call.depends, f"the {what} of {describe.shown(call)}", self.at.source())
+            self.at.refuse(call.depends, f"the {what} of {describe.expression(call)}", self.at.source())
 
     def place_asked(self, tensor: torch.Tensor, name: str) -> None:
         """Where a tensor lies: of an address and of inputs' memory a graph knows nothing."""
@@ -134,7 +134,7 @@ class Reads:
         is_an_inputs = bool(functions.storages(tensor) & given)
         if call.depends & Depends.INPUT and (name == "data_ptr" or is_an_inputs) and not self.at.is_said():
             self.at.keep_whole(
-                f"{self.at.source()}: {name} of {describe.shown(call)} tells where it lies in memory: "
+                f"{self.at.source()}: {name} of {describe.expression(call)} tells where it lies in memory: "
                 "a microbatch lies elsewhere; a clone() lies at the beginning of its own",
                 self.at.running(),
             )
@@ -283,7 +283,7 @@ class Reads:
         taken |= {id(c) for b in self.branches.found for call in b.calls for c in call.inputs}
         for call in self.numbers:
             if id(call) not in taken:
-                shown = describe.shown(call)
+                shown = describe.expression(call)
                 raise CloseModule(
                     call.path,
                     f"{call.source}: Python goes by {shown} ({call.value} here), which is in the data",
@@ -301,7 +301,7 @@ class Reads:
         """The value that Python wants, in words: how it is made and, where it is one number, which."""
         with self.at.hushed:
             number = describe.example_of(actual[0][0] if actual[0] else None)
-        what = describe.shown(call.args if len(call.args) == 1 else call)
+        what = describe.expression(call.args if len(call.args) == 1 else call)
         return what + (f" ({number} here)" if number else "")
 
     def refuse_bytes(self, tensor: torch.Tensor) -> None:
@@ -309,7 +309,7 @@ class Reads:
         ref = self.ledger.find(tensor)
         if self.ledger.depends_of(ref) & UNSAFE:
             call = self.ledger.materialise(ref)
-            what = f"the bytes of {describe.shown(call)} (pickled)"
+            what = f"the bytes of {describe.expression(call)} (pickled)"
             self.at.refuse(call.depends, what, self.at.source())
 
 
