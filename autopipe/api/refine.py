@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import nn
 from ..costs import CostTable
 from ..errors import CaptureError, InfeasibleError, UndecidedError
 from ..plans import Plan
-from ..solve.stopping import interrupts
+from ..solve.stopping import clock_s, interrupts, timed_by_work
 from ..tracing import Capture
 
 __all__ = ["Planned", "refine"]
@@ -76,14 +75,15 @@ def refine(
     a hurry, and once more with all the time where that may help: the one that is kept, unless its bound is
     within :data:`ENOUGH`, and one that would be given up, unless its bound says that it is no better. Where
     that time was too short to find or prove anything, finer graphs would only be harder: none is made.
-    Past the limit, or on Ctrl-C, the best plan so far is returned.
+    Past the limit, or on Ctrl-C, the best plan so far is returned. A limit that was given is on the wall's
+    clock, the usual one on the processor's.
 
     Raises :class:`InfeasibleError` where no finer graph can help, or no leaf is left to open and there is
     still no plan; :class:`UndecidedError` where the solver found none and ruled none out, which opening
     leaves would only make harder.
     """
     search = _Refining(cost, solve, usual_s, time_limit_s)
-    with interrupts() as stopped:
+    with timed_by_work(time_limit_s is None), interrupts() as stopped:
         try:
             while True:
                 failure = search.plan(capture, in_a_hurry=may_open)
@@ -172,12 +172,12 @@ class _Refining:
 
     def _solved(self, capture: Capture, costs: CostTable, *, in_a_hurry: bool = False) -> Plan:
         """A plan in all of the time, or in a part of it unless that finds none."""
-        started = time.perf_counter()
+        started = clock_s()
         usual_s = self.usual_s(capture) if self.left_s is None else self.left_s
         seconds = min(usual_s, max(HURRY_S, HURRY * usual_s)) if in_a_hurry else usual_s
         try:
             plan = self.solve(capture, costs, seconds)
-            is_over = plan.bounds.proved and time.perf_counter() - started < seconds / 2
+            is_over = plan.bounds.proved and clock_s() - started < seconds / 2
             self.is_cut_short = seconds < usual_s and not is_over
             return plan
         except UndecidedError:
@@ -185,7 +185,7 @@ class _Refining:
                 raise
         finally:
             if self.left_s is not None:
-                self.left_s = max(0.0, self.left_s - (time.perf_counter() - started))
+                self.left_s = max(0.0, self.left_s - (clock_s() - started))
         return self._solved(capture, costs)
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from .proof.bounds import at_bound, lower_bound
 from .proof.branch import close, is_small
 from .proof.memory import least_in_room, part_with_room
 from .ranks.virtual import several
-from .stopping import GRACE_S, interrupts
+from .stopping import GRACE_S, clock_s, interrupts
 
 __all__ = ["chain"]
 
@@ -51,7 +50,7 @@ def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
     is none. Deterministic unless the time limit cuts it short.
     """
     with interrupts() as stopped:
-        deadline = time.perf_counter() + (0.0 if stopped.is_set() else time_limit_s)
+        deadline = clock_s() + (0.0 if stopped.is_set() else time_limit_s)
         if problem.is_separable:
             answer = _separable(problem, deadline, stopped)
         else:
@@ -86,7 +85,7 @@ def _separable(problem: Problem, deadline: float, stopped: threading.Event) -> A
 
 def _after(share: float, deadline: float) -> float:
     """When this share of the time that is left is over."""
-    now = time.perf_counter()
+    now = clock_s()
     return now + share * max(0.0, deadline - now)
 
 
@@ -145,7 +144,7 @@ def _relaxed(problem: Problem, deadline: float, stopped: threading.Event) -> Ans
     """
     whole = merge(without_idle_limits(problem), ())
     closing = _CLOSING if is_small(whole.problem) else 0.0
-    until = deadline - closing * max(0.0, deadline - time.perf_counter())
+    until = deadline - closing * max(0.0, deadline - clock_s())
     answer = _bounded(whole.problem, until, stopped)
     with contextlib.suppress(KeyboardInterrupt):
         answer = answer if stopped.is_set() else close(whole.problem, answer, deadline)
@@ -157,7 +156,7 @@ def _bounded(problem: Problem, deadline: float, stopped: threading.Event) -> Ans
     if not problem.one_stage_per_rank:
         return several(problem, deadline)
     share = _RELAXING if problem.has_hosts or holds_less(problem) else 1.0
-    answer = chain(cheapest(problem), time_limit_s=max(0.0, share * (deadline - time.perf_counter())))
+    answer = chain(cheapest(problem), time_limit_s=max(0.0, share * (deadline - clock_s())))
     if answer.stage_of is None:
         return answer
     if problem.has_hosts and not stopped.is_set():
@@ -182,7 +181,7 @@ def _in_room(problem: Problem, lower_ns: int, deadline: float, stopped: threadin
         return none
     with contextlib.suppress(KeyboardInterrupt):
         received = cheapest(all_received(problem))
-        found = chain(received, time_limit_s=_RELAXING * max(0.0, deadline - time.perf_counter())).stage_of
+        found = chain(received, time_limit_s=_RELAXING * max(0.0, deadline - clock_s())).stage_of
         if found is None or problem.bottleneck(problem.loads(found)) >= HUGE:
             tries = (fitting(problem, order, deadline) for order in orders(problem))
             found = next((x for x in tries if x is not None), None)
@@ -221,7 +220,7 @@ def first_answers(problem: Problem, known: Answer, deadline: float) -> Iterator[
                     yield best
                     best = glance(problem, best, deadline)
             yield best
-            if best.proved or time.perf_counter() > deadline:
+            if best.proved or clock_s() > deadline:
                 return
         if best.stage_of is None:
             for order in orders(problem):
@@ -229,7 +228,7 @@ def first_answers(problem: Problem, known: Answer, deadline: float) -> Iterator[
                 if moved is not None:
                     value = problem.bottleneck(problem.loads(moved))
                     best = Answer(moved, value, best.lower_ns)
-                if moved is not None or time.perf_counter() > deadline:
+                if moved is not None or clock_s() > deadline:
                     break
         if best.stage_of is not None:
             under = at_bound(problem, best.bottleneck_ns - 1)
@@ -247,7 +246,7 @@ def _first_chain(
     """
     if best.stage_of is not None:
         return best_chain(problem, order, best.bottleneck_ns - 1, deadline)
-    return near_chain(problem, order, best.lower_ns, max(deadline, time.perf_counter() + GRACE_S))
+    return near_chain(problem, order, best.lower_ns, max(deadline, clock_s() + GRACE_S))
 
 
 def contracted(problem: Problem) -> Contraction:

@@ -8,7 +8,6 @@ to the caller; what the plan itself says is in ``plans``.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from .making.formulate import formulate
 from .making.source import Settings, Source
 from .making.tails import tail_words
 from .step import fastest
+from .stopping import clock_s
 
 __all__ = ["Explanation", "Move", "explain"]
 
@@ -135,7 +135,7 @@ def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float
     nic_s = max(problem.loads_of(priced)[len(problem.stages_of) :], default=0) / 1e9
     worst = max(range(plan.n_stages), key=loads.__getitem__)
     dearest = max(plan.stages[worst].ops, key=lambda op: costs[op].paced.seconds)
-    prices = _memory_prices(plan, source, time.perf_counter() + time_limit_s)
+    prices = _memory_prices(plan, source, clock_s() + time_limit_s)
     again = tuple(_recomputed_s(plan, costs, s) for s in range(plan.n_stages))
     words = tail_words(graph)
     return Explanation(worst, dearest, loads[worst] / 1e9, tuple(moves), prices, again, nic_s, words)
@@ -170,7 +170,7 @@ def _best_step_s(
     plan: Plan, source: Source, limits: Sequence[int], deadline: float, parts: int
 ) -> float | None:
     """The step of the best plan found under other limits, on the same ranks in the same order."""
-    until = time.perf_counter() + max(0.0, deadline - time.perf_counter()) / parts
+    until = clock_s() + max(0.0, deadline - clock_s()) / parts
     devices = tuple(dataclasses.replace(d, memory_bytes=None) for d in source.cluster.devices)
     roomy = dataclasses.replace(
         source,
@@ -181,7 +181,7 @@ def _best_step_s(
     order = tuple(rank for _, rank in sorted(set(zip(slots, plan.placement, strict=True))))
     case = Case(roomy, plan.schedule, plan.n_stages, plan.n_microbatches, "cost", order, order)
     problem = case.problem()
-    answer = chain(problem, time_limit_s=max(0.01, until - time.perf_counter()))
+    answer = chain(problem, time_limit_s=max(0.01, until - clock_s()))
     best = None if answer.stage_of is None else fastest(case, problem, answer, until)
     return None if best is None else best.step_s
 

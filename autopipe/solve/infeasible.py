@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 
 from ..errors import InfeasibleError, UndecidedError
@@ -18,6 +17,7 @@ from .definition.problem import HUGE, Problem
 from .making.cases import Case
 from .making.formulate import largest_cut
 from .proof.memory import part_with_room
+from .stopping import clock_s
 
 __all__ = ["Shortage", "no_room", "shortage", "why_none"]
 
@@ -119,7 +119,7 @@ def why_none(case: Case, answered: tuple[Case, Problem, Answer] | None, deadline
 
 
 def _left(deadline: float, parts: int) -> float:
-    return max(_LEAST_S, (deadline - time.perf_counter()) / parts)
+    return max(_LEAST_S, (deadline - clock_s()) / parts)
 
 
 def _with_room(problem: Problem, extra: int) -> Problem:
@@ -133,7 +133,7 @@ def _least_room(problem: Problem, stage_of: tuple[int, ...], deadline: float) ->
     most, best = max(_excess(problem, stage_of).values()), stage_of
     least = 0
     for _ in range(_STEPS):
-        if most - least <= 1 or time.perf_counter() > deadline:
+        if most - least <= 1 or clock_s() > deadline:
             break
         middle = (least + most) // 2
         found = chain(_with_room(problem, middle), time_limit_s=_left(deadline, 2)).stage_of
@@ -205,7 +205,7 @@ def _enough_stages(case: Case, deadline: float) -> int | None:
     counts = [n_ranks + i for i in range(1, _MORE_STAGES + 1)]
     counts += [2**i * n_ranks for i in range(1, _MORE_STAGES + 1) if 2**i * n_ranks > counts[-1]]
     for n in counts:
-        if time.perf_counter() > deadline:
+        if clock_s() > deadline:
             return None
         try:
             problem = _grown(case, n, n * per_rank).problem()

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import itertools
 import threading
-import time
 from collections.abc import Mapping, Sequence
 
 from ..arguments import flag, number, one_of, whole
@@ -30,7 +29,7 @@ from .making.cases import Case, cases, rank_orders
 from .making.source import Settings, Source
 from .ranks.virtual import least_load
 from .step import fastest
-from .stopping import interrupts
+from .stopping import clock_s, interrupts, timed_by_work
 
 __all__ = ["solve", "usual_time_s"]
 
@@ -113,7 +112,7 @@ def solve(
         neighbours are on one host where they can be; ``"given"`` in the ranks' order; ``"auto"`` looks for
         the best one (all that differ, or swaps where they are many). The order is in the stages' ranks.
     time_limit_s: after it, or on Ctrl-C, the best plan so far is returned with its certified gap; by default
-        2 s, and for large graphs up to 20 s.
+        2 s, and for large graphs up to 20 s, of the processor's time, so that a busy machine plans alike.
 
     Raises :class:`InfeasibleError` when no plan fits, :class:`InputError` for unknown settings.
     """
@@ -132,32 +131,33 @@ def solve(
         clone=one_of("clone", clone, ("auto", "never", "always")),
         training=schedule != "forward-only",
     )
-    if time_limit_s is None:
-        time_limit_s = usual_time_s(graph, cluster)
-    deadline = time.perf_counter() + number("time_limit_s", time_limit_s, most=_LONGEST_S, unit="seconds")
-    source = Source.of(graph, costs, cluster, settings)
-    free = one_of("device_order", device_order, ("hosts", "given", "auto")) == "auto"
-    tried = cases(
-        source,
-        schedule,
-        n_stages,
-        n_microbatches,
-        balance,
-        min_ranks=min_ranks,
-        any_ranks=free,
-        by_host=device_order != "given",
-    )
-    if not tried:
-        raise InfeasibleError(
-            f"no schedule places {n_stages} stages on {cluster.n_ranks} ranks with these pins; use a "
-            "multiple of the ranks"
+    asked_s = usual_time_s(graph, cluster) if time_limit_s is None else time_limit_s
+    limit_s = number("time_limit_s", asked_s, most=_LONGEST_S, unit="seconds")
+    with timed_by_work(time_limit_s is None):
+        deadline = clock_s() + limit_s
+        source = Source.of(graph, costs, cluster, settings)
+        free = one_of("device_order", device_order, ("hosts", "given", "auto")) == "auto"
+        tried = cases(
+            source,
+            schedule,
+            n_stages,
+            n_microbatches,
+            balance,
+            min_ranks=min_ranks,
+            any_ranks=free,
+            by_host=device_order != "given",
         )
-    with interrupts() as stopped:
-        found = _best_of(tried, free, schedule == "auto", deadline, stopped)
-        if found.best is None and stopped.is_set():
-            raise KeyboardInterrupt
-        if found.best is None:
-            raise found.error(tried, deadline)
+        if not tried:
+            raise InfeasibleError(
+                f"no schedule places {n_stages} stages on {cluster.n_ranks} ranks with these pins; use a "
+                "multiple of the ranks"
+            )
+        with interrupts() as stopped:
+            found = _best_of(tried, free, schedule == "auto", deadline, stopped)
+            if found.best is None and stopped.is_set():
+                raise KeyboardInterrupt
+            if found.best is None:
+                raise found.error(tried, deadline)
     ranked = sorted(found.table, key=lambda c: (not c.feasible, c.step_s / c.n_microbatches))
     best = found.best
     # of microbatches too, any count was free: the bound is per microbatch of this plan
@@ -238,7 +238,7 @@ def _best_of(
     while ahead:
         is_unfit = found.failed is not None and found.best is None
         case = min(ahead, key=lambda c: c.n_held) if is_unfit else ahead[0]
-        now = time.perf_counter()
+        now = clock_s()
         plan = None
         is_told = found.best is not None or found.failed is not None or now > deadline + _PASSING_S
         if stopped.is_set() or (found.table and now > deadline and is_told):
@@ -290,7 +290,7 @@ def _solve_case(
             found.fault = fault
         raise fault
     # some time is for simulating what is found
-    until = deadline - _SIMULATING * max(0.0, deadline - time.perf_counter())
+    until = deadline - _SIMULATING * max(0.0, deadline - clock_s())
     answered = _ordered(case, problem, until, stopped) if free else [_answered(case, problem, until)]
     best: Plan | None = None
     table: list[Candidate] = []
@@ -310,7 +310,7 @@ Answered = tuple[Case, Problem, Answer]
 
 
 def _answered(case: Case, problem: Problem, deadline: float) -> Answered:
-    return case, problem, chain(problem, time_limit_s=max(0.0, deadline - time.perf_counter()))
+    return case, problem, chain(problem, time_limit_s=max(0.0, deadline - clock_s()))
 
 
 def _ordered(case: Case, problem: Problem, deadline: float, stopped: threading.Event) -> list[Answered]:
@@ -324,7 +324,7 @@ def _ordered(case: Case, problem: Problem, deadline: float, stopped: threading.E
     lower = least_load(problem)
     with contextlib.suppress(KeyboardInterrupt):
         for bound in (_least_of_any, _others):
-            is_over = stopped.is_set() or time.perf_counter() > deadline
+            is_over = stopped.is_set() or clock_s() > deadline
             if found[0][2].bottleneck_ns > lower and not is_over:
                 lower = max(lower, bound(found, lower, deadline, stopped))
     found.sort(key=lambda f: (f[2].bottleneck_ns, f[0].order != case.order))
@@ -340,7 +340,7 @@ def _others(found: list[Answered], lower: int, deadline: float, stopped: threadi
         _swapped(found, lower, deadline, stopped)
         return lower
     for x, order in enumerate(order for order in orders if order != case.order):
-        if stopped.is_set() or time.perf_counter() > deadline:
+        if stopped.is_set() or clock_s() > deadline:
             return lower
         moved = dataclasses.replace(case, order=order)
         found.append(_answered(moved, moved.problem(), _part(deadline, count - x)))
@@ -349,7 +349,7 @@ def _others(found: list[Answered], lower: int, deadline: float, stopped: threadi
 
 def _part(deadline: float, n: int) -> float:
     """When the first of so many parts of the time that is left ends."""
-    now = time.perf_counter()
+    now = clock_s()
     return now + (deadline - now) / n
 
 
@@ -360,7 +360,7 @@ def _least_of_any(found: list[Answered], lower: int, deadline: float, stopped: t
         return lower
     stages = tuple(dataclasses.replace(s, nic=-1) for s in problem.stages)
     anywhere = dataclasses.replace(problem, stages=stages, pair_ns=None, link_of=None)
-    return chain(anywhere, time_limit_s=max(0.0, _part(deadline, 4) - time.perf_counter())).lower_ns
+    return chain(anywhere, time_limit_s=max(0.0, _part(deadline, 4) - clock_s())).lower_ns
 
 
 def _swapped(found: list[Answered], lower: int, deadline: float, stopped: threading.Event) -> None:
@@ -368,12 +368,12 @@ def _swapped(found: list[Answered], lower: int, deadline: float, stopped: thread
     case, _, first = found[0]
     devices = case.source.cluster.devices
     by_speed = tuple(sorted(case.order, key=lambda r: -devices[r].speed))
-    budget, seen = (deadline - time.perf_counter()) / _SWAPS, {case.order}
+    budget, seen = (deadline - clock_s()) / _SWAPS, {case.order}
 
     def visit(order: tuple[int, ...]) -> int:
         seen.add(order)
         moved = dataclasses.replace(case, order=order)
-        found.append(_answered(moved, moved.problem(), time.perf_counter() + budget))
+        found.append(_answered(moved, moved.problem(), clock_s() + budget))
         return found[-1][2].bottleneck_ns
 
     best = first.bottleneck_ns, case.order
@@ -388,7 +388,7 @@ def _swapped(found: list[Answered], lower: int, deadline: float, stopped: thread
             order[a], order[b] = order[b], order[a]
             if tuple(order) in seen:
                 continue
-            if len(seen) >= _SWAPS or stopped.is_set() or time.perf_counter() > deadline:
+            if len(seen) >= _SWAPS or stopped.is_set() or clock_s() > deadline:
                 return
             value = visit(tuple(order))
             if value < best[0]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from .making.baselines import Weigh, by_weight, weights_of
 from .making.cases import Case
 from .making.compose import lay_out
 from .making.tails import tail_words
-from .stopping import GRACE_S
+from .stopping import GRACE_S, clock_s
 
 __all__ = ["fastest"]
 
@@ -57,7 +56,7 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
     With ``balance="cost"``: the best bottleneck, chains near it, the splits people make by hand, and what
     moving items and stages makes of the fastest of all these. Else the balance asked for alone.
     """
-    started = time.perf_counter()
+    started = clock_s()
     rated: list[tuple[Plan, tuple[int, ...]]] = []
     rows: list[Candidate] = []
     n_climbed = _CLIMBED if case.balance == "cost" else 0
@@ -80,7 +79,7 @@ def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Pl
         return None
     rated.sort(key=lambda r: _rank(r[0]))
     best, listed = rated[0][0], {stage_of for _, stage_of in rated}
-    pace_s = (time.perf_counter() - started) / len(rows)
+    pace_s = (clock_s() - started) / len(rows)
     # Ctrl-C here costs the moves, not the plan
     with contextlib.suppress(KeyboardInterrupt):
         for plan, stage_of in rated[:n_climbed]:
@@ -107,7 +106,7 @@ def _in_time(splits: Iterator[Split]) -> Iterator[Split]:
 
 def _is_late(started: float, n_done: int, deadline: float) -> bool:
     """Whether one more simulation like those done would end after the deadline."""
-    now = time.perf_counter()
+    now = clock_s()
     return now + (now - started) / max(1, n_done) > deadline
 
 
@@ -126,7 +125,7 @@ def _splits(case: Case, problem: Problem, answer: Answer, deadline: float) -> It
         if answer.stage_of is not None:
             yield "best bottleneck", answer.stage_of
     for name in names:
-        until = max(deadline, time.perf_counter() + GRACE_S)
+        until = max(deadline, clock_s() + GRACE_S)
         made = by_weight(problem, weights_of(case.source.graph, problem, name), until)
         if made is not None:
             yield name if isinstance(name, str) else "callable", made
@@ -168,7 +167,7 @@ def _climbed(
     while improved:
         improved = False
         for moved in itertools.chain(*(way(problem, stage_of) for way in ways)):
-            if left == 0 or time.perf_counter() > deadline:
+            if left == 0 or clock_s() > deadline:
                 return plan, stage_of
             left -= 1
             loads = problem.loads(moved)

@@ -1,4 +1,4 @@
-"""How a search of many parts ends: Ctrl-C is heard once by all of them, a first answer has some grace.
+"""How a search of many parts ends: by one clock, Ctrl-C heard once by all, some grace for a first answer.
 
 What is best so far is kept by whoever searches.
 """
@@ -6,15 +6,40 @@ What is best so far is kept by whoever searches.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 
-__all__ = ["GRACE_S", "interrupts"]
+__all__ = ["GRACE_S", "clock_s", "interrupts", "timed_by_work"]
 
 GRACE_S = 0.1
 """A first answer is worth so much more than the time given."""
+
+_clock: contextvars.ContextVar[Callable[[], float]] = contextvars.ContextVar(
+    "clock", default=time.perf_counter
+)
+
+
+def clock_s() -> float:
+    """Seconds by the clock that deadlines are told in."""
+    return _clock.get()()
+
+
+@contextlib.contextmanager
+def timed_by_work(is_so: bool = True) -> Iterator[None]:
+    """Within it the clock is the processor's: what a search does in its time is the same on a busy machine.
+
+    For times that nobody asked for: those that a user gives are on the clock on the wall, as all are unless
+    ``is_so``.
+    """
+    token = _clock.set(time.thread_time if is_so else _clock.get())
+    try:
+        yield
+    finally:
+        _clock.reset(token)
 
 
 class _Handler:

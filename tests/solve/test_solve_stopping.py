@@ -206,3 +206,30 @@ def test_parameters_that_all_ranks_together_cannot_hold_are_told_before_anything
         )
     assert not isinstance(told.value, UndecidedError)
     assert time.process_time() - started < 0.5
+
+
+def waiting(monkeypatch, s):
+    """Every chain waits so long on the wall before it is looked for, as on a machine with other work.
+
+    The seconds that each was given.
+    """
+    given = []
+
+    def late(problem, *, time_limit_s):
+        given.append(time_limit_s)
+        time.sleep(s)
+        return chain(problem, time_limit_s=time_limit_s)
+
+    monkeypatch.setattr("autopipe.solve.search.chain", late)
+    return given
+
+
+def test_a_busy_machine_plans_as_a_calm_one_unless_the_user_gave_a_time(monkeypatch):
+    calm = made(n_stages=None)
+    given = waiting(monkeypatch, 1.5)
+    assert made(n_stages=None).candidates == calm.candidates
+    usual = len(given)
+    assert usual > 1
+    with contextlib.suppress(UndecidedError):
+        made(n_stages=None, time_limit_s=1.0)
+    assert len(given) - usual < usual

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..definition.problem import HUGE, Array, Problem, most_work
 from ..proof.bounds import Room, at_bound, lower_bound
 from ..proof.mincut import dearest_item
 from ..proof.program import Program
+from ..stopping import clock_s
 from .alike import Alike, likes
 from .contained import Contained
 from .pairs import Floats, Layer, Loads
@@ -55,7 +55,7 @@ def prove(problem: Problem, known: Answer, deadline: float) -> Answer:
     Bounds from the lower one up are tried in growing steps: one that no chain meets is a certificate, the
     first that one meets gives the optimum. Where that is long, chains over some of the downsets improve the
     best known first; where it is too much, an integer program closes what small problems leave open. Stops
-    at ``deadline`` (``time.perf_counter``) or Ctrl-C with the best so far and the last certified bound.
+    at ``deadline`` (by ``stopping.clock_s``) or Ctrl-C with the best so far and the last certified bound.
     Worst case exponential in the width of the graph; near linear on chains.
     """
     if not problem.is_separable:
@@ -92,7 +92,7 @@ class _Search:
 
     def run(self) -> None:
         """Tries bounds until both sides meet, or the next one is too much."""
-        if time.perf_counter() > self.deadline:
+        if clock_s() > self.deadline:
             return
         if self.best.stage_of is not None and not self.answer.proved:
             under = at_bound(self.problem, self.best.bottleneck_ns - 1).problem
@@ -171,7 +171,7 @@ class _Search:
         program = chains.program()
         if program is None or program.n_moves > _MOVES or self.top > _PRECISE:
             return
-        stage_of, lower = program.best(self.deadline - time.perf_counter())
+        stage_of, lower = program.best(self.deadline - clock_s())
         self.lower = max(self.lower, min(lower, self.best.bottleneck_ns))
         if stage_of is not None:
             self._keep(chains.contraction.expand(stage_of))
@@ -334,5 +334,5 @@ class Chains:
         return self.contraction.expand(out)
 
     def _tick(self) -> None:
-        if time.perf_counter() > self.deadline:
+        if clock_s() > self.deadline:
             raise OutOfTime

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from ..definition.problem import (
     peak_bytes,
     stage_ns,
 )
+from ..stopping import clock_s
 
 __all__ = ["Rows", "best_chain", "lightest_chains", "near_chain"]
 
@@ -326,7 +326,7 @@ def _chain(rows: Rows, limit: int, deadline: float) -> tuple[int, tuple[int, ...
 def _scan(rows: Rows, ways: Sequence[_Ways], limit: int, deadline: float) -> None:
     """Price every interval whose work is within the limit, those that start last first."""
     for x, (i, stages, ends, loads) in enumerate(rows.descend(limit)):
-        if x % _LOOKS == 0 and time.perf_counter() > deadline:
+        if x % _LOOKS == 0 and clock_s() > deadline:
             raise OutOfTime
         for way in ways:
             way.enter(i, stages, ends, loads)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 
 from ..definition.answer import OutOfTime
 from ..definition.problem import HUGE, Problem
 from ..definition.relaxed import all_received, apart, cheapest
 from ..proof.bounds import lower_bound
+from ..stopping import clock_s
 from .intervals import near_chain
 from .room import roomy_chain
 
@@ -96,7 +96,7 @@ def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple
         improved = False
         ways = neighbours(problem, best)
         for moved in itertools.chain(ways, swaps(problem, best)) if value[0] else ways:
-            if time.perf_counter() > deadline:
+            if clock_s() > deadline:
                 return best
             after = _score(problem, moved)
             if after < value:
@@ -108,7 +108,7 @@ def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple
 def fitting(problem: Problem, order: Sequence[int], deadline: float) -> tuple[int, ...] | None:
     """An assignment that fits: a chain of an order, or by moves from those whose bytes and loads are even."""
     if problem.one_stage_per_rank and (problem.has_blocks or not problem.is_separable):
-        form, now = cheapest(all_received(problem)), time.perf_counter()
+        form, now = cheapest(all_received(problem)), clock_s()
         roomy = roomy_chain(problem, form, order, 0, now, deadline)
         if roomy is not None:
             return roomy

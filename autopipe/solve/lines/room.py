@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ from ..definition.answer import OutOfTime
 from ..definition.contract import Contraction, merge
 from ..definition.problem import HUGE, Array, Problem, scaled
 from ..definition.relaxed import apart
+from ..stopping import clock_s
 from .intervals import Rows
 
 __all__ = ["roomy_chain"]
@@ -155,7 +155,7 @@ class _Room:
         for i, stages, ends, loads in self.rows.descend(min(bound, HUGE - 1)):
             choices = self._choices(i, ends)
             for s in range(stages.stop - 1, stages.start - 1, -1):
-                if time.perf_counter() > deadline:
+                if clock_s() > deadline:
                     raise OutOfTime
                 load = loads[s - stages.start]
                 rest[s][i] = self._joined(s, i, ends.start, load, choices, rest[s + 1], limits, n_kept)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 
 from ..definition.answer import Answer
 from ..definition.blocks import freed_bytes
 from ..definition.contract import kept_rows
 from ..definition.problem import HUGE, Problem
+from ..stopping import clock_s
 
 __all__ = ["close", "is_small"]
 
@@ -49,7 +49,7 @@ def close(problem: Problem, known: Answer, deadline: float) -> Answer:
     parts = [*(_first(bound, m) for m in range(1, n)), problem]
     best, floor = known, HUGE
     stack: list[tuple[int, ...]] = [()]
-    while time.perf_counter() < deadline:
+    while clock_s() < deadline:
         if not stack:
             return dataclasses.replace(best, lower_ns=min(best.bottleneck_ns, floor))
         stage_of = stack.pop()

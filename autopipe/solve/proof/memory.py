@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from ..definition.blocks import UNDER
 from ..definition.problem import HUGE, Problem
+from ..stopping import clock_s
 from .runs import Block, Kind, Run, runs_of
 
 __all__ = ["least_in_room", "part_with_room"]
@@ -297,11 +297,11 @@ def part_with_room(problem: Problem, deadline: float) -> float:
     if not problem.has_memory or _is_roomy(problem):
         return 1.0
     until, program = _until(deadline), _Program(problem)
-    return 1.0 if program.is_large else program.part(until - time.perf_counter())
+    return 1.0 if program.is_large else program.part(until - clock_s())
 
 
 def _until(deadline: float) -> float:
-    now = time.perf_counter()
+    now = clock_s()
     return now + _SHARE * max(0.0, deadline - now)
 
 
@@ -328,7 +328,7 @@ def least_in_room(problem: Problem, lower: int, most: int, deadline: float) -> i
     if program.is_large:
         return lower
     for _ in range(_ROUNDS):
-        left = until - time.perf_counter()
+        left = until - clock_s()
         if lower >= most or left <= 0:
             break
         out = program.ruled_out(lower, most - 1, left)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from ..definition.answer import OutOfTime
 from ..definition.blocks import UNDER
 from ..definition.problem import HUGE, Array, Problem, memory_bytes, scaled, stage_ns
+from ..stopping import clock_s
 from .spans import Spans
 
 __all__ = ["Found", "Paths"]
@@ -101,7 +101,7 @@ class Paths:
         """What bounds the problem, given an answer and a bound; proved where that is at least as much."""
         dual, weights, met = self._dual(known_ns, deadline)
         lower = max(dual, lower_ns)
-        if lower >= known_ns or time.perf_counter() > deadline:
+        if lower >= known_ns or clock_s() > deadline:
             return Found(lower, tuple(met))
         evenly = np.full(len(self.ranks), 1 / len(self.ranks))
         sides = [_Side(w, self._ahead(w), self._behind(w)) for w in (weights, evenly)]
@@ -141,7 +141,7 @@ class Paths:
             slope = loads - now
             if known_ns >= HUGE:
                 goal = min(goal, float(loads.max()))
-            if now >= known_ns - 1 or not slope.any() or time.perf_counter() > deadline:
+            if now >= known_ns - 1 or not slope.any() or clock_s() > deadline:
                 break
             step = scale * max(goal - now, 1.0) / float(slope @ slope)
             weights = _on_simplex(weights + step * slope)
@@ -199,7 +199,7 @@ class Paths:
                         continue
                     layer[there] = label
                     followed += 1
-                if followed > _LABELS or time.perf_counter() > deadline:
+                if followed > _LABELS or clock_s() > deadline:
                     raise OutOfTime
             layers.append(_undominated(layer))
         if not layers[-1]:

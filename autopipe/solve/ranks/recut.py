@@ -6,7 +6,6 @@ Where ranks hold many stages this reaches what moves of single items do not; tho
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from ..definition.problem import HUGE, Array, Problem
 from ..definition.relaxed import apart
 from ..lines.intervals import Rows
+from ..stopping import clock_s
 
 __all__ = ["recut"]
 
@@ -36,7 +36,7 @@ def recut(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple[i
     while improved:
         improved = False
         for run in _runs(problem):
-            if time.perf_counter() > deadline:
+            if clock_s() > deadline:
                 return best
             found = _cut(problem, table, order, best, run)
             after = HUGE if found is None else problem.bottleneck(problem.loads(found))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -24,7 +23,7 @@ from ..lines.orders import orders
 from ..lines.room import roomy_chain
 from ..proof.bounds import lower_bound
 from ..proof.packing import packed
-from ..stopping import GRACE_S
+from ..stopping import GRACE_S, clock_s
 from .paths import Paths
 from .recut import recut
 from .spans import Bits, Spans, downsets, prefixes
@@ -52,7 +51,7 @@ def several(problem: Problem, deadline: float) -> Answer:
     with many downsets the bound is :func:`least_load`.
     Stops at ``deadline`` or Ctrl-C with the best so far.
     """
-    started = time.perf_counter()
+    started = clock_s()
     cheap = _straight(cheapest(problem))
     received = _straight(cheapest(all_received(problem))) if holds_less(problem) else None
     known = Answer(None, HUGE, least_load(cheap if problem.has_hosts else problem))
@@ -64,12 +63,12 @@ def several(problem: Problem, deadline: float) -> Answer:
             known = _better(problem, known, _start(cheap, order, max(deadline, started + GRACE_S)))
             if known.stage_of is None and received is not None:
                 known = _better(problem, known, _start(received, order, deadline))
-            if time.perf_counter() > deadline and known.stage_of is not None:
+            if clock_s() > deadline and known.stage_of is not None:
                 return known
-        until = time.perf_counter() + (deadline - time.perf_counter()) * _FITTING
+        until = clock_s() + (deadline - clock_s()) * _FITTING
         for order in orders(problem) if known.stage_of is None else ():
             known = _better(problem, known, fitting(problem, order, until))
-            if known.stage_of is not None or time.perf_counter() > until:
+            if known.stage_of is not None or clock_s() > until:
                 break
         for known in _paired(problem, cheap, known, deadline):  # noqa: B007, B020
             pass
@@ -86,7 +85,7 @@ def _in_room(problem: Problem, known: Answer, until: float, deadline: float) -> 
     forms = [cheapest(all_received(problem)), *([cheapest(problem)] if holds_less(problem) else [])]
     for form, order in itertools.product(forms, orders(problem)):
         known = _better(problem, known, roomy_chain(problem, form, order, known.lower_ns, until, deadline))
-        if known.stage_of is not None or time.perf_counter() > deadline:
+        if known.stage_of is not None or clock_s() > deadline:
             break
     return known
 
@@ -147,12 +146,12 @@ def _better(problem: Problem, known: Answer, stage_of: Sequence[int] | None) -> 
 
 def _paired(problem: Problem, cheap: Problem, known: Answer, deadline: float) -> Iterator[Answer]:
     """Ever better answers from pairs of spans: over every downset where they are few, else single orders."""
-    if time.perf_counter() > deadline:
+    if clock_s() > deadline:
         return
     layout = _Layout.of(problem)
     sets = downsets(cheap, _MOST_DOWNSETS)
     if sets is not None:
-        now = time.perf_counter()
+        now = clock_s()
         known = _polished(problem, known, now + (deadline - now) * _POLISHING)
         yield known
         if layout:
@@ -271,7 +270,7 @@ class _Pairs:
         for r in range(len(self.layout.stages)):
             layer: dict[tuple[int, int], tuple[int, tuple[int, int]]] = {}
             for state, (value, _) in sorted(layers[-1].items()):
-                if time.perf_counter() > self.deadline:
+                if clock_s() > self.deadline:
                     raise OutOfTime
                 for there, load in self._moves(r, state, middle):
                     worst = max(value, load)
