@@ -87,7 +87,7 @@ class Capture:
     def __getstate__(self) -> dict[str, Any]:
         # a copy has forms, no recordings to add to, and makes its modules anew
         made = ("modules", "_others")
-        return {**{k: v for k, v in vars(self).items() if k not in made}, "later": None}
+        return {**{k: v for k, v in vars(self).items() if k not in made}, "new_forms": None}
 
     @functools.cached_property
     def modules(self) -> dict[bool, fx.GraphModule]:
