@@ -134,9 +134,9 @@ def simulate(
 
     A microbatch stays what it was when the plan's costs were taken, so more microbatches mean a larger
     batch. Optimizer state and time come from the plan's settings (``optimizer_bytes_per_parameter_byte``,
-    ``optimizer_s_per_byte``, ``optimizer_s_per_tensor``) where they are there, and so do ``start_s`` and
-    ``jitter_s``. With a given schedule its own placement counts. Op ``costs`` make its memory closer
-    (``memory.plan_memory``).
+    ``optimizer_s_per_byte``, ``optimizer_s_per_tensor``) where they are there, at the speed of each rank's
+    device, and so do ``start_s`` and ``jitter_s``. With a given schedule its own placement counts. Op
+    ``costs`` make its memory closer (``memory.plan_memory``).
 
     ``shards``: over how many replicas each stage's weights and optimizer state lie in shards (FSDP). They are
     gathered round a ring of the cluster's links between hosts (within its one), ``most_whole`` stages of a
@@ -167,7 +167,9 @@ def simulate(
     tie_s, optimizer_s = [0.0] * plan.n_ranks, [0.0] * plan.n_ranks
     per_byte, per_tensor = (float(plan.settings.get(f"optimizer_s_per_{x}", 0.0)) for x in ("byte", "tensor"))
     for stage in plan.stages:
-        optimizer_s[placed[stage.index]] += per_byte * stage.gradient_bytes + per_tensor * stage.n_trained
+        rank = placed[stage.index]
+        stepped_s = per_byte * stage.gradient_bytes + per_tensor * stage.n_trained
+        optimizer_s[rank] += stepped_s / plan.cluster.devices[rank].speed
     for tie in plan.ties:
         holders = {placed[s] for s in tie.stages}
         for rank in holders if len(holders) > 1 else ():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plans import make_plan
 from strategies import boundaries, clusters, schedules, stage_times
 
-from autopipe.hardware import Cluster, Link
+from autopipe.hardware import Cluster, Device, Link
 from autopipe.look.tables import headline
 from autopipe.schedule import build
 from autopipe.schedule.clock import Edges, run
@@ -101,6 +101,20 @@ def test_a_plan_says_its_cores_and_what_small_parameters_cost():
     stepped = dataclasses.replace(plan, stages=stages, settings=settings, cluster=Cluster.uniform(2))
     tail = [event.end_s - event.start_s for event in simulate(stepped).tail]
     assert tail == pytest.approx([1.4, 1.4])
+
+
+@pytest.mark.parametrize(("placement", "steps_s"), [((0, 1), [0.04, 0.16]), ((1, 0), [0.08, 0.08])])
+def test_an_optimizer_steps_at_its_devices_speed(placement: tuple[int, int], steps_s: list[float]):
+    """The second rank is half as fast; the second stage has twice the gradients, wherever it is placed."""
+    plan = make_plan(2, 4, ties=())
+    cluster = dataclasses.replace(plan.cluster, devices=(Device(), Device(speed=0.5)))
+    stages = plan.stages[0], dataclasses.replace(plan.stages[1], gradient_bytes=800)
+    timeline = simulate(
+        dataclasses.replace(plan, cluster=cluster, stages=stages),
+        schedule=build("gpipe", 2, 2, 4, placement=placement),
+    )
+    found = [e.end_s - e.start_s for e in timeline.tail if e.action == "optimizer"]
+    assert found == pytest.approx(steps_s)
 
 
 @pytest.mark.parametrize("n_cores", [0, 2])
