@@ -34,6 +34,7 @@ from .. import measure
 from ..arguments import whole
 from ..hardware import Cluster
 from ..measure.probe import MOST_RANKS, among, job_group
+from ..measure.samples import typical
 from ..plans import Plan
 from ..runtime import Runtime
 from ..simulator import simulate
@@ -47,8 +48,9 @@ _BLOCKS = 3
 _MICROBATCHES = 8
 _ALONE_S = 0.2
 """Of the stages alone, between two steps of the pipeline."""
-_TURNS, _MOST_S = 15, 8.0
-"""Turns, fewer where they take long; one at least."""
+_TURNS, _MOST_S = 25, 13.0
+"""Turns, fewer where they take long; one at least. A virtual machine's pace changes by a twentieth from one
+half of a second to the next, so that a hundredth is told by some tens of them."""
 _WARM = 2
 """Steps before those that count."""
 
@@ -57,7 +59,7 @@ def probe(n_ranks: int = 2) -> Cluster:
     """The cluster of the job's ranks: links as :func:`autopipe.measure.probe` finds them, and its pace.
 
     Where ranks compute on the host's cores, their device's ``speed`` is what a pipeline leaves of the pace
-    that costs are measured at, found by training a small one, in some ten seconds. Ranks on accelerators
+    that costs are measured at, found by training a small one, in some fifteen seconds. Ranks on accelerators
     have 1. That ranks which outnumber the cores take turns is no matter of their speed: ``cores`` says it.
 
     In a job started by ``torchrun`` every rank calls it and gets the same cluster; elsewhere it starts
@@ -113,7 +115,10 @@ class _Model(nn.Module):
 
 
 def _speed(cluster: Cluster) -> float:
-    """What a step's parts say it takes over what it took, at most 1: the median of some turns."""
+    """What a step's parts say it takes over what it took, each typically in some turns; at most 1.
+
+    Not of each turn: the machine's pace is another in its two halves.
+    """
     torch.manual_seed(0)
     n = cluster.n_ranks
     model = _Model(n)
@@ -126,13 +131,14 @@ def _speed(cluster: Cluster) -> float:
     optimizer = torch.optim.SGD(runtime.parameters(), lr=0.0, momentum=0.9)
     for _ in range(_WARM):
         _stepped_s(runtime, optimizer, batch)
-    found: list[float] = []
+    told: list[float] = []
+    took: list[float] = []
     start_s = time.perf_counter()
-    while not found or (len(found) < _TURNS and _slowest(time.perf_counter() - start_s) < _MOST_S):
+    while not took or (len(took) < _TURNS and _slowest(time.perf_counter() - start_s) < _MOST_S):
         alone = _alone_s(part, batch[:_ROWS], cluster)
-        measured_s = _stepped_s(runtime, optimizer, batch)
-        found.append(_predicted_s(pipe.plan, alone) / measured_s)
-    return min(1.0, statistics.median(found))
+        took.append(_stepped_s(runtime, optimizer, batch))
+        told.append(_predicted_s(pipe.plan, alone))
+    return min(1.0, typical(told) / typical(took))
 
 
 def _alone_s(part: nn.Module, x: Tensor, cluster: Cluster) -> list[tuple[float, float]]:

@@ -15,11 +15,27 @@ from ..errors import StoreError
 from ..schema import Name, Real, build
 from .store import Store
 
-__all__ = ["Samples"]
+__all__ = ["Samples", "typical"]
 
 _TAIL = 0.1
 _MOST = 100
 """Samples kept per op and part; older ones make way."""
+
+
+def typical(found: Sequence[float]) -> float:
+    """The mean of some seconds, the highest tenth as long as what is next below; 0 for none.
+
+    What runs many times in a step adds up to its mean: now and then it takes longer, never much shorter,
+    and a step of many microbatches has some of the longest tenth. How long the longest are is chance.
+    """
+    most = _longest(found)
+    return statistics.fmean(min(s, most) for s in found) if found else 0.0
+
+
+def _longest(found: Sequence[float]) -> float:
+    """What the highest tenth counts for."""
+    n_counted = len(found) - math.ceil(_TAIL * len(found))
+    return sorted(found)[max(0, n_counted - 1)] if found else 0.0
 
 
 class Samples:
@@ -51,30 +67,19 @@ class Samples:
         return statistics.median(found) if found else 0.0
 
     def mean(self, key: str, part: str) -> float:
-        """The mean, with the highest tenth as long as what is next below; 0 for what was not measured.
-
-        What runs many times in a step adds up to its mean: now and then it takes longer, never much shorter,
-        and a step of many microbatches has some of the longest tenth. How long the longest are is chance.
-        """
-        found = self.of(key, part)
-        most = self._longest(found)
-        return statistics.fmean(min(s, most) for s in found) if found else 0.0
-
-    def _longest(self, found: Sequence[float]) -> float:
-        """What the highest tenth counts for."""
-        n_counted = len(found) - math.ceil(_TAIL * len(found))
-        return sorted(found)[max(0, n_counted - 1)] if found else 0.0
+        """Their :func:`typical`; 0 for what was not measured."""
+        return typical(self.of(key, part))
 
     def jitter_s(self, key: str, parts: Iterable[str]) -> float:
         """The variance of what several parts take, in square seconds for each second of them.
 
         Told by how far passes are from the one before: a machine that changes its pace over a profile makes
-        no pass unlike its neighbours. The highest tenth counts as in :meth:`mean`.
+        no pass unlike its neighbours. The highest tenth counts as in :func:`typical`.
         """
         variance = total = 0.0
         for part in parts:
             found = self.of(key, part)
-            most = self._longest(found)
+            most = _longest(found)
             steps = [min(b, most) - min(a, most) for a, b in itertools.pairwise(found)]
             if steps:
                 variance += statistics.fmean(s * s for s in steps) / 2

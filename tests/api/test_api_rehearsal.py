@@ -61,6 +61,33 @@ def test_the_first_stage_alone_makes_no_gradient_of_its_input(monkeypatch) -> No
     assert alone == [taken[False], taken[True], taken[True]]
 
 
+def test_turns_that_others_disturbed_tell_no_other_speed(monkeypatch) -> None:
+    """What steps took and what their parts say are each typical of all turns, and not held up one by one."""
+    cluster = Cluster.uniform(2)
+
+    def speed(parts_s: list[float], steps_s: list[float]) -> float:
+        parts, steps = iter(parts_s), iter(steps_s)
+        monkeypatch.setattr(rehearsal, "_TURNS", len(steps_s))
+        monkeypatch.setattr(rehearsal, "_WARM", 0)
+        monkeypatch.setattr(rehearsal, "_slowest", lambda seconds: 0.0)
+        monkeypatch.setattr(rehearsal, "_alone_s", lambda *given: [(1.0, next(parts))] * 2)
+        monkeypatch.setattr(rehearsal, "_stepped_s", lambda *given: next(steps))
+        return rehearsal._speed(cluster)
+
+    even = speed([2.0] * 20, [30.0] * 20)
+    assert even == pytest.approx(27.0 / 30.0, rel=1e-2)
+    # one step in ten is held up, another day a part is
+    assert speed([2.0] * 20, [30.0] * 18 + [300.0] * 2) == pytest.approx(even)
+    assert speed([2.0] * 18 + [200.0] * 2, [30.0] * 20) == pytest.approx(even)
+    # the machine slows down for half of the time, but not in the same half of each turn
+    paces = [1.0, 1.1] * 10
+    assert speed([2.0 * x for x in paces], [30.0 * x for x in reversed(paces)]) == pytest.approx(
+        even, rel=0.05
+    )
+    # no pipeline is faster than its parts
+    assert speed([2.0] * 20, [20.0] * 20) == 1.0
+
+
 def test_every_rank_holds_one_part_of_the_model() -> None:
     model = rehearsal._Model(3)
     batch = rehearsal.torch.randn(4, 4, rehearsal._WIDTH)
