@@ -50,7 +50,7 @@ _ALONE_S = 0.2
 """Of the stages alone, between two steps of the pipeline."""
 _TURNS, _MOST_S = 25, 13.0
 """Turns, fewer where they take long; one at least. A virtual machine's pace changes by a twentieth from one
-half of a second to the next, so that a hundredth is told by some tens of them."""
+half of a second to the next, so that a hundredth is told by tens of them."""
 _WARM = 2
 """Steps before those that count."""
 

@@ -82,7 +82,7 @@ def _runs(part: str, models: list[str]) -> list[tuple[str, Any]]:
 
 def _elsewhere(n_ranks: int, n_microbatches: int, name: str) -> dict[str, Any]:
     """A pipeline of another package's model, held against one profile taken before anything ran."""
-    figures = pipeline(name, n_ranks, n_microbatches, rounds=3, steps=5, profiles=False)
+    figures = pipeline(name, n_ranks, n_microbatches, rounds=5, steps=5, profiles=False)
     return {**figures, "n_ranks": n_ranks, "n_microbatches": n_microbatches}
 
 

@@ -11,6 +11,7 @@ import json
 import pathlib
 import statistics
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -26,10 +27,12 @@ from .causes import Ran, causes
 from .load import UNSTEADY
 from .models import build
 
-_PROFILE_S = 3.0
+_PROFILE_S, _AGAIN_S = 8.0, 3.0
 """Longer than by default: the cores of a virtual machine change their pace from second to second."""
-_TRIES = 4
+_TRIES = 2
 """How many times as much is measured, at most, for the machine to hold its pace."""
+_LOOKS, _APART_S = 5, 0.3
+"""How often the pace is looked at, and how far apart: readings next to one another tell the same."""
 
 
 def main(name: str, out: str, n_microbatches: int, n_rounds: int, n_steps: int, profiles: int) -> None:
@@ -51,10 +54,11 @@ def main(name: str, out: str, n_microbatches: int, n_rounds: int, n_steps: int, 
     ours.runtime.report()
     rounds: list[_Round] = []
     while sum(r.is_steady for r in rounds) < n_rounds and len(rounds) < _TRIES * n_rounds:
-        ran = ours.train(n_steps), theirs.train(n_steps if n_ranks > 1 else 0)
+        paces: list[float] = []
+        ran = ours.train(n_steps, paces), theirs.train(n_steps if n_ranks > 1 else 0, paces)
         report = ours.runtime.report().to_dict()
-        again = _table(*given) if profiles else table
-        rounds.append(_Round(*ran, report, again, abs(pace() / at_first - 1) < UNSTEADY))
+        again = _table(*given, min_s=_AGAIN_S) if profiles else table
+        rounds.append(_Round(*ran, report, again, abs(statistics.median(paces) / at_first - 1) < UNSTEADY))
     n_steady = sum(r.is_steady for r in rounds)
     rounds = [r for r in rounds if r.is_steady or not n_steady]
     peaks: list[Any] = [None] * n_ranks
@@ -107,14 +111,24 @@ class _Round:
 
 def _predictors(*given: Any) -> tuple[autopipe.Cluster, autopipe.CostTable, float]:
     """Links and costs, taken again where the machine's pace changed meanwhile, and its pace."""
-    before = pace()
+    before = _pace()
     for _ in range(_TRIES):
-        cluster, table = autopipe.probe(), _table(*given)
-        after = pace()
-        if abs(after / before - 1) < UNSTEADY:
+        cluster, table = autopipe.probe(), _table(*given, min_s=_PROFILE_S)
+        after = _pace()
+        is_steady, at_first = abs(after / before - 1) < UNSTEADY, (before + after) / 2
+        if is_steady:
             break
         before = after
-    return cluster, table, after
+    return cluster, table, at_first
+
+
+def _pace() -> float:
+    """The pace over a second or two; every rank calls it."""
+    found = []
+    for _ in range(_LOOKS):
+        time.sleep(_APART_S)
+        found.append(pace())
+    return statistics.median(found)
 
 
 class _Trained:
@@ -124,12 +138,13 @@ class _Trained:
         self.runtime = pipe.runtime()
         self.optimizer = torch.optim.AdamW(self.runtime.parameters())
         self._given = args, kwargs
-        self.train(2)
+        self.train(2, [])
 
-    def train(self, n_steps: int) -> list[Ran]:
-        """Steps from starts that all ranks share."""
+    def train(self, n_steps: int, paces: list[float]) -> list[Ran]:
+        """Steps from starts that all ranks share, and the machine's pace before each."""
         ran = []
         for _ in range(n_steps):
+            paces.append(pace())
             self.optimizer.zero_grad()
             dist.barrier()
             ran.append(Ran.of(self.runtime, self.optimizer, *self._given))
@@ -148,7 +163,9 @@ def _lengths(ranks: list[list[Ran]]) -> list[float]:
     return [max(ran.stepped_s - ran.start_s for ran in step) for step in zip(*ranks, strict=True)]
 
 
-def _table(model: torch.nn.Module, args: Any, kwargs: Any, n_microbatches: int) -> Any:
+def _table(
+    model: torch.nn.Module, args: Any, kwargs: Any, n_microbatches: int, *, min_s: float
+) -> autopipe.CostTable:
     """Costs as rank 0 measured them, with its peers' cores as busy as in the pipeline."""
     shared: list[Any] = [None]
     if dist.get_rank() == 0:
@@ -157,7 +174,7 @@ def _table(model: torch.nn.Module, args: Any, kwargs: Any, n_microbatches: int) 
             captured,
             n_microbatches=n_microbatches,
             n_peers=dist.get_world_size() - 1,
-            min_s=_PROFILE_S,
+            min_s=min_s,
             max_passes=100,
             progress=False,
         )
