@@ -1,6 +1,7 @@
 """Between runs everything is put back that a run changed, though only a glance tells whether it did."""
 
 import collections
+import contextlib
 import contextvars
 import dis
 import sys
@@ -13,6 +14,7 @@ from torch import nn
 
 from autopipe.tracing import preserved
 from autopipe.tracing.code import leaf_state
+from autopipe.tracing.code.leaves import uncompiled
 from autopipe.tracing.patches import memos
 from autopipe.tracing.state.reach import reached
 
@@ -183,3 +185,61 @@ def test_cached_functions_are_found_where_names_were_added():
         assert [n for held, n, _ in memos._SPACES.found() if held in (vars(space), vars(other))] == ["more"]
     finally:
         del sys.modules["made_for_a_test"]
+
+
+def _in_place(tensor):
+    tensor.data.add_(1)
+
+
+def _by_numpy(tensor):
+    tensor.detach().numpy()[0] = 7
+
+
+def _laid_otherwise(tensor):
+    tensor.data = tensor.data.T
+
+
+def _elsewhere(tensor):
+    tensor.data = tensor.data + 1
+
+
+def _larger(tensor):
+    tensor.data = torch.ones(5, 3)
+
+
+@pytest.mark.parametrize("write", [_in_place, _by_numpy, _laid_otherwise, _elsewhere, _larger])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64])
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_what_a_tensor_holds_is_seen_however_it_is_written(write, dtype, is_dense):
+    if write is _by_numpy and dtype is torch.bfloat16:
+        pytest.skip("numpy has no bfloat16")
+    module = nn.Module()
+    module.register_buffer("seen", torch.arange(9).view(3, 3).to(dtype))
+    module.seen.data = module.seen.data if is_dense else module.seen.data.T
+    before = module.seen.clone()
+    with preserved(module) as snapshot:
+        assert snapshot.is_unchanged
+        write(module.seen)
+        assert not snapshot.is_unchanged
+        snapshot.start(training=True)
+        assert torch.equal(module.seen, before)
+        assert snapshot.is_unchanged
+
+
+def test_a_tensor_that_holds_no_number_is_as_it_was():
+    module = nn.Module()
+    module.register_buffer("seen", torch.tensor([float("nan"), 1.0]))
+    with preserved(module) as snapshot:
+        assert snapshot.is_unchanged
+        module.seen.data.fill_(1)
+        assert not snapshot.is_unchanged
+
+
+def test_an_optimized_module_is_told_at_each_run():
+    inner = nn.Linear(2, 2)
+    model = nn.Sequential(nn.Sequential(inner), inner)
+    assert isinstance(uncompiled(model), contextlib.nullcontext)
+    inner.compile(backend="eager")
+    assert not isinstance(uncompiled(model), contextlib.nullcontext)
+    wrapped = nn.Sequential(nn.Sequential(torch.compile(nn.Linear(2, 2), backend="eager")))
+    assert not isinstance(uncompiled(wrapped), contextlib.nullcontext)

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -144,16 +144,33 @@ def uncompiled(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     So data of sizes that are only tried compile nothing, count against no limit of compilations, and what
     they cannot be compiled for is no warning.
     """
-    is_any = DYNAMO in sys.modules and any(
-        (is_compiled(m) and not isinstance(m, torch.jit.ScriptModule)) or _is_compiled_in_place(m)
-        for m in model.modules()
-    )
+    is_any = DYNAMO in sys.modules and _holds_compiled(model)
     return torch.compiler.set_stance("force_eager") if is_any else contextlib.nullcontext()
 
 
-def _is_compiled_in_place(module: nn.Module) -> bool:
+def _holds_compiled(model: nn.Module) -> bool:
+    """Whether ``torch.compile`` has wrapped any module of a model or is what calls it; asked at each run."""
+    modules = _inside(model)
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None and any(issubclass(cls, dynamo.OptimizedModule) for cls in {*map(type, modules)}):
+        return True
+    return any(_is_dynamos(vars(m)[CALL_HOOK]) for m in modules if CALL_HOOK in vars(m))
+
+
+def _inside(model: nn.Module) -> Collection[nn.Module]:
+    """A model and the modules in it, each once: those of ``modules()``, which takes four times as long."""
+    found, waiting = {id(model): model}, [model]
+    while waiting:
+        for module in waiting.pop()._modules.values():
+            if module is not None and id(module) not in found:
+                found[id(module)] = module
+                waiting.append(module)
+    return found.values()
+
+
+def _is_dynamos(hook: Any) -> bool:
     """Whether what calls a module is ``torch.compile``'s own code."""
-    code = getattr(vars(module).get(CALL_HOOK), "__code__", None)
+    code = getattr(hook, "__code__", None)
     return code is not None and DYNAMO.rpartition(".")[2] in pathlib.Path(code.co_filename).parts
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import ctypes
 import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,8 @@ Seen = tuple[list[int], list[Any]]
 """How long containers were, and what they and all other places held."""
 _ROWS: tuple[Any, ...] = (list, collections.deque)
 _PLAIN = frozenset({dict, collections.OrderedDict, set, *_ROWS})
+_MOST_BYTES = 1 << 18
+"""Tensors of at most so many bytes are compared as bytes, which need to be copied for it."""
 
 
 class Glance:
@@ -46,25 +49,30 @@ class Glance:
         self.named = [(held.get, tuple(names)) for held, names in named]
         self.cells = [c for c in cells if not isinstance(c, ArrayCell)]
         self.arrays = [(c, content(c)) for c in cells if isinstance(c, ArrayCell)]
-        self.tensors, self.copies = [t for t, _ in copies], [c for _, c in copies]
+        self.tensors = [_Copied(tensor, copy) for tensor, copy in copies]
 
     def seen(self) -> Seen:
         """What is held now in all that is compared by identity."""
-        lengths = [*map(dict.__len__, self.dicts)]
-        parts: list[Iterable[Any]] = [map(dict.values, self.dicts), map(dict.keys, self.dicts)]
-        for kind, held in self.rows:
-            lengths += map(kind.__len__, held)
-            parts.append(map(kind.__iter__, held))
-        parts.append(itertools.starmap(map, self.named))
-        chained = itertools.chain.from_iterable
-        return lengths, [*chained(chained(parts)), *map(content, self.cells)]
+        lengths, held = [*map(dict.__len__, self.dicts)], list[Any]()
+        for each in self.dicts:
+            held += dict.values(each)
+        for each in self.dicts:
+            held += dict.keys(each)
+        for kind, rows in self.rows:
+            lengths += map(kind.__len__, rows)
+            for row in rows:
+                held += kind.__iter__(row)
+        for get, names in self.named:
+            held += map(get, names)
+        held += map(content, self.cells)
+        return lengths, held
 
     def is_kept(self) -> bool:
         """Whether all that is not compared by identity is as it was at first."""
         if any(self.empty) or any(now != then for now, then in self.sets):
             return False
         is_kept = all(content(cell) == value for cell, value in self.arrays)
-        return is_kept and all(map(torch.equal, self.tensors, self.copies))
+        return is_kept and all(map(_Copied.is_kept, self.tensors))
 
     def keys_apart(self, a: Seen, b: Seen) -> set[Any]:
         """The keys under which other values were seen; None stands for what is apart otherwise."""
@@ -95,3 +103,33 @@ class Glance:
 def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two sequences hold the same objects."""
     return len(a) == len(b) and all(map(operator.is_, a, b))
+
+
+class _Copied:
+    """A tensor and a copy of what it held at first: as bytes where it is small, which are compared faster."""
+
+    __slots__ = ("copy", "held", "shape", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
+        self.tensor, self.copy, self.shape = tensor, copy, tensor.shape
+        is_small = 0 < tensor.nbytes <= _MOST_BYTES and tensor.device.type == "cpu"
+        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_complex()
+        is_dense = is_small and is_plain and tensor.is_contiguous() and not tensor.is_neg()
+        self.held = _bytes_of(tensor, tensor.nbytes) if is_dense else None
+
+    def is_kept(self) -> bool:
+        """Whether the tensor holds what it held."""
+        tensor, held = self.tensor, self.held
+        is_dense = held is not None and tensor.is_contiguous() and tensor.shape == self.shape
+        if held is not None and is_dense and _bytes_of(tensor, len(held)) == held:
+            return True
+        return torch.equal(tensor, self.copy)
+
+
+def _bytes_of(tensor: torch.Tensor, n_bytes: int) -> bytes | None:
+    """What a dense tensor on the CPU holds; None where its memory was let go of.
+
+    ``numpy()`` would leave it memory that cannot be resized.
+    """
+    place = tensor.data_ptr()
+    return ctypes.string_at(place, n_bytes) if place else None
