@@ -14,6 +14,7 @@ from torch import nn
 
 from ..costs import CostTable
 from ..errors import CaptureError, InfeasibleError, UndecidedError
+from ..graph import Op
 from ..plans import Plan
 from ..solve.stopping import clock_s, interrupts, timed_by_work
 from ..tracing import Capture
@@ -74,7 +75,8 @@ def refine(
     many seconds it has, of ``time_limit_s`` or else of ``usual_s``: graphs that may be opened are planned in
     a hurry, and once more with all the time where that may help: the one that is kept, unless its bound is
     within :data:`ENOUGH`, and one that would be given up, unless its bound says that it is no better. Where
-    that time was too short to find or prove anything, finer graphs would only be harder: none is made.
+    that time was too short to find or prove anything, finer graphs would only be harder: none is made. Nor
+    where one op that stays whole takes as long as the fullest rank.
     Past the limit, or on Ctrl-C, the best plan so far is returned. A limit that was given is on the wall's
     clock, the usual one on the processor's.
 
@@ -90,7 +92,7 @@ def refine(
                 is_over = stopped.is_set() or search.left_s == 0 or not may_open
                 if search.best is not None and is_over:
                     return search.best
-                is_even = search.best is not None and search.is_balanced
+                is_even = search.best is not None and (search.is_balanced or search.is_least(capture))
                 following = search.opened_next(capture) if may_open and not is_even else None
                 if following is None and search.best is not None:
                     return search.at_leisure(search.best)
@@ -197,6 +199,20 @@ class _Refining:
             and self.costs is not None
             and _imbalance(self.last, self.costs) <= tolerance
         )
+
+    def is_least(self, capture: Capture) -> bool:
+        """Whether one op that cannot be opened takes too long for any finer graph's plan to be kept."""
+        assert self.best is not None
+        assert self.costs is not None
+        graph = capture.ops
+        # a tail's costs are of another batch
+        fixed = (op for op in graph.compute if op.name not in graph.tail and self._is_fixed(capture, op))
+        longest_s = max((self.costs[op.name].seconds for op in fixed), default=0.0)
+        return longest_s / max(d.speed for d in self.best.plan.cluster.devices) >= self._enough_s
+
+    def _is_fixed(self, capture: Capture, op: Op) -> bool:
+        is_closed = op.module_path in self.closed
+        return op.kind != "module" or is_closed or _is_single(capture.model.get_submodule(op.module_path))
 
     def opened_next(self, capture: Capture) -> Capture | None:
         """The capture with the leaf opened that stands in the way most, and all that are like it."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import autopipe
-from autopipe.api.refine import HURRY, TOLERANCE, _imbalance
+from autopipe.api.refine import AGAIN, HURRY, TOLERANCE, _imbalance
 from autopipe.costs import CostTable, OpCost
 from autopipe.errors import CaptureError, InfeasibleError
 from autopipe.hardware import Cluster
@@ -95,6 +95,29 @@ def test_opening_ends_at_single_ops():
     pipe = split(Fat())
     assert leaves(pipe) == {"small", "fat"}
     assert imbalance(pipe.plan) > TOLERANCE
+
+
+def test_nothing_is_opened_beside_an_op_that_takes_as_long_as_the_fullest_rank(monkeypatch):
+    class Headed(nn.Module):
+        """Two layers with more work than all the blocks, each of which must be beside one of them."""
+
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.Sequential(*(Block(1) for _ in range(2)))
+            self.head, self.last = nn.Linear(32, 1 << 25), nn.Linear(1 << 25, 64)
+            self.after = Block(2)
+
+        def forward(self, x):
+            return self.after(self.last(self.head(self.blocks(x)[:, :32])))
+
+    monkeypatch.setattr(autopipe.tracing.Capture, "open", lambda self, *paths: pytest.fail("opened"))
+    with torch.device("meta"):
+        model, x = Headed(), torch.randn(64, 64)
+    plan = autopipe.plan(model, 2, (x,), costs="estimated", device="H100")
+    loads = [s.forward_s + s.backward_s for s in plan.stages]
+    fullest = plan.stages[loads.index(max(loads))]
+    assert {"last", "after"} <= {*fullest.ops}
+    assert imbalance(plan) > AGAIN
 
 
 @pytest.mark.parametrize("n_stages", [3])
