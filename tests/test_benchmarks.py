@@ -12,6 +12,7 @@ from plans import make_plan
 import autopipe
 from autopipe.simulator import plan_schedule
 from benchmarks.costs.causes import CAUSES, Ran, causes
+from benchmarks.costs.table import table
 from benchmarks.kept.rank import PLACES
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -61,3 +62,21 @@ def test_what_ranks_wait_for_one_another_by_chance_is_told_from_messages():
     assert found["compute"]["measured_s"] == pytest.approx(found["compute"]["predicted_s"]) == 15.0
     assert 1.0 <= found["chance"]["measured_s"] <= 4.0
     assert found["chance"]["predicted_s"] > 0.0
+
+
+def test_the_table_says_to_which_side_predictions_lean():
+    def row(error: float) -> dict:
+        cause = {"share": error / len(CAUSES), "measured_s": 0.5}
+        return {
+            "n_ranks": 1,
+            "n_microbatches": 4,
+            "stages": [{"first_error": error}],
+            "step": {"first_error": error, "measured_s": 2.0},
+            "uniform": {"error": error},
+            "causes": dict.fromkeys(CAUSES, cause),
+            "run": {"other_load": 0.0, "disturbed": False},
+        }
+
+    told = table({"summary": {}, "elsewhere": {"a": row(-0.07), "b": row(-0.07), "c": row(0.0)}})
+    assert "Predicted too short: 2, too long: 1; on average -4.7%." in told
+    assert f"| **on average** |{' -0.7% (25.0%) |' * len(CAUSES)}" in told

@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["pipeline"]
 
-_LIMIT_S = 300
+_LIMIT_S = 600
 
 
 def pipeline(

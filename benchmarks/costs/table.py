@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import statistics
 from typing import Any
 
 from .causes import CAUSES
@@ -55,9 +56,12 @@ def table(out: dict[str, Any]) -> str:
         ]
         lines += ["", f"| step, predicted less measured, by cause | {' | '.join(CAUSES)} |"]
         lines += ["|---|" + "--:|" * len(CAUSES), *(_causes(n, row) for n, row in out[part].items())]
+        lines += [_mean_causes(list(out[part].values())), "", _leaning(list(out[part].values()))]
     if "environment" in out:
         e = out["environment"]
-        lines.append(f"\n{e['device']}, {e['cores']} cores; torch {e['torch']}, Python {e['python']}.")
+        lines.append(
+            f"\nLast run on {e['device']}, {e['cores']} cores; torch {e['torch']}, Python {e['python']}."
+        )
     disturbed = [
         f"{part} {name}"
         for part, runs in out.items()
@@ -87,6 +91,26 @@ def _causes(name: str, row: dict[str, Any]) -> str:
     found = [row["causes"].get(cause) for cause in CAUSES]
     parts = (f"{c['share']:+.1%} ({c['measured_s'] / measured_s:.1%})" if c else "–" for c in found)
     return f"| {name} | {' | '.join(parts)} |"
+
+
+def _mean_causes(rows: list[dict[str, Any]]) -> str:
+    """As of one pipeline, on average; of what every pipeline tells."""
+    parts = []
+    for cause in CAUSES:
+        told = [(row["causes"][cause], row["step"]["measured_s"]) for row in rows if cause in row["causes"]]
+        share = statistics.fmean(c["share"] for c, _ in told)
+        parts.append(f"{share:+.1%} ({statistics.fmean(c['measured_s'] / s for c, s in told):.1%})")
+    return f"| **on average** | {' | '.join(parts)} |"
+
+
+def _leaning(rows: list[dict[str, Any]]) -> str:
+    """Whether steps are predicted too short or too long more often than not."""
+    errors = [row["step"]["first_error"] for row in rows]
+    n_short = sum(e < 0 for e in errors)
+    return (
+        f"Predicted too short: {n_short}, too long: {len(errors) - n_short}; "
+        f"on average {statistics.fmean(errors):+.1%}."
+    )
 
 
 def main() -> None:
