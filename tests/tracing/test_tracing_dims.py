@@ -112,3 +112,32 @@ def test_a_size_that_is_rounded_may_vary():
     for n in (16, 24, 15):
         x = torch.randn(3, n, 4)
         torch.testing.assert_close(captured(x), captured.model(x))
+
+
+class _Halved(nn.Module):
+    """Halves a picture and doubles it again, and goes by whether that is larger than what was given."""
+
+    def __init__(self, joins: bool) -> None:
+        super().__init__()
+        self.first, self.down = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, stride=2, padding=1)
+        self.up, self.joins = nn.Upsample(scale_factor=(2, 2)), joins
+        self.last = nn.Conv2d(8 if joins else 4, 3, 3, padding=1)
+
+    def forward(self, x):
+        y = self.first(x)
+        x = self.up(self.down(y))
+        for i in range(2, x.ndim):
+            if x.shape[i] > y.shape[i]:
+                x = x.narrow(i, 0, y.shape[i]) if self.joins else x.flip(i).narrow(i, 1, y.shape[i])
+        return self.last(torch.cat((y, x), 1) if self.joins else x).mean((2, 3))
+
+
+@pytest.mark.parametrize("joins", [True, False], ids=["fails elsewhere", "runs elsewhere"])
+@pytest.mark.parametrize("side", [32, 33, 15])
+def test_what_is_asked_of_even_and_odd_sizes_is_known_of_either(side, joins):
+    torch.manual_seed(0)
+    model = _Halved(joins).eval()
+    captured = capture(model, (torch.randn(2, 3, side, side),))
+    for at in ((16, 16), (17, 17), (16, 17), (33, 20), (64, 64)):
+        x = torch.randn(3, 3, *at)
+        torch.testing.assert_close(captured(x), model(x))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...graph import Dim
-from ...units import Size, symbol
+from ...units import Size, size_at, symbol
 from ..inputs.arguments import Inputs
 from ..inputs.packing import sample_rows
 
@@ -114,14 +114,18 @@ def _alternatives(placeholder: str, name: str) -> Any:
 
 
 def trial_sizes(dim: Dim) -> list[int]:
-    """Other sizes to try a dim at, the most telling first: odd ones show rounding, small ones are fast."""
+    """Other sizes to try a dim at, the most telling first: small ones are fast, odd ones show rounding.
+
+    Of an odd size an even one does: of three that are all odd, none tells what is done to the others.
+    """
     n = dim.example
     if dim.packed:
         return [s for s in (n + 1, 2 * n, 3 * n) if all(s * p.rows % n == 0 for p in dim.packed)]
     if dim.name == "batch":
         return [2 * n, n + 1]  # the fewer for the run with all dims changed, which is the longest
-    odd = (n // 2 | 1, n + n // 2 | 1) if n > _SHORT else ()
-    return list(dict.fromkeys(s for s in (*odd, n + n // 2, 2 * n, n // 2) if s not in (0, n)))
+    more = n + n // 2
+    odd = (n // 2 | 1, more + more % 2 if n % 2 else more | 1) if n > _SHORT else ()
+    return list(dict.fromkeys(s for s in (*odd, more, 2 * n, n // 2) if s not in (0, n)))
 
 
 def resize(
@@ -173,6 +177,27 @@ class Formulas:
         if key not in self.memo:
             self.memo[key] = fit(self.dims, self.points, key)
         return self.memo[key]
+
+    def with_more(self, values: Sequence[int | float], more: Sequence[tuple[Mapping[str, int], Any]]) -> Size:
+        """The same, where ``more`` (point, value) are known that the formula is to take as well, if any does.
+
+        A point at which one dim alone is changed is what terms are made of, in the place of the dim's own.
+        """
+        found = self(values)
+        missed = [(p, v) for p, v in more if size_at(found, p) != v]
+        if not missed:
+            return found
+        example, *own = zip(self.points, values, strict=True)
+        alone = [next((m for m in missed if _is_alone(d, m[0], example[0])), None) for d in self.dims]
+        first = [other or mine for other, mine in zip(alone, own, strict=False)]
+        seen = [example, *first, *missed, *own]
+        wider = fit(self.dims, [p for p, _ in seen], [v for _, v in seen])
+        return wider if all(size_at(wider, p) == v for p, v in seen) else found
+
+
+def _is_alone(dim: Dim, point: Mapping[str, int], example: Mapping[str, int]) -> bool:
+    """Whether a point is the example's in all dims but this one."""
+    return {n for n, size in point.items() if size != example[n]} == {dim.name}
 
 
 def fit(dims: Sequence[Dim], points: Sequence[Mapping[str, int]], values: Sequence[Any]) -> Size:

@@ -17,15 +17,15 @@ from torch import nn
 from ...errors import CaptureError
 from ...graph import Dim
 from ...units import Size, size_at
-from ..calls.call import Call, Recording
+from ..calls.call import Call, Guard, Recording
 from ..calls.functions import SIZES, tensors
 from ..inputs.arguments import Inputs
 from ..inputs.packing import packings
 from . import dims as sizing
-from .guards import computed, is_fitted, is_stepped
+from .guards import broken, computed, is_fitted, is_stepped
 from .harmless import find_harmless
 from .rerun import replay, with_guards
-from .trials import Explorer, Trial, first, first_line
+from .trials import Elsewhere, Explorer, Trial, first, first_line
 from .variation import Check, Fixed, Variation
 
 __all__ = ["confirm", "explore", "is_narrowed", "taken_beside"]
@@ -85,7 +85,8 @@ def _explore(explorer: Explorer, known: Variation | None) -> Variation:
     forms, inputs = explorer.forms, explorer.inputs
     trials, fixed = _remembered(explorer, inputs, known) or _searched(explorer, inputs)
     joint = _together(explorer, trials, fixed, is_new=known is None)
-    found = _fitted(forms, trials, joint, fixed, explorer.harmless)
+    told = forms, trials, joint, fixed, explorer.elsewhere
+    found = _fitted(*told, explorer.harmless)
     n_harmless = len(explorer.harmless)
     for dim in trials:
         if dim.example != 1 and any(not c.holds({**_sizes(trials), dim.name: 1}) for c in found.checks):
@@ -94,7 +95,7 @@ def _explore(explorer: Explorer, known: Variation | None) -> Variation:
         explorer.harmless |= find_harmless(explorer, tuple(trials), found)
     if len(explorer.harmless) == n_harmless:
         return found
-    return _fitted(forms, trials, joint, fixed, explorer.harmless)
+    return _fitted(*told, explorer.harmless)
 
 
 _Found = tuple[dict[Dim, Trial], dict[tuple[str, int], Fixed]]
@@ -222,11 +223,15 @@ def _together(
     """
     while trials:
         own = {d: t.sizes[d] for d, t in trials.items()}
-        for sizes in ({d: _next(_tried(explorer, d), n) for d, n in own.items()}, own):
+        others = {d: _next(_tried(explorer, d), n) for d, n in own.items()}
+        for sizes in (others, own):
             joint = first(explorer.run, [sizes])
             reason = explorer.differs(joint, is_shared=not is_new) if isinstance(joint, Trial) else joint
             if isinstance(joint, Trial) and not reason:
                 return joint
+            if sizes is others and any(form.guards for form in explorer.forms):
+                for dim, size in others.items():  # what is asked of one hides what is asked of the next
+                    first(explorer.sketch, [{dim: size}])
         culprits = {d: why for d, t in trials.items() if (why := explorer.differs(t))}
         if not culprits:
             culprits = {list(trials)[-1]: reason}
@@ -253,6 +258,7 @@ def _fitted(
     trials: Mapping[Dim, Trial],
     joint: Trial | None,
     fixed: Mapping[Any, Fixed],
+    elsewhere: Sequence[Elsewhere],
     harmless: set[int],
 ) -> Variation:
     dims = tuple(trials)
@@ -267,6 +273,7 @@ def _fitted(
         seen = [run.seen[i] for run in runs]
         numbers: dict[int, Size] = {}
         guessed: set[int] = set()
+        others = [e for e in elsewhere if e.form is form and {*e.sizes} <= {*dims}]
         ragged = _behind(form, {p.op for d in dims for p in d.packed if p.grids})
         for call in with_guards(form):
             if call.op == "output":
@@ -274,21 +281,43 @@ def _fitted(
             if isinstance(call.value, (int, float)):
                 values: list[Any] = [call.value, *(s.numbers.get(id(call)) for s in seen)]
                 exact = computed(call, numbers)
-                formula = numbers[id(call)] = formulas(values) if exact is None else exact
+                formula = formulas.with_more(values, _numbers(call, others, base)) if exact is None else exact
+                numbers[id(call)] = formula
                 is_guess = is_stepped(formula) or is_fitted(call, numbers)
                 is_off = exact is None and (is_guess or _is_lost(call, values, formula))
                 if is_off or any(id(c) in guessed for c in call.inputs):
                     guessed.add(id(call))
-            shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], formulas)
+            missed = [(_at(e, base), e.shapes[id(call)]) for e in others if id(call) in e.shapes]
+            shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], missed, formulas)
         for guard in (g for g in form.guards if id(g) not in harmless):
             if any(isinstance(o, Call) and (id(o) in guessed or id(o) in ragged) for o in guard.operands):
                 unsure.add(id(guard))
                 continue
             operands = tuple(numbers[id(o)] if isinstance(o, Call) else o for o in guard.operands)
             check = Check(guard.function, operands, guard.outcome, guard.source)
+            if any(_is_otherwise(check, guard, other, base) for other in others):
+                unsure.add(id(guard))
+                continue
             if check.symbols:
                 checks.setdefault((guard.function, operands, guard.outcome), check)
     return Variation(dims, fixed, tuple(checks.values()), shapes, frozenset(unsure))
+
+
+def _numbers(
+    call: Call, others: Sequence[Elsewhere], base: Mapping[str, int]
+) -> list[tuple[Mapping[str, int], Any]]:
+    """What a call gave at sizes that its form is not right for."""
+    return [(_at(e, base), e.numbers[id(call)]) for e in others if id(call) in e.numbers]
+
+
+def _at(other: Elsewhere, base: Mapping[str, int]) -> dict[str, int]:
+    return {**base, **{d.name: s for d, s in other.sizes.items()}}
+
+
+def _is_otherwise(check: Check, guard: Guard, other: Elsewhere, base: Mapping[str, int]) -> bool:
+    """Whether a question came out otherwise, at sizes that the form is not right for, than its check says."""
+    known = all(not isinstance(o, Call) or id(o) in other.numbers for o in guard.operands)
+    return known and check.holds(_at(other, base)) is bool(broken(guard, other.numbers))
 
 
 def _is_lost(call: Call, values: Sequence[Any], formula: Size) -> bool:
@@ -311,9 +340,18 @@ def _behind(form: Recording, inputs: Collection[str]) -> set[int]:
     return reached
 
 
-def _shapes(call: Call, seen: Sequence[Any], formulas: sizing.Formulas) -> tuple[tuple[Size, ...], ...]:
+def _shapes(
+    call: Call,
+    seen: Sequence[Any],
+    missed: Sequence[tuple[Mapping[str, int], Any]],
+    formulas: sizing.Formulas,
+) -> tuple[tuple[Size, ...], ...]:
     out = []
     for i, tensor in enumerate(tensors(call.value)):
         others = [s[i] if i < len(s) and len(s[i]) == tensor.dim() else tuple(tensor.shape) for s in seen]
-        out.append(tuple(formulas(values) for values in zip(tensor.shape, *others, strict=True)))
+        more = [(p, s[i]) for p, s in missed if i < len(s) and len(s[i]) == tensor.dim()]
+        sizes = zip(tensor.shape, *others, strict=True)
+        out.append(
+            tuple(formulas.with_more(v, [(p, s[axis]) for p, s in more]) for axis, v in enumerate(sizes))
+        )
     return tuple(out)

@@ -16,8 +16,8 @@ from torch import nn
 
 from ...errors import CaptureError
 from ...graph import Dim
-from ..calls.call import Guard, Recording
-from ..calls.functions import ExportFlags
+from ..calls.call import Call, Guard, Recording
+from ..calls.functions import ExportFlags, tensors
 from ..calls.kinds import Kind
 from ..calls.sharing import Sharing
 from ..inputs.arguments import Inputs
@@ -27,9 +27,9 @@ from ..state.state import seed
 from ..values.tracked import pinned
 from . import dims as sizing
 from .guards import broken
-from .rerun import Observation, buffers_written, replay
+from .rerun import Observation, Seen, buffers_written, replay
 
-__all__ = ["Explorer", "Trial", "first", "first_line"]
+__all__ = ["Elsewhere", "Explorer", "Trial", "first", "first_line"]
 
 _EXPORTED = "; torch.export wrote that size down: give it dynamic_shapes, or split what was exported"
 _DIFFERS = "the captured graph's outputs differ from the model's"
@@ -45,6 +45,16 @@ class Trial:
     is_whole: bool
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What a form showed, by id of a call, at sizes that it does not run at or is not right for."""
+
+    sizes: Mapping[Dim, int]
+    form: Recording
+    numbers: Mapping[int, Any]
+    shapes: Mapping[int, Seen]
+
+
 _Answer = tuple[list[Any], Spec, tuple[torch.Tensor, ...]]
 """What the model gives, as leaves and their structure, and the buffers that forms write as it leaves them."""
 
@@ -58,7 +68,8 @@ class Explorer:
     for, where there are several. ``by_mode`` says that a form in training is for training alone,
     ``is_of_a_kind`` that others are for sizes of other kinds.
     ``functions`` are those of the model's code whose questions about sizes come out differently, so that it
-    would be of use to keep them whole. ``spared`` holds, by id of a guard, the sizes at which it came out
+    would be of use to keep them whole. ``elsewhere`` holds what forms showed of sizes that they are not right
+    for, as far as they ran. ``spared`` holds, by id of a guard, the sizes at which it came out
     differently and did no harm; ``harmless`` are those that do none wherever that was tried.
     """
 
@@ -83,6 +94,7 @@ class Explorer:
         self.spared: dict[int, set[frozenset[tuple[Dim, int]]]] = {}
         self.harmless: set[int] = set()
         self.functions: dict[Any, None] = {}
+        self.elsewhere: list[Elsewhere] = []
         self.by_mode = len(forms) > 1
         self.is_of_a_kind = False
         self.drawn_out: set[Dim] = set()
@@ -131,6 +143,8 @@ class Explorer:
             inside = {g.inside: None for g, _ in failed if g.inside is not None}
             if inside and self.is_taken(sizes):  # else the model is not free there whoever asks
                 self.functions.update(inside)
+            for form, shown in zip(self.forms, seen, strict=True):
+                self.elsewhere.append(Elsewhere(sizes, form, shown.numbers, shown.shapes))
             raise _Changed((pins or [failed[0][1]])[0])
         if failed and not self.is_meta and self._is_compared(sizes):  # on meta no data tell
             for guard, _ in failed:
@@ -182,8 +196,20 @@ class Explorer:
     ) -> Observation:
         given = self.resized(sizes)
         self.prepare(form, training)
-        with torch.set_grad_enabled(self.takes_grad_mode):
-            seen = replay(self.model, form, given, self.device, sharing)
+        numbers: dict[int, Any] = {}
+        shapes: dict[int, Seen] = {}
+
+        def note(call: Call, value: Any) -> None:
+            shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
+            if isinstance(value, (int, float)):
+                numbers[id(call)] = value
+
+        try:
+            with torch.set_grad_enabled(self.takes_grad_mode):
+                seen = replay(self.model, form, given, self.device, sharing, note)
+        except Exception:
+            self.elsewhere.append(Elsewhere(sizes, form, numbers, shapes))
+            raise
         return dataclasses.replace(seen, left=self._left()) if self.written else seen
 
     def _left(self) -> tuple[torch.Tensor, ...]:
