@@ -114,7 +114,7 @@ class Agreement:
             raise InputError(
                 fault
                 or "another replica makes a different call (another path, other objects), or ranks within it "
-                f"do; this one is {_call(asked)}: call it alike on every rank of every replica"
+                f"do; this one is {_call(asked)}: call it alike everywhere"
             )
 
     def _unlike(self, everyone: Sequence[CallSignature]) -> str:

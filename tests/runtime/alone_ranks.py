@@ -93,7 +93,7 @@ def losses(_):
         compare_whole(runtime, plain)
         batches = [{"x": part, "target": part} for part in mine.split(2)]
         with (
-            pytest.raises(InputError, match="give all as many") if way == "fsdp" else contextlib.nullcontext()
+            pytest.raises(InputError, match="of them as many") if way == "fsdp" else contextlib.nullcontext()
         ):
             runtime.accumulate(batches)
         # an evaluation is each replica's own
