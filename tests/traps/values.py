@@ -46,6 +46,19 @@ def mask_is_whole(self: Any, x: Tensor, mask: Tensor) -> Tensor:
 
 
 @trap(inputs=with_mask)
+def size_asked_where_the_mask_has_holes(self: Any, x: Tensor, mask: Tensor) -> Tensor:
+    return self.run(x * 2 if not mask.all() and len(x) > 2 else x)
+
+
+@trap(inputs=with_mask)
+def length_asked_where_the_mask_is_whole(self: Any, x: Tensor, mask: Tensor) -> Tensor:
+    y = self.run(x)
+    if mask.all():
+        return y * 2 if x.shape[1] > 7 else y
+    return y
+
+
+@trap(inputs=with_mask)
 def mask_is_whole_as_a_number(self: Any, x: Tensor, mask: Tensor) -> Tensor:
     return self.run(x if mask.sum() == mask.numel() else x * mask[..., None])
 

@@ -47,15 +47,24 @@ def is_same(a: Recording, b: Recording) -> bool:
 
 
 def distinct(records: Sequence[Recording]) -> tuple[list[Recording], list[int]]:
-    """Recordings without what nothing uses, each once, and which of these each is."""
+    """Recordings without what nothing uses, each once, and which of these each is.
+
+    Two that compute the same are two where they ask otherwise of sizes: at other sizes they may part.
+    """
     out: list[Recording] = []
     numbers = []
     for form in map(prune, records):
-        number = next((i for i, other in enumerate(out) if is_same(other, form)), len(out))
+        alike = (i for i, o in enumerate(out) if is_same(o, form) and _asked(o) == _asked(form))
+        number = next(alike, len(out))
         numbers.append(number)
         if number == len(out):
             out.append(form)
     return out, numbers
+
+
+def _asked(form: Recording) -> frozenset[Any]:
+    """What a recording asks of sizes, where, and what comes out."""
+    return frozenset((g.function, g.outcome, g.source) for g in form.guards)
 
 
 def is_same_program(a: Sequence[Call], b: Sequence[Call]) -> bool:
