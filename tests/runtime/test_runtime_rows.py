@@ -511,6 +511,18 @@ def test_rows_that_other_inputs_than_the_example_mix_are_refused(asks, length, i
     )
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_an_example_of_one_number_hides_no_mixing(value):
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 4), Deciding(lambda x: x / (x.abs().max() + 1e-6)), nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.Sequential(layers[1], layers[0], *layers[2:]).double()
+    pipe = autopipe.split(
+        model, 2, (torch.full((4, 6, 4), value).double(),), costs="estimated", n_microbatches=2
+    )
+    with pytest.raises(InputError, match="rows of a batch of Sequential depend on one another"):
+        pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(torch.randn(4, 6, 4).double())
+
+
 NOISES = [0.0, 1e-12]
 """None is drawn, or as good as none."""
 
@@ -647,6 +659,35 @@ def twice_where_there_are_many(x):
     return x * 2 if len(x) > 4 else x
 
 
+def twice_where_there_are_many_large(x):
+    return x * 2 if len(x) > 4 and (x > 20).any() else x
+
+
+def less_its_mean_where_a_row_is_nothing(x):
+    return x - x.mean(0) if (x == 0).flatten(1).all(-1).any() else x
+
+
+def less_its_mean_where_one_is_in_a_band(x):
+    return x - x.mean(0) if bool(((x > 3.5) & (x < 3.75)).any().item()) else x
+
+
+def each_kind_where_there_is_any(x):
+    rows, out = x.flatten(0, -2), torch.zeros_like(x.flatten(0, -2))
+    for kind in range(4):
+        is_kind = rows.argmax(-1) == kind
+        if is_kind.any():
+            out[is_kind] = rows[is_kind] * (kind + 1)
+    return out.view_as(x)
+
+
+def halved_until_small(x):
+    with torch.no_grad():
+        factor = torch.ones_like(x[..., :1])
+        while ((x * factor).abs() > 1).any():
+            factor = torch.where((x * factor).abs().amax(-1, keepdim=True) > 1, factor / 2, factor)
+    return x * factor
+
+
 def first_of_a_kind(x):
     rows, out = x.flatten(0, -2), torch.zeros_like(x.flatten(0, -2))
     for kind in range(4):
@@ -685,6 +726,9 @@ def decided(does, n_rows):
         half_where_all_are_large,
         twice_where_many_are_large,
         twice_where_there_are_many,
+        twice_where_there_are_many_large,
+        less_its_mean_where_a_row_is_nothing,
+        less_its_mean_where_one_is_in_a_band,
         first_of_a_kind,
     ],
 )
@@ -697,7 +741,13 @@ def test_rows_that_a_layer_kept_whole_mixes_on_other_data_are_refused(does):
 
 
 @pytest.mark.parametrize(
-    ("does", "allowed"), [(clipped_where_any_are_large, 1e-12), (decayed_in_steps, 0.05)]
+    ("does", "allowed"),
+    [
+        (clipped_where_any_are_large, 1e-12),
+        (each_kind_where_there_is_any, 1e-12),
+        (halved_until_small, 1e-12),
+        (decayed_in_steps, 0.05),
+    ],
 )
 def test_a_layer_may_go_by_data_and_leave_rows_alone(does, allowed):
     model, x, runtime = decided(does, 4)

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import pathlib
+import sys
+import types
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -20,7 +25,7 @@ from ..calls.named import Named
 from ..code.leaves import is_atomic
 from .results import Rows
 
-__all__ = ["Change", "Reading", "alike", "reading", "scales"]
+__all__ = ["Change", "Place", "Reading", "Turned", "alike", "reading", "scales"]
 
 Change = Callable[[str, Call, Any], Any]
 """(rows, call, value) → what takes the value's place for rows such as ``"abb"``, or None."""
@@ -31,15 +36,25 @@ _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
 
 
+Place = tuple[types.CodeType, int]
+"""Code, and a line of its file."""
+_TRUTHS = frozenset({"__bool__", "is_nonzero", "equal", "allclose"})
+_MOST_TRUTHS = 8
+_TORCH = f"{pathlib.Path(torch.__file__).parent}{os.sep}"
+_OWN = f"{pathlib.Path(__file__).parents[2]}{os.sep}"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
     """What a form goes by: ``given`` are ids of calls whose values code that stays whole takes, reading some.
 
-    ``ranks`` says whether anything counts or orders what tensors hold.
+    ``ranks`` says whether anything counts or orders what tensors hold; ``truths`` are the places where such
+    code asks whether something is so.
     """
 
     given: frozenset[int] = frozenset()
     ranks: bool = False
+    truths: tuple[Place, ...] = ()
 
 
 def reading(model: nn.Module, form: Recording, run: Rows) -> Reading:
@@ -49,8 +64,9 @@ def reading(model: nn.Module, form: Recording, run: Rows) -> Reading:
     """
     given = {id(call): [*filter(_may_vary, call.inputs)] for call in form.calls if _is_code(model, call)}
     found: set[int] = set()
+    truths: tuple[Place, ...] = ()
     ranks = any(c.op != "call_module" and plain_name(c) in _RANKING for c in form.calls)
-    if any(given.values()):
+    if any(c.depends & Depends.INPUT for call in form.calls if id(call) in given for c in call.inputs):
         with _Noted() as noted:
 
             def look(call: Call, value: Any) -> None:
@@ -59,18 +75,19 @@ def reading(model: nn.Module, form: Recording, run: Rows) -> Reading:
                 noted.has_read = False
 
             run("ab", look)
-        ranks = ranks or noted.ranks
-    return Reading(frozenset(found), ranks)
+        ranks, truths = ranks or noted.ranks, tuple(noted.truths)[:_MOST_TRUTHS]
+    return Reading(frozenset(found), ranks, truths)
 
 
 def scales(found: Reading, axes: Mapping[int, int]) -> list[Change]:
-    """What makes more or less of the values that code kept whole reads, and more of one row alone.
+    """What makes more or less of the values that code kept whole reads, and of one row alone.
 
     ``axes`` are those along which the rows of calls' values lie, by id of the call.
     """
     if not found.given:
         return []
-    return [*(functools.partial(_scaled, found.given, f) for f in _FACTORS), functools.partial(_uneven, axes)]
+    evenly = (functools.partial(_scaled, found.given, f) for f in _FACTORS)
+    return [*evenly, *(functools.partial(_uneven, axes, f) for f in (max(_FACTORS), min(_FACTORS)))]
 
 
 def alike(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
@@ -105,24 +122,57 @@ def _scaled(calls: Collection[int], factor: float, rows: str, call: Call, value:
     return value * factor if id(call) in calls else None
 
 
-def _uneven(axes: Mapping[int, int], rows: str, call: Call, value: Any) -> Any:
-    """The value of a call with more of row a, of those whose rows lie along ``axes``."""
+def _uneven(axes: Mapping[int, int], factor: float, rows: str, call: Call, value: Any) -> Any:
+    """The value of a call with ``factor`` times row a, of those whose rows lie along ``axes``."""
     axis = axes.get(id(call))
     if axis is None or value.shape[axis] != len(rows):
         return None
-    factors = value.new_tensor([max(_FACTORS) if row == "a" else 1.0 for row in rows])
+    factors = value.new_tensor([factor if row == "a" else 1.0 for row in rows])
     return value * factors.view(-1, *[1] * (value.ndim - axis - 1))
 
 
 class _Noted(TorchFunctionMode):
-    """Notes that values of a tensor are read, and that what they are is counted or ordered."""
+    """Notes that values of a tensor are read, where as truths, and that they are counted or ordered."""
 
     def __init__(self) -> None:
         super().__init__()
         self.has_read = self.ranks = False
+        self.truths: dict[Place, None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind, name = classify(func)
         self.has_read = self.has_read or kind == "read"
         self.ranks = self.ranks or kind == "data shaped" or name in _RANKING
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
+            self.truths[place] = None
+        return result
+
+
+class Turned(TorchFunctionMode):
+    """Within it the first truth that code asks for in a place comes out as it does not."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self._place, self._is_done = place, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        kind, name = classify(func)
+        if self._is_done or kind != "read" or not _is_truth(name, result) or _place() != self._place:
+            return result
+        self._is_done = True
+        return not result
+
+
+def _is_truth(name: str, result: Any) -> bool:
+    return isinstance(result, bool) and (name in _TRUTHS or name == "item")
+
+
+def _place() -> Place | None:
+    """Where the code outside of torch is that now asks, where it is a model's."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    is_own = frame is None or frame.f_code.co_filename.startswith(_OWN)
+    return None if frame is None or is_own else (frame.f_code, frame.f_lineno)

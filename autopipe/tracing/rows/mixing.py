@@ -9,6 +9,7 @@ left to ``runtime``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -29,7 +30,7 @@ from ..sizes.rerun import replay
 from ..sizes.variation import Mixing
 from ..state.state import seed
 from .by_mode import is_other_in_training
-from .data_dependent import Change, Reading, alike, reading, scales
+from .data_dependent import Change, Place, Reading, Turned, alike, reading, scales
 from .noise import OwnNoise
 from .pieces import fault_in_pieces
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, Results, Rows, axes, differ, is_close
@@ -110,14 +111,21 @@ def mixing(
             if is_more and not found[training]:
                 # what two rows do not come near to, as a largest norm, more of them may pass
                 found[training] = _if_told(_of_more, results, seen[0], given, dim, shapes)
-            read = _read(*told, alone=is_sure) if is_told and not found[training] else Reading()
-            if read.ranks:
+            of_read = functools.partial(_read, *told, alone=is_sure, times=_MANY if is_more else 1)
+            read = of_read() if is_told and not found[training] else Reading()
+            for rows in unlike(model, form, given, dim, shapes, reads=True) if read.truths else ():
+                if not found[training]:
+                    found[training] = _if_told(_of_others, results, rows, is_sure, dim, shapes)
+                    elsewhere = bool(found[training])
+            if read.ranks and not found[training]:
                 found[training] = _if_told(_of_alike, results, given, is_sure, dim, shapes)
             places = {id(c): a for c in form.calls if id(c) in read.given for a in axes(c, 0, dim, shapes)}
-            for scale in scales(read, places):
-                other = functools.partial(results, given, is_sure, changes=scale)
+            other = functools.partial(results, given, is_sure)
+            scaled = (functools.partial(other, changes=scale) for scale in scales(read, places))
+            turned = (functools.partial(other, turned=place) for place in read.truths)
+            for otherwise in itertools.chain(scaled, turned):
                 if not found[training]:
-                    found[training] = _if_told(_by_data, other, is_more, dim, shapes)
+                    found[training] = _if_told(_by_data, otherwise, is_more, dim, shapes)
                     elsewhere = bool(found[training])
     is_sum = bool(sums) and all(sums) and not found[False]
     return Mixing(found[False], found.get(True, ""), is_sum, bool(sums), elsewhere=elsewhere)
@@ -134,15 +142,17 @@ def _results(
     alone: bool,
     times: int = 1,
     changes: Change | None = None,
+    turned: Place | None = None,
 ) -> Results:
     """What a form gives for two ``rows``, so many ``times`` behind one another.
 
     Labels are counted where all can be: of others the model may make means. ``changes`` may put other values
-    in the place of calls'.
+    in the place of calls', and the truth asked for in a place may be ``turned``.
     """
     over_labels = [*filter(None, (label_options(model, call) for call in form.calls))]
     counted = over_labels if all(can_be_counted(model, options) for options in over_labels) else []
-    run = rows_of(model, form, rows, dim, device, begin, alone=alone, times=times, changes=changes)
+    told = (model, form, rows, dim, device, begin)
+    run = rows_of(*told, alone=alone, times=times, changes=changes, turned=turned)
     is_longer = times > 1 or (dim.example > 2 and not alone)
     return Results(form, run, is_longer, counted, OwnNoise(dim, shapes, device))
 
@@ -197,11 +207,11 @@ def _by_data(results: Callable[..., Results], is_more: bool, dim: Dim, shapes: _
     return once.among(every[-1], _MANY, dim, shapes, COARSE) if is_more else ""
 
 
-def _read(*told: Any, alone: bool) -> Reading:
+def _read(*told: Any, **how: Any) -> Reading:
     """What a form goes by, which may go another way on other data."""
     model, form, *_ = told
     try:
-        return reading(model, form, rows_of(*told, alone=alone))
+        return reading(model, form, rows_of(*told, **how))
     except Exception as error:
         # any Python of the model: it may not run while somebody watches what torch is asked
         _logger.debug("what code reads could not be seen: %s", error)
@@ -219,18 +229,20 @@ def rows_of(
     alone: bool = False,
     times: int = 1,
     changes: Change | None = None,
+    turned: Place | None = None,
 ) -> Rows:
     """What runs a form on the example's first two rows in any order, the others behind them or left out.
 
     The order comes so many ``times``; ``start`` sets mode and state. What ``changes`` gives for a call takes
-    the place of its value.
+    the place of its value; the truth that code asks for first in the place ``turned`` comes out otherwise.
     """
 
     def run(rows: str, look: _Look | None = None) -> Any:
         start()
         seed(device)
         shown = look if changes is None else functools.partial(_changed, changes, rows * times, look)
-        return replay(model, form, _rows(given, dim, rows * times, alone), device, look=shown).result
+        with contextlib.nullcontext() if turned is None else Turned(turned):
+            return replay(model, form, _rows(given, dim, rows * times, alone), device, look=shown).result
 
     return run
 
@@ -265,7 +277,7 @@ def _may_mix_in_training(
 
 
 def _rows(given: Mapping[str, Tensor], dim: Dim, rows: str, alone: bool) -> dict[str, Tensor]:
-    """The tensors with the example's first two rows, a and b, in the order of ``rows``; b made up if alike.
+    """The tensors with the example's first two rows, a and b, in the order of ``rows``; made up if alike.
 
     The rows behind them stay, unless these are to be ``alone``. A third of ``rows`` comes last.
     """
@@ -275,7 +287,7 @@ def _rows(given: Mapping[str, Tensor], dim: Dim, rows: str, alone: bool) -> dict
         a = tensor.select(axis, 0)
         picked[name] = a, tensor.select(axis, 1) if tensor.shape[axis] > 1 else a, axis
     if all(torch.equal(a, b) for a, b, _ in picked.values()):
-        picked = {n: (a, _other(a), axis) for n, (a, _, axis) in picked.items()}
+        picked = {n: (_uneven(a), _other(_uneven(a)), axis) for n, (a, _, axis) in picked.items()}
     out = dict(given)
     for name, (a, b, axis) in picked.items():
         chosen = [a if row == "a" else b for row in rows]
@@ -283,6 +295,13 @@ def _rows(given: Mapping[str, Tensor], dim: Dim, rows: str, alone: bool) -> dict
         made = torch.stack([*chosen[:2], *rest, *chosen[2:]], axis)
         out[name] = made.requires_grad_(given[name].requires_grad)
     return out
+
+
+def _uneven(row: Tensor) -> Tensor:
+    """The row; where all in it is one number, as in an example of zeros or ones, with others added."""
+    if not row.is_floating_point() or row.numel() < 2 or row.min() != row.max():
+        return row
+    return row + torch.linspace(0.25, 0.75, row.numel(), device=row.device).view(row.shape).to(row.dtype)
 
 
 def _other(row: Tensor) -> Tensor:

@@ -73,14 +73,21 @@ def _near(number: Tensor) -> list[Tensor]:
 
 
 def unlike(
-    model: nn.Module, form: Recording, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
+    model: nn.Module,
+    form: Recording,
+    given: Mapping[str, Tensor],
+    dim: Dim,
+    shapes: _Shapes,
+    *,
+    reads: bool = False,
 ) -> Iterator[dict[str, Tensor]]:
     """The tensors with whole numbers of the first two rows less like one another than they are, one each.
 
-    Nothing where the form makes nothing of all rows together but means over labels, which can be counted. On
-    an accelerator none that may point out of a table: what fails so there ends all work of the process.
+    Nothing where the form makes nothing of all rows together but means over labels, which can be counted; or
+    else, of a form whose code ``reads`` values, only there: what it makes of them is not seen. On an
+    accelerator none that may point out of a table: what fails so there ends all work of the process.
     """
-    if not _gathers(model, form, given, dim, shapes):
+    if _gathers(model, form, given, dim, shapes) is reads:
         return
     for name, axis in dim.where:
         tensor = given[name]
