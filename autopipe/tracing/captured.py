@@ -154,6 +154,12 @@ class Capture:
         is_asked = any(isinstance(q, Question) for q in self.questions.values())
         return is_asked or any(form.for_sizes for forms in self.forms.values() for form in forms)
 
+    @property
+    def goes_by_answers(self) -> bool:
+        """Whether a form of the model's mode makes other rows of those that ask for another one."""
+        found = (form.variation.mixing for form in self.forms[self.model.training])
+        return any(m.of_first or m.of_form for m in found)
+
     def form_met(self, values: Mapping[str, Any]) -> int:
         """:meth:`form_of` in the model's mode; where no form is for these inputs, that of one recorded now.
 

@@ -211,7 +211,8 @@ class CaptureForms:
         first = self.forms[form.training][0]
         if self.dynamic:
             known = (first, self.variations[id(first)])
-            variation = with_rows(self.session, form, given, variation, known)
+            asked = self.tensors, self.is_answered
+            variation = with_rows(self.session, form, given, variation, known, *asked)
         return self._with_labels([form], variation)
 
     def _with_labels(self, forms: Sequence[Recording], variation: Variation) -> Variation:

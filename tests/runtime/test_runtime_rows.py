@@ -523,6 +523,68 @@ def test_an_example_of_one_number_hides_no_mixing(value):
         pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(torch.randn(4, 6, 4).double())
 
 
+class OtherwiseAsked(nn.Module):
+    """Makes twice as much of all rows where what it asks of them is so."""
+
+    def __init__(self, asks):
+        super().__init__()
+        self.a, self.b, self.asks = nn.Linear(4, 4), nn.Linear(4, 4), asks
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(torch.tanh(h * 2 if self.asks(x) else h))
+
+
+ASKED = [
+    lambda x: (x[:, 0] > 50).any(),
+    lambda x: (x[:, 0] > 50).any() and len(x) > 3,
+    lambda x: x.max() > 50,
+    lambda x: not (x[:, 0] < 50).all(),
+]
+"""What no row of the example is, one of the batch is, and no data made of the example's rows show."""
+
+
+def _asked(asks, n_microbatches):
+    torch.manual_seed(0)
+    model = OtherwiseAsked(asks).double()
+    pipe = autopipe.split(
+        model, 2, (torch.randn(4, 4).double(),), costs="estimated", n_microbatches=n_microbatches
+    )
+    return model, pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+
+
+@pytest.mark.parametrize("asks", ASKED)
+def test_what_one_row_of_a_batch_answers_for_all_is_refused_where_microbatches_answer_otherwise(asks):
+    model, runtime = _asked(asks, 2)
+    x = torch.randn(8, 4).double()
+    x[0, 0] = 60.0
+    with pytest.raises(InputError, match=r"test_runtime_rows.py:\d+ asks .* of all rows at once"):
+        runtime.step(x)
+    found = runtime.step(x, n_microbatches=1).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(found, model(x).square().mean().detach())
+
+
+def test_what_data_and_the_number_of_rows_answer_together_is_refused_where_microbatches_answer_otherwise():
+    model, runtime = _asked(lambda x: (x[:, 0] > 50).any() and len(x) > 3, 4)
+    x = torch.randn(8, 4).double()
+    x[::2, 0] = 60.0
+    with pytest.raises(InputError, match=r"test_runtime_rows.py:\d+ asks .* of all rows at once"):
+        runtime.step(x)
+    found = runtime.step(x, n_microbatches=2).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(found, model(x).square().mean().detach())
+
+
+@pytest.mark.parametrize("asks", ASKED)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_all_microbatches_answer_as_their_batch_is_no_obstacle(asks, is_there):
+    model, runtime = _asked(asks, 2)
+    x = torch.randn(8, 4).double()
+    if is_there:
+        x[::4, 0] = 60.0
+    found = runtime.step(x).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(found, model(x).square().mean().detach())
+
+
 NOISES = [0.0, 1e-12]
 """None is drawn, or as good as none."""
 

@@ -346,8 +346,11 @@ def test_forms_that_average_otherwise_weigh_by_rows(caplog):
     x, kinds, labels = torch.randn(6, 8).double(), torch.tensor([5, 5, 5, 0, 0, 0]), torch.arange(6) % 4
     made = make(model, (x[:4], kinds[2:], labels[:4]), {}, n_stages=2)
     parts = [model(x[i : i + 3], kinds[i : i + 3], labels[i : i + 3]).item() for i in (0, 3)]
+    with pytest.raises(InputError, match=r"\(kinds == 5\).all\(\) of all rows at once"):
+        Runtime(*made, n_microbatches=2).step(x, kinds, labels)
+    runtime = Runtime(*made, n_microbatches=2, mixed_rows="allow")
     with caplog.at_level(logging.WARNING, "autopipe"):
-        assert abs(Runtime(*made, n_microbatches=2).step(x, kinds, labels).loss - sum(parts) / 2) < 1e-12
+        assert abs(runtime.step(x, kinds, labels).loss - sum(parts) / 2) < 1e-12
     assert "over labels of some microbatches than of others" in caplog.text
 
 

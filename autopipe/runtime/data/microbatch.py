@@ -49,7 +49,8 @@ class Batch:
     forms: the form of the model that each microbatch asks for by its values, and at last that of the whole
         batch where that matters; none where there is but one.
     of_all: the form that as many rows as all microbatches have ask for, where one of theirs is not for so
-        many, or that of the first of them where none can be had; else None.
+        many or makes other rows of those that ask for another, or that of the first of them where none can
+        be had; else None.
     is_new: whether no step has run some of these forms yet.
     target: that of the whole batch, as it was given.
     """
@@ -338,7 +339,8 @@ def with_forms(
     form_of = form_of or capture.form_of
     forms = tuple(map(form_of, [*microbatches, *whole]))
     of_all = None
-    if form_of_all and not all(capture.is_for_sizes(number, batch.whole) for number in {*forms}):
+    is_for_all = all(capture.is_for_sizes(number, batch.whole) for number in {*forms})
+    if form_of_all and (not is_for_all or capture.goes_by_answers):
         of_all = form_of_all(batch.whole)
         of_all = forms[0] if of_all is None else of_all
     return dataclasses.replace(batch, forms=forms, of_all=of_all)

@@ -1,6 +1,7 @@
 """All that a capture asks about rows: of the example's form in both modes, of each further form, of them all.
 
-How it is found out is left to ``mixing``, ``by_count``, ``tail``, ``per_call_state`` and ``batch_questions``.
+How it is found out is left to ``mixing``, ``other_answers``, ``by_count``, ``tail``, ``per_call_state`` and
+``batch_questions``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..sizes.variation import Mixing, Tail, Variation
 from .batch_questions import asked_of_all_rows, labels_by_answer
 from .by_count import asked_how_many
 from .mixing import mixing
+from .other_answers import answered_otherwise
 from .per_call_state import by_call
 from .tail import find_tail
 
@@ -56,10 +58,14 @@ def with_rows(
     given: Mapping[str, torch.Tensor],
     variation: Variation,
     first: tuple[Recording, Variation],
+    example: Mapping[str, torch.Tensor],
+    asks_for: Callable[[Recording, Mapping[str, torch.Tensor]], bool],
 ) -> Variation:
     """The variation of a form beside the ``first``, with what mixes its rows, or tells how many there are.
 
-    Not asked where rows are mixed in the first form: then they are refused, or the tail has the batch.
+    And with what it makes of rows that ask for the other one: ``asks_for`` tells whether inputs, such as
+    those ``given`` and of the ``example``, ask for a form. Not asked where rows are mixed in the first form:
+    then they are refused, or the tail has the batch.
     """
     known = first[1].mixing
     if known.always:
@@ -69,8 +75,13 @@ def with_rows(
     mode = functools.partial(_without_mode, start)
     found = mixing(session.model, {False: form}, given, *told, mode, takes=variation.takes_rows).always
     counted = asked_how_many(session.model, (form, variation), first, given, session.device, start)
+    of_first, of_form = answered_otherwise(
+        session.model, (form, variation), first, (given, example), asks_for, session.device, start
+    )
     in_training = found if form.training and known.training else ""
-    mixed = Mixing("" if in_training else found, in_training, by_count=counted)
+    mixed = Mixing(
+        "" if in_training else found, in_training, by_count=counted, of_first=of_first, of_form=of_form
+    )
     return dataclasses.replace(variation, mixing=mixed)
 
 

@@ -23,7 +23,7 @@ from ..state.state import seed
 from .noise import EvenNoise
 from .results import ROUNDED, axes, is_close, is_number
 
-__all__ = ["asked_how_many"]
+__all__ = ["asked_how_many", "copies", "given_by", "is_other"]
 
 _logger = logging.getLogger("autopipe")
 _MOST_ROWS = 8
@@ -57,12 +57,7 @@ def asked_how_many(
         return ""
 
     def made(of: _Form, row: int, n_rows: int) -> list[tuple[Call, Any]]:
-        start()
-        seed(device)
-        noise = EvenNoise(device) if any(c.is_random for c in of[0].calls) else contextlib.nullcontext()
-        with noise:
-            result = replay(model, of[0], _copies(given, dim, row, n_rows), device).result
-        return [(c, v) for c, v in zip(of[0].calls[-1].args[0], result, strict=True) if isinstance(c, Call)]
+        return given_by(model, of[0], copies(given, dim, row, n_rows), device, start)
 
     per_row = n / dim.example if known.mixing.sums else 1.0
     try:
@@ -78,15 +73,31 @@ def asked_how_many(
     except Exception as error:  # any Python of the model, on rows it may not take; or noise that is not known
         _logger.debug("rows could not be counted otherwise: %s", error)
         return ""
-    is_other = any(_is_other(c, here, there, dim, form[1], per_row) for c, here, there in pairs)
-    return f"{asked.source} asks how many rows there are ({asked})" if is_other else ""
+    is_any = any(is_other(c, here, there, dim, form[1], per_row) for c, here, there in pairs)
+    return f"{asked.source} asks how many rows there are ({asked})" if is_any else ""
 
 
 def _takes(variation: Variation, sizes: Mapping[str, int]) -> bool:
     return all(check.holds(sizes) for check in variation.checks)
 
 
-def _copies(given: Mapping[str, Tensor], dim: Dim, row: int, n_rows: int) -> dict[str, Tensor]:
+def given_by(
+    model: nn.Module,
+    form: Recording,
+    batch: Mapping[str, Tensor],
+    device: torch.device,
+    start: Callable[[], None],
+) -> list[tuple[Call, Any]]:
+    """What a form gives for a batch, each with the call that makes it, with noise that is one number."""
+    start()
+    seed(device)
+    noise = EvenNoise(device) if any(c.is_random for c in form.calls) else contextlib.nullcontext()
+    with noise:
+        result = replay(model, form, batch, device).result
+    return [(c, v) for c, v in zip(form.calls[-1].args[0], result, strict=True) if isinstance(c, Call)]
+
+
+def copies(given: Mapping[str, Tensor], dim: Dim, row: int, n_rows: int) -> dict[str, Tensor]:
     """The tensors with so many copies of one of their rows."""
     out = dict(given)
     for name, axis in dim.where:
@@ -94,7 +105,7 @@ def _copies(given: Mapping[str, Tensor], dim: Dim, row: int, n_rows: int) -> dic
     return out
 
 
-def _is_other(call: Call, here: Any, there: Any, dim: Dim, variation: Variation, per_row: float) -> bool:
+def is_other(call: Call, here: Any, there: Any, dim: Dim, variation: Variation, per_row: float) -> bool:
     """Whether a row, or a number made of rows that are all alike, is not the same in two forms."""
     if not (isinstance(here, Tensor) and isinstance(there, Tensor)):
         return False
