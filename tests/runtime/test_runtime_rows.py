@@ -523,6 +523,69 @@ def test_an_example_of_one_number_hides_no_mixing(value):
         pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(torch.randn(4, 6, 4).double())
 
 
+PLACES = torch.zeros(64, dtype=torch.long)
+
+
+class Set(nn.Module):
+    """Goes by what others set: a number, or places of rows in a tensor of the file."""
+
+    def __init__(self, is_number):
+        super().__init__()
+        self.weight, self.is_number, self.number = nn.Parameter(torch.ones(4)), is_number, 1
+
+    def forward(self, x):
+        return x * self.weight * self.number if self.is_number else x[PLACES[: len(x)]] * self.weight
+
+
+class Sets(nn.Module):
+    """Sets for its last layers what follows from how many rows there are."""
+
+    def __init__(self, is_number):
+        super().__init__()
+        self.body = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+        self.whole, self.head = Set(is_number), nn.Linear(4, 4)
+
+    def forward(self, x):
+        if self.whole.is_number:
+            self.whole.number = x.shape[0]
+        else:
+            PLACES[: len(x)].copy_(torch.arange(len(x) - 1, -1, -1))
+        return self.head(self.whole(torch.tanh(self.body(x))))
+
+
+@pytest.mark.parametrize("is_number", [True, False])
+def test_what_is_set_for_layers_of_a_tail_is_set_there(is_number):
+    torch.manual_seed(0)
+    model, x, y = Sets(is_number).double(), torch.randn(8, 4).double(), torch.randn(8).double()
+    pipe = autopipe.split(model, 2, (x[:4],), costs="estimated", n_microbatches=4)
+    runtime = pipe.runtime(loss_fn=lambda found, y: (found.mean(-1) - y).square().mean())
+    found = runtime.step(x, target=y).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(found, (model(x).mean(-1) - y).square().mean().detach())
+
+
+class MeanOfChosen(nn.Module):
+    """A mean over what a mask chooses; nothing where it chooses nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+    def forward(self, x, mask):
+        y = self.body(x)
+        return (y[mask] - x[mask]).square().mean() if mask.any() else y.sum() * 0
+
+
+def test_a_form_that_gives_the_tail_nothing_is_refused_beside_one_that_does():
+    torch.manual_seed(0)
+    model, x, mask = MeanOfChosen().double(), torch.randn(4, 4).double(), torch.ones(4, 4).bool()
+    runtime = autopipe.split(model, 2, (x, mask), costs="estimated", n_microbatches=2).runtime()
+    mask[2:] = False
+    with pytest.raises(InputError, match="pass n_microbatches=1"):
+        runtime.step(x, mask)
+    found = runtime.step(x, mask, n_microbatches=1).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(found, model(x, mask).detach())
+
+
 class OtherwiseAsked(nn.Module):
     """Makes twice as much of all rows where what it asks of them is so."""
 

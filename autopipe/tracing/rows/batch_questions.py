@@ -94,6 +94,8 @@ def asked_of_all_rows(
             if call is None:
                 continue
             values = {rows: found[i] for rows, (found, _) in results.items()}
+            if i >= len(leaves) and None in values.values():
+                return _said(chosen)  # one of these forms gives the tail nothing there
             is_other = any(differ(values, axis, ROUNDED) for axis in axes(call, 0, dim, shapes))
             if is_other or _is_no_mean(values, weights):
                 return _said(chosen)

@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -213,8 +213,18 @@ class _View:
                 found.add(id(call))
                 touched |= call.storages | call.reads
                 written |= call.writes
+        found |= {id(c) for c in self._set_for(found)}
         # what the tail writes to is made there
         return {c.name for c in self.calls if id(c) in found or c.storages & written}
+
+    def _set_for(self, found: Collection[int]) -> Iterator[Call]:
+        """Calls that set what any found by id goes by unseen: of its leaf, or in a tensor of its own."""
+        paths = {c.path for c in self.calls if id(c) in found}
+        held = (c for c in self.form.calls if c.op == "get_attr" and c.target in self.form.constants)
+        beside = frozenset[int]().union(*(c.storages for c in held))
+        for call in self.calls if found else ():
+            if (call.has_effect and call.keeps and call.path in paths) or call.writes & beside:
+                yield call
 
     def _values(self, call: Call, i: int) -> tuple[Tensor, Tensor, Tensor]:
         ab, aa, bb = (self.seen[rows].get(id(call), [])[i] for rows in ("ab", "aa", "bb"))
