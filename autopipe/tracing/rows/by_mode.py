@@ -22,20 +22,24 @@ from ..state.example_data import close_to
 from .noise import EvenNoise
 from .results import Rows
 
-__all__ = ["is_other_in_training"]
+__all__ = ["is_other_in_training", "is_own"]
 
 _logger = logging.getLogger("autopipe")
 
 
 def is_other_in_training(
-    model: nn.Module, form: Recording, run_in: Callable[[bool], Rows], device: torch.device
+    model: nn.Module,
+    form: Recording,
+    run_in: Callable[[bool], Rows],
+    device: torch.device,
+    look: Callable[[Call, Any], None],
 ) -> bool:
     """Whether the model's own code in a call gives something else in training; so too where none can tell.
 
     Two runs of a form that serves both modes, on the same rows: ``run_in`` gives what runs it in a mode. In
-    training dropout leaves out nothing.
+    training dropout leaves out nothing, and ``look`` is shown each call with its value and what that came of.
     """
-    places = [i for i, call in enumerate(form.calls) if _is_own(model, call)]
+    places = [i for i, call in enumerate(form.calls) if is_own(model, call)]
     if not places:
         return False
     asked = {id(form.calls[i]) for i in places}
@@ -50,6 +54,7 @@ def is_other_in_training(
 
     def compare(call: Call, value: Any) -> None:
         nonlocal is_other
+        look(call, value)
         if id(call) in asked:
             there = [*tensors(value)]
             is_other |= len(there) != len(seen[id(call)]) or not all(map(close_to, seen[id(call)], there))
@@ -58,7 +63,7 @@ def is_other_in_training(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run_in(False)("ab", keep)
-            with noise:
+            with noise, torch.enable_grad():
                 run_in(True)("ab", compare)
     except Exception as error:  # any Python of the model, on rows it may not take; or noise that is not known
         _logger.debug("the modes could not be told apart: %s", error)
@@ -66,7 +71,7 @@ def is_other_in_training(
     return is_other or (isinstance(noise, EvenNoise) and not noise.is_dropout)
 
 
-def _is_own(model: nn.Module, call: Call) -> bool:
+def is_own(model: nn.Module, call: Call) -> bool:
     """Whether a call runs a function that stays whole, or a module with one inside that is no layer of torch.
 
     Layers of torch say themselves what they do by mode.

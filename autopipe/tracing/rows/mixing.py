@@ -29,6 +29,7 @@ from ..calls.labels import can_be_counted, label_options
 from ..sizes.rerun import replay
 from ..sizes.variation import Mixing
 from ..state.state import seed
+from .backwards import OwnBackwards, mixed_in_backward
 from .by_mode import is_other_in_training
 from .data_dependent import Change, Place, Reading, Turned, alike, reading, scales
 from .noise import OwnNoise
@@ -69,11 +70,11 @@ def mixing(
         return Mixing()
     found: dict[bool, str] = {}
     sums: list[bool] = []
-    elsewhere = False
+    elsewhere, own = False, OwnBackwards(dim, shapes)
     for training in sorted(forms):
         form = forms[training]
         if training and (
-            found[False] or not _may_mix_in_training(model, forms, given, dim, device, start, takes)
+            found[False] or not _may_mix_in_training(model, forms, given, dim, device, start, takes, own)
         ):
             break
         begin, found[training] = functools.partial(start, training), ""
@@ -127,6 +128,9 @@ def mixing(
                 if not found[training]:
                     found[training] = _if_told(_by_data, otherwise, is_more, dim, shapes)
                     elsewhere = bool(found[training])
+    if True in forms and not any(found.values()):
+        run = rows_of(model, forms[True], given, dim, device, functools.partial(start, True), alone=takes(2))
+        found[True] = _if_told(mixed_in_backward, model, forms[True], run, own)
     is_sum = bool(sums) and all(sums) and not found[False]
     return Mixing(found[False], found.get(True, ""), is_sum, bool(sums), elsewhere=elsewhere)
 
@@ -265,6 +269,7 @@ def _may_mix_in_training(
     device: torch.device,
     start: Callable[[bool], None],
     takes: Callable[[int], bool],
+    own: OwnBackwards,
 ) -> bool:
     form = forms[True]
     if form is not forms[False] or any(c.mutated for c in form.calls):
@@ -273,7 +278,10 @@ def _may_mix_in_training(
     def run_in(training: bool) -> Rows:
         return rows_of(model, form, given, dim, device, functools.partial(start, training), alone=takes(2))
 
-    return is_other_in_training(model, form, run_in, device)
+    is_other = is_other_in_training(model, form, run_in, device, own.look)
+    own.is_whole &= not is_other
+    own.end()
+    return is_other
 
 
 def _rows(given: Mapping[str, Tensor], dim: Dim, rows: str, alone: bool) -> dict[str, Tensor]:

@@ -1,0 +1,137 @@
+"""Whether rows of a batch depend on one another in the backward alone, where each forward is its own.
+
+An embedding may divide its gradient by how often the batch names an entry, and a ``Function`` that is not
+torch's own make anything of gradients. What forwards do to rows is left to ``mixing``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+
+from ...graph import Dim
+from ...units import Size
+from ..calls.call import Call, Recording
+from ..calls.describe import call_and_place
+from ..calls.functions import tensors
+from .by_mode import is_own
+from .results import ALLOWED, Rows, axes, is_close
+
+__all__ = ["OwnBackwards", "mixed_in_backward"]
+
+_Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+_BY_FREQUENCY = "scale_grad_by_freq"
+
+
+class OwnBackwards:
+    """The calls whose backward may mix rows, as a run with gradients shows them: ``found``.
+
+    Each comes with the place and the batch axis of a tensor it makes. ``is_whole``: all calls were shown.
+    """
+
+    def __init__(self, dim: Dim, shapes: _Shapes) -> None:
+        self._dim, self._shapes = dim, shapes
+        self._seen: set[Node] = set()
+        self.found: list[tuple[Call, int, int]] = []
+        self.is_whole = False
+
+    def look(self, call: Call, value: Any) -> None:
+        """Be shown a call, with its value and what that came of."""
+        self.is_whole = True
+        for i, tensor in enumerate(tensors(value)):
+            is_odd = any(map(_is_odd, _nodes_above(tensor.grad_fn, self._seen)))
+            places = axes(call, i, self._dim, self._shapes)[:1] if is_odd else []
+            self.found += [(call, i, axis) for axis in places]
+
+    def end(self) -> None:
+        """Let go of what the calls of a run came of."""
+        self._seen.clear()
+
+
+def mixed_in_backward(model: nn.Module, form: Recording, run: Rows, own: OwnBackwards) -> str:
+    """In words, the first call in whose backward rows are mixed; nothing where there is none.
+
+    ``run`` runs the form on rows a and b. Only calls with a backward that is not torch's own, or goes by the
+    whole batch, are asked: the gradients of row a alone are to be the same beside b as beside a, and those of
+    both rows together the sum of each one's.
+    """
+    if not (own.is_whole or _may_mix(model, form)):
+        return ""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    with torch.enable_grad():
+        if not own.is_whole:
+            run("ab", own.look)
+            own.end()
+        for asked in own.found:
+            made = functools.partial(_gradients, run, asked, weights)
+            first, both = made("ab", (0,)), made("ab", (0, 1))
+            summed = [a + b for a, b in zip(first, made("ab", (1,)), strict=True)]
+            if not (_are_close(first, made("aa", (0,))) and _are_close(both, summed)):
+                return f"the backward of {call_and_place(asked[0])}"
+    return ""
+
+
+def _may_mix(model: nn.Module, form: Recording) -> bool:
+    """Whether some call may have a backward of its own, or one that goes by the whole batch."""
+    if any(getattr(module, _BY_FREQUENCY, False) for module in model.modules()):
+        return True
+    may_be_own = any(not f.__module__.startswith("torch.") for f in _functions(torch.autograd.Function))
+    return any(call.kwargs.get(_BY_FREQUENCY) or (may_be_own and is_own(model, call)) for call in form.calls)
+
+
+def _functions(kind: type) -> Iterator[type]:
+    """All classes derived from one."""
+    found: type
+    for found in kind.__subclasses__():
+        yield found
+        yield from _functions(found)
+
+
+def _nodes_above(node: Node | None, seen: set[Node]) -> Iterator[Node]:
+    """The nodes of a graph that were not ``seen``, which they are then."""
+    todo = [node]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            todo += [child for child, _ in node.next_functions]
+
+
+def _is_odd(node: Node) -> bool:
+    return isinstance(node, BackwardCFunction) or bool(getattr(node, f"_saved_{_BY_FREQUENCY}", False))
+
+
+def _gradients(
+    run: Rows, of: tuple[Call, int, int], weights: Sequence[Tensor], rows: str, places: Sequence[int]
+) -> list[Tensor]:
+    """The gradients of ``weights`` by some rows of what a call makes, each of its numbers weighed unlike."""
+    asked, i, axis = of
+    made: list[Tensor] = []
+
+    def look(call: Call, value: Any) -> None:
+        if call is asked:
+            made.append([*tensors(value)][i])
+
+    run(rows, look)
+    seed = torch.zeros_like(made[0])
+    for place in places:
+        row = seed.select(axis, place)
+        numbers = torch.linspace(1 + place, 2 + place, row.numel(), dtype=torch.float64, device=row.device)
+        row.copy_(numbers.view(row.shape))
+    found = torch.autograd.grad(made[0], weights, seed, allow_unused=True)
+    return [torch.zeros_like(w) if g is None else _dense(g) for w, g in zip(weights, found, strict=True)]
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def _are_close(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(is_close(a, b, ALLOWED) for a, b in zip(some, others, strict=True))

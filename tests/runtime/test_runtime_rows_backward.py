@@ -1,0 +1,105 @@
+"""Rows that each forward takes for themselves, and a backward for all of them together, are found out."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import autopipe
+
+
+class Normed(torch.autograd.Function):
+    """Leaves values alone, and gives gradients the length of one."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / grad.norm()
+
+
+class Turned(torch.autograd.Function):
+    """Leaves values alone, and turns gradients round."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+class Within(nn.Module):
+    """A layer that calls a function with a backward of its own."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x):
+        return self.function.apply(self.linear(x))
+
+
+class Words(nn.Module):
+    """The mean of words' entries in a table, through a layer, and maybe a function in its own forward."""
+
+    def __init__(self, *, table=None, layer=None, function=None, by_frequency=False):
+        super().__init__()
+        self.table = nn.Embedding(9, 4) if table is None else table
+        self.layer = nn.Linear(4, 4) if layer is None else layer
+        self.beside, self.head = nn.Parameter(torch.randn(9, 4)), nn.Linear(4, 3)
+        self.function, self.by_frequency = function, by_frequency
+
+    def forward(self, ids):
+        x = self.table(ids) + F.embedding(ids, self.beside, scale_grad_by_freq=self.by_frequency)
+        x = x if self.function is None else self.function.apply(x)
+        return self.head(self.layer(x.mean(1)).relu())
+
+
+MIXED = {
+    "a table": (lambda: Words(table=nn.Embedding(9, 4, scale_grad_by_freq=True)), "the backward of table"),
+    "its function": (lambda: Words(by_frequency=True), "the backward of embedding"),
+    "a function": (lambda: Words(function=Normed), "the backward of apply"),
+    "a layer's function": (lambda: Words(layer=Within(Normed)), "the backward of apply"),
+}
+ALONE = {
+    "torch's own": Words,
+    "a function": lambda: Words(function=Turned),
+    "a layer's function": lambda: Words(layer=Within(Turned)),
+    "a frozen table": lambda: Words(
+        table=nn.Embedding(9, 4, scale_grad_by_freq=True).requires_grad_(requires_grad=False)
+    ),
+}
+
+
+def off(made, **options):
+    """How far gradients of a step in microbatches are from those of the whole batch."""
+    torch.manual_seed(0)
+    model = made().double()
+    plain = copy.deepcopy(model)
+    ids, target = torch.randint(0, 9, (8, 5)), torch.randint(0, 3, (8,))
+    pipe = autopipe.split(model, 2, (ids,), costs="estimated")
+    pipe.runtime(loss_fn=F.cross_entropy, n_microbatches=4).step(ids, target=target, **options)
+    F.cross_entropy(plain(ids), target).backward()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    return max(float((a.grad - b.grad).abs().max()) for a, b in pairs if b.grad is not None)
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_what_mixes_rows_in_its_backward_alone_is_warned_of(kind, caplog):
+    made, words = MIXED[kind]
+    assert off(made, n_microbatches=1) < 1e-12
+    assert "depend on one another" not in caplog.text
+    assert off(made) > 1e-4
+    assert f"in training: {words}" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_backward_that_leaves_rows_alone_is_no_mixing(kind, caplog):
+    assert off(ALONE[kind]) < 1e-12
+    assert "depend on one another" not in caplog.text
