@@ -37,3 +37,21 @@ def test_a_rank_all_of_whose_parameters_are_fp32_sums_their_norms_in_fp64():
     wanted = sum(n.item() ** 2 for n in norms)
     assert math.isclose(group.part, wanted, rel_tol=1e-13)
     assert norm.dtype is torch.float32
+
+
+def test_the_norm_of_complex_gradients_is_as_wide_as_they_are():
+    torch.manual_seed(0)
+    parameter = nn.Parameter(torch.randn(7, dtype=torch.complex128))
+    parameter.grad = torch.randn(7, dtype=torch.complex128)
+    wanted = torch.linalg.vector_norm(parameter.grad)
+    norm = clip_grad_norm(
+        [parameter],
+        [parameter],
+        0.1,
+        norm_type=2.0,
+        error_if_nonfinite=False,
+        group=None,
+        device=torch.device("cpu"),
+    )
+    assert norm.dtype is torch.float64
+    assert math.isclose(norm.item(), wanted.item(), rel_tol=1e-14)

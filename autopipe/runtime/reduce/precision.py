@@ -100,7 +100,8 @@ def clip_grad_norm(
     for the device.
     """
     norms = [n.to(device) for n in foreach_norms([p.grad for p in counted if p.grad is not None], norm_type)]
-    wide = torch.float64 if any(p.dtype is torch.float64 for p in parameters) else torch.float32
+    is_wide = any(p.dtype in (torch.float64, torch.complex128) for p in parameters)
+    wide = torch.float64 if is_wide else torch.float32
     # fp64 even where all here is fp32: ranks may differ in their widest dtype
     own = (torch.stack(norms) if norms else torch.zeros(1, device=device)).double()
     infinite = norm_type == math.inf
