@@ -269,7 +269,9 @@ def _cut(name: str, value: Tensor, sizes: Sequence[int], axis: int) -> Sequence[
             f"{name} is {kind}, and such tensors are not cut into rows; pass batch_dims={{{name!r}: None}} "
             "for one that every microbatch gets whole, n_microbatches=1, or a dense one"
         )
-    return [_lying_like(value, piece) for piece in value.split(list(sizes), axis)]
+    pieces: Sequence[Tensor] = value.split(list(sizes), axis)
+    are_dense = axis == 0 and value.is_contiguous()  # as they are, then, in the batch's own order
+    return pieces if are_dense else [_lying_like(value, piece) for piece in pieces]
 
 
 def _lying_like(value: Tensor, piece: Tensor) -> Tensor:
