@@ -523,7 +523,7 @@ def test_an_example_of_one_number_hides_no_mixing(value):
         pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(torch.randn(4, 6, 4).double())
 
 
-PLACES = torch.zeros(64, dtype=torch.long)
+ORDER = torch.zeros(64, dtype=torch.long)
 
 
 class Set(nn.Module):
@@ -534,7 +534,7 @@ class Set(nn.Module):
         self.weight, self.is_number, self.number = nn.Parameter(torch.ones(4)), is_number, 1
 
     def forward(self, x):
-        return x * self.weight * self.number if self.is_number else x[PLACES[: len(x)]] * self.weight
+        return x * self.weight * self.number if self.is_number else x[ORDER[: len(x)]] * self.weight
 
 
 class Sets(nn.Module):
@@ -549,7 +549,7 @@ class Sets(nn.Module):
         if self.whole.is_number:
             self.whole.number = x.shape[0]
         else:
-            PLACES[: len(x)].copy_(torch.arange(len(x) - 1, -1, -1))
+            ORDER[: len(x)].copy_(torch.arange(len(x) - 1, -1, -1))
         return self.head(self.whole(torch.tanh(self.body(x))))
 
 
