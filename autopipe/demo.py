@@ -64,7 +64,7 @@ def make_model(sizes: Sizes = Sizes()) -> nn.Module:
     return GPT2LMHeadModel(config)
 
 
-def token_batches(sizes: Sizes = Sizes()) -> Iterator[Tensor]:
+def token_batches(sizes: Sizes) -> Iterator[Tensor]:
     """Endless ``[batch, length]`` token ids of the standard library's sources.
 
     The byte-level BPE vocabulary is trained on the same sources, so every id is of a real piece of text.

@@ -89,9 +89,7 @@ def bytes_per_parameter(
     return BytesPerParameter(weight, gradient, master, state)
 
 
-def optimizer_ratio_of(
-    graph: OpGraph, precision: str | None, optimizer: str, offload: str = "never"
-) -> float:
+def optimizer_ratio_of(graph: OpGraph, precision: str | None, optimizer: str, offload: str) -> float:
     """Bytes beside weights and gradients, per byte of the model's trained parameters as they are.
 
     ``precision`` None takes the parameters for what they are: ``fp32`` or, in half precision, ``bf16``.

@@ -123,9 +123,7 @@ def in_group() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def make_alike(
-    what: str, make: Callable[[], T], digest: Callable[[T], str], limit_s: float | None = None
-) -> T:
+def make_alike(what: str, make: Callable[[], T], digest: Callable[[T], str], limit_s: float | None) -> T:
     """Run ``make`` on every rank and check that the results are alike.
 
     Where one rank fails all raise: that rank its own error, the others one that names it. Raises
@@ -166,7 +164,7 @@ def decide_once(
     decide: Callable[[], T],
     to_text: Callable[[T], str],
     from_text: Callable[[str], T],
-    limit_s: float | None = None,
+    limit_s: float | None,
 ) -> T:
     """Run ``decide`` on rank 0 and give its result, as text, to all.
 

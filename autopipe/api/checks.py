@@ -35,7 +35,7 @@ WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 Check = Callable[[str, Any], object]
 
 
-def check_model(model: Any, args: Any = (), kwargs: Any = None) -> None:
+def check_model(model: Any, args: Any, kwargs: Any) -> None:
     """Raise :class:`InputError` for what is no model, or no example arguments."""
     if not isinstance(model, (nn.Module, Capture)):
         raise InputError(f"model is {brief(model)}; it must be a torch.nn.Module")
@@ -108,7 +108,7 @@ def _word(*known: str) -> Check:
     return lambda name, value: one_of(name, value, known)
 
 
-def _at_least(least: int, most: int = 2**31 - 1) -> Check:
+def _at_least(least: int, most: int) -> Check:
     return lambda name, value: whole(name, value, least, most)
 
 

@@ -112,7 +112,7 @@ def costs_of(
     device: DeviceLike,
     dims: Mapping[str, int],
     store: str | pathlib.Path | None,
-    autocast: torch.dtype | None = None,
+    autocast: torch.dtype | None,
 ) -> CostTable:
     """What each op costs at ``dims``: ``costs`` as a verb takes them.
 

@@ -65,8 +65,8 @@ def refine(
     solve: Callable[[Capture, CostTable, float], Plan],
     usual_s: Callable[[Capture], float],
     *,
-    may_open: bool = True,
-    time_limit_s: float | None = None,
+    may_open: bool,
+    time_limit_s: float | None,
 ) -> Planned:
     """Plan ``capture``; while one leaf keeps the bottleneck high, open it and all that are like it.
 

@@ -112,9 +112,9 @@ class _Node:
 def time_payload(
     plan: Plan,
     predicted: Timeline,
-    measured: Timeline | None = None,
-    limits: Sequence[int | None] = (),
-    held: Sequence[int] = (),
+    measured: Timeline | None,
+    limits: Sequence[int | None],
+    held: Sequence[int],
 ) -> dict[str, Any]:
     """Per rank what is predicted and measured: actions, memory over time, its limit and peak; times in ns."""
     ranks = range(plan.n_ranks)

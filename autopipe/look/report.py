@@ -66,7 +66,7 @@ def report(
     sections = [
         _stages(plan),
         *((_held(run),) if run is not None else ()),
-        *(_graph_sections(plan, graph) if graph is not None else ()),
+        *(_graph_sections(graph) if graph is not None else ()),
         _boundaries(plan),
         *((_mesh(mesh),) if mesh is not None else ()),
         _schedule(predicted, ran),
@@ -148,7 +148,7 @@ def _held(run: Report) -> Section:
     return "measured", "Measured", f"<p>{text}</p>" + _table(first) + "".join(map(_titled, more))
 
 
-def _graph_sections(plan: Plan, graph: OpGraph) -> tuple[Section, Section]:
+def _graph_sections(graph: OpGraph) -> tuple[Section, Section]:
     tree = (
         "<p>The modules as the model has them: which stages each lies in, and its share of a microbatch's "
         'forward and backward.</p><div id="tree"></div>'

@@ -136,7 +136,7 @@ def accounts(
     return Survey(every, surveyed.failures, notes)
 
 
-def op_cost(account: Account, device: Device, efficiency: Efficiency, doubt: float = 1.0) -> OpCost:
+def op_cost(account: Account, device: Device, efficiency: Efficiency, doubt: float) -> OpCost:
     """The estimated cost of an op from its account; ``doubt`` widens the interval."""
     backward = seconds(account.backward, device, efficiency)
     inputs = backward / 2 if account.backward.flops else backward

@@ -96,7 +96,7 @@ class Passes:
                 return
             before = took
 
-    def by_ops(self, part: str, keep: bool = True) -> None:
+    def by_ops(self, part: str, keep: bool) -> None:
         """One pass, piece by piece: forward, and then the full (``B``) or the input (``I``) backward.
 
         A piece that fails only now is taken out like one that failed in the survey, and the pass run again.

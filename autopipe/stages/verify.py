@@ -60,7 +60,7 @@ def run_stages(capture: Capture, stages: Sequence[Stage], args: Any, kwargs: Any
     return run_values(renewed(capture, tuple(stages)), values, form)
 
 
-def run_values(stages: Sequence[Stage], inputs: Mapping[str, Any], form: int = 0) -> tuple[Any, ...]:
+def run_values(stages: Sequence[Stage], inputs: Mapping[str, Any], form: int) -> tuple[Any, ...]:
     """All stages in turn on bound inputs, which ask for ``form``; the model's flat output leaves."""
     values = dict(inputs)
     for stage in stages:

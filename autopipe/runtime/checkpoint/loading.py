@@ -362,7 +362,7 @@ def differences(
     names: Callable[[str], Sequence[str]],
     *,
     exact: bool,
-    ignored: Collection[str] = (),
+    ignored: Collection[str],
 ) -> tuple[dict[str, str], list[str]]:
     """(wanted name → stored name, what does not fit).
 

@@ -23,7 +23,7 @@ LISTED = ("params", "param_names")
 
 
 def named_state(
-    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]], *, is_kept: bool = True
+    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]], *, is_kept: bool
 ) -> dict[str, Any]:
     """Its kind, its groups with names in the place of parameters, and its state by name.
 

@@ -104,8 +104,8 @@ def step_program(
     *,
     has_backward: bool,
     waits: bool,
-    sharded: Sequence[int] = (),
-    most_whole: int | None = None,
+    sharded: Sequence[int],
+    most_whole: int | None,
 ) -> Program:
     """The steps of ``rank``, or of all for None, in a call with so many microbatches.
 

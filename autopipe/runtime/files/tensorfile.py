@@ -147,7 +147,7 @@ def write_tensors(
     specs: Mapping[str, Spec],
     values: Iterable[Callable[[], Tensor]],
     note: Mapping[str, str],
-    n_threads: int = 1,
+    n_threads: int,
 ) -> tuple[int, int, dict[str, int]]:
     """Write a new file; ``values`` are called one by one for whole, contiguous CPU tensors.
 

@@ -63,7 +63,7 @@ class TieSum:
         ties: Sequence[Tie],
         rank: int,
         new_group: Callable[[str, tuple[int, ...]], Group],
-        purpose: str = "ties",
+        purpose: str,
     ) -> None:
         self._rank = rank
         self._groups: dict[tuple[int, ...], tuple[Group, list[nn.Parameter]]] = {}

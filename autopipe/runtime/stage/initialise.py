@@ -82,8 +82,8 @@ def initialise(
     seed: int,
     device: torch.device,
     *,
-    init: Init | None = None,
-    tables_only: bool = False,
+    init: Init | None,
+    tables_only: bool,
 ) -> None:
     """Give values to what this rank holds of a model that was made on the meta device.
 

@@ -57,8 +57,8 @@ def make_group(
     connect_s: float,
     links: Mapping[int, Link],
     *,
-    shares_device: bool = False,
-    check: Callable[[], None] = lambda: None,
+    shares_device: bool,
+    check: Callable[[], None],
 ) -> Group:
     """The group that carries tensors of ``device``; ``shares_device`` where two ranks are on one.
 

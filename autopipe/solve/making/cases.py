@@ -190,7 +190,7 @@ def _microbatch_counts(asked: int | str, n_stages: int) -> list[int]:
     return [whole("n_microbatches", asked, also="'auto'")]
 
 
-def rank_orders(cluster: Cluster, limits: Sequence[int] = ()) -> tuple[int, Iterator[tuple[int, ...]]]:
+def rank_orders(cluster: Cluster, limits: Sequence[int]) -> tuple[int, Iterator[tuple[int, ...]]]:
     """How many orders of the ranks differ, and those orders: ranks that are alike keep theirs.
 
     Two ranks are alike where swapping them changes neither speeds, memory nor any link.

@@ -19,9 +19,9 @@ def clones_of(
     costs: CostTable,
     sizes: Mapping[str, int],
     link: Link,
-    choice: str = "auto",
-    kept: Collection[str] = (),
-    slower: float = 1.0,
+    choice: str,
+    kept: Collection[str],
+    slower: float,
 ) -> frozenset[str]:
     """The ops to compute again in each stage that needs them, rather than send.
 
@@ -56,8 +56,8 @@ def copies_of(
     sizes: Mapping[str, int],
     link: Link,
     clones: Collection[str],
-    kept: Collection[str] = (),
-    slower: float = 1.0,
+    kept: Collection[str],
+    slower: float,
 ) -> dict[str, tuple[str, ...]]:
     """By value, the ops that make it again from the model's inputs, where a stage may do that.
 

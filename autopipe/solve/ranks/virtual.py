@@ -255,18 +255,18 @@ class _Pairs:
     def best(self) -> tuple[int, tuple[int, ...]] | None:
         """The least bottleneck and its assignment; None where none is within the bound."""
         if self.layout.is_v:
-            return self._from(0, self.full, None)
+            return self._from(self.full, None)
         best: tuple[int, tuple[int, ...]] | None = None
         for middle in range(0 if self.problem.allow_empty else 1, self.full + 1):
-            found = self._from(0, middle, middle)
+            found = self._from(middle, middle)
             if found is not None:
                 best, self.bound = found, found[0] - 1
                 self.room = [self._room(r) for r in range(len(self.layout.stages))]
         return best
 
-    def _from(self, p: int, q: int, middle: int | None) -> tuple[int, tuple[int, ...]] | None:
+    def _from(self, q: int, middle: int | None) -> tuple[int, tuple[int, ...]] | None:
         """From a state where nothing is placed; ``middle`` is where a loop's second round starts."""
-        layers: list[dict[tuple[int, int], tuple[int, tuple[int, int]]]] = [{(p, q): (0, (p, q))}]
+        layers: list[dict[tuple[int, int], tuple[int, tuple[int, int]]]] = [{(0, q): (0, (0, q))}]
         for r in range(len(self.layout.stages)):
             layer: dict[tuple[int, int], tuple[int, tuple[int, int]]] = {}
             for state, (value, _) in sorted(layers[-1].items()):

@@ -49,7 +49,7 @@ def _draws() -> Iterator[tuple[types.ModuleType, str, Callable[..., Any]]]:
 
 
 def innermost(
-    divisible: Callable[[nn.Module], str | None], holds: Callable[[nn.Module], bool] = lambda module: True
+    divisible: Callable[[nn.Module], str | None], holds: Callable[[nn.Module], bool]
 ) -> Function | Method | None:
     """The plain function that runs now, called from the method of a module, or else that method.
 

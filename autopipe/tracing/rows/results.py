@@ -297,7 +297,7 @@ def axes(call: Call, index: int, dim: Dim, shapes: _Shapes) -> list[int]:
     return [a for a, n in enumerate(known[index]) if str(n) == dim.name] if index < len(known) else []
 
 
-def differ(values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float] = ALLOWED) -> bool:
+def differ(values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float]) -> bool:
     """Whether row a is another beside b than beside a, or b than beside b."""
     ab, aa, bb = (values[rows] for rows in ("ab", "aa", "bb"))
     if not isinstance(ab, Tensor) or not ab.shape == aa.shape == bb.shape or axis >= ab.ndim:

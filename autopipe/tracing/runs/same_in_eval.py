@@ -29,7 +29,7 @@ def evaluated(
     recording: Recording,
     given: Mapping[str, torch.Tensor],
     device: torch.device,
-    twins: Twins | None = None,
+    twins: Twins | None,
 ) -> Sequence[Any] | None:
     """The leaves of what a recording gives in the mode that the model is in now.
 

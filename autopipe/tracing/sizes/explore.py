@@ -31,7 +31,7 @@ from .variation import Check, Fixed, Variation
 __all__ = ["confirm", "explore", "is_narrowed", "taken_beside"]
 
 
-def explore(explorer: Explorer, known: Variation | None = None) -> Variation:
+def explore(explorer: Explorer, known: Variation | None) -> Variation:
     """Try each input size at another value, alone and then all together, and fit what is seen.
 
     One run of the recording per dim, in which alike leaves run once, one more and one of the model for all of
