@@ -1,7 +1,7 @@
 """The list of models of other libraries, and the inputs they take.
 
-The models themselves are listed by ``vision``, ``sequences``, ``science`` and ``tables``; what is done with
-them is left to ``walk``.
+The models themselves are listed by this package's other modules, by kind; what is done with them is left to
+``walk``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = [
     "tokens",
 ]
 
-Inputs = Callable[[int, int], tuple[Any, ...]]
-"""From a batch size and a length to a model's arguments."""
+Inputs = Callable[[int, int], tuple[Any, ...] | dict[str, Any]]
+"""From a batch size and a length to a model's arguments, or those by name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,11 +41,6 @@ class Case:
     build: Callable[[Any], nn.Module]
     inputs: Inputs
 
-    @property
-    def package(self) -> str:
-        """The library's import name."""
-        return self.module.partition(".")[0]
-
     def model(self) -> nn.Module:
         """The model; raises whatever the library raises, where it is there at all."""
         return self.build(importlib.import_module(self.module))
@@ -54,9 +49,9 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def add(name: str, module: str, build: Callable[[Any], nn.Module], inputs: Inputs) -> None:
-    """List a model as ``package/name``."""
-    case = Case(f"{module.partition('.')[0]}/{name}", module, build, inputs)
+def add(name: str, module: str, build: Callable[[Any], nn.Module], inputs: Inputs, package: str = "") -> None:
+    """List a model as ``package/name``, by default the module's package."""
+    case = Case(f"{package or module.partition('.')[0]}/{name}", module, build, inputs)
     if case.name in CASES:
         raise ValueError(f"{case.name} is listed twice")
     CASES[case.name] = case

@@ -17,6 +17,7 @@ _TITLES = {
     "data": "on other data",
     "batch": "another batch size",
     "length": "another length",
+    "steps": "two steps in microbatches",
 }
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -47,7 +48,7 @@ def table(models: Results) -> str:
         *(f"| {title} | {_asked(ran, key)} |" for key, title in _TITLES.items()),
         f"| right in everything | {_share([outcome(f) == 'right' for f in ran.values()])} |",
         f"| refused in an error of autopipe's own | {became['refused']} |",
-        f"| silently different | {became['different']} |",
+        f"| different | {became['different']} |",
         f"| another error | {became['raw']} |",
         f"| not over in time | {became['late']} |",
     ]
@@ -70,9 +71,13 @@ def section(data: Mapping[str, Any], n_listed: int) -> str:
     rounded = [n for n, f in models.items() if "rounding" in f]
     return "\n".join(
         [
-            f"`libraries/` lists {n_listed} models of other packages as their documentation builds them;",
+            f"`libraries/` lists {n_listed} models of other packages as their documentation builds",
+            "them, and some (`by_hand`, `transformers`) with the loops, losses and options that people",
+            "write themselves;",
             f"{len(models)} were tried; versions are in its `requirements.txt`. Each is captured, cut in 4",
-            "and compared as above, on its example, on other data of the same sizes and at other sizes.",
+            "and compared as above, on its example, on other data of the same sizes and at other sizes; the",
+            "latest also in two steps of a runtime in two microbatches, where a difference counts with a",
+            "warning or without.",
             "`libraries/results.json` has each.",
             f"Commit {data['environment']['commit']}.",
             "",

@@ -21,10 +21,11 @@ from benchmarks.capture.trial import N_STAGES, SOLVE_S, Subject, compare, n_bloc
 from tests.zoo.observe import seed
 
 from .catalogue import Case
+from .training import steps
 
 __all__ = ["ASKED", "outcome", "prepare", "tried"]
 
-ASKED = ("parity", "data", "batch", "length")
+ASKED = ("parity", "data", "batch", "length", "steps")
 """What is asked of a model that is captured; True, False, or None where the model itself cannot tell."""
 _OTHER_DATA = 1000
 Report = Callable[[dict[str, Any]], None]
@@ -64,7 +65,8 @@ def tried(case: Case, report: Report) -> None:
 def outcome(found: Mapping[str, Any]) -> str:
     """What became of a model, in one word.
 
-    ``right`` in everything that was asked; ``refused`` where autopipe says so in an error of its own;
+    ``right`` in everything that was asked; ``refused`` where autopipe says so in an error of its own, but for
+    a step in microbatches that it refuses, since rows may depend on one another;
     ``different`` where it did not; ``raw`` where another error came out; ``late`` and ``eager`` where nothing
     was found out.
     """
@@ -80,7 +82,7 @@ def outcome(found: Mapping[str, Any]) -> str:
         return "different"
     if any(name not in errors.__all__ for name in raised):
         return "raw"
-    if problems:
+    if any(found.get(k) is False for k in ASKED if k != "steps"):
         return "refused"
     return "right" if "parity" in found else "late"
 
@@ -99,9 +101,9 @@ def _subject(case: Case, dtype: torch.dtype) -> Subject:
     if dtype is not torch.float32:
         model = model.to(dtype)
     subject = Subject(model, _inputs(case, dtype), "library")
-    args, _ = subject.inputs(EXAMPLE)
+    args, kwargs = subject.inputs(EXAMPLE)
     for training in (False, True):
-        model.train(training)(*args)
+        model.train(training)(*args, **kwargs)
     model.eval()
     return subject
 
@@ -109,7 +111,8 @@ def _subject(case: Case, dtype: torch.dtype) -> Subject:
 def _inputs(case: Case, dtype: torch.dtype, first_seed: int = 0) -> Callable[[Sizes], Any]:
     def given(sizes: Sizes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         torch.manual_seed(first_seed + sizes.batch)
-        return tuple(_to(v, dtype) for v in case.inputs(sizes.batch, sizes.length)), {}
+        made = _to(case.inputs(sizes.batch, sizes.length), dtype)
+        return ((), made) if isinstance(made, dict) else (made, {})
 
     return given
 
@@ -117,6 +120,8 @@ def _inputs(case: Case, dtype: torch.dtype, first_seed: int = 0) -> Callable[[Si
 def _to(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, dict):
         return {k: _to(v, dtype) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_to(v, dtype) for v in value)
     is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
     return value.to(dtype) if is_float else value
 
@@ -144,18 +149,20 @@ def _held(case: Case, subject: Subject, report: Report) -> dict[str, Any]:
     add({"data": on_other["parity"]})
     if "parity_problem" in on_other:
         add({"data_problem": on_other["parity_problem"]})
+    is_equal, problem = steps(subject.model, runs["stages"], subject.inputs)
+    add({"steps": is_equal, **({"steps_problem": problem} if problem else {})})
     return found
 
 
 def _runs(subject: Subject, add: Report) -> dict[str, Callable[..., Any]]:
     """The captured graph and the stages."""
-    args, _ = subject.inputs(EXAMPLE)
+    args, kwargs = subject.inputs(EXAMPLE)
     start = time.perf_counter()
-    captured = autopipe.capture(subject.model, args)
+    captured = autopipe.capture(subject.model, args, kwargs)
     add({"seconds": round(time.perf_counter() - start, 3)})
     n_stages = min(N_STAGES, n_blocks(subject.model))
     pipe = autopipe.split(
-        subject.model, n_stages, args, costs="estimated", n_microbatches=1, time_limit_s=SOLVE_S
+        subject.model, n_stages, args, kwargs, costs="estimated", n_microbatches=1, time_limit_s=SOLVE_S
     )
     add({"n_stages": len(pipe.stages)})
     return {"graph": captured, "stages": pipe}

@@ -1,0 +1,100 @@
+"""Two steps of a runtime in microbatches, held against the plain model's loss and gradients.
+
+Capturing and comparing outputs are left to ``walk``; what counts as equal to ``tests.zoo.observe``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import autopipe
+from autopipe.stages import find_loss
+from benchmarks.capture.inputs import Sizes
+from tests.zoo.observe import Observation, difference, leaves, seed
+
+__all__ = ["steps"]
+
+BATCHES = (Sizes(4, 32), Sizes(5, 32))
+"""What is stepped on; two microbatches of the second are uneven."""
+Inputs = Callable[[Sizes], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def steps(model: nn.Module, pipe: autopipe.Pipe, inputs: Inputs) -> tuple[bool | None, str]:
+    """Whether two steps give the plain model's losses and gradients, and else what is wrong, in words.
+
+    Of a model that returns no loss, the mean square of its first output is one. The mode is training, but
+    evaluation where the model draws there, since microbatches draw otherwise, or mixes rows there alone, as
+    batch norm does, of which a step warns. None where the plain model does not run on these batches, or gives
+    other losses when it is asked again.
+    """
+    is_training = not pipe.graph.variation.mixing.training and not _draws(model, inputs)
+    try:
+        model.train(is_training)
+        own, wanted = _plain(model, inputs)
+        if any(map(difference, wanted, _plain(model, inputs)[1])):
+            return None, ""
+    except Exception:  # whatever it is: then the model itself takes no such batches
+        model.eval()
+        return None, ""
+    try:
+        got = _stepped(model, pipe, inputs, own)
+        problem = next(filter(None, map(difference, wanted, got)), "")
+    except Exception as error:
+        problem = f"{type(error).__name__}: {str(error)[:300]}"
+    finally:
+        model.zero_grad(set_to_none=True)
+        model.eval()
+    return not problem, problem and f"{'train' if is_training else 'eval'}: {problem}"
+
+
+def _draws(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether training gives something else under another seed."""
+    args, kwargs = inputs(BATCHES[0])
+    found = []
+    for value in (0, 1):
+        seed(value)
+        with torch.no_grad():
+            found.append(dict(leaves(model.train()(*args, **kwargs))))
+    model.eval()
+    return any(not torch.equal(t, found[1][name]) for name, t in found[0].items())
+
+
+def _plain(model: nn.Module, inputs: Inputs) -> tuple[bool, list[Observation]]:
+    """Whether the model returns its loss, and the loss and gradients of each batch."""
+    observed = []
+    is_own = False
+    for sizes in BATCHES:
+        model.zero_grad(set_to_none=True)
+        args, kwargs = inputs(sizes)
+        seed()
+        output = model(*args, **kwargs)
+        loss = find_loss(output)
+        is_own = loss is not None
+        loss = _mean_square(output) if loss is None else loss
+        loss.backward()
+        observed.append(_observation(model, loss))
+    return is_own, observed
+
+
+def _stepped(model: nn.Module, pipe: autopipe.Pipe, inputs: Inputs, is_own: bool) -> list[Observation]:
+    observed = []
+    runtime = pipe.runtime(None if is_own else lambda output, _: _mean_square(output), n_microbatches=2)
+    for sizes in BATCHES:
+        model.zero_grad(set_to_none=True)
+        args, kwargs = inputs(sizes)
+        seed()
+        observed.append(_observation(model, runtime.step(*args, **kwargs).loss))
+    return observed
+
+
+def _mean_square(output: Any) -> torch.Tensor:
+    first = next(t for _, t in leaves(output) if t.is_floating_point() or t.is_complex())
+    return first.abs().square().mean()
+
+
+def _observation(model: nn.Module, loss: torch.Tensor) -> Observation:
+    return Observation({"loss": loss.detach()}, {n: p.grad for n, p in model.named_parameters()}, {})
