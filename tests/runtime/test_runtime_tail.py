@@ -1,5 +1,6 @@
 """What mixes rows at a model's end runs once on the whole batch: the same numbers as the plain model."""
 
+import copy
 import pathlib
 
 import pytest
@@ -173,6 +174,36 @@ def test_a_plan_that_has_the_tail_elsewhere_is_refused():
     assert "tail" not in stages[-1].sections
     with pytest.raises(autopipe.InputError, match="plan again"):
         autopipe.runtime.Runtime(captured, plan, stages).step(*args)
+
+
+class Transposed(nn.Module):
+    """Hands a norm, the first layer of its tail, what lies in another order than it counts axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norm = nn.BatchNorm2d(6)
+
+    def forward(self, x):
+        h = self.last(self.inner(x).tanh()).transpose(1, 3)
+        h = self.norm(h).transpose(1, 3).flatten(1)
+        return F.cross_entropy(h @ h.t() / 9, torch.arange(len(h), device=h.device)), h.t().contiguous().t()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_a_tail_is_given_lies_as_that_of_the_batch(training):
+    torch.manual_seed(0)
+    model, x = Transposed().double().train(training), torch.randn(6, 1, 5, 6).double()
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    assert "norm" in pipe.graph.ops.tail
+    twin = copy.deepcopy(model)
+    loss, features_ = twin(x)
+    loss.backward()
+    found = pipe.runtime().step(x, return_outputs=True)
+    assert abs(found.loss - loss.item()) < EXACT
+    assert found.outputs[1].stride() == features_.stride()
+    for parameter, wanted in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, wanted.grad, rtol=0, atol=1e-10)
 
 
 class InAnotherOrder(nn.Module):

@@ -18,6 +18,7 @@ from torch import Tensor
 from ... import accelerator
 from ...errors import InputError
 from ...graph import batch_dim
+from ...tracing.inputs.layout import lying_like
 from ...tracing.inputs.packing import sample_rows
 from ...tracing.inputs.structure import carries_tensors, flatten, hides_tensors, mapped, pieces, unflatten
 
@@ -271,16 +272,7 @@ def _cut(name: str, value: Tensor, sizes: Sequence[int], axis: int) -> Sequence[
         )
     pieces: Sequence[Tensor] = value.split(list(sizes), axis)
     are_dense = axis == 0 and value.is_contiguous()  # as they are, then, in the batch's own order
-    return pieces if are_dense else [_lying_like(value, piece) for piece in pieces]
-
-
-def _lying_like(value: Tensor, piece: Tensor) -> Tensor:
-    """A piece of a batch, as dense as the batch and in its order: so code may ask how it lies, or view it."""
-    order = sorted(range(value.dim()), key=value.stride, reverse=True)
-    laid = piece.permute(order)
-    if laid.is_contiguous() or not value.permute(order).is_contiguous():
-        return piece
-    return laid.contiguous().permute([order.index(axis) for axis in range(value.dim())])
+    return pieces if are_dense else [lying_like(value, piece) for piece in pieces]
 
 
 def _sample(value: Tensor, most: int, first: int) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from ...accelerator import upload
 from ...errors import InputError
 from ...graph import OpGraph
+from ...tracing.inputs.layout import concatenated
 from ...units import symbol
 from ..wire.announcement import Announcement, Form
 from ..wire.boundary import flatten
@@ -78,7 +79,7 @@ class Outputs:
     ) -> Any:
         are_tensors = all(isinstance(x, Tensor) for x in leaf)
         if axes and are_tensors:
-            return torch.cat(list(leaf), axes[0])
+            return concatenated(leaf, axes[0])
         if are_tensors and leaf[0].ndim == 0 and leaf[0].is_floating_point():
             return weighted(leaf, weights).to(leaf[0].dtype)
         if axes is None and are_tensors and _lead_with(batch.rows, leaf):

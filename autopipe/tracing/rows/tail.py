@@ -25,6 +25,7 @@ from ...units import Size
 from ..calls.call import Call, Recording, map_calls
 from ..calls.functions import tensors
 from ..calls.perform import run_call
+from ..inputs.layout import concatenated
 from ..inputs.structure import flatten, unflatten
 from ..sizes.dims import axis_of
 from ..sizes.rerun import replay
@@ -59,7 +60,7 @@ def join(parts: Sequence[Any], axes: Sequence[int | None]) -> Any:
     out = []
     for column in zip(*rows, strict=True):
         axis = next(places) if isinstance(column[0], Tensor) else None
-        out.append(column[0] if axis is None else torch.cat(column, axis))
+        out.append(column[0] if axis is None else concatenated(column, axis))
     return unflatten(spec, out)
 
 
