@@ -39,7 +39,7 @@ PATIENCE = 2
 HURRY = 0.25
 """Share of the time that a graph is planned in at first: most are opened further, whatever is found."""
 
-HURRY_S = 4.0
+HURRY_S = 2.0
 """At least so long, where there is as much."""
 
 ENOUGH = 0.01
