@@ -103,3 +103,17 @@ def test_what_mixes_rows_in_its_backward_alone_is_warned_of(kind, caplog):
 def test_a_backward_that_leaves_rows_alone_is_no_mixing(kind, caplog):
     assert off(ALONE[kind]) < 1e-12
     assert "depend on one another" not in caplog.text
+
+
+def test_many_backwards_are_asked_with_as_many_runs_as_one(monkeypatch):
+    plain, asked = torch.autograd.grad, []
+    monkeypatch.setattr(
+        torch.autograd, "grad", lambda made, *rest, **how: asked.append(made) or plain(made, *rest, **how)
+    )
+    counts = []
+    for n_layers in (1, 6):
+        asked.clear()
+        model = nn.Sequential(*(Within(Turned) for _ in range(n_layers)))
+        autopipe.split(model, 1, (torch.randn(4, 4),), costs="estimated")
+        counts.append(len(asked))
+    assert counts[0] == counts[1] > 0

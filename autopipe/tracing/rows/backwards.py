@@ -26,6 +26,8 @@ from .results import ALLOWED, Rows, axes, is_close
 __all__ = ["OwnBackwards", "mixed_in_backward"]
 
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+_Made = tuple[Call, int, int]
+"""A call, the place of a tensor that it makes, and the axis along which rows lie there."""
 _BY_FREQUENCY = "scale_grad_by_freq"
 
 
@@ -38,7 +40,7 @@ class OwnBackwards:
     def __init__(self, dim: Dim, shapes: _Shapes) -> None:
         self._dim, self._shapes = dim, shapes
         self._seen: set[Node] = set()
-        self.found: list[tuple[Call, int, int]] = []
+        self.found: list[_Made] = []
         self.is_whole = False
 
     def look(self, call: Call, value: Any) -> None:
@@ -59,7 +61,7 @@ def mixed_in_backward(model: nn.Module, form: Recording, run: Rows, own: OwnBack
 
     ``run`` runs the form on rows a and b. Only calls with a backward that is not torch's own, or goes by the
     whole batch, are asked: the gradients of row a alone are to be the same beside b as beside a, and those of
-    both rows together the sum of each one's.
+    both rows together the sum of each one's. All are asked at once; where rows are mixed, one by one.
     """
     if not (own.is_whole or _may_mix(model, form)):
         return ""
@@ -68,12 +70,9 @@ def mixed_in_backward(model: nn.Module, form: Recording, run: Rows, own: OwnBack
         if not own.is_whole:
             run("ab", own.look)
             own.end()
-        for asked in own.found:
-            made = functools.partial(_gradients, run, asked, weights)
-            first, both = made("ab", (0,)), made("ab", (0, 1))
-            summed = [a + b for a, b in zip(first, made("ab", (1,)), strict=True)]
-            if not (_are_close(first, made("aa", (0,))) and _are_close(both, summed)):
-                return f"the backward of {call_and_place(asked[0])}"
+        if own.found and _are_mixed(run, own.found, weights):
+            first = next((asked for asked in own.found if _are_mixed(run, [asked], weights)), own.found[0])
+            return f"the backward of {call_and_place(first[0])}"
     return ""
 
 
@@ -108,25 +107,38 @@ def _is_odd(node: Node) -> bool:
     return isinstance(node, BackwardCFunction) or bool(getattr(node, f"_saved_{_BY_FREQUENCY}", False))
 
 
+def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor]) -> bool:
+    """Whether gradients of what calls make are not those of each row alone."""
+    made = functools.partial(_gradients, run, asked, weights)
+    first, both = made("ab", (0,)), made("ab", (0, 1))
+    summed = [a + b for a, b in zip(first, made("ab", (1,)), strict=True)]
+    return not (_are_close(first, made("aa", (0,))) and _are_close(both, summed))
+
+
 def _gradients(
-    run: Rows, of: tuple[Call, int, int], weights: Sequence[Tensor], rows: str, places: Sequence[int]
+    run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], rows: str, places: Sequence[int]
 ) -> list[Tensor]:
-    """The gradients of ``weights`` by some rows of what a call makes, each of its numbers weighed unlike."""
-    asked, i, axis = of
-    made: list[Tensor] = []
+    """The gradients of ``weights`` by some rows of what calls make, each of its numbers weighed unlike."""
+    made: dict[tuple[int, int], Tensor] = {}
+    axes_of = {(id(call), i): axis for call, i, axis in asked}
 
     def look(call: Call, value: Any) -> None:
-        if call is asked:
-            made.append([*tensors(value)][i])
+        made.update({(id(call), i): t for i, t in enumerate(tensors(value)) if (id(call), i) in axes_of})
 
     run(rows, look)
-    seed = torch.zeros_like(made[0])
+    seeds = [_seed(tensor, axes_of[place], places) for place, tensor in made.items()]
+    found = torch.autograd.grad([*made.values()], weights, seeds, allow_unused=True)
+    return [torch.zeros_like(w) if g is None else _dense(g) for w, g in zip(weights, found, strict=True)]
+
+
+def _seed(made: Tensor, axis: int, places: Sequence[int]) -> Tensor:
+    """The gradient to begin with at what a call made: no two numbers of a row alike, nothing for others."""
+    seed = torch.zeros_like(made)
     for place in places:
         row = seed.select(axis, place)
         numbers = torch.linspace(1 + place, 2 + place, row.numel(), dtype=torch.float64, device=row.device)
         row.copy_(numbers.view(row.shape))
-    found = torch.autograd.grad(made[0], weights, seed, allow_unused=True)
-    return [torch.zeros_like(w) if g is None else _dense(g) for w, g in zip(weights, found, strict=True)]
+    return seed
 
 
 def _dense(gradient: Tensor) -> Tensor:
