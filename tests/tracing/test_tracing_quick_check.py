@@ -207,7 +207,13 @@ def _larger(tensor):
     tensor.data = torch.ones(5, 3)
 
 
-@pytest.mark.parametrize("write", [_in_place, _by_numpy, _laid_otherwise, _elsewhere, _larger])
+def _as_another_type(tensor):
+    tensor.data = tensor.data.abs().to(torch.int8)
+
+
+@pytest.mark.parametrize(
+    "write", [_in_place, _by_numpy, _laid_otherwise, _elsewhere, _larger, _as_another_type]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64])
 @pytest.mark.parametrize("is_dense", [True, False])
 def test_what_a_tensor_holds_is_seen_however_it_is_written(write, dtype, is_dense):
@@ -223,6 +229,7 @@ def test_what_a_tensor_holds_is_seen_however_it_is_written(write, dtype, is_dens
         assert not snapshot.is_unchanged
         snapshot.start(training=True)
         assert torch.equal(module.seen, before)
+        assert module.seen.dtype is dtype
         assert snapshot.is_unchanged
 
 

@@ -120,6 +120,8 @@ class _Copied:
     def is_kept(self) -> bool:
         """Whether the tensor holds what it held."""
         tensor, held = self.tensor, self.held
+        if tensor.dtype is not self.copy.dtype:
+            return False
         is_dense = held is not None and tensor.is_contiguous() and tensor.shape == self.shape
         if held is not None and is_dense and _bytes_of(tensor, len(held)) == held:
             return True

@@ -110,7 +110,7 @@ class Snapshot:
         self._put_back_generators()
         with torch.no_grad():
             for tensor, value in self.tensors.values():
-                if tensor.shape != value.shape:
+                if tensor.shape != value.shape or tensor.dtype is not value.dtype:
                     tensor.data = value.clone()
                 elif not are_equal_tensors(tensor, value):
                     tensor.data.copy_(value)
