@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,15 @@ from benchmarks.costs.table import table
 from benchmarks.kept.rank import PLACES
 
 ROOT = pathlib.Path(__file__).parents[1]
+
+
+def test_results_name_no_folder_of_the_machine_that_they_are_from():
+    found = {
+        str(path.relative_to(ROOT)): re.findall(r"(?<![\w.:/])(?:/[\w.+-]+){2,}\.py\b", path.read_text())
+        for path in (ROOT / "benchmarks").rglob("*.json")
+    }
+    assert found
+    assert {name: places for name, places in found.items() if places} == {}
 
 
 def test_every_module_of_the_benchmarks_can_be_imported():

@@ -99,7 +99,7 @@ def train(
 ) -> Trained:
     """Check parity, then take ``steps`` steps of SGD; the median step is what was measured.
 
-    ``pace_s``: what :func:`autopipe.measure.load.pace` gave when costs were measured.
+    ``pace_s``: what :func:`autopipe.measure.busy_cores.pace` gave when costs were measured.
     """
     from ..measure.busy_cores import pace
 

@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from . import workers
-from .summary import environment, line, section, summary
+from .summary import environment, line, placeless, section, summary
 from .zoo import Entry, by_hash, entries
 
 
@@ -109,7 +109,7 @@ def _report(source: pathlib.Path) -> None:
     """Keeps a walk's JSON beside the README and writes the README's section on it."""
     data = json.loads(source.read_text())
     here = pathlib.Path(__file__).parent
-    (here / "results.json").write_text(json.dumps(data, indent=1) + "\n")
+    (here / "results.json").write_text(placeless(json.dumps(data, indent=1)) + "\n")
     readme = here / "README.md"
     before, rest = readme.read_text().split("## Result\n", 1)
     after = rest[rest.index("\n## ") + 1 :]

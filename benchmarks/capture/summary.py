@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["environment", "line", "section", "summary"]
+__all__ = ["environment", "line", "placeless", "section", "summary"]
 
 SIZES = ("parity", "batch", "length")
 _SIGN = {True: "yes", False: "NO", None: "-"}
@@ -23,6 +23,16 @@ COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool | None]], ...] = (
     ("length", lambda r: r.get("length", False)),
 )
 """What is asked of each half; None where the model itself does not run at that size."""
+
+
+def placeless(text: str) -> str:
+    """Text without the folders of the machine that a walk ran on; what is installed is named by its package.
+
+    >>> placeless("at /opt/env/site-packages/timm/layers/conv.py:3, asked by /srv/copy/tests/models.py:7")
+    'at timm/layers/conv.py:3, asked by models.py:7'
+    """
+    text = re.sub(r"[\w./+-]*/site-packages/?", "", text)
+    return re.sub(r"(?<![\w.:/])(?:/[\w.+-]+)+/", "", text)
 
 
 def line(name: str, result: Mapping[str, Any]) -> str:

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from benchmarks.capture import workers
-from benchmarks.capture.summary import environment
+from benchmarks.capture.summary import environment, placeless
 
 from . import (  # noqa: F401
     agents,
@@ -115,9 +114,8 @@ def _quiet(case: Case, report: Callable[[dict[str, Any]], None]) -> None:
 
 
 def _report(data: dict[str, Any]) -> None:
-    """Keep a walk's JSON, without where libraries were installed, and write the README's section on it."""
-    kept = re.sub(r"(?:/[\w.+-]+)+/site-packages/?", "", json.dumps(data, indent=1))
-    (HERE / "results.json").write_text(kept + "\n")
+    """Keep a walk's JSON, without the machine's folders, and write the README's section on it."""
+    (HERE / "results.json").write_text(placeless(json.dumps(data, indent=1)) + "\n")
     readme = HERE.parent / "README.md"
     before, rest = readme.read_text().split("## Other libraries\n", 1)
     after = rest[rest.index("\n## ") + 1 :]

@@ -77,7 +77,7 @@ def section(data: Mapping[str, Any], n_listed: int) -> str:
             f"{len(models)} were tried; versions are in its `requirements.txt`. Each is captured, cut in 4",
             "and compared as above, on its example, on other data of the same sizes and at other sizes; the",
             "latest also in two steps of a runtime in two microbatches, where a difference counts with a",
-            "warning or without.",
+            "warning or without, and a refusal of the step does not.",
             "`libraries/results.json` has each.",
             f"Commit {data['environment']['commit']}.",
             "",
