@@ -204,10 +204,11 @@ class _Refining:
         """Whether one op that cannot be opened takes too long for any finer graph's plan to be kept."""
         assert self.best is not None
         assert self.costs is not None
-        graph = capture.ops
+        graph, is_trained = capture.ops, self.best.plan.schedule != "forward-only"
         # a tail's costs are of another batch
         fixed = (op for op in graph.compute if op.name not in graph.tail and self._is_fixed(capture, op))
-        longest_s = max((self.costs[op.name].seconds for op in fixed), default=0.0)
+        costs = (self.costs[op.name] for op in fixed)
+        longest_s = max((c.seconds if is_trained else c.forward_s for c in costs), default=0.0)
         return longest_s / max(d.speed for d in self.best.plan.cluster.devices) >= self._enough_s
 
     def _is_fixed(self, capture: Capture, op: Op) -> bool:

@@ -120,6 +120,23 @@ def test_nothing_is_opened_beside_an_op_that_takes_as_long_as_the_fullest_rank(m
     assert imbalance(plan) > AGAIN
 
 
+def test_without_training_an_ops_backward_keeps_no_leaf_closed():
+    class Headed(nn.Module):
+        """A layer whose forward takes half as long as that of the blocks, and with its backward longer."""
+
+        def __init__(self):
+            super().__init__()
+            self.head, self.blocks = nn.Linear(64, 64 * 12), nn.Sequential(Block(1), Block(24), Block(1))
+
+        def forward(self, x):
+            return self.blocks(self.head(x)[:, :64])
+
+    x = torch.randn(4096, 64)
+    pipe = autopipe.split(Headed(), 2, (x,), costs="estimated", n_microbatches=2, schedule="forward-only")
+    assert "blocks.1" not in leaves(pipe)
+    assert imbalance(pipe.plan) <= TOLERANCE
+
+
 @pytest.mark.parametrize("n_stages", [3])
 def test_a_model_of_one_leaf_is_opened_until_it_can_be_cut(n_stages):
     pipe = autopipe.split(nn.Sequential(Block(6)), n_stages, (torch.randn(64, 64),), costs="estimated")
