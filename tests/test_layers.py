@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -127,6 +128,18 @@ def test_modules_named_in_docstrings_exist():
         clauses += re.findall(r"Where a change goes: (.*)", text)
         names = [name for clause in clauses for name in re.findall(r"``([a-z_][\w.]*)``", clause)]
         lost += [f"{path.relative_to(ROOT)}: {name}" for name in names if name not in known]
+    assert lost == []
+
+
+def test_what_docstrings_refer_to_by_its_full_path_exists():
+    """Roles of Sphinx in the package, which no import and no type check follows."""
+    lost = []
+    for path in FILES:
+        for name in re.findall(r":\w+:`~?(autopipe\.[\w.]+)`", path.read_text()):
+            try:
+                pkgutil.resolve_name(name)
+            except (ImportError, AttributeError):
+                lost.append(f"{path.relative_to(ROOT)}: {name}")
     assert lost == []
 
 

@@ -188,8 +188,8 @@ def explain(
 
 @verb("comparing")
 def diff(
-    before: Annotated[pathlib.Path, typer.Argument(help="The plan that was.")],
-    after: Annotated[pathlib.Path, typer.Argument(help="The plan that would be.")],
+    before: Annotated[pathlib.Path, typer.Argument(help="The plan before the change, as JSON.")],
+    after: Annotated[pathlib.Path, typer.Argument(help="The plan after it.")],
     threshold: Annotated[
         float, typer.Option(help="How much worse is too much, as a fraction of step time and of memory.")
     ] = 0.02,
@@ -274,8 +274,8 @@ def watch(
 ) -> Output | None:
     """A running job, live: step, idle time by cause, stragglers, drift from the plan, memory; Ctrl-C ends.
 
-    Of the steps that `rt.publish(FOLDER)`, or `autopipe run --publish FOLDER`, writes there. In a pipe, and
-    with `--once`, it looks once: 1 where no step of all ranks was told yet.
+    It shows the steps that `rt.publish(FOLDER)`, or `autopipe run --publish FOLDER`, writes there. With
+    `--once`, and where its output is no terminal, it looks once; exit code 1 until every rank has written.
     """
     from ..arguments import number
     from ..simulator import watched

@@ -121,7 +121,7 @@ def run(
 
 @verb("looking around")
 def doctor() -> Output:
-    """Check what is installed and that a small model splits, trains and agrees with itself; 1 if not."""
+    """Check what is installed, and that a small model is split and trained right; exit code 1 if not."""
     from ..look import Column, Table
 
     checks = [(name, *_checked(check)) for name, check in CHECKS.items()]

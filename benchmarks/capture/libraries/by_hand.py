@@ -1,4 +1,4 @@
-"""Models in the manner of well-known repositories and tutorials, written out in one file each there.
+"""Models in the manner of well-known repositories and tutorials that have a whole model in one file.
 
 How a model is listed is left to ``catalogue``.
 """
