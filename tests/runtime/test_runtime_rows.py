@@ -805,6 +805,15 @@ def each_kind_where_there_is_any(x):
     return out.view_as(x)
 
 
+def each_kind_there_is(x):
+    kinds, out = x.flatten(1).argmax(-1), torch.zeros_like(x)
+    for kind in kinds.unique().tolist():
+        is_kind = kinds == kind
+        if is_kind.any():
+            out[is_kind] = x[is_kind] * (kind + 1)
+    return out
+
+
 def halved_until_small(x):
     with torch.no_grad():
         factor = torch.ones_like(x[..., :1])
@@ -870,6 +879,7 @@ def test_rows_that_a_layer_kept_whole_mixes_on_other_data_are_refused(does):
     [
         (clipped_where_any_are_large, 1e-12),
         (each_kind_where_there_is_any, 1e-12),
+        (each_kind_there_is, 1e-12),
         (halved_until_small, 1e-12),
         (decayed_in_steps, 0.05),
     ],

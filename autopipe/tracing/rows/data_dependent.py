@@ -25,7 +25,7 @@ from ..calls.named import Named
 from ..code.leaves import is_atomic
 from .results import Rows
 
-__all__ = ["Change", "Place", "Reading", "Turned", "alike", "reading", "scales"]
+__all__ = ["Change", "Reading", "Turn", "Turned", "alike", "reading", "scales"]
 
 Change = Callable[[str, Call, Any], Any]
 """(rows, call, value) → what takes the value's place for rows such as ``"abb"``, or None."""
@@ -36,8 +36,10 @@ _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
 
 
-Place = tuple[types.CodeType, int]
+_Place = tuple[types.CodeType, int]
 """Code, and a line of its file."""
+Turn = tuple[_Place, int]
+"""Where code asks whether something is so, and how many of the first answers are turned there."""
 _TRUTHS = frozenset({"__bool__", "is_nonzero", "equal", "allclose"})
 _MOST_TRUTHS = 8
 _TORCH = f"{pathlib.Path(torch.__file__).parent}{os.sep}"
@@ -49,12 +51,13 @@ class Reading:
     """What a form goes by: ``given`` are ids of calls whose values code that stays whole takes, reading some.
 
     ``ranks`` says whether anything counts or orders what tensors hold; ``truths`` are the places where such
-    code asks whether something is so.
+    code asks whether something is so: the first time, or each where it asks more often by what rows hold, as
+    in a loop over the experts that they hit.
     """
 
     given: frozenset[int] = frozenset()
     ranks: bool = False
-    truths: tuple[Place, ...] = ()
+    truths: tuple[Turn, ...] = ()
 
 
 def reading(model: nn.Module, form: Recording, run: Rows) -> Reading:
@@ -64,7 +67,7 @@ def reading(model: nn.Module, form: Recording, run: Rows) -> Reading:
     """
     given = {id(call): [*filter(_may_vary, call.inputs)] for call in form.calls if _is_code(model, call)}
     found: set[int] = set()
-    truths: tuple[Place, ...] = ()
+    truths: tuple[Turn, ...] = ()
     ranks = any(c.op != "call_module" and plain_name(c) in _RANKING for c in form.calls)
     if any(c.depends & Depends.INPUT for call in form.calls if id(call) in given for c in call.inputs):
         with _Noted() as noted:
@@ -75,8 +78,19 @@ def reading(model: nn.Module, form: Recording, run: Rows) -> Reading:
                 noted.has_read = False
 
             run("ab", look)
-        ranks, truths = ranks or noted.ranks, tuple(noted.truths)[:_MOST_TRUTHS]
+        ranks, truths = ranks or noted.ranks, _turns(run, noted.truths)
     return Reading(frozenset(found), ranks, truths)
+
+
+def _turns(run: Rows, seen: Mapping[_Place, int]) -> tuple[Turn, ...]:
+    """What to turn of the truths that code asked for on rows a and b, so many times in each place."""
+    each = [seen]
+    for rows in ("aa", "bb") if seen else ():
+        with _Noted() as noted:
+            run(rows)
+        each.append(noted.truths)
+    times = {place: {truths.get(place, 0) for truths in each} for place in [*seen][:_MOST_TRUTHS]}
+    return tuple((place, max(n) if len(n) > 1 else 1) for place, n in times.items())
 
 
 def scales(found: Reading, axes: Mapping[int, int]) -> list[Change]:
@@ -137,7 +151,7 @@ class _Noted(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.has_read = self.ranks = False
-        self.truths: dict[Place, None] = {}
+        self.truths: dict[_Place, int] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind, name = classify(func)
@@ -145,23 +159,23 @@ class _Noted(TorchFunctionMode):
         self.ranks = self.ranks or kind == "data shaped" or name in _RANKING
         result = func(*args, **(kwargs or {}))
         if kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
-            self.truths[place] = None
+            self.truths[place] = self.truths.get(place, 0) + 1
         return result
 
 
 class Turned(TorchFunctionMode):
-    """Within it the first truth that code asks for in a place comes out as it does not."""
+    """Within it the first truths that code asks for in a place come out as they do not."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, turn: Turn) -> None:
         super().__init__()
-        self._place, self._is_done = place, False
+        self._place, self._n_left = turn
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         kind, name = classify(func)
-        if self._is_done or kind != "read" or not _is_truth(name, result) or _place() != self._place:
+        if not self._n_left or kind != "read" or not _is_truth(name, result) or _place() != self._place:
             return result
-        self._is_done = True
+        self._n_left -= 1
         return not result
 
 
@@ -169,7 +183,7 @@ def _is_truth(name: str, result: Any) -> bool:
     return isinstance(result, bool) and (name in _TRUTHS or name == "item")
 
 
-def _place() -> Place | None:
+def _place() -> _Place | None:
     """Where the code outside of torch is that now asks, where it is a model's."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_TORCH):

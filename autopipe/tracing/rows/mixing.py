@@ -31,7 +31,7 @@ from ..sizes.variation import Mixing
 from ..state.state import seed
 from .backwards import OwnBackwards, mixed_in_backward
 from .by_mode import is_other_in_training
-from .data_dependent import Change, Place, Reading, Turned, alike, reading, scales
+from .data_dependent import Change, Reading, Turn, Turned, alike, reading, scales
 from .noise import OwnNoise
 from .pieces import fault_in_pieces
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, Results, Rows, axes, differ, is_close
@@ -123,7 +123,7 @@ def mixing(
             places = {id(c): a for c in form.calls if id(c) in read.given for a in axes(c, 0, dim, shapes)}
             other = functools.partial(results, given, is_sure)
             scaled = (functools.partial(other, changes=scale) for scale in scales(read, places))
-            turned = (functools.partial(other, turned=place) for place in read.truths)
+            turned = (functools.partial(other, turned=turn) for turn in read.truths)
             for otherwise in itertools.chain(scaled, turned):
                 if not found[training]:
                     found[training] = _if_told(_by_data, otherwise, is_more, dim, shapes)
@@ -146,12 +146,12 @@ def _results(
     alone: bool,
     times: int = 1,
     changes: Change | None = None,
-    turned: Place | None = None,
+    turned: Turn | None = None,
 ) -> Results:
     """What a form gives for two ``rows``, so many ``times`` behind one another.
 
     Labels are counted where all can be: of others the model may make means. ``changes`` may put other values
-    in the place of calls', and the truth asked for in a place may be ``turned``.
+    in the place of calls', and truths asked for in a place may be ``turned``.
     """
     over_labels = [*filter(None, (label_options(model, call) for call in form.calls))]
     counted = over_labels if all(can_be_counted(model, options) for options in over_labels) else []
@@ -233,12 +233,12 @@ def rows_of(
     alone: bool = False,
     times: int = 1,
     changes: Change | None = None,
-    turned: Place | None = None,
+    turned: Turn | None = None,
 ) -> Rows:
     """What runs a form on the example's first two rows in any order, the others behind them or left out.
 
     The order comes so many ``times``; ``start`` sets mode and state. What ``changes`` gives for a call takes
-    the place of its value; the truth that code asks for first in the place ``turned`` comes out otherwise.
+    the place of its value; the first truths that code asks for in a place come out otherwise as ``turned``.
     """
 
     def run(rows: str, look: _Look | None = None) -> Any:
