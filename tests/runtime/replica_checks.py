@@ -375,7 +375,7 @@ def buckets():
         plain = copy.deepcopy(model)
         x = torch.randn(4, 8, dtype=torch.float64)
         made = shared.make(model, (x,), {}, n_stages=n_stages, n_ranks=1, schedule=schedule)
-        runtime = Runtime(*made, loss_fn=F.mse_loss, mesh=mesh, n_microbatches=2)
+        runtime = Runtime(*made, loss_fn=F.mse_loss, mesh=mesh, n_microbatches=2, mixed_rows="allow")
         runtime.wrap(
             lambda s, cap=cap: (
                 DistributedDataParallel(s, process_group=group, bucket_cap_mb=cap)
