@@ -75,7 +75,7 @@ def test_what_ranks_wait_for_one_another_by_chance_is_told_from_messages():
 
 
 def test_the_table_says_to_which_side_predictions_lean():
-    def row(error: float) -> dict:
+    def row(error: float, disturbed: bool = False) -> dict:
         cause = {"share": error / len(CAUSES), "measured_s": 0.5}
         return {
             "n_ranks": 1,
@@ -84,9 +84,10 @@ def test_the_table_says_to_which_side_predictions_lean():
             "step": {"first_error": error, "measured_s": 2.0},
             "uniform": {"error": error},
             "causes": dict.fromkeys(CAUSES, cause),
-            "run": {"other_load": 0.0, "disturbed": False},
+            "run": {"other_load": 0.0, "disturbed": disturbed},
         }
 
-    told = table({"summary": {}, "elsewhere": {"a": row(-0.07), "b": row(-0.07), "c": row(0.0)}})
-    assert "Predicted too short: 2, too long: 1; on average -4.7%." in told
+    told = table({"summary": {}, "elsewhere": {"a": row(-0.07), "b": row(-0.07, True), "c": row(0.0)}})
+    all_three = "steps 2 too short and 1 too long, -4.7% on average, 4.7% off, -7.0% at worst"
+    assert f"All: {all_three}. Not disturbed: steps 1 too short and 1 too long, -3.5% on average" in told
     assert f"| **on average** |{' -0.7% (25.0%) |' * len(CAUSES)}" in told

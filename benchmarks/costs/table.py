@@ -104,12 +104,20 @@ def _mean_causes(rows: list[dict[str, Any]]) -> str:
 
 
 def _leaning(rows: list[dict[str, Any]]) -> str:
-    """Whether steps are predicted too short or too long more often than not."""
-    errors = [row["step"]["first_error"] for row in rows]
-    n_short = sum(e < 0 for e in errors)
+    """Whether steps are predicted too short or too long more often; also without what was disturbed."""
+    groups = {"All": rows, "Not disturbed": [row for row in rows if not row["run"]["disturbed"]]}
+    return " ".join(
+        f"{name}: {_errors([row['step']['first_error'] for row in group])}."
+        for name, group in groups.items()
+        if group
+    )
+
+
+def _errors(found: list[float]) -> str:
+    n_short = sum(e < 0 for e in found)
     return (
-        f"Predicted too short: {n_short}, too long: {len(errors) - n_short}; "
-        f"on average {statistics.fmean(errors):+.1%}."
+        f"steps {n_short} too short and {len(found) - n_short} too long, {statistics.fmean(found):+.1%} on "
+        f"average, {statistics.fmean(map(abs, found)):.1%} off, {max(found, key=abs):+.1%} at worst"
     )
 
 
