@@ -24,7 +24,7 @@ __all__: list[str] = []
 def listed(inputs: Inputs) -> Any:
     """List a class under its own name."""
     def kept(cls: type[nn.Module]) -> type[nn.Module]:
-        add(cls.__name__, __name__, lambda m: cls(), inputs, package="by_hand")
+        add(cls.__name__, cls.__module__, lambda m: cls(), inputs, package="by_hand")
         return cls
     return kept
 

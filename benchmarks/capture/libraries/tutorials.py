@@ -16,18 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .by_hand import ids
-from .catalogue import Inputs, add, fixed_image, rows, sequence
+from .by_hand import ids, listed
+from .catalogue import fixed_image, rows, sequence
 
 __all__: list[str] = []
-
-
-def listed(inputs: Inputs) -> Any:
-    """List a class under its own name."""
-    def kept(cls: type[nn.Module]) -> type[nn.Module]:
-        add(cls.__name__, __name__, lambda m: cls(), inputs, package="by_hand")
-        return cls
-    return kept
 
 
 class ActNorm(nn.Module):
