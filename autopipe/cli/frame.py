@@ -30,7 +30,8 @@ def verb(doing: str, *, spin: bool = True) -> Callable[[Verb], Callable[..., Non
     """A function as a verb of the command line, which prints what it returns as text or JSON.
 
     A parameter whose type is one of ``options``' groups becomes an option per field of the group.
-    ``doing`` is shown meanwhile on a terminal; without ``spin`` it is a line, where a bar shows progress.
+    One named ``as_json`` hears whether JSON is asked for. ``doing`` is shown meanwhile on a terminal; without
+    ``spin`` it is a line, where a bar shows progress.
     """
 
     def made(function: Verb) -> Callable[..., None]:
@@ -39,7 +40,9 @@ def verb(doing: str, *, spin: bool = True) -> Callable[[Verb], Callable[..., Non
         groups = {name: hints[name] for name in signature.parameters if dataclasses.is_dataclass(hints[name])}
 
         def called(**given: Any) -> None:
-            as_json, debug = given.pop("as_json"), given.pop("debug")
+            as_json, debug = given["as_json"], given.pop("debug")
+            if "as_json" not in signature.parameters:
+                del given["as_json"]
             for name, group in groups.items():
                 given[name] = group(**{f.name: given.pop(f.name) for f in dataclasses.fields(group)})
             with guard(debug):

@@ -271,17 +271,19 @@ def watch(
         float, typer.Option(help="Seconds between looks, at least 0.1.", rich_help_panel=o.SAY)
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once.", rich_help_panel=o.SAY)] = False,
+    as_json: bool = False,
 ) -> Output | None:
     """A running job, live: step, idle time by cause, stragglers, drift from the plan, memory; Ctrl-C ends.
 
     It shows the steps that `rt.publish(FOLDER)`, or `autopipe run --publish FOLDER`, writes there. With
-    `--once`, and where its output is no terminal, it looks once; exit code 1 until every rank has written.
+    `--once` or `--json`, and where its output is no terminal, it looks once; exit code 1 until every rank has
+    written.
     """
     from ..arguments import number
     from ..simulator import watched
 
     number("--every", every, 0.1, most=1e6, unit="seconds")
-    if sys.stdout.isatty() and not once:
+    if sys.stdout.isatty() and not (once or as_json):
         _redraw(folder, every)
         return None
     job = watched(folder)

@@ -166,10 +166,11 @@ def simulate(
     placed, training = schedule.placement, schedule.has_backward
     tie_s, optimizer_s = [0.0] * plan.n_ranks, [0.0] * plan.n_ranks
     per_byte, per_tensor = (float(plan.settings.get(f"optimizer_s_per_{x}", 0.0)) for x in ("byte", "tensor"))
+    on_host = plan.settings.get("offload") in ("optimizer", "all")
     for stage in plan.stages:
         rank = placed[stage.index]
         stepped_s = per_byte * stage.gradient_bytes + per_tensor * stage.n_trained
-        optimizer_s[rank] += stepped_s / plan.cluster.devices[rank].speed
+        optimizer_s[rank] += stepped_s / (1.0 if on_host else plan.cluster.devices[rank].speed)
     for tie in plan.ties:
         holders = {placed[s] for s in tie.stages}
         for rank in holders if len(holders) > 1 else ():

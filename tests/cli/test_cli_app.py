@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import pty
 import re
 import shlex
 import subprocess
@@ -348,6 +350,21 @@ def test_what_a_run_publishes_is_watched(tmp_path):
     shown = invoke("watch", live).stdout
     assert "predicted, ratio" in shown
     assert "Idle" in shown
+    assert json.loads(on_a_terminal("watch", live, "--json"))["step"] == told["step"]
+
+
+def on_a_terminal(*words):
+    """What a command that ends by itself prints on a terminal."""
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "autopipe.cli", *map(str, words)]
+    subprocess.run(words, stdout=theirs, timeout=60, check=True)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # what a terminal ends with
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    os.close(ours)
+    return shown.decode()
 
 
 def test_a_plan_over_a_mesh(plan_path, tmp_path):

@@ -3,10 +3,12 @@
 import contextlib
 import copy
 import functools
+import gc
 import math
 import os
 import pathlib
 import sys
+import time
 import weakref
 
 import pytest
@@ -19,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from autopipe.api.agree import decide_once
 from autopipe.errors import InputError, StepError, StoreError
 from autopipe.runtime import save_load
 
@@ -278,6 +281,29 @@ def lets_go(_):
         result = runtime.step(x, target=target)
         del x, target
         assert [ref() for ref in held] == [None, None], result
+
+
+def ends(_):
+    """All that pipelines have of threads and open files ends with them, of talks before there is one too."""
+    own = pathlib.Path("/proc/self")
+    gc.disable()
+
+    def left_after(n):
+        for _ in range(n):
+            decide_once(lambda: "a plan", str, str, 20.0)
+            runtime = Runtime(*mlp(2)[1:], loss_fn=F.mse_loss, stall_limit_s=20.0)
+            x = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+            runtime.step(x, target=x)
+        del runtime
+        gc.collect()  # once: what it frees is to leave nothing for another time
+        counts = [(-1, -1)]
+        while len(counts) < 2 or counts[-1] != counts[-2]:  # threads take a moment to end
+            time.sleep(1.0)
+            counts.append(tuple(len(list((own / kind).iterdir())) for kind in ("task", "fd")))
+        return counts[-1]
+
+    first = left_after(1)
+    assert all(n <= before for n, before in zip(left_after(4), first, strict=True))
 
 
 class Scheduler:

@@ -103,10 +103,22 @@ def test_a_plan_says_its_cores_and_what_small_parameters_cost():
     assert tail == pytest.approx([1.4, 1.4])
 
 
-@pytest.mark.parametrize(("placement", "steps_s"), [((0, 1), [0.04, 0.16]), ((1, 0), [0.08, 0.08])])
-def test_an_optimizer_steps_at_its_devices_speed(placement: tuple[int, int], steps_s: list[float]):
-    """The second rank is half as fast; the second stage has twice the gradients, wherever it is placed."""
+@pytest.mark.parametrize(
+    ("placement", "offload", "steps_s"),
+    [
+        ((0, 1), "never", [0.04, 0.16]),
+        ((1, 0), "never", [0.08, 0.08]),
+        ((0, 1), "activations", [0.04, 0.16]),
+        ((0, 1), "optimizer", [0.04, 0.08]),
+        ((1, 0), "all", [0.08, 0.04]),
+    ],
+)
+def test_an_optimizer_steps_at_the_speed_of_where_it_is(
+    placement: tuple[int, int], offload: str, steps_s: list[float]
+):
+    """The second rank's device is half as fast, not its host; the second stage has twice the gradients."""
     plan = make_plan(2, 4, ties=())
+    plan = dataclasses.replace(plan, settings={**plan.settings, "offload": offload})
     cluster = dataclasses.replace(plan.cluster, devices=(Device(), Device(speed=0.5)))
     stages = plan.stages[0], dataclasses.replace(plan.stages[1], gradient_bytes=800)
     timeline = simulate(

@@ -57,6 +57,10 @@ class Board:
         other._take(name, self._line)
         return other
 
+    def close(self) -> None:
+        """End the thread, once it has answered; who asks this board or a corner of it then is refused."""
+        self._line.close()
+
     def connection(self) -> Any:
         """Another connection to this corner of the store, for who may wait on it longer."""
         return self._ask(_again)
@@ -98,10 +102,12 @@ class _Line:
         self._late: _Ask | None = None
         args = (store, self._asked)
         threading.Thread(target=_answer, args=args, name="autopipe board", daemon=True).start()
-        weakref.finalize(self, self._asked.put, None)
+        self.close = weakref.finalize(self, self._asked.put, None)
 
     def ask(self, question: Callable[[Any], T]) -> T:
         """What the store answers."""
+        if not self.close.alive:
+            raise StoreGone("the pipeline has ended, and with it what it asked the job's store by")
         late, limit_s = self._late, self._answer_s()
         if late is None or late.is_done.is_set():
             ask = _Ask(question)

@@ -129,7 +129,8 @@ class HostGroup:
         _break(self._backend, self._me, len(self.ranks))
 
     def close(self) -> None:
-        """Nothing to do: gloo's connections go with the group."""
+        """End gloo's threads and connections, which go with their owner; nothing is under way any more."""
+        self._backend = None
 
 
 def _break(backend: Any, rank: int, size: int) -> None:

@@ -52,6 +52,7 @@ class Parley:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
+        self._board.close()
 
     def _live(self) -> None:
         n = 0

@@ -95,8 +95,11 @@ class Peers(Talk):
         try:
             self.store: Any = self.board.connection()
             self.cards = self._compare(card, patience.limit_s)
-        except StoreGone as error:
-            raise StepError(str(error)) from error
+        except BaseException as error:
+            self.board.close()
+            if isinstance(error, StoreGone):
+                raise StepError(str(error)) from error
+            raise
         self._connect_s = patience.limit_s
         self._links: dict[int, Link] = {}
         self._groups: list[Group] = []
@@ -119,6 +122,7 @@ class Peers(Talk):
                 self._meet()
         except BaseException:
             self.watch.close()
+            self.board.close()
             raise
 
     def _meet(self) -> None:
@@ -374,11 +378,13 @@ class Peers(Talk):
         if os.getpid() != self._process:
             return
         self.watch.close()
-        for group in self._groups:
+        for group in self._breakable:
             with contextlib.suppress(RuntimeError):  # on a device that failed nothing can be ended in order
                 group.abort() if self.watch.failure else group.close()
         for link in self._links.values():
             link.close()
+        self.board.close()
+        self.store = None
 
     def _abort(self) -> None:
         for link in self._links.values():
