@@ -167,6 +167,50 @@ def test_only_variables_are_compared_by_identity() -> None:
     assert not compares(Layers())
 
 
+class ByName(Layers):
+    """Compares in what a call comes to by a text, or in a method that no call of the model comes to."""
+
+    def __init__(self, chosen: str) -> None:
+        super().__init__()
+        self.chosen = chosen
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(getattr(self, "joined")(x, y) if self.chosen else x)  # noqa: B009
+
+    def joined(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    def tie(self, other: Layers) -> bool:
+        return self is other
+
+
+class Comparing(ByName):
+    def joined(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * 3 if x is y else x + y
+
+
+def wrapped(forward: Any) -> Any:
+    """Asks which function is the outermost, and no values."""
+
+    def outermost(self: nn.Module, *args: Any) -> Any:
+        return forward(self, *args) if type(self).forward is outermost else None
+
+    return outermost
+
+
+class Wrapped(Layers):
+    forward = wrapped(Layers.forward)
+
+
+def test_code_that_a_call_does_not_come_to_compares_nothing() -> None:
+    assert compares(Comparing("joined"))
+    assert not compares(ByName("joined"))
+    assert not compares(Wrapped())
+    hooked = Layers()
+    hooked.register_forward_hook(lambda module, args, output: args[0] if args[0] is output else None)
+    assert compares(hooked)
+
+
 class InOneMode(nn.Module):
     """Acts in one mode alone on a number that its user sets, and on a list."""
 
