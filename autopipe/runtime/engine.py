@@ -39,7 +39,14 @@ from .reduce.precision import autocast_context, placeholder
 from .reduce.refusals import watch
 from .reduce.ties import TieSum, find_ties, learned
 from .stage.copies import Copies
-from .stage.crew import check_replicas, gathered, make_workers, wrap_all
+from .stage.crew import (
+    check_replicas,
+    gathered,
+    make_workers,
+    notice_whole_backwards,
+    sharded_stages,
+    wrap_all,
+)
 from .stage.hooks import is_hooked
 from .stage.initialise import initialise
 from .stage.loss import Loss
@@ -263,6 +270,7 @@ class Engine:
         schedule = pick_schedule(
             self.plan, self.options.schedule, self.options.n_microbatches, waits=self.is_whole
         )
+        notice_whole_backwards(self.workers, schedule)
         rank = None if self.peers is None else self.rank
         self._gathered = gathered(self.workers, self.plan, schedule, rank)
         self.counted_elsewhere = {id(replaced[i]) for i in self.counted_elsewhere if i in replaced}
@@ -402,6 +410,7 @@ class Engine:
                 rank,
                 has_backward=grad,
                 waits=self.is_whole,
+                one_piece=sharded_stages(self.workers),
                 sharded=self._gathered[0],
                 most_whole=self._gathered[1],
             )

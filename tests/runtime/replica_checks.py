@@ -1,9 +1,11 @@
 """What ranks do that hold the same stages: replicas in DDP and FSDP2, layers split by tensor parallelism."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import itertools
+import logging
 import math
 import pathlib
 
@@ -33,11 +35,13 @@ def data_parallel():
         "ddp": lambda stage: DistributedDataParallel(stage, process_group=group),
         "fsdp": lambda stage: fully_shard(stage, mesh=mesh["dp"]) and None,
     }
-    for (name, wrapper), schedule in zip(wrappers.items(), ("1f1b", "zb-h1"), strict=True):
+    for name, schedule in (("ddp", "1f1b"), ("ddp", "zb-h1"), ("fsdp", "zb-h1")):
         model, *made = mlp(2, schedule=schedule, tied=True)
         plain = copy.deepcopy(model)
         runtime = Runtime(*made, loss_fn=F.mse_loss, mesh=mesh)
-        runtime.wrap(wrapper)
+        with told() as words:
+            runtime.wrap(wrappers[name])
+        assert ["fully_shard keeps whole" in w for w in words] == [True] * (name == "fsdp"), words
         optimizer = torch.optim.SGD(runtime.parameters(), 0.1, momentum=0.9)
         reference = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
         torch.manual_seed(4)
@@ -54,6 +58,36 @@ def data_parallel():
             (F.mse_loss(plain(x[[4, 5, 6, 7, 12, 13]]), x[[4, 5, 6, 7, 12, 13]])).backward()
             clip_and_step(runtime, optimizer, plain, reference)
         compare_whole(runtime, plain)
+        n_late = weights_that_come_late(runtime, mine)
+        wanted = made[1].n_microbatches if (name, schedule) == ("ddp", "zb-h1") else 0
+        assert n_late == wanted, (name, schedule, n_late)
+
+
+@contextlib.contextmanager
+def told():
+    """What the package warns of within it."""
+    words, handler = [], logging.Handler(logging.WARNING)
+    handler.emit = lambda record: words.append(record.getMessage())
+    logging.getLogger("autopipe").addHandler(handler)
+    yield words
+    logging.getLogger("autopipe").removeHandler(handler)
+
+
+def weights_that_come_late(runtime, x):
+    """How many microbatches of a step have gradients of weights that a W makes, and no I."""
+    weight = next(p for n, p in runtime.named_parameters() if n.endswith("weight"))
+    stage, *_ = runtime._engine.workers.values()
+    late = []
+
+    def run(m, run=stage.backward_weight):
+        before = None if weight.grad is None else weight.grad.clone()
+        run(m)
+        late.append(before is None or not torch.equal(before, weight.grad))
+
+    stage.backward_weight = run
+    runtime._engine._lines.clear()
+    runtime.step(x, target=x)
+    return sum(late)
 
 
 class Reductions(TorchDispatchMode):

@@ -7,6 +7,7 @@ import torch
 from runtime_models import Custom, Twice, grads, worst
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.checkpoint import checkpoint
 
 from autopipe.runtime.stage.backward import backward_input
 
@@ -116,13 +117,25 @@ def test_hooks_on_accumulation_forbid_the_split():
     assert calls == [True]
 
 
+class Reentrant(nn.Sequential):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=True)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda m: torch.compile(m, backend="aot_eager"), lambda m: Reentrant(*m)],
+    ids=("compiled", "again"),
+)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_compiled_parts_run_once():
-    """What ``torch.compile`` made gives up in a backward what it saved: only a whole one is right."""
+def test_parts_in_one_piece_run_once(wrap):
+    """What ``torch.compile`` made gives up in a backward what it saved, and a reentrant checkpoint refuses
+    to be asked for some gradients: only a whole backward is right.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)).double()
     plain = copy.deepcopy(model)
-    model = nn.Sequential(model[0], torch.compile(model[1:4], backend="aot_eager"), model[4])
+    model = nn.Sequential(model[0], wrap(model[1:4]), model[4])
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     split([model(x).sin().sum()], [torch.ones((), dtype=torch.float64)], [x]).run()
     plain(x.detach()).sin().sum().backward()

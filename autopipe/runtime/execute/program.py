@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from ...errors import InputError
@@ -104,20 +104,35 @@ def step_program(
     *,
     has_backward: bool,
     waits: bool,
+    one_piece: Collection[int],
     sharded: Sequence[int],
     most_whole: int | None,
 ) -> Program:
     """The steps of ``rank``, or of all for None, in a call with so many microbatches.
 
-    ``waits``: the end of the model runs on all of them together, as no stage of its own. ``sharded`` stages
-    are gathered when they are needed, at most ``most_whole`` at a time.
+    ``waits``: the end of the model runs on all of them together, as no stage of its own. ``one_piece`` are
+    stages whose backward cannot be split. ``sharded`` ones are gathered when they are needed, at most
+    ``most_whole`` at a time.
     """
     schedule = pick_schedule(plan, wanted, n_microbatches, waits=waits and has_backward)
     chosen = schedule if has_backward else forward_part(schedule)
     known = all(s.forward_s for s in plan.stages)
     crossing = [edge for edge in edges if edge.destination < plan.n_stages]
     program = compile_program(chosen, crossing, rank, stage_times(plan) if known else None)
+    program = with_whole_backwards(program, one_piece)
     return with_gathers(program, sharded, most_whole) if sharded else program
+
+
+def with_whole_backwards(program: Program, stages: Collection[int]) -> Program:
+    """The program with a whole backward in the place of each I of these stages, and without their Ws."""
+    out = []
+    for step in program:
+        action = step.action
+        if action is None or action.stage not in stages or action.kind not in "IW":
+            out.append(step)
+        elif action.kind == "I":
+            out.append(dataclasses.replace(step, action=dataclasses.replace(action, kind="B")))
+    return tuple(out)
 
 
 def with_gathers(program: Program, sharded: Sequence[int], most: int | None) -> Program:

@@ -76,7 +76,7 @@ class Replicas:
 
     @property
     def is_plain(self) -> bool:
-        """No wrapper: the backward may be split."""
+        """No wrapper."""
         return self.ddp is None and not self._fsdp
 
     @property

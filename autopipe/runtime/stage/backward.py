@@ -67,14 +67,14 @@ def backward_input(roots: Sequence[Root], grads: Sequence[Tensor], leaves: Seque
     """Accumulate gradients into ``leaves``; return the work that completes those of the parameters.
 
     ``leaves`` are the stage's inputs that require a gradient. Without any, all the work is left to W; where
-    a parameter has a hook on its accumulation, or compiled code would give up in I what W needs, none is.
+    a parameter has a hook on its accumulation, or there is code that runs in one piece, none is.
     """
     if not leaves:
         return WeightWork([], (roots, grads))
     spine = _Spine(roots, leaves)
     parts, early = spine.split()
     late = [p for _, _, ps in parts for p in ps]
-    if spine.is_compiled or not late or any(p._post_accumulate_grad_hooks for p in (*early, *late)):
+    if spine.is_in_one_piece or not late or any(p._post_accumulate_grad_hooks for p in (*early, *late)):
         backward(roots, grads)
         return WeightWork([])
     for node, note, _ in parts:
@@ -100,6 +100,10 @@ class _Note:
         return None
 
 
+_IN_ONE_PIECE = ("CompiledFunctionBackward", "CheckpointFunctionBackward")
+"""Of ``torch.compile``, which gives up in I what W needs, and ``checkpoint(use_reentrant=True)``."""
+
+
 class _Spine:
     """The autograd graph of one microbatch in one stage, sorted into spine and what hangs off it."""
 
@@ -113,10 +117,10 @@ class _Spine:
                 self._on_spine.add(node)
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether part of it is one of ``torch.compile``'s functions, whose backward runs only once."""
+    def is_in_one_piece(self) -> bool:
+        """Whether part of it runs in a whole backward only: compiled functions, reentrant checkpoints."""
         custom = (type(node) for node in self._order if isinstance(node, BackwardCFunction))
-        return any(kind.__name__ == "CompiledFunctionBackward" for kind in custom)
+        return any(kind.__name__ in _IN_ONE_PIECE for kind in custom)
 
     def split(self) -> tuple[list[tuple[Node, _Note, list[Tensor]]], list[Tensor]]:
         """(node, room for its gradients, its own parameters) latest first; and those to do in I."""

@@ -5,6 +5,7 @@ What a worker does is left to ``worker`` and ``tail``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,16 @@ from .worker import Worker
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["gathered", "make_workers", "wrap_all"]
+__all__ = [
+    "check_replicas",
+    "gathered",
+    "make_workers",
+    "notice_whole_backwards",
+    "sharded_stages",
+    "wrap_all",
+]
+
+_logger = logging.getLogger(__name__)
 
 
 def make_workers(
@@ -133,6 +143,26 @@ def check_replicas(workers: Mapping[int, Worker], ranks: Sequence[int]) -> None:
                 "a 'pp' dim, pipe.runtime(mesh=mesh), and wrap with process_group=mesh.get_group('dp'); "
                 "without replicas leave it out"
             )
+
+
+def sharded_stages(workers: Mapping[int, Worker]) -> frozenset[int]:
+    """The stages that replicas hold in shards: their gradients leave in the backward that has them all."""
+    return frozenset(w.stage.index for w in workers.values() if w.replicas.is_sharded)
+
+
+def notice_whole_backwards(workers: Mapping[int, Worker], schedule: Schedule) -> None:
+    """Say so where a schedule splits the backward of stages whose cannot be."""
+    split = {a.stage for row in schedule.actions for a in row if a.kind == "I"}
+    whole = sorted(split & sharded_stages(workers))
+    if whole:
+        _logger.warning(
+            "schedule %r splits the backward of stages %s, which fully_shard keeps whole: it runs where "
+            "their I stands, and nothing is left for W to fill waits with, so steps take longer than was "
+            "predicted; use DistributedDataParallel, whose backward is split, or a schedule of whole "
+            "backwards, such as '1f1b' or 'interleaved'",
+            schedule.name,
+            ", ".join(map(str, whole)),
+        )
 
 
 def gathered(

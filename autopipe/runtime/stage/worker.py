@@ -94,7 +94,7 @@ class Worker:
         """Forget the last step and take up the next."""
         n = step.batch.n_microbatches
         self._step: StepInputs = step
-        self._n_left = n  # backwards that are still to come
+        self._n_left = n  # microbatches whose weight gradients are still to come
         self.replicas.begin()
         self._is_plain = self.replicas.is_plain
         # what decides, beside what arrives, which outputs require a gradient
@@ -287,12 +287,17 @@ class Worker:
 
     def backward(self, m: int) -> None:
         """The whole backward of microbatch ``m``: gradients of parameters and of what arrived."""
+        self._n_left -= 1
+        if not self._is_plain:
+            self.replicas.before_backward(self._n_left == 0 and self._step.syncs)
         roots, grads = self._collect(m)
         if roots and self._is_bare:
             backward(roots, grads)
         elif roots:
             with self._draws(m):
                 backward(roots, grads)
+        if not self._is_plain:
+            self.replicas.after_backward()
         self._finish(m)
 
     def backward_input(self, m: int) -> None:
@@ -301,7 +306,7 @@ class Worker:
         leaves = [leaf for edge in self.edges_in for leaf in edge.leaves[m] or ()]
         leaves += [column[m] for column in self.leaves.values()]
         # blocks would run again for every part of a split backward
-        if roots and self._is_plain and not self.stage.recomputes:
+        if roots and not self.stage.recomputes:
             with self._draws(m):
                 self._weight_work[m] = backward_input(roots, grads, leaves)
         elif roots:
@@ -311,15 +316,17 @@ class Worker:
 
     def backward_weight(self, m: int) -> None:
         """What :meth:`backward_input` left of microbatch ``m``."""
+        self._n_left -= 1
         work, self._weight_work[m] = self._weight_work[m], None
+        if not self._is_plain:
+            self.replicas.before_backward(self._n_left == 0 and self._step.syncs)
         if work is not None:
             with self._draws(m):
                 work.run()
+        if not self._is_plain:
+            self.replicas.after_backward()
 
     def _collect(self, m: int) -> tuple[list[Root], list[Tensor]]:
-        self._n_left -= 1
-        if not self._is_plain:
-            self.replicas.before_backward(self._n_left == 0 and self._step.syncs)
         if self._recompute:
             self._run_again(m)
         roots: list[Root] = []
@@ -344,8 +351,6 @@ class Worker:
             edge.roots[m] = [root_of(t) for t in tensors if t.requires_grad]
 
     def _finish(self, m: int) -> None:
-        if not self._is_plain:
-            self.replicas.after_backward()
         for edge in self.edges_in:
             edge.harvest(m)
         self._values[m] = []
