@@ -44,7 +44,7 @@ def meet(engine: Engine, batch: Batch) -> Batch:
     batch = with_forms(
         batch, capture, functools.partial(_form_of, engine), functools.partial(_form_of_all, engine)
     )
-    if max((*batch.forms, batch.of_all or 0)) < engine.all_stages[0].n_forms(capture.model.training):
+    if max((*batch.forms, *batch.of_all), default=0) < engine.all_stages[0].n_forms(capture.model.training):
         return batch
     if engine.was_wrapped:
         raise InputError(f"{capture.ops.model}: inputs of this kind were met after {WRAPPED}")

@@ -245,6 +245,7 @@ def _captured(
         dynamic=dynamic,
         forms=graphs,
         questions=made.questions,
+        answers=made.answers(),
         notes=(*session.notes, *notes_on(made)),
         left=made.forms[True][0].left,
         new_forms=NewForms(session, made),

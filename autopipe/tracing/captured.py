@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +57,8 @@ class Capture:
     variation: the input sizes that may vary, those that may not, and why.
     forms: by training flag, the form the example takes and those that other values of the inputs ask for.
     questions: by training flag, what of the inputs tells which form that is, or its number.
+    answers: of two forms, in words, what is asked of all rows of a batch where the second makes something
+        else than the first of rows that ask for the first.
     notes: what a user should know of how the model was recorded.
     left: attributes in which the model's own code leaves what it computes with gradients; stages do not.
     at: sizes that it was recorded at, where they are not the example's for a reason.
@@ -79,6 +82,7 @@ class Capture:
     dynamic: Any = "auto"
     forms: dict[bool, tuple[Form, ...]] = dataclasses.field(default_factory=dict)
     questions: dict[bool, Question | int] = dataclasses.field(default_factory=dict)
+    answers: dict[tuple[Form, Form], str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     at: Mapping[Dim, int] = dataclasses.field(default_factory=dict)
@@ -157,8 +161,17 @@ class Capture:
     @property
     def goes_by_answers(self) -> bool:
         """Whether a form of the model's mode makes other rows of those that ask for another one."""
-        found = (form.variation.mixing for form in self.forms[self.model.training])
-        return any(m.of_first or m.of_form for m in found)
+        forms = {*self.forms[self.model.training]}
+        return any(forms.issuperset(pair) for pair in self.answers)
+
+    def answered_otherwise(self, each: Iterable[int], whole: Iterable[int]) -> str:
+        """What is asked of all rows where a form of the ``whole`` batch makes others of those of ``each``.
+
+        Both are numbers of forms in the model's mode; empty where nothing is.
+        """
+        forms = self.forms[self.model.training]
+        pairs = itertools.product(sorted({*each}), sorted({*whole}))
+        return next(filter(None, (self.answers.get((forms[j], forms[k])) for j, k in pairs)), "")
 
     def form_met(self, values: Mapping[str, Any]) -> int:
         """:meth:`form_of` in the model's mode; where no form is for these inputs, that of one recorded now.
@@ -177,6 +190,7 @@ class Capture:
         for flag, form in found.items():
             self.forms[flag] = (*self.forms[flag], form)
         made = self.new_forms.made
+        self.answers.update(made.answers())
         self.constants.update(made.constants)
         self.assumptions.asks_too(made.dtypes, made.flags)
         vars(self).pop("_others", None)

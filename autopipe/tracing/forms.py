@@ -22,7 +22,8 @@ from .graphs import emit, modes
 from .graphs.questions import Question, choose, questions, with_sizes
 from .inputs.arguments import Inputs
 from .inputs.writes import called
-from .rows.analysis import with_answers, with_rows, with_rows_of_the_example, without_rows
+from .rows.analysis import answered_apart, with_rows, with_rows_of_the_example, without_rows
+from .rows.other_answers import FormPairs
 from .runs.session import Session
 from .sizes.expected import Expected
 from .sizes.explore import explore, is_narrowed
@@ -67,6 +68,7 @@ class CaptureForms:
     shapes: formulas of the calls' shapes by id.
     is_shared: whether one set of recordings serves both modes.
     functions: those of the model's code that ask about sizes, so that others come out differently.
+    pairs: what the forms of a mode make of rows that ask for another of them.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class CaptureForms:
         self.proofs = Proofs(session.model, session.kind)
         self.functions: dict[Any, None] = {}
         self.explorers: list[Explorer] = []
+        self.pairs = FormPairs(session.model, session.device)
+        self._made: dict[int, Form] = {}
         everything = _each(r for records in recorded.values() for r in records)
         self.constants = modes.share_constants(everything)
         unsized = [(r, r.branches) for r in everything]
@@ -178,7 +182,12 @@ class CaptureForms:
     def graph(self, form: Recording, *, for_sizes: bool = True) -> Form:
         """One form as a graph."""
         question = questions([form], [0]) if for_sizes else 0
-        return Form(emit.graph(form), self.variations[id(form)], Expected(form), for_sizes, question)
+        made = Form(emit.graph(form), self.variations[id(form)], Expected(form), for_sizes, question)
+        return self._made.setdefault(id(form), made)
+
+    def answers(self) -> dict[tuple[Form, Form], str]:
+        """Of two forms, what is asked where the second makes other rows of those that ask for the first."""
+        return {(self._made[j], self._made[k]): said for (j, k), said in self.pairs.said.items() if said}
 
     def _first(self, train: Recording, evaluation: Recording, known: Variation | None) -> None:
         """The form of the example in both modes, one object where one serves both."""
@@ -198,7 +207,10 @@ class CaptureForms:
         self.calls = list(self.forms[True][0].calls)
         if self.forms[False][0] is not self.forms[True][0]:
             self.calls = modes.union(self.calls, self.forms[False][0].calls)
-        self.variations.update((id(forms[0]), variation) for forms in self.forms.values())
+        for flag, forms in self.forms.items():
+            self.variations[id(forms[0])] = variation
+            is_asked = functools.partial(self._asks_for, flag, 0)
+            self.pairs.know(forms[0], variation, self.tensors, is_asked, most=2)
 
     def _unsure(self, form: Recording, variation: Variation) -> frozenset[int]:
         """Ids of the guards that the graph itself must check."""
@@ -208,11 +220,9 @@ class CaptureForms:
         self, form: Recording, given: Mapping[str, torch.Tensor], variation: Variation
     ) -> Variation:
         """The variation of a form beside the first, with what is to be known of its rows and labels."""
-        first = self.forms[form.training][0]
         if self.dynamic:
-            known = (first, self.variations[id(first)])
-            asked = self.tensors, self.is_answered
-            variation = with_rows(self.session, form, given, variation, known, *asked)
+            known = self.variations[id(self.forms[form.training][0])].mixing
+            variation = with_rows(self.session, form, given, variation, known)
         return self._with_labels([form], variation)
 
     def _with_labels(self, forms: Sequence[Recording], variation: Variation) -> Variation:
@@ -223,16 +233,20 @@ class CaptureForms:
         return dataclasses.replace(variation, behind_labels=alike)
 
     def _ask_rows(self) -> None:
-        """Tell of questions that rows of a batch, asked for themselves, answer so that they are others."""
-        variation, tail = self.variation, self.tail
-        if not (self.dynamic and variation.takes_rows(2)) or (variation.mixing.always and not tail):
+        """Compare the forms of each mode in pairs, and tell what two rows answer so that they are others."""
+        variation, tail, device = self.variation, self.tail, self.session.device
+        if not self.dynamic or (variation.mixing.always and not tail):
             return
         for flag in (False, True):
-            if flag and (self.is_shared or variation.mixing.training):
-                return  # asked already, or rows are others in training whatever they answer
+            if flag and self.is_shared:
+                return
             forms = self.forms[flag]
+            for number, form in enumerate(forms):
+                self.pairs.look(form, forms[:number], tail, functools.partial(self.session.start, flag))
+            if not variation.takes_rows(2) or (flag and variation.mixing.training):
+                continue  # rows are others in training whatever they answer
             chosen = functools.partial(self._chosen, self.questions[flag], forms[0])
-            asked = with_answers(self.session, forms, chosen, self.tensors, variation, tail, flag)
+            asked = answered_apart(self.pairs, forms, chosen, self.tensors, variation, tail, device)
             if asked is not variation:
                 self.variations.update((id(forms[0]), asked) for forms in self.forms.values())
                 return
@@ -258,6 +272,8 @@ class CaptureForms:
             checked = with_checks(form, self._unsure(form, variation), {c.name for c in self.calls})
             self.forms[flag].append(checked)
             self.variations[id(checked)] = variation
+            is_asked = functools.partial(self._asks_for, flag, number)
+            self.pairs.know(checked, variation, given or self.tensors, is_asked, most=2)
             self.calls = modes.union(self.calls, checked.calls)
             kept.append(number)
         return kept
@@ -295,6 +311,7 @@ class CaptureForms:
         taken = {c.name for c in (*named, *form.calls)}
         checked = with_checks(form, self._unsure(form, variation), taken)
         self.variations[id(checked)] = variation
+        self.pairs.know(checked, variation, tensors, functools.partial(self.is_answered, form), most=1)
         checked.branches = tuple(with_sizes(b, self._by_formula) for b in branches)
         return checked
 
@@ -302,7 +319,10 @@ class CaptureForms:
         """Take a form for sizes of inputs that no other is right for."""
         variation = self.variations[id(form)]
         read_from_inputs(self.session.model, form, variation.dims, variation.shapes, self.proofs)
+        beside = [*self.forms[flag], *self.for_sizes[flag]]
         self.for_sizes[flag].append(form)
+        if self.dynamic and not self.variation.mixing.always:
+            self.pairs.look(form, beside, self.tail, functools.partial(self.session.start, flag))
 
     def shared(self, records: Sequence[Recording]) -> None:
         """Give the constants of further recordings, and of those there are, names in common."""

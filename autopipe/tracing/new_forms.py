@@ -63,10 +63,10 @@ class NewForms:
         *others, last = self._ways(values)
         for tensors in others:
             try:
-                return self._recorded(inputs, tensors, values)
+                return self._recorded(inputs, tensors, last)
             except AutopipeError:
                 continue  # rows matter
-        return self._recorded(inputs, last, values)
+        return self._recorded(inputs, last, last)
 
     def _recorded(
         self, inputs: Inputs, tensors: dict[str, torch.Tensor], values: Mapping[str, torch.Tensor]
@@ -92,6 +92,8 @@ class NewForms:
                 forms = forms_on(session, made, tensors)
                 _check_recurring(forms.values())
                 made.variations[id(forms[False])].check(inputs, values)
+                if not all(made.is_answered(form, values) for form in forms.values()):
+                    raise CaptureError("fewer rows answer otherwise what the model asks of all")
                 return self._added(forms)
             finally:
                 self._rest()

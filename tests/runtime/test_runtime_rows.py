@@ -11,9 +11,8 @@ from autopipe.errors import InputError
 from autopipe.graph import batch_dim
 from autopipe.runtime import mixing
 from autopipe.tracing import capture
-from autopipe.tracing.rows import batch_questions
 from autopipe.tracing.rows import mixing as rows
-from autopipe.tracing.rows.batch_questions import _pairs
+from autopipe.tracing.rows.other_answers import two_rows
 from autopipe.tracing.rows.varied_data import unlike
 from autopipe.tracing.sizes.rerun import replay
 from autopipe.tracing.sizes.variation import Mixing
@@ -631,7 +630,7 @@ def test_what_data_and_the_number_of_rows_answer_together_is_refused_where_micro
     model, runtime = _asked(lambda x: (x[:, 0] > 50).any() and len(x) > 3, 4)
     x = torch.randn(8, 4).double()
     x[::2, 0] = 60.0
-    with pytest.raises(InputError, match=r"test_runtime_rows.py:\d+ asks .* of all rows at once"):
+    with pytest.raises(InputError, match=r"test_runtime_rows.py:\d+ asks how many rows there are"):
         runtime.step(x)
     found = runtime.step(x, n_microbatches=2).loss.detach().as_subclass(torch.Tensor)
     torch.testing.assert_close(found, model(x).square().mean().detach())
@@ -915,7 +914,10 @@ def test_on_an_accelerator_no_row_points_out_of_a_table():
     x, ids = torch.randn(6, 4), torch.randint(2, 9, (6, 3))
     dim = batch_dim(capture(Asking(lambda _, ids: bool((ids > 0).all())), (x, ids)).ops.dims)
     least = {
-        kind: min(int(pair["ids"].min()) for pair in _pairs({"x": x, "ids": ids}, dim, torch.device(kind)))
+        kind: min(
+            int(batches["ab"]["ids"].min())
+            for batches in two_rows({"x": x, "ids": ids}, dim, torch.device(kind))
+        )
         for kind in ("cpu", "cuda")
     }
     assert least == {"cpu": -100, "cuda": 0}
@@ -936,19 +938,6 @@ def test_what_is_asked_of_all_rows_is_found_where_training_draws():
     x, ids = torch.randn(6, 4), torch.randint(2, 9, (6, 3))
     found = captured_mixing(Dropping(lambda _, ids: bool((ids > 0).all())), x, ids)
     assert "of all rows at once" in found.always
-
-
-def test_the_row_that_all_pairs_have_runs_once(monkeypatch):
-    runs = []
-
-    def noted(*given, look):
-        runs.append(given[2]["mask"])
-        return replay(*given, look=look)
-
-    monkeypatch.setattr(batch_questions, "replay", noted)
-    captured_mixing(MasksWhereAny(), torch.randn(6, 4), torch.ones(6, 4, dtype=torch.bool))
-    assert sum(bool(mask.all()) for mask in runs) == 1
-    assert len(runs) > 3
 
 
 class LeavesOut(nn.Module):

@@ -23,7 +23,7 @@ from .weights import Weights
 
 __all__ = ["Feed", "Given"]
 
-Ways = tuple[tuple[int, ...], int | None, bool]
+Ways = tuple[tuple[int, ...], tuple[int, ...], bool]
 """A batch's ``forms``, ``of_all`` and ``is_new``."""
 Given = tuple[dict[str, Any], Any, int, Weights, Ways]
 """(inputs by name, target, asked number of microbatches, weight of each and what they counted, the forms that
@@ -43,7 +43,7 @@ class Header(msgspec.Struct, frozen=True):
     weights: tuple[list[float], float | None]
     forms: tuple[int, ...]
     is_new: bool = False
-    of_all: int | None = None
+    of_all: tuple[int, ...] = ()
     fault: str = ""
 
 

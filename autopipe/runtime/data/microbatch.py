@@ -48,10 +48,9 @@ class Batch:
     given: ``whole`` as it was given, where it was given.
     packed: rows in each microbatch of every input that leads with several for each of the batch.
     forms: the form of the model that each microbatch asks for by its values, and at last that of the whole
-        batch where that matters; none where there is but one.
-    of_all: the form that as many rows as all microbatches have ask for, where one of theirs is not for so
-        many or makes other rows of those that ask for another, or that of the first of them where none can
-        be had; else None.
+        batch where its tail takes that; none where there is but one.
+    of_all: the form that all rows together ask for, where they may be others under it; those of all
+        microbatches where none can be had.
     is_new: whether no step has run some of these forms yet.
     target: that of the whole batch, as it was given.
     """
@@ -64,7 +63,7 @@ class Batch:
     packed: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     forms: tuple[int, ...] = ()
-    of_all: int | None = None
+    of_all: tuple[int, ...] = ()
     is_new: bool = False
     target: Any = None
 
@@ -329,12 +328,12 @@ def with_forms(
     if not capture.has_questions and capture.is_met(batch.whole):
         return batch
     microbatches = [{n: c[m] for n, c in batch.leaves.items()} for m in range(batch.n_microbatches)]
-    whole = [batch.whole] if capture.ops.tail or capture.variation.mixing.by_answer else []
+    whole = [batch.whole] if capture.ops.tail else []
     form_of = form_of or capture.form_of
     forms = tuple(map(form_of, [*microbatches, *whole]))
-    of_all = None
+    of_all = forms[batch.n_microbatches :]
     is_for_all = all(capture.is_for_sizes(number, batch.whole) for number in {*forms})
-    if form_of_all and (not is_for_all or capture.goes_by_answers):
-        of_all = form_of_all(batch.whole)
-        of_all = forms[0] if of_all is None else of_all
+    if not of_all and form_of_all and (not is_for_all or capture.goes_by_answers):
+        found = form_of_all(batch.whole)
+        of_all = forms if found is None else (found,)
     return dataclasses.replace(batch, forms=forms, of_all=of_all)

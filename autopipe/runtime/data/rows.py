@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...stages import Stage, relative_error, run_values
-from ...tracing.calls.labels import label_options
 from ...tracing.rows.tail import join, row_axes
-from ...tracing.sizes.variation import Mixing
 from .microbatch import Batch, Splitter, with_forms
 from .outputs import Outputs
 from .weights import Weigher
@@ -56,12 +54,7 @@ class MixedRows:
         others = [forms[number].variation.mixing for number in sorted({*batch.forms} - {0})]
         always = always or next((m.always for m in others if m.always), "")
         training = training or next((m.training for m in others if m.training), "")
-        if batch.of_all is not None and not always:
-            asked = {*batch.forms, batch.of_all}
-            always = next(filter(None, (forms[n].variation.mixing.by_count for n in sorted(asked))), "")
-            always = always or _answered_otherwise(batch, [form.variation.mixing for form in forms])
-        if not always and self._counts_otherwise(batch):
-            always = self._capture.variation.mixing.by_answer
+        always = always or self._capture.answered_otherwise(batch.forms, batch.of_all)
         if not self._model.training:
             training = ""
         name = type(self._model).__name__
@@ -88,33 +81,6 @@ class MixedRows:
         if found.by_call and self._model.training and not self._warned:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_by_call)
-
-    def _counts_otherwise(self, batch: Batch) -> bool:
-        """Whether a microbatch's losses leave out other labels than the batch's do."""
-        if not self._capture.variation.mixing.by_answer or not batch.forms:
-            return False
-        *each, whole = map(self._left_out, batch.forms)
-        return bool(whole) and any(found and found != whole for found in each)
-
-    def _left_out(self, number: int) -> set[Any]:
-        """The labels that a form's losses leave out, but for those that get the whole batch."""
-        nodes = self._capture.forms[self._model.training][number].graph.nodes
-        tail = self._capture.ops.tail if self._is_whole else ()
-        found = [label_options(self._model, node) for node in nodes if node.name not in tail]
-        return {options["ignore_index"] for options in found if options is not None}
-
-
-def _answered_otherwise(batch: Batch, found: Sequence[Mixing]) -> str:
-    """What the whole batch answers otherwise than a microbatch, whose rows come out otherwise then."""
-    k = batch.of_all or 0
-
-    def said(j: int) -> str | None:
-        if 0 in (j, k):
-            return found[k].of_first if k else found[j].of_form
-        ways = found[k].of_first, found[j].of_first  # beside one that leaves the first's rows as they are
-        return (ways[0] or ways[1]) if None not in ways and bool(ways[0]) != bool(ways[1]) else ""
-
-    return next(filter(None, (said(j) for j in sorted({*batch.forms} - {k}))), "")
 
 
 @torch.enable_grad()

@@ -1,7 +1,6 @@
 """All that a capture asks about rows: of the example's form in both modes, of each further form, of them all.
 
-How it is found out is left to ``mixing``, ``other_answers``, ``by_count``, ``tail``, ``per_call_state`` and
-``batch_questions``.
+How it is found out is left to ``mixing``, ``other_answers``, ``tail`` and ``per_call_state``.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ from ..calls.call import Call, Depends, Recording
 from ..runs.session import Session
 from ..sizes.dims import axis_of
 from ..sizes.variation import Mixing, Tail, Variation
-from .batch_questions import asked_of_all_rows, labels_by_answer
-from .by_count import asked_how_many
 from .mixing import mixing
-from .other_answers import answered_otherwise
+from .other_answers import FormPairs, two_rows
 from .per_call_state import by_call
 from .tail import find_tail
 
-__all__ = ["Chosen", "with_answers", "with_rows", "with_rows_of_the_example", "without_rows"]
+__all__ = ["Chosen", "answered_apart", "with_rows", "with_rows_of_the_example", "without_rows"]
 
 Chosen = Callable[[Mapping[str, torch.Tensor]], int | None]
 """The number of the form that inputs ask for."""
@@ -53,62 +50,47 @@ def with_rows_of_the_example(
 
 
 def with_rows(
-    session: Session,
-    form: Recording,
-    given: Mapping[str, torch.Tensor],
-    variation: Variation,
-    first: tuple[Recording, Variation],
-    example: Mapping[str, torch.Tensor],
-    asks_for: Callable[[Recording, Mapping[str, torch.Tensor]], bool],
+    session: Session, form: Recording, given: Mapping[str, torch.Tensor], variation: Variation, known: Mixing
 ) -> Variation:
-    """The variation of a form beside the ``first``, with what mixes its rows, or tells how many there are.
+    """The variation of a form with what mixes its rows; of the first form that is ``known``.
 
-    And with what it makes of rows that ask for the other one: ``asks_for`` tells whether inputs, such as
-    those ``given`` and of the ``example``, ask for a form. Not asked where rows are mixed in the first form:
-    then they are refused, or the tail has the batch.
+    Not asked where rows are mixed in the first form: then they are refused, or the tail has the batch.
     """
-    known = first[1].mixing
     if known.always:
         return variation
-    start = functools.partial(session.start, form.training)
-    told = (variation.dims, variation.shapes, session.device)
-    mode = functools.partial(_without_mode, start)
-    found = mixing(session.model, {False: form}, given, *told, mode, takes=variation.takes_rows).always
-    counted = asked_how_many(session.model, (form, variation), first, given, session.device, start)
-    of_first, of_form = answered_otherwise(
-        session.model, (form, variation), first, (given, example), asks_for, session.device, start
-    )
+    start = functools.partial(_without_mode, functools.partial(session.start, form.training))
+    told = (given, variation.dims, variation.shapes, session.device, start)
+    found = mixing(session.model, {False: form}, *told, takes=variation.takes_rows).always
     in_training = found if form.training and known.training else ""
-    mixed = Mixing(
-        "" if in_training else found, in_training, by_count=counted, of_first=of_first, of_form=of_form
-    )
+    mixed = Mixing("" if in_training else found, in_training)
     return dataclasses.replace(variation, mixing=mixed)
 
 
-def with_answers(
-    session: Session,
+def answered_apart(
+    pairs: FormPairs,
     forms: Sequence[Recording],
     chosen: Chosen,
     given: Mapping[str, torch.Tensor],
     variation: Variation,
     tail: Collection[str],
-    training: bool,
+    device: torch.device,
 ) -> Variation:
-    """The variation with a mixing where rows are others once each answers what is asked of all, in a mode.
+    """The variation with a mixing where two rows tried here are others once each answers what both are asked.
 
-    Where only the labels that count are others, it is one to look at with each batch.
+    Where forms count other labels, each batch is looked at for itself.
     """
-    start = functools.partial(session.start, training)
-    told = (given, variation.dims, variation.shapes, session.device, start)
-    found = asked_of_all_rows(session.model, forms, chosen, *told, tail)
-    if not found:
-        counted = labels_by_answer(session.model, forms, tail)
-        mixed = dataclasses.replace(variation.mixing, by_answer=counted)
-        return dataclasses.replace(variation, mixing=mixed) if counted else variation
-    mixed = dataclasses.replace(variation.mixing, always=found)
-    return dataclasses.replace(
-        variation, mixing=mixed, tail=Tail(obstacle="each microbatch answers for itself")
-    )
+    dim = batch_dim(variation.dims)
+    if dim is None or dim.packed or device.type == "meta" or len(forms) < 2:
+        return variation
+    for batches in two_rows(given, dim, device):
+        whole, *each = (None if n is None else forms[n] for n in map(chosen, batches.values()))
+        for one in each:
+            said = pairs.said.get((id(one), id(whole)))
+            if said and one and whole and pairs.counts_alike(one, whole, tail):
+                mixed = dataclasses.replace(variation.mixing, always=said)
+                obstacle = Tail(obstacle="each microbatch answers for itself")
+                return dataclasses.replace(variation, mixing=mixed, tail=obstacle)
+    return variation
 
 
 def without_rows(form: Recording, tail: Collection[str], variation: Variation) -> set[str]:

@@ -2,7 +2,7 @@
 
 A batch of more rows draws other noise, and what noise has changed cannot be told from what the rows have.
 Of two forms that draw in other places, both are given noise that is one number. Which rows are looked at,
-and what follows, is left to ``mixing`` and ``by_count``.
+and what follows, is left to ``mixing`` and ``other_answers``.
 """
 
 from __future__ import annotations

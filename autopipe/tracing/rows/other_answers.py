@@ -1,89 +1,264 @@
-"""Whether a row comes out otherwise where its batch answers what a model asks of values, and not as it does.
+"""Whether rows come out otherwise where their whole batch asks for another form of a model than they do.
 
-A microbatch answers for itself. What two rows tried at capture answer together is left to
-``batch_questions``: here the question is what one form makes of a row that asks for another, whatever data
-lead to it.
+A microbatch answers for itself what a model asks of the values of rows, of their number and of labels; its
+batch may answer otherwise. Forms are looked at in pairs, on rows that ask for one of the two: a mask may be
+asked row by row whether it masks anything, since without one a row that is whole stays what it is; a sum may
+not be asked so whether it is positive. Rows under one form are looked at in ``mixing``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...graph import Dim, batch_dim
-from ..calls.call import Branch, Recording
+from ..calls.call import Call, Depends, Recording
 from ..calls.describe import expression
+from ..calls.labels import label_options
+from ..sizes.other_masks import witnesses
+from ..sizes.rerun import replay
 from ..sizes.variation import Variation
-from .by_count import copies, given_by, is_other
+from ..state.state import seed
+from .noise import EvenNoise
+from .results import ROUNDED, axes, is_close, is_number
 
-__all__ = ["answered_otherwise"]
+__all__ = ["FormPairs", "two_rows"]
 
 _logger = logging.getLogger("autopipe")
-_MOST_ROWS = 4
+_MOST_ROWS = 8
 _Batch = Mapping[str, Tensor]
-_Form = tuple[Recording, Variation]
+_Made = dict[int | str, tuple[Any, Any]]
 
 
-@torch.no_grad()
-def answered_otherwise(
-    model: nn.Module,
-    form: _Form,
-    first: _Form,
-    batches: Sequence[_Batch],
-    asks_for: Callable[[Recording, _Batch], bool],
-    device: torch.device,
-    start: Callable[[], None],
-) -> tuple[str | None, str | None]:
-    """In words, what is asked of values where a ``form`` makes another of a row than the ``first`` does.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _AskedFor:
+    """A form, and ``batches`` that ask for it, or are of its sizes where none is known that does."""
 
-    Of rows that ask for the first, and of rows that ask for the form, None where there are none: the first
-    few of ``batches``, each in copies of its own. ``asks_for`` tells whether a batch asks for a form;
-    ``start`` sets mode and state.
+    form: Recording
+    variation: Variation
+    batches: tuple[_Batch, ...]
+
+
+class FormPairs:
+    """What forms make of rows that ask for another of them.
+
+    Attributes
+    ----------
+    said: by ids of two forms, in words, what is asked of all rows at once where the second makes something
+        else than the first of rows that ask for the first; empty where it does not.
     """
-    dim = batch_dim(form[1].dims)
-    if dim is None or dim.packed or device.type == "meta" or dim.name not in {d.name for d in first[1].dims}:
-        return None, None
-    asked = next(_asked_otherwise(form[0], first[0], dim), None)
-    if asked is None:
-        return None, None
-    of_each: dict[int, str] = {}
-    for batch in _of_rows(batches, dim, first[1]):
-        place = next((i for i, f in enumerate((first, form)) if asks_for(f[0], batch)), None)
-        if place is None or place in of_each:
-            continue
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                made, known = (given_by(model, f[0], batch, device, start) for f in (form, first))
-        except Exception as error:  # any Python of the model, on rows it may not take; or noise not known
-            _logger.debug("rows could not be answered otherwise: %s", error)
-            continue
-        pairs = zip(made, known, strict=True)
-        is_any = any(is_other(call, here, there, dim, form[1], 1.0) for (call, here), (_, there) in pairs)
-        of_each[place] = (
-            f"{asked.source} asks {expression(asked.read.args)} of all rows at once" if is_any else ""
-        )
-    return of_each.get(0), of_each.get(1)
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._model, self._device = model, device
+        self._known: dict[int, _AskedFor] = {}
+        self.said: dict[tuple[int, int], str] = {}
+
+    def know(
+        self,
+        form: Recording,
+        variation: Variation,
+        given: _Batch,
+        is_asked: Callable[[_Batch], bool],
+        *,
+        most: int,
+    ) -> None:
+        """Be told of a form; ``most`` batches of the sizes ``given`` that ask for it are kept."""
+        dim = batch_dim(variation.dims)
+        is_told = dim is not None and not dim.packed and self._device.type != "meta"
+        likely = _others_like(given, dim, self._device) if dim is not None and is_told else ()
+        batches = tuple(itertools.islice(filter(is_asked, likely), most)) or (given,)
+        self._known[id(form)] = _AskedFor(form, variation, batches)
+
+    def look(
+        self,
+        form: Recording,
+        beside: Sequence[Recording],
+        tail: Collection[str],
+        start: Callable[[], None],
+    ) -> None:
+        """Compare a form with those ``beside`` it in a mode, on rows of both; ``start`` sets mode and state.
+
+        Of the ops that run on the whole batch, by name the ``tail``, what they are given is compared.
+        """
+        new, others = self._known[id(form)], [self._known[id(other)] for other in beside]
+        held = {id(batch) for each in (new, *others) for batch in each.batches}
+        kept: dict[tuple[int, int], _Made] = {}
+
+        def give(form: Recording, batch: _Batch) -> _Made:
+            key = id(form), id(batch)
+            made = kept[key] if key in kept else self._given_by(form, batch, tail, start)
+            return kept.setdefault(key, made) if id(batch) in held else made
+
+        for other in others:
+            for here, there in ((other, new), (new, other)):
+                pair = id(here.form), id(there.form)
+                if pair not in self.said:
+                    self.said[pair] = self._found(here, there, tail, give)
+            for key in [key for key in kept if key[0] != id(new.form)]:
+                del kept[key]
+
+    def counts_alike(self, one: Recording, other: Recording, tail: Collection[str]) -> bool:
+        """Whether the losses of two forms ahead of a ``tail`` leave out the same labels, where both do.
+
+        Nothing is made of a form without such a loss: one for rows none of whose labels count may have none.
+        """
+        found = [_left_out(self._model, form, tail) for form in (one, other)]
+        return found[0] == found[1] or not all(found)
+
+    @torch.no_grad()
+    def _found(
+        self, here: _AskedFor, there: _AskedFor, tail: Collection[str], give: Callable[..., _Made]
+    ) -> str:
+        dim = batch_dim(here.variation.dims)
+        asked = "" if dim is None or dim.packed else _asked_otherwise(here, there, dim)
+        if dim is None or self._device.type == "meta" or not asked:
+            return ""
+        if not self.counts_alike(here.form, there.form, tail):
+            return asked
+        for own, its, of_sum in _for_both(here, there, dim):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    made, other = give(here.form, own), give(there.form, its)
+            except Exception as error:  # any Python of the model, on rows it may not take; or noise not known
+                _logger.debug("rows could not be answered otherwise: %s", error)
+                continue
+            if made.keys() != other.keys():
+                return asked  # one gives the tail nothing there
+            per_row = of_sum if here.variation.mixing.sums else 1.0
+            if any(_is_other(*made[k], other[k][1], dim, here.variation, per_row) for k in made):
+                return asked
+        return ""
+
+    def _given_by(
+        self, form: Recording, batch: _Batch, tail: Collection[str], start: Callable[[], None]
+    ) -> _Made:
+        """What a form gives ahead of a tail, and to it, each with its call; noise is one number."""
+        entering = {c.name for call in form.calls if call.name in tail for c in call.inputs} - {*tail}
+        made: _Made = {}
+
+        def look(call: Call, value: Any) -> None:
+            if call.name in entering and call.depends & Depends.INPUT and call.op != "placeholder":
+                made[call.name] = call, value.clone() if isinstance(value, Tensor) else value
+
+        start()
+        seed(self._device)
+        is_noisy = any(c.is_random for c in form.calls)
+        with EvenNoise(self._device) if is_noisy else contextlib.nullcontext():
+            result = replay(self._model, form, batch, self._device, look=look).result
+        leaves = enumerate(zip(form.calls[-1].args[0], result, strict=True))
+        return made | {i: leaf for i, leaf in leaves if getattr(leaf[0], "name", None) not in tail}
 
 
-def _asked_otherwise(form: Recording, first: Recording, dim: Dim) -> Iterator[Branch]:
-    """What two forms ask of the values of rows and answer otherwise."""
+def two_rows(given: _Batch, dim: Dim, device: torch.device) -> Iterator[dict[str, _Batch]]:
+    """Two rows a and b of the example and other data, as batches ``"ab"``, ``"aa"`` and ``"bb"``."""
+    for other, row in ((given, -1), *((o, 0) for o in _of_other_data(given, device))):
+        ab = {n: torch.stack([given[n].select(a, 0), other[n].select(a, row)], a) for n, a in dim.where}
+        yield {
+            rows: {**given, **{n: ab[n].index_select(a, _places(rows, ab[n])) for n, a in dim.where}}
+            for rows in ("ab", "aa", "bb")
+        }
+
+
+def _places(rows: str, of: Tensor) -> Tensor:
+    return torch.tensor(["ab".index(row) for row in rows], device=of.device)
+
+
+def _others_like(given: _Batch, dim: Dim, device: torch.device) -> Iterator[_Batch]:
+    """A batch, others of its sizes, and its rows each in copies of its own."""
+    yield given
+    yield from _of_other_data(given, device)
+    n = given[dim.where[0][0]].shape[dim.where[0][1]]
+    yield from (_copies(given, dim, row, n) for row in range(min(n, _MOST_ROWS)))
+
+
+def _of_other_data(given: _Batch, device: torch.device) -> Iterator[_Batch]:
+    """Batches of the same sizes with other data.
+
+    On an accelerator none that may point out of a table: what fails so there ends all work of the process.
+    """
+    contrary = {n: t.neg() if t.is_floating_point() else t for n, t in given.items()}
+    for other in (contrary, *witnesses(given)):
+        if device.type == "cpu" or not any(_is_lower(t, given[n]) for n, t in other.items()):
+            yield other
+
+
+def _is_lower(other: Tensor, given: Tensor) -> bool:
+    """Whether whole numbers are negative that were not."""
+    is_whole = other.dtype.is_signed and not (other.is_floating_point() or other.is_complex())
+    return is_whole and other.numel() > 0 and int(other.min()) < min(0, int(given.min()))
+
+
+def _copies(given: _Batch, dim: Dim, row: int, n_rows: int) -> dict[str, Tensor]:
+    """The tensors with so many copies of one of their rows."""
+    picked = {name: torch.stack([given[name].select(a, row)] * n_rows, a) for name, a in dim.where}
+    return {**given, **picked}
+
+
+def _for_both(here: _AskedFor, there: _AskedFor, dim: Dim) -> Iterator[tuple[_Batch, _Batch, float]]:
+    """Batches of the first form's, each as the second takes it, and how many rows more that has.
+
+    Where it takes another number of rows, these are copies of one; nothing where it takes none of them.
+    """
+    for batch in here.batches:
+        sizes = {d.name: batch[d.where[0][0]].shape[d.where[0][1]] for d in here.variation.dims}
+        n, example = sizes[dim.name], batch_dim(there.variation.dims)
+        numbers = dict.fromkeys((n, *((example.example,) if example else ()), *range(1, _MOST_ROWS + 1)))
+        other = next((m for m in numbers if _takes(there.variation, {**sizes, dim.name: m})), None)
+        if other == n:
+            yield batch, batch, 1.0
+        elif other is not None:
+            for row in (0, -1):
+                yield _copies(batch, dim, row, n), _copies(batch, dim, row, other), other / n
+
+
+def _takes(variation: Variation, sizes: Mapping[str, int]) -> bool:
+    """Whether a form is right for these sizes."""
+    return {d.name for d in variation.dims} <= sizes.keys() and all(c.holds(sizes) for c in variation.checks)
+
+
+def _asked_otherwise(here: _AskedFor, there: _AskedFor, dim: Dim) -> str:
+    """In words, what two forms ask of rows and answer otherwise; nothing where no batch has rows for both."""
     rows = {name for name, _ in dim.where}
-    for one, other in zip(form.branches, first.branches, strict=False):
-        is_of_rows = any(c.op == "placeholder" and c.target in rows for c in one.calls)
-        if one.outcome != other.outcome and is_of_rows and not one.of_setting:
-            yield one
+    for one, other in zip(there.form.branches, here.form.branches, strict=False):
+        if one.source == other.source and one.outcome != other.outcome:
+            is_of_rows = any(c.op == "placeholder" and c.target in rows for c in one.calls)
+            is_any = is_of_rows and not one.of_setting
+            return f"{one.source} asks {expression(one.read.args)} of all rows at once" if is_any else ""
+    for known, at in ((here.variation, there.variation), (there.variation, here.variation)):
+        sizes = {d.name: d.example for d in at.dims}
+        for check in known.checks:
+            if dim.name in check.symbols and not check.holds(sizes):
+                return f"{check.source} asks how many rows there are ({check})"
+    return ""
 
 
-def _of_rows(batches: Sequence[_Batch], dim: Dim, first: Variation) -> Iterator[_Batch]:
-    """Batches of copies of one row, as many as the batch has, where the first form takes these sizes."""
-    for batch in batches:
-        sizes = {d.name: batch[d.where[0][0]].shape[d.where[0][1]] for d in first.dims}
-        if batch[dim.where[0][0]].is_meta or not all(check.holds(sizes) for check in first.checks):
-            continue
-        n = sizes[dim.name]
-        yield from (copies(batch, dim, row, n) for row in range(min(n, _MOST_ROWS)))
+def _left_out(model: nn.Module, form: Recording, tail: Collection[str]) -> set[int]:
+    """The labels that a form's losses ahead of a ``tail`` leave out."""
+    found = [label_options(model, call) for call in form.calls if call.name not in tail]
+    return {o["ignore_index"] for o in found if o is not None and isinstance(o["ignore_index"], int)}
+
+
+def _is_other(call: Any, here: Any, there: Any, dim: Dim, variation: Variation, per_row: float) -> bool:
+    """Whether a row, or a number made of rows, is not the same in two forms."""
+    if not (isinstance(here, Tensor) and isinstance(there, Tensor)):
+        return isinstance(here, Tensor) or isinstance(there, Tensor)
+    if is_number(here) and is_number(there):
+        return not is_close(here * per_row, there, ROUNDED)
+    rows = axes(call, 0, dim, variation.shapes) if isinstance(call, Call) else []
+    return any(a >= there.ndim or not _is_same(here, there, a) for a in rows)
+
+
+def _is_same(here: Tensor, there: Tensor, axis: int) -> bool:
+    """Whether two values have the same rows; where one has more of them, they are copies of the first."""
+    if here.shape[axis] != there.shape[axis]:
+        here, there = here.select(axis, 0), there.select(axis, 0)
+    return here.shape == there.shape and is_close(here, there, ROUNDED)

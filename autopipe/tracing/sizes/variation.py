@@ -32,12 +32,7 @@ class Mixing:
     ``sums``: the numbers that are made of all rows are sums over them, not means. ``is_asked`` says whether
     that was looked at: means are then even ones, or over labels. ``by_call`` are buffers and attributes that
     a training forward leaves otherwise when it is called on the rows in two batches, where nothing else is
-    to be said of them. ``by_count`` is what asks for the number of rows, and makes of them something else
-    than where it comes out otherwise. ``by_answer`` is what is asked of all rows and tells which labels a
-    loss leaves out: microbatches that answer otherwise than their batch count other labels. Of a form beside
-    the first one, ``of_first`` is what asks for values and makes of rows that ask for the first something
-    else than that does, ``of_form`` what has the first make something else of rows that ask for this form;
-    empty where nothing does, None where no such rows were there to ask.
+    to be said of them.
     """
 
     always: str = ""
@@ -46,10 +41,6 @@ class Mixing:
     is_asked: bool = dataclasses.field(default=False, compare=False)
     points: bool = False
     by_call: tuple[str, ...] = ()
-    by_count: str = ""
-    by_answer: str = ""
-    of_first: str | None = None
-    of_form: str | None = None
     elsewhere: bool = False
 
     @property
