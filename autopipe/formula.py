@@ -78,7 +78,13 @@ def size_at(size: Size, dims: Mapping[str, int]) -> float:
     """
     if isinstance(size, (int, float)):
         return size
-    return float(size.subs({symbol(name): operator.index(value) for name, value in dims.items()}))
+    return _at(size, tuple((name, operator.index(value)) for name, value in dims.items()))
+
+
+@functools.lru_cache(1 << 14)
+def _at(size: Size, dims: tuple[tuple[str, int], ...]) -> float:
+    """The value of a formula: those of alike layers are the same ones."""
+    return float(size.subs({symbol(name): value for name, value in dims}))
 
 
 class _Parser:

@@ -98,3 +98,13 @@ def _grown(draw: random.Random, depth: int) -> str:
         "({0})**2",
     )
     return draw.choice(forms).format(left, right)
+
+
+def test_a_formula_of_many_layers_is_evaluated_once(monkeypatch):
+    asked = []
+    once = type(symbol("batch") * 2).subs
+    monkeypatch.setattr(sympy.Mul, "subs", lambda self, *given: asked.append(self) or once(self, *given))
+    dims = {"batch": 12_345, "seq": 7}
+    assert [size_at(parse_size("3*batch*seq"), dims) for _ in range(80)] == [3 * 12_345 * 7] * 80
+    assert len(asked) == 1
+    assert size_at(parse_size("3*batch*seq"), {**dims, "seq": 8}) == 3 * 12_345 * 8
