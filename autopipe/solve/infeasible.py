@@ -106,6 +106,11 @@ def why_none(case: Case, answered: tuple[Case, Problem, Answer] | None, deadline
         return UndecidedError(
             f"{what} that {meets} was found in the time, and none was ruled out; raise time_limit_s{or_else}"
         )
+    if not answer.proved and max(_excess(problem, free.stage_of).values()) <= 0:
+        return UndecidedError(
+            f"{what} was found in the time, and none was ruled out; one more look finds some: raise "
+            "time_limit_s"
+        )
     short, stage_of = _least_room(problem, free.stage_of, deadline)
     room = _room_words(problem, short)
     if not answer.proved:

@@ -37,6 +37,21 @@ def test_one_open_case_leaves_the_whole_question_open(monkeypatch, lowers):
         made(n_stages=None, time_limit_s=5.0)
 
 
+def test_without_a_limit_none_is_told_of(monkeypatch):
+    answers(monkeypatch, (0,))
+    with pytest.raises(UndecidedError, match="one more look finds some: raise time_limit_s") as told:
+        made(time_limit_s=1.0)
+    assert "limit " not in str(told.value)
+
+
+def test_pins_keep_no_split_by_hand_from_being_found(monkeypatch):
+    """Where the search had no time at all, the splits that need none are the plan, whatever is pinned."""
+    monkeypatch.setattr("autopipe.solve.search.chain", lambda problem, **limits: Answer(None, HUGE, 0))
+    for stage in (0, 1, 2):
+        plan = made(pin={"layer2": stage}, time_limit_s=0.0)
+        assert plan.stages_of["layer2"] == (stage,)
+
+
 def test_only_proofs_for_every_case_rule_out_a_plan(monkeypatch):
     answers(monkeypatch, (HUGE,))
     with pytest.raises(InfeasibleError) as told:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ..definition.precedence import in_order
 from ..definition.problem import Problem
 
-__all__ = ["orders"]
+__all__ = ["orders", "stage_windows"]
 
 
 def orders(problem: Problem) -> Iterator[tuple[int, ...]]:
@@ -23,7 +23,7 @@ def orders(problem: Problem) -> Iterator[tuple[int, ...]]:
     O((items + edges) log items).
     """
     seen = set()
-    place = _windows(problem)
+    place = stage_windows(problem)
     for order in _free_orders(_anchored(problem)):
         pinned = tuple(sorted(order, key=place.__getitem__))
         if pinned not in seen:
@@ -31,7 +31,7 @@ def orders(problem: Problem) -> Iterator[tuple[int, ...]]:
             yield pinned
 
 
-def _windows(problem: Problem) -> list[tuple[int, int]]:
+def stage_windows(problem: Problem) -> list[tuple[int, int]]:
     """The last and the first stage of each item that pins leave; neither falls along an edge."""
     n = len(problem.items)
     first, last = [i.first for i in problem.items], [problem.last_of(v) for v in range(n)]

@@ -5,8 +5,6 @@ They order nothing and prove nothing; ``search`` simulates them beside its own a
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,8 +12,8 @@ import numpy as np
 from ...arguments import number
 from ...errors import InputError
 from ...graph import Op, OpGraph
-from ..definition.problem import HUGE, Problem, Stage
-from ..lines.intervals import near_chain
+from ..definition.problem import HUGE, Array, Problem
+from ..lines.orders import stage_windows
 
 __all__ = ["by_weight", "weights_of"]
 
@@ -68,42 +66,45 @@ def _fresh_parameters(graph: OpGraph, op: str, seen: set[str]) -> float:
     return float(total)
 
 
-def by_weight(
-    problem: Problem, weights: Sequence[float], deadline: float = math.inf
-) -> tuple[int, ...] | None:
-    """The assignment of items, in order, whose largest stage weight is least; None where pins forbid all.
+def by_weight(problem: Problem, weights: Sequence[float]) -> tuple[int, ...] | None:
+    """The assignment of items, in order, whose largest stage weight is least; None where none meets the pins.
 
-    O(stages · items · log items) without pins; with them, raises :class:`OutOfTime` past ``deadline``.
+    Items that pins hold to earlier stages come first. O(stages · items · log items).
     """
     total = sum(weights) or 1.0
-    fine = [round(w / total * _FINE) for w in weights]
-    k, ahead = problem.n_stages, problem.items[:-1]
-    pinned = any(i.first or problem.last_of(v) < k - 1 for v, i in enumerate(ahead))
-    if not pinned and problem.last_of(len(ahead)) == k - 1:
-        return _even(fine, [bool(i.ops) for i in problem.items], k)
-    items = (
-        dataclasses.replace(i, forward_ns=w, backward_ns=0, blocks=(), host_ns=(0, 0))
-        for i, w in zip(problem.items, fine, strict=True)
-    )
-    apart = Problem(tuple(items), (), (), (), tuple(Stage(s) for s in range(k)))
-    found = near_chain(apart, range(len(fine)), max(max(fine), sum(fine) // k), deadline)
-    return found and found[1]
+    windows = stage_windows(problem)
+    order = sorted(range(len(windows)), key=windows.__getitem__)
+    last = np.array([windows[v][0] for v in order])
+    first = np.maximum.accumulate([windows[v][1] for v in order])
+    stages = np.arange(problem.n_stages)
+    ends = np.searchsorted(last, stages, side="right"), np.searchsorted(first, stages, side="right")
+    fine = [round(weights[v] / total * _FINE) for v in order]
+    found = _even(fine, [bool(problem.items[v].ops) for v in order], *ends)
+    if found is None:
+        return None
+    stage_of = dict(zip(order, found, strict=True))
+    return tuple(stage_of[v] for v in range(len(order)))
 
 
-def _even(weights: Sequence[int], real: Sequence[bool], k: int) -> tuple[int, ...] | None:
-    """The least largest sum of ``k`` runs with a real item each, every cut as early as that allows.
+def _even(
+    weights: Sequence[int], real: Sequence[bool], earliest: Array, latest: Array
+) -> tuple[int, ...] | None:
+    """The least largest sum of runs with a real item each, every cut as early as that allows.
 
-    What is not real weighs nothing. From the last stage back: what the stages after a cut weigh at most falls
-    as it moves on, what the stage before it weighs rises, so the best place is where the two meet.
+    A run ends between its ``earliest`` and its ``latest`` end. What is not real weighs nothing. From the last
+    run back: what the runs after a cut weigh at most falls as it moves on, what the run before it weighs
+    rises, so the best place is where the two meet.
     """
     n = len(weights)
     before, count = (np.concatenate([[0], np.cumsum(row, dtype=np.int64)]) for row in (weights, real))
     filled = np.searchsorted(count, count[:-1], side="right")
     rest = np.full(n + 1, HUGE, dtype=np.int64)
     rest[n] = 0
-    first, choices = n, []
-    for _ in range(k):
-        last = int(np.flatnonzero(rest < HUGE)[-1])
+    choices = []
+    for s in reversed(range(len(latest))):
+        first, last = int(earliest[s]), min(int(np.flatnonzero(rest < HUGE)[-1]), int(latest[s]))
+        if first > last:
+            return None
         ends, after = np.arange(first, last + 1), rest[first : last + 1]
         least = np.maximum(filled, first)
         meet = first + np.searchsorted(before[ends] - after, before[:-1], side="left")
@@ -113,7 +114,6 @@ def _even(weights: Sequence[int], real: Sequence[bool], k: int) -> tuple[int, ..
         same = first + np.searchsorted(-after, -rest[early], side="left")
         choices.append(np.where(values[1] <= values[0], np.maximum(same, least), late))
         rest = np.append(np.where(least <= last, np.minimum(*values), HUGE), HUGE)
-        first = 0
         if rest[0] >= HUGE:
             return None
     stage_of: list[int] = []
