@@ -22,7 +22,7 @@ from ..errors import InputError
 from ..graph import Op
 from ..hardware import Cluster
 from ..plans import Plan
-from ..solve import solve, usual_time_s
+from ..solve import Known, solve, usual_time_s
 from ..tracing import Capture
 from .agree import decide_once, in_group
 from .machine import DeviceLike, cluster_for, is_host, of_the_job, stages_per_rank
@@ -81,6 +81,8 @@ def make_plan(
         most = ranks.n_ranks * stages_per_rank(schedule) if wanted is None else wanted
         pieces = count_microbatches(whole, n_microbatches, most)
 
+        known: dict[str, Known] = {}
+
         def price(graph: Capture) -> CostTable:
             dims = microbatch_dims(graph, pieces)
             table = costs_of(graph, costs, on, dims, store, training.autocast(graph))
@@ -89,7 +91,7 @@ def make_plan(
         def usual_s(graph: Capture) -> float:
             return usual_time_s(graph.ops, ranks)
 
-        def cut(graph: Capture, table: CostTable, seconds: float) -> Plan:
+        def cut(graph: Capture, table: CostTable, seconds: float, is_draft: bool) -> Plan:
             return solve(
                 graph.ops,
                 table,
@@ -104,6 +106,8 @@ def make_plan(
                 pin=pin,
                 time_limit_s=seconds,
                 optimizer_bytes_per_parameter_byte=training.ratio(graph.ops),
+                is_draft=is_draft,
+                known=known.setdefault(graph.ops.digest, {}),
                 **solver,
             )
 

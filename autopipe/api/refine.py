@@ -42,9 +42,6 @@ HURRY = 0.25
 HURRY_S = 2.0
 """At least so long, where there is as much."""
 
-ENOUGH = 0.01
-"""A plan so near its bound, taken in a hurry, is not looked at longer: costs are not known as well."""
-
 MAX_OPENINGS = 16
 """How many times at most: each records the model again."""
 
@@ -62,7 +59,7 @@ class Planned:
 def refine(
     capture: Capture,
     cost: Callable[[Capture], CostTable],
-    solve: Callable[[Capture, CostTable, float], Plan],
+    solve: Callable[[Capture, CostTable, float, bool], Plan],
     usual_s: Callable[[Capture], float],
     *,
     may_open: bool,
@@ -72,11 +69,11 @@ def refine(
 
     A graph with too few ops for the stages asked for is opened until it can be cut. With ``may_open``
     false (costs that a caller gave hold for this graph alone) it is planned as it is. ``solve`` is told how
-    many seconds it has, of ``time_limit_s`` or else of ``usual_s``: graphs that may be opened are planned in
-    a hurry, and once more with all the time where that may help: the one that is kept, unless its bound is
-    within :data:`ENOUGH`, and one that would be given up, unless its bound says that it is no better. Where
-    that time was too short to find or prove anything, finer graphs would only be harder: none is made. Nor
-    where one op that stays whole takes as long as the fullest rank.
+    many seconds it has, of ``time_limit_s`` or else of ``usual_s``, and whether its plan is a draft: graphs
+    that may be opened are drafted in a hurry, and once more with all the time: one that would be given up,
+    unless its bound says that it is no better, and the one that is kept, which is then planned. Where that
+    time was too short to find or prove anything, finer graphs would only be harder: none is made. Nor where
+    one op that stays whole takes as long as the fullest rank.
     Past the limit, or on Ctrl-C, the best plan so far is returned. A limit that was given is on the wall's
     clock, the usual one on the processor's.
 
@@ -88,7 +85,7 @@ def refine(
     with timed_by_work(time_limit_s is None), interrupts() as stopped:
         try:
             while True:
-                failure = search.plan(capture, in_a_hurry=may_open)
+                failure = search.plan(capture, is_draft=may_open)
                 is_over = stopped.is_set() or search.left_s == 0 or not may_open
                 if search.best is not None and is_over:
                     return search.best
@@ -112,13 +109,13 @@ class _Refining:
     def __init__(
         self,
         cost: Callable[[Capture], CostTable],
-        solve: Callable[[Capture, CostTable, float], Plan],
+        solve: Callable[[Capture, CostTable, float, bool], Plan],
         usual_s: Callable[[Capture], float],
         time_limit_s: float | None,
     ) -> None:
         self.cost, self.solve, self.usual_s, self.left_s = cost, solve, usual_s, time_limit_s
         self.best: Planned | None = None
-        self.hurried: Planned | None = None
+        self.draft: Planned | None = None
         self.is_cut_short = False
         self.opened: tuple[str, ...] = ()
         self.closed: set[str] = set()
@@ -126,14 +123,14 @@ class _Refining:
         self.costs: CostTable | None = None
         self.last: Plan | None = None
 
-    def plan(self, capture: Capture, *, in_a_hurry: bool) -> InfeasibleError | None:
-        """Plans a graph and keeps the plan if it is better; the error where there is none."""
+    def plan(self, capture: Capture, *, is_draft: bool) -> InfeasibleError | None:
+        """Plans a graph, drafts in a hurry, and keeps what is better; the error where there is no plan."""
         self.costs, self.last = self.cost(capture), None
         try:
-            plan = self._solved(capture, self.costs, in_a_hurry=in_a_hurry)
+            plan = self._solved(capture, self.costs, is_draft=is_draft, in_a_hurry=is_draft)
             if self.is_cut_short and not self._is_better(plan) and self._may_be_better(plan):
                 # a graph is not given up for want of time
-                plan = self._solved(capture, self.costs)
+                plan = self._solved(capture, self.costs, is_draft=is_draft)
                 is_searched = self._is_better(plan) or plan.bounds.proved
                 self.idle = self.idle if is_searched else PATIENCE
             self.last = plan
@@ -143,7 +140,7 @@ class _Refining:
             return error
         if self._is_better(plan):
             self.best, self.idle = Planned(capture, self.costs, plan, self.opened), 0
-            self.hurried = self.best if self.is_cut_short else None
+            self.draft = self.best if is_draft else None
         else:
             self.idle += 1
         return None
@@ -162,23 +159,24 @@ class _Refining:
         return _bottleneck_s(self.best.plan) * (1 - MIN_GAIN) if self.best is not None else math.inf
 
     def at_leisure(self, best: Planned) -> Planned:
-        """The plan once all the time was for it, where what was taken in a hurry ended that."""
-        if best is not self.hurried or best.plan.bounds.gap <= ENOUGH:
+        """The plan that comes of a draft once all the time is for it."""
+        if best is not self.draft:
             return best
         try:
             plan = self._solved(best.capture, best.costs)
         except UndecidedError:
             return best
-        better = plan if plan.step_s <= best.plan.step_s else _bounded(best.plan, plan)
-        return dataclasses.replace(best, plan=better)
+        return dataclasses.replace(best, plan=min(plan, best.plan, key=lambda p: p.step_s))
 
-    def _solved(self, capture: Capture, costs: CostTable, *, in_a_hurry: bool = False) -> Plan:
+    def _solved(
+        self, capture: Capture, costs: CostTable, *, is_draft: bool = False, in_a_hurry: bool = False
+    ) -> Plan:
         """A plan in all of the time, or in a part of it unless that finds none."""
         started = clock_s()
         usual_s = self.usual_s(capture) if self.left_s is None else self.left_s
         seconds = min(usual_s, max(HURRY_S, HURRY * usual_s)) if in_a_hurry else usual_s
         try:
-            plan = self.solve(capture, costs, seconds)
+            plan = self.solve(capture, costs, seconds, is_draft)
             is_over = plan.bounds.proved and clock_s() - started < seconds / 2
             self.is_cut_short = seconds < usual_s and not is_over
             return plan
@@ -188,7 +186,7 @@ class _Refining:
         finally:
             if self.left_s is not None:
                 self.left_s = max(0.0, self.left_s - (clock_s() - started))
-        return self._solved(capture, costs)
+        return self._solved(capture, costs, is_draft=is_draft)
 
     @property
     def is_balanced(self) -> bool:
@@ -225,25 +223,6 @@ class _Refining:
             return None
         self.opened, self.n_openings = (*self.opened, *following[1]), self.n_openings + 1
         return following[0]
-
-
-def _bounded(plan: Plan, other: Plan) -> Plan:
-    """A plan with the bounds of another of the same graph too, where both run alike."""
-    if _way(plan) != _way(other):
-        return plan
-    own, found = plan.bounds, other.bounds
-    lower_s = max(own.bottleneck_lower_s, found.bottleneck_lower_s)
-    bounds = dataclasses.replace(
-        own,
-        bottleneck_lower_s=lower_s,
-        step_lower_s=max(own.step_lower_s, found.step_lower_s),
-        proved=own.proved or own.bottleneck_s <= lower_s,
-    )
-    return dataclasses.replace(plan, bounds=bounds)
-
-
-def _way(plan: Plan) -> tuple[Any, ...]:
-    return plan.schedule, plan.n_microbatches, [stage.rank for stage in plan.stages]
 
 
 def _loads_s(plan: Plan) -> list[float]:

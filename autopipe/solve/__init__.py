@@ -23,7 +23,7 @@ from .definition.blocks import Block
 from .definition.problem import Item, Net, Problem, Share, Stage
 from .explain import Explanation, Move, explain
 from .making.cases import SEVERAL_PER_RANK
-from .search import solve, usual_time_s
+from .search import Known, solve, usual_time_s
 
 __all__ = [
     "SEVERAL_PER_RANK",
@@ -31,6 +31,7 @@ __all__ = [
     "Block",
     "Explanation",
     "Item",
+    "Known",
     "Move",
     "Net",
     "Problem",

@@ -21,7 +21,7 @@ from ..plans import Candidate, Plan
 from ..units import parse_bytes
 from .chains import chain
 from .definition.answer import Answer
-from .definition.problem import Problem
+from .definition.problem import HUGE, Problem
 from .definition.relaxed import needs_more
 from .infeasible import no_room, shortage, why_none
 from .making.baselines import Weigh
@@ -31,7 +31,7 @@ from .ranks.virtual import least_load
 from .step import fastest
 from .stopping import clock_s, interrupts, timed_by_work
 
-__all__ = ["solve", "usual_time_s"]
+__all__ = ["Known", "solve", "usual_time_s"]
 
 _FEW_ORDERS = 120
 """Up to so many orders of the ranks are all solved."""
@@ -57,11 +57,19 @@ _LEAST_SHARE = 1 / 8
 _SIMULATING = 1 / 4
 """Of a case's time, what is kept for simulating the chains that were found."""
 
+_ENOUGH = 0.01
+"""A draft's bottleneck so near its bound is not looked at longer: costs are not known as well."""
+
+Known = dict[tuple[object, ...], Answer]
+"""Bottlenecks that drafts have found, by case."""
+
 
 def solve(
     graph: OpGraph,
     costs: CostTable,
     cluster: Cluster,
+    is_draft: bool = False,
+    known: Known | None = None,
     *,
     n_stages: int | str | None,
     n_microbatches: int | str,
@@ -89,6 +97,9 @@ def solve(
 
     Parameters
     ----------
+    is_draft: whether the bottleneck is all that matters: neither chains near it are simulated nor moves.
+    known: a dict for the bottlenecks of one graph's drafts and of what comes of them: one that is there and
+        near its bound is not looked for again.
     n_stages: how many, or ``"auto"`` (or None) to pick them and the ranks: all counts of ranks up to the
         cluster's are solved, from ``min_ranks`` on, and the one with the least time per microbatch wins.
     n_microbatches: how many, at the microbatch size of ``costs``, or ``"auto"`` to pick the step with the
@@ -153,7 +164,7 @@ def solve(
                 "multiple of the ranks"
             )
         with interrupts() as stopped:
-            found = _best_of(tried, free, schedule == "auto", deadline, stopped)
+            found = _best_of(tried, free, schedule == "auto", deadline, stopped, is_draft, known)
             if found.best is None and stopped.is_set():
                 raise KeyboardInterrupt
             if found.best is None:
@@ -227,7 +238,13 @@ class _Found:
 
 
 def _best_of(
-    tried: Sequence[Case], free: bool, any_schedule: bool, deadline: float, stopped: threading.Event
+    tried: Sequence[Case],
+    free: bool,
+    any_schedule: bool,
+    deadline: float,
+    stopped: threading.Event,
+    is_draft: bool,
+    known: Known | None,
 ) -> _Found:
     """Cases by rising bound on their pace, as far as time suffices; schedules that cannot be are left out.
 
@@ -252,7 +269,7 @@ def _best_of(
             continue
         until = now + max(0.0, deadline - now) * max(_LEAST_SHARE, 1 / (len(ahead) + 1))
         try:
-            plan = _solve_case(case, free, until, stopped, found)
+            plan = _solve_case(case, free, until, stopped, found, is_draft, known)
         except PlanError as error:
             found.fault = found.fault or error
         except KeyboardInterrupt:
@@ -273,7 +290,13 @@ def _pace(plan: Plan) -> float:
 
 
 def _solve_case(
-    case: Case, free: bool, deadline: float, stopped: threading.Event, found: _Found
+    case: Case,
+    free: bool,
+    deadline: float,
+    stopped: threading.Event,
+    found: _Found,
+    is_draft: bool,
+    known: Known | None,
 ) -> Plan | None:
     """The fastest plan of a case, over the orders of its ranks where they are free.
 
@@ -291,11 +314,11 @@ def _solve_case(
         raise fault
     # some time is for simulating what is found
     until = deadline - _SIMULATING * max(0.0, deadline - clock_s())
-    answered = _ordered(case, problem, until, stopped) if free else [_answered(case, problem, until)]
+    answered = _ordered(case, problem, until, stopped) if free else [_answered(case, problem, until, known)]
     best: Plan | None = None
     table: list[Candidate] = []
     for there, problem, answer in answered:
-        plan = fastest(there, problem, answer, 0.0 if stopped.is_set() else deadline)
+        plan = fastest(there, problem, answer, 0.0 if stopped.is_set() else deadline, is_draft=is_draft)
         if plan is not None:
             table += plan.candidates
             best = plan if best is None or plan.step_s < best.step_s else best
@@ -309,8 +332,18 @@ def _solve_case(
 Answered = tuple[Case, Problem, Answer]
 
 
-def _answered(case: Case, problem: Problem, deadline: float) -> Answered:
-    return case, problem, chain(problem, time_limit_s=max(0.0, deadline - clock_s()))
+def _answered(case: Case, problem: Problem, deadline: float, known: Known | None = None) -> Answered:
+    key = case.schedule, case.n_stages, case.n_microbatches, case.order, case.ranks
+    earlier = Answer(None, HUGE, 0) if known is None else known.get(key, Answer(None, HUGE, 0))
+    if earlier.bottleneck_ns <= earlier.lower_ns * (1 + _ENOUGH):
+        return case, problem, earlier
+    answer = chain(problem, time_limit_s=max(0.0, deadline - clock_s()))
+    lower = max(answer.lower_ns, min(earlier.lower_ns, answer.bottleneck_ns))
+    best = min(answer, earlier, key=lambda a: a.bottleneck_ns)
+    answer = dataclasses.replace(best, lower_ns=lower)
+    if known is not None:
+        known[key] = answer
+    return case, problem, answer
 
 
 def _ordered(case: Case, problem: Problem, deadline: float, stopped: threading.Event) -> list[Answered]:

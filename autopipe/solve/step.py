@@ -22,7 +22,7 @@ from .making.baselines import Weigh, by_weight, weights_of
 from .making.cases import Case
 from .making.compose import lay_out
 from .making.tails import tail_words
-from .stopping import GRACE_S, clock_s
+from .stopping import clock_s
 
 __all__ = ["fastest"]
 
@@ -34,6 +34,9 @@ _CLIMBED = 3
 
 _BEHIND = 0.005
 """One that is so much slower than the fastest is not: moves gain less, and cost as much as the rest."""
+
+_WORTH = 1e-4
+"""A move that shortens a step by less than this part of it is not made: each is followed by a look at all."""
 
 _MOVES = 200
 """At most so many moves are simulated for each of them."""
@@ -50,18 +53,21 @@ _SIMULATED = 1 << 16
 Split = tuple[str, tuple[int, ...]]
 
 
-def fastest(case: Case, problem: Problem, answer: Answer, deadline: float) -> Plan | None:
+def fastest(
+    case: Case, problem: Problem, answer: Answer, deadline: float, *, is_draft: bool = False
+) -> Plan | None:
     """The split that simulates fastest among those that fit; the others are its candidates. None fits: None.
 
     With ``balance="cost"``: the best bottleneck, chains near it, the splits people make by hand, and what
-    moving items and stages makes of the fastest of all these. Else the balance asked for alone.
+    moving items and stages makes of the fastest of all these; a draft has neither moves nor chains near the
+    best. Else the balance asked for alone.
     """
     started = clock_s()
     rated: list[tuple[Plan, tuple[int, ...]]] = []
     rows: list[Candidate] = []
-    n_climbed = _CLIMBED if case.balance == "cost" else 0
+    n_climbed = _CLIMBED if case.balance == "cost" and not is_draft else 0
     try:
-        for label, stage_of in _in_time(_splits(case, problem, answer, deadline)):
+        for label, stage_of in _in_time(_splits(case, problem, answer, deadline, is_draft)):
             if rated and _is_late(started, len(rows), deadline):
                 break
             loads = problem.loads(stage_of)
@@ -118,18 +124,17 @@ def _row(label: str, plan: Plan, problem: Problem, loads: Sequence[StageLoad]) -
     return Candidate(label, plan.schedule, plan.n_stages, plan.n_microbatches, plan.step_s, fullest, fits)
 
 
-def _splits(case: Case, problem: Problem, answer: Answer, deadline: float) -> Iterator[Split]:
+def _splits(case: Case, problem: Problem, answer: Answer, deadline: float, is_draft: bool) -> Iterator[Split]:
     names: tuple[str | Weigh, ...] = (case.balance,)
     if case.balance == "cost":
         names = ("uniform", "parameters")
         if answer.stage_of is not None:
             yield "best bottleneck", answer.stage_of
     for name in names:
-        until = max(deadline, clock_s() + GRACE_S)
-        made = by_weight(problem, weights_of(case.source.graph, problem, name), until)
+        made = by_weight(problem, weights_of(case.source.graph, problem, name))
         if made is not None:
             yield name if isinstance(name, str) else "callable", made
-    if case.balance == "cost" and answer.stage_of is not None:
+    if case.balance == "cost" and answer.stage_of is not None and not is_draft:
         yield from _near(case, problem, answer, deadline)
 
 
@@ -174,7 +179,7 @@ def _climbed(
             if problem.bottleneck(loads) >= HUGE:
                 continue
             after = _plan(case, problem, answer, moved, loads)
-            if _rank(after) < _rank(plan):
+            if after.step_s < plan.step_s * (1 - _WORTH):
                 plan, stage_of, improved = after, moved, True
                 break
     return plan, stage_of

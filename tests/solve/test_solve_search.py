@@ -290,3 +290,14 @@ def test_costs_that_are_none_are_refused_by_name(field, value):
 def test_sums_that_no_integer_holds_are_refused(absurd):
     with pytest.raises(InputError, match="check the costs"):
         made(cluster=absurd)
+
+
+def test_a_draft_simulates_nothing_near_its_bottleneck_and_what_comes_of_it_does():
+    known = {}
+    options = {"costs": costs(head_s=1e-3), "n_microbatches": 4, "known": known}
+    draft, plan = (made(**options, is_draft=is_draft) for is_draft in (True, False))
+    labels = {c.label.split(": ")[1] for c in draft.candidates}
+    assert labels == {"best bottleneck", "uniform", "parameters"}
+    assert draft.n_candidates < plan.n_candidates
+    assert plan.step_s < draft.step_s
+    assert [answer.proved for answer in known.values()] == [True]
