@@ -14,16 +14,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import TrainingArguments
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ..stages.verify import undisturbed
 from ..torch_private import pytree
 from .adapters import has_adapters
 
-__all__ = ["Smoothed", "smoothed", "takes_count"]
+__all__ = ["Smoothed", "n_compared", "shifts_labels", "smoothed", "takes_count"]
 
 IGNORED = -100
 COUNT = "num_items_in_batch"
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """Whether transformers' loss of this model compares each label with the position before it."""
+    inner: Any = model.get_base_model() if has_adapters(model) else model  # type: ignore[operator]
+    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
+        return False
+    return getattr(inner, "loss_function", None) is ForCausalLMLoss
+
+
+def n_compared(labels: Tensor) -> int:
+    """How many ``[..., positions]`` labels such a loss compares; the first of each row has none before it."""
+    return int((labels[..., 1:] != IGNORED).sum())
 
 
 class Smoothed:

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from .acceleration import PipelineAccelerator
 from .adapters import has_adapters, save_adapters
 from .caches import cache_name
 from .collectives import meet
-from .losses import smoothed, takes_count
+from .losses import n_compared, shifts_labels, smoothed, takes_count
 from .training_arguments import CHECKPOINTING, check
 
 __all__ = ["PipelineTrainer"]
@@ -92,7 +92,8 @@ class PipelineTrainer(transformers.Trainer):
                 setattr(own, name, False)  # it is on
         self._smoothed = smoothed(model.model, args)
         self._takes_target = loss_fn is not None or self._smoothed is not None
-        asks = args.gradient_accumulation_steps > 1 and not self._takes_target
+        self._shifts = shifts_labels(model.model) if loss_fn is None else False
+        asks = (args.gradient_accumulation_steps > 1 or self._shifts) and not self._takes_target
         self._takes_count = not asks or takes_count(model.model, model.graph.example)
         options_of_runtime: dict[str, Any] = {"autocast": torch.bfloat16} if args.bf16 else {}
         if self._smoothed is not None:
@@ -176,10 +177,11 @@ class PipelineTrainer(transformers.Trainer):
             return torch.zeros((), device=self.args.device)
         group, self._group = self._group, []
         share = self._share_of_pieces(len(group), num_items_in_batch)
+        counted = self._counted_share(group, num_items_in_batch)
         # pieces that end a stream of data are followed by those of another epoch before the optimizer steps
         syncs = contextlib.nullcontext() if self.accelerator.sync_gradients else self.runtime.no_sync()
-        with syncs:
-            made = self._add_up(group, share) if share else self.runtime.accumulate(group).loss
+        with syncs, self.runtime.scaled(counted):
+            made = self._add_up(group, share) if share else counted * self.runtime.accumulate(group).loss
         return made.to(self.args.device)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
@@ -193,6 +195,17 @@ class PipelineTrainer(transformers.Trainer):
         if n == 1 or (counts_items and self._takes_count) or (self._takes_target and self._smoothed is None):
             return 0.0
         return 1.0 if counts_items else 1.0 / n
+
+    def _counted_share(self, pieces: Sequence[Mapping[str, Any]], n_items: Any) -> float:
+        """The labels that a loss compares by ``n_items``, which the Trainer counts and divides its loss by.
+
+        It takes the first label of each row for one that counts where it does not know that the model shifts.
+        """
+        divides = n_items is not None and self.model_accepts_loss_kwargs and self._takes_count
+        if not (divides and self._shifts) or any("shift_labels" in piece for piece in pieces):
+            return 1.0
+        name = "target" if self._takes_target else "labels"
+        return sum(n_compared(piece[name]) for piece in pieces) / max(int(n_items), 1)
 
     def _add_up(self, group: list[dict[str, Any]], share: float) -> Tensor:
         """Gradients of the sum of the losses of pieces, each times ``share``; returns that sum."""
@@ -265,7 +278,8 @@ class PipelineTrainer(transformers.Trainer):
         given = self._routed(inputs) if has_labels else self._labelled(inputs)
         if has_labels:
             done = self.runtime.evaluate(**given, return_outputs=False if prediction_loss_only else "all")
-            loss, outputs = done.loss, done.outputs
+            n_items = self._get_num_items_in_batch([inputs], self.args.device)
+            loss, outputs = self._counted_share([given], n_items) * done.loss, done.outputs
         else:
             outputs = self.runtime.forward(**given)
         if prediction_loss_only:

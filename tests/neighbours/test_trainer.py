@@ -45,6 +45,32 @@ def test_whether_a_loss_counts_items():
     assert not takes_count(torch.nn.Linear(5, 5), ((ids.float(),), {}))
 
 
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 1}, {"label_smoothing_factor": 0.1}])
+def test_losses_are_divided_by_the_labels_that_the_trainer_counts(tmp_path, options):
+    """It counts the first of each row, too, of causal models whose classes it does not know to be such."""
+    import transformers
+    from generating_models import make
+    from trainer_ranks import arguments, logged, pad, rows
+
+    from autopipe.neighbours.trainer import PipelineTrainer
+
+    def trained(is_plain):
+        args = arguments(tmp_path, max_steps=3, eval_steps=1, load_best_model_at_end=False, **options)
+        data = {"train_dataset": rows(10), "eval_dataset": rows(3, seed=1), "data_collator": pad}
+        model = make("gpt2", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        if is_plain:
+            made = transformers.Trainer(model, args, **data)
+        else:
+            pipe = autopipe.split(model, 2, (), pad(rows(4)), n_microbatches=2, costs="estimated")
+            made = PipelineTrainer(pipe, args, **data)
+        made.train()
+        return made
+
+    plain, own = trained(True), trained(False)
+    numbers = [[v for entry in logged(made) for _, v in sorted(entry.items())] for made in (plain, own)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
+
+
 def test_adapters(tmp_path):
     pytest.importorskip("peft", reason="needs the peft extra")
     for n_ranks in (0, 2):
