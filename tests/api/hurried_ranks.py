@@ -5,6 +5,7 @@ that names the remedy. Alone most are right; over ranks a part of them cannot be
 """
 
 import copy
+import functools
 import io
 import os
 import pickle
@@ -30,9 +31,18 @@ def batch(i):
 
 
 def split(model=None):
-    model = network() if model is None else model
-    pipe = autopipe.split(model, 2, (batch(0)[0],), n_microbatches=4, costs="estimated", balance="uniform")
-    return model, pipe, pipe.runtime(F.mse_loss)
+    """A model, its pipe and a runtime; of a model's own, copies of what is recorded and planned once."""
+    pipe = _split(model) if model is not None else copy.deepcopy(_template())
+    return pipe.model, pipe, pipe.runtime(F.mse_loss)
+
+
+@functools.cache
+def _template():
+    return _split(network())
+
+
+def _split(model):
+    return autopipe.split(model, 2, (batch(0)[0],), n_microbatches=4, costs="estimated", balance="uniform")
 
 
 def train(rt, optimizer, n=2, between=lambda: None):
