@@ -30,7 +30,7 @@ _SLACK = (0.0, 0.01, 0.03, 0.1)
 """How far over the best bottleneck chains are looked at: a step is more than its slowest stage."""
 
 _CLIMBED = 3
-"""So many of the fastest plans are improved by moves."""
+"""So many of the fastest plans are improved by moves, of those that are as fast as each other the first."""
 
 _BEHIND = 0.005
 """One that is so much slower than the fastest is not: moves gain less, and cost as much as the rest."""
@@ -88,9 +88,13 @@ def fastest(
     pace_s = (clock_s() - started) / len(rows)
     # Ctrl-C here costs the moves, not the plan
     with contextlib.suppress(KeyboardInterrupt):
+        before_s = 0.0
         for plan, stage_of in rated[:n_climbed]:
             if plan.step_s > best.step_s * (1 + _BEHIND):
                 break
+            if plan.step_s <= before_s * (1 + _WORTH):
+                continue
+            before_s = plan.step_s
             better, moved = _climbed(case, problem, answer, plan, stage_of, deadline - pace_s)
             if moved not in listed:
                 listed.add(moved)

@@ -30,6 +30,7 @@ from autopipe.solve.definition.problem import HUGE, Problem
 from autopipe.solve.making.cases import Case, cases
 from autopipe.solve.making.source import Settings, Source
 from autopipe.solve.proof.exhaustive import exhaustive
+from autopipe.solve.stopping import timed_by_work
 
 from .drawn import Asked, asked, planted, problem
 
@@ -39,7 +40,7 @@ MISSED = "nothing found in the time"
 """A fraction of a second is little: this is told, and no fault, as long as the answer claims no proof."""
 
 _SHORT_S = 0.5
-"""What is left free, or too large to look through, gets so long."""
+"""What is left free, or too large to look through, gets so many seconds of the processor's."""
 
 _LONG_S = 60.0
 """The others end by themselves, however busy the machine is."""
@@ -55,7 +56,8 @@ def fault_of(number: int) -> str | None:
     """What is wrong with the solver's answer to problem ``number``; None where nothing is."""
     draw = random.Random(number)
     kinds = _solved, _planned, _solved, _planted, _solved, _planned, _solved, _planned
-    return kinds[number % 8](draw)
+    with timed_by_work():
+        return kinds[number % 8](draw)
 
 
 def _planted(draw: random.Random) -> str | None:
@@ -172,7 +174,7 @@ def _faults(given: Asked, plan: Plan, is_free: bool) -> Iterator[str]:
 def _case(given: Asked, plan: Plan) -> Case:
     """What a plan is the answer to, the order of its ranks included."""
     ranks = tuple(plan.settings["ranks"])
-    source = _source(given).on(ranks).cut_into(plan.n_microbatches)
+    source = _source(given).on(ranks).filling(plan.n_stages).cut_into(plan.n_microbatches)
     slots = placement(plan.schedule, plan.n_ranks, plan.n_stages)
     order = tuple(rank for _, rank in sorted(set(zip(slots, plan.placement, strict=True))))
     return Case(source, plan.schedule, plan.n_stages, plan.n_microbatches, "cost", order, ranks)

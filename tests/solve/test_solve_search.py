@@ -8,7 +8,7 @@ import re
 import signal
 
 import pytest
-from language_model import LINK, N_LAYERS, cluster, costs, made, stage_of
+from language_model import LINK, N_LAYERS, cluster, costs, graph, made, stage_of
 
 from autopipe.errors import CostError, InfeasibleError, InputError, PlanError
 from autopipe.hardware import Cluster, Device, Link
@@ -301,3 +301,13 @@ def test_a_draft_simulates_nothing_near_its_bottleneck_and_what_comes_of_it_does
     assert draft.n_candidates < plan.n_candidates
     assert plan.step_s < draft.step_s
     assert [answer.proved for answer in known.values()] == [True]
+
+
+def test_what_would_be_cloned_fills_a_stage_where_other_ops_are_too_few():
+    """The mask is an op too: nine ops are cut into nine stages, and ten are told to be too many."""
+    n_ops = len(graph().compute)
+    plan = made(n_stages=n_ops, cluster=cluster(n_ops))
+    assert sorted(stage.ops for stage in plan.stages) == sorted((op.name,) for op in graph().compute)
+    assert made(n_stages=n_ops - 1, cluster=cluster(n_ops - 1)).stages_of["mask"] != ()
+    with pytest.raises(InfeasibleError, match=f"can be cut into {n_ops} stages at most"):
+        made(n_stages=n_ops + 1, cluster=cluster(n_ops + 1))

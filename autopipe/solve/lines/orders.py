@@ -7,39 +7,53 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..definition.precedence import in_order
 from ..definition.problem import Problem
 
-__all__ = ["orders", "stage_windows"]
+__all__ = ["orders", "pinned"]
 
 
 def orders(problem: Problem) -> Iterator[tuple[int, ...]]:
     """A few different topological orders: as given, deepest first, by level, late, and by open values.
 
-    Items that pins hold to earlier stages, themselves or by what needs them, come first in every order.
-    Items that no edge holds follow the last of the items they share a value with. Each order is
-    O((items + edges) log items).
+    Each as :func:`pinned` has it. Items that no edge holds follow the last of the items they share a value
+    with. Each order is O((items + edges) log items).
     """
     seen = set()
-    place = stage_windows(problem)
+    works = [i.work_ns for i in problem.items]
     for order in _free_orders(_anchored(problem)):
-        pinned = tuple(sorted(order, key=place.__getitem__))
-        if pinned not in seen:
-            seen.add(pinned)
-            yield pinned
+        for found in pinned(problem, order, works):
+            if found not in seen:
+                seen.add(found)
+                yield found
 
 
-def stage_windows(problem: Problem) -> list[tuple[int, int]]:
-    """The last and the first stage of each item that pins leave; neither falls along an edge."""
-    n = len(problem.items)
+def pinned(
+    problem: Problem, order: Sequence[int], weights: Sequence[float]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A topological order with items that pins hold to earlier stages first: before all others, or some.
+
+    An item is held by its own pins, and by those of what needs it and what it needs. In the second order each
+    comes with those of the stage where it would be were weights spread evenly, or as near as it may be: only
+    there do others fill the stages before and after one that is pinned.
+    """
+    n, k = len(problem.items), problem.n_stages
     first, last = [i.first for i in problem.items], [problem.last_of(v) for v in range(n)]
     for v in range(n):
         first[v] = max([first[v], *(first[u] for u in problem.before[v])])
     for v in reversed(range(n)):
         last[v] = min([last[v], *(last[w] for w in problem.after[v])])
-    return list(zip(last, first, strict=True))
+    total, done, even = sum(weights) or 1.0, 0.0, [0] * n
+    for v in order:
+        even[v] = min(max(first[v], int(k * done / total)), last[v])
+        done += weights[v]
+    # none of the three falls along an edge
+    return (
+        tuple(sorted(order, key=lambda v: (last[v], first[v]))),
+        tuple(sorted(order, key=lambda v: (even[v], last[v], first[v]))),
+    )
 
 
 def _free_orders(problem: Problem) -> Iterator[tuple[int, ...]]:

@@ -13,7 +13,7 @@ from ...arguments import number
 from ...errors import InputError
 from ...graph import Op, OpGraph
 from ..definition.problem import HUGE, Array, Problem
-from ..lines.orders import stage_windows
+from ..lines.orders import pinned
 
 __all__ = ["by_weight", "weights_of"]
 
@@ -69,21 +69,22 @@ def _fresh_parameters(graph: OpGraph, op: str, seen: set[str]) -> float:
 def by_weight(problem: Problem, weights: Sequence[float]) -> tuple[int, ...] | None:
     """The assignment of items, in order, whose largest stage weight is least; None where none meets the pins.
 
-    Items that pins hold to earlier stages come first. O(stages · items · log items).
+    Items that pins hold to earlier stages come first (:func:`pinned`). O(stages · items · log items).
     """
     total = sum(weights) or 1.0
-    windows = stage_windows(problem)
-    order = sorted(range(len(windows)), key=windows.__getitem__)
-    last = np.array([windows[v][0] for v in order])
-    first = np.maximum.accumulate([windows[v][1] for v in order])
-    stages = np.arange(problem.n_stages)
-    ends = np.searchsorted(last, stages, side="right"), np.searchsorted(first, stages, side="right")
-    fine = [round(weights[v] / total * _FINE) for v in order]
-    found = _even(fine, [bool(problem.items[v].ops) for v in order], *ends)
-    if found is None:
-        return None
-    stage_of = dict(zip(order, found, strict=True))
-    return tuple(stage_of[v] for v in range(len(order)))
+    fine = [round(w / total * _FINE) for w in weights]
+    found: list[tuple[int, int, dict[int, int]]] = []
+    for order in dict.fromkeys(pinned(problem, range(len(fine)), fine)):
+        first, last = ([f(v) for v in order] for f in (lambda v: problem.items[v].first, problem.last_of))
+        stages = np.arange(problem.n_stages)
+        earliest = np.searchsorted(np.minimum.accumulate(last[::-1])[::-1], stages, side="right")
+        latest = np.searchsorted(np.maximum.accumulate(first), stages, side="right")
+        real = [bool(problem.items[v].ops) for v in order]
+        cut = _even([fine[v] for v in order], real, earliest, latest)
+        if cut is not None:
+            heaviest = int(max(np.bincount(cut, weights=[fine[v] for v in order])))
+            found.append((heaviest, len(found), dict(zip(order, cut, strict=True))))
+    return tuple(min(found)[2][v] for v in range(len(fine))) if found else None
 
 
 def _even(

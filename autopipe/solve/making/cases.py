@@ -150,8 +150,9 @@ def cases(
             stages = asked or n_ranks * (2 if name in SEVERAL_PER_RANK else 1)
             if free and stages < needed:
                 continue
+            filled = there.filling(stages)
             for n in _microbatch_counts(n_microbatches, stages):
-                out.append(Case(there.cut_into(n), name, stages, n, balance, order, ranks))
+                out.append(Case(filled.cut_into(n), name, stages, n, balance, order, ranks))
     return out
 
 

@@ -76,6 +76,13 @@ class Source:
         settings = dataclasses.replace(self.settings, memory_limit=limits)
         return dataclasses.replace(self, cluster=self.cluster.picked(ranks), settings=settings)
 
+    def filling(self, n_stages: int) -> Source:
+        """The same, with nothing cloned that need not be where other ops are too few to fill the stages."""
+        n_placed = sum(op.name not in self.clones for op in self.graph.compute)
+        if self.settings.clone != "auto" or n_placed >= n_stages:
+            return self
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, clone="never"))
+
     def cut_into(self, n_microbatches: int) -> Source:
         """The same for a batch in so many microbatches, which the model's tail takes all at once."""
         costs = with_tail(self.graph, self.costs, n_microbatches)
