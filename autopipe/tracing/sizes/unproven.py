@@ -122,10 +122,81 @@ def _attended(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-_GIVEN = {
+def _changed(input: Any, /, *others: Any, **options: Any) -> Any:
+    if others or options or not input.is_floating_point():
+        return NotImplemented
+    return input.new_empty(input.shape)
+
+
+def _joined(input: Any = None, other: Any = None, /, *others: Any, **options: Any) -> Any:
+    """What is made of numbers in the same places, where nothing is cast."""
+    given = [v for v in (input, other) if isinstance(v, torch.Tensor)]
+    is_plain = all(isinstance(v, torch.Tensor) or type(v) in (int, float) for v in (input, other))
+    if others or options or not is_plain or not given:
+        return NotImplemented
+    first = given[0]
+    if not first.is_floating_point() or any(v.dtype is not first.dtype for v in given[1:]):
+        return NotImplemented
+    rank = max(v.dim() for v in given)
+    columns = zip(*((1,) * (rank - v.dim()) + v.shape for v in given), strict=True)
+    sizes = [{*column} - {1} for column in columns]
+    if any(len(found) > 1 for found in sizes):
+        return NotImplemented
+    return first.new_empty([next(iter(found), 1) for found in sizes])
+
+
+def _averaged(input: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+    if (
+        options
+        or type(dim) is not int
+        or not input.is_floating_point()
+        or not -input.dim() <= dim < input.dim()
+    ):
+        return NotImplemented
+    shape = [*input.shape]
+    shape[dim : dim + 1 or None] = [1] if keepdim else []
+    return input.new_empty(shape)
+
+
+def _in_a_row(tensors: Any, dim: Any = 0, **options: Any) -> Any:
+    rank, dtype = tensors[0].dim(), tensors[0].dtype
+    if options or type(dim) is not int or not -rank <= dim < rank:
+        return NotImplemented
+    shapes = [[*t.shape] for t in tensors if t.dim() == rank and t.dtype is dtype]
+    length = sum(shape.pop(dim) for shape in shapes)
+    if len(shapes) < len(tensors) or any(shape != shapes[0] for shape in shapes):
+        return NotImplemented
+    shapes[0].insert(dim % rank, length)
+    return tensors[0].new_empty(shapes[0])
+
+
+def _mapped(input: Any, weight: Any, bias: Any = None) -> Any:
+    if weight.dim() != 2 or input.dtype is not weight.dtype or input.shape[-1:] != weight.shape[1:]:
+        return NotImplemented
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+_OF_ONE = ("cos", "exp", "neg", "rsqrt", "sigmoid", "sin", "sqrt", "tanh")
+_OF_TWO = ("add", "div", "mul", "pow", "sub")
+_SYMBOLS = ("__add__", "__mul__", "__pow__", "__radd__", "__rmul__", "__sub__", "__truediv__")
+_HOMES = (torch, torch.Tensor)
+_GIVEN: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: _attended,
+    functional.linear: _mapped,
+    torch.cat: _in_a_row,
+    **dict.fromkeys((torch.mean, torch.Tensor.mean), _averaged),
+    **dict.fromkeys((getattr(home, name) for home in _HOMES for name in _OF_ONE), _changed),
+    **dict.fromkeys((getattr(home, name) for home in _HOMES for name in _OF_TWO), _joined),
+    **dict.fromkeys((getattr(torch.Tensor, name) for name in _SYMBOLS), _joined),
     **dict.fromkeys(
-        (functional.layer_norm, functional.rms_norm, functional.gelu, functional.relu, functional.dropout),
+        (
+            functional.layer_norm,
+            functional.rms_norm,
+            functional.gelu,
+            functional.relu,
+            functional.silu,
+            functional.dropout,
+        ),
         _alike,
     ),
 }
@@ -134,4 +205,7 @@ _GIVEN = {
 
 class _ByShape(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _GIVEN.get(func, func)(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        by_shape = _GIVEN.get(func)
+        made = NotImplemented if by_shape is None else by_shape(*args, **kwargs)
+        return func(*args, **kwargs) if made is NotImplemented else made

@@ -1,0 +1,79 @@
+"""That modules run without data gives what torch gives there, also where only shapes are made."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from autopipe.tracing.sizes import unproven
+
+SHAPES = [(), (4,), (3, 4), (2, 3, 1), (0, 4)]
+DTYPES = [torch.float32, torch.float64, torch.int64]
+
+
+def made(call: Callable[[], Tensor]) -> Any:
+    try:
+        found = call()
+    except Exception as error:  # whatever torch raises
+        return type(error)
+    if found is NotImplemented:  # which Python makes an error of
+        return TypeError
+    return found.shape, found.dtype, found.device.type
+
+
+def tensors() -> Iterator[Tensor]:
+    for shape, dtype in itertools.product(SHAPES, DTYPES):
+        yield torch.empty(shape, dtype=dtype, device="meta")
+
+
+def calls(func: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
+    """The function called in the ways that its kind can be called in, rightly and wrongly."""
+    by_shape = unproven._GIVEN[func]
+    for x in tensors():
+        if by_shape is unproven._averaged:
+            yield lambda x=x: func(x)
+            for dim, keep in itertools.product((0, -1, 1, 5, (0, 1), None), (False, True)):
+                yield lambda x=x, dim=dim, keep=keep: func(x, dim, keepdim=keep)
+            yield lambda x=x: func(x, -1, dtype=torch.float64)
+        elif by_shape is unproven._in_a_row:
+            for y, dim in itertools.product(tensors(), (0, -2, 3)):
+                yield lambda x=x, y=y, dim=dim: func([x, y], dim)
+                yield lambda x=x, y=y, dim=dim: func((x, y, x), dim=dim)
+        elif by_shape is unproven._mapped:
+            for shape, dtype in itertools.product([(5, 4), (4,), (5, 3), (5, 1), (2, 5, 4)], DTYPES[:2]):
+                weight = torch.empty(shape, dtype=dtype, device="meta")
+                yield lambda x=x, weight=weight: func(x, weight)
+                yield lambda x=x, weight=weight: func(x, weight, weight.new_empty(5))
+        else:
+            yield lambda x=x: func(x)
+            yield lambda x=x: func(x, other=2)
+            for y in (2, 0.5, True, 1j, *tensors()):
+                yield lambda x=x, y=y: func(x, y)
+
+
+OWN = (unproven._changed, unproven._joined, unproven._averaged, unproven._in_a_row, unproven._mapped)
+
+
+@pytest.mark.parametrize("func", [f for f, by_shape in unproven._GIVEN.items() if by_shape in OWN], ids=str)
+def test_what_is_made_by_shape_is_what_torch_makes(func: Callable[..., Any]) -> None:
+    n_made = 0
+    for call in calls(func):
+        expected = made(call)
+        with unproven._ByShape():
+            found = made(call)
+        assert found == expected
+        n_made += not isinstance(found, type)
+    assert n_made
+
+
+def test_what_reads_no_values_keeps_its_shape() -> None:
+    x = torch.empty(2, 3, 4, device="meta")
+    with unproven._ByShape():
+        for func in (functional.gelu, functional.relu, functional.silu, functional.dropout):
+            assert made(lambda func=func: func(x)) == (x.shape, x.dtype, "meta")
