@@ -202,7 +202,27 @@ class Wrapped(Layers):
     forward = wrapped(Layers.forward)
 
 
+def calling_one_another() -> tuple[Any, Any]:
+    """Two functions each of which has the other from around it."""
+
+    def even(self: nn.Module, n: int) -> bool:
+        return n == 0 or odd(self, n - 1)
+
+    def odd(self: nn.Module, n: int) -> bool:
+        return n != 0 and even(self, n - 1)
+
+    return even, odd
+
+
+class Recursive(Layers):
+    is_even, is_odd = calling_one_another()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if self.is_even(3) else x + 1)
+
+
 def test_code_that_a_call_does_not_come_to_compares_nothing() -> None:
+    assert not compares(Recursive())
     assert compares(Comparing("joined"))
     assert not compares(ByName("joined"))
     assert not compares(Wrapped())

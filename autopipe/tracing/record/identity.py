@@ -76,15 +76,17 @@ def _is_torchs(module: str) -> bool:
 def _functions(value: Any) -> Iterator[types.FunctionType]:
     """The functions that an attribute of a class is made of, those that it is wrapped around among them."""
     waiting: list[Any] = [value]
+    seen: set[int] = set()
     while waiting:
         part = waiting.pop()
+        if id(part) in seen or not isinstance(part, (*_CALLED, *_HOLDING)):
+            continue
+        seen.add(id(part))
         if isinstance(part, types.FunctionType):
             yield part
             cells = (c.cell_contents for c in part.__closure__ or () if is_filled(c))
-            waiting += (c for c in cells if isinstance(c, _CODED) and c is not part)
-        if isinstance(part, (*_CALLED, *_HOLDING)):
-            names = ("fget", "fset", "__func__", "func", "__wrapped__")
-            waiting += filter(None, (getattr(part, name, None) for name in names))
+            waiting += (c for c in cells if isinstance(c, _CODED))
+        waiting += (getattr(part, name, None) for name in ("fget", "fset", "__func__", "func", "__wrapped__"))
 
 
 def _made_of_code(function: types.FunctionType) -> frozenset[str]:
