@@ -49,15 +49,19 @@ def parse_bytes(text: str | float) -> int:
     return int(found)
 
 
-def format_bytes(n: float) -> str:
-    """Bytes for people, in binary units.
+def format_bytes(n: float, *, at_least: bool = False) -> str:
+    """Bytes for people, in binary units; ``at_least`` so many where the figure is one to be asked for.
 
     >>> format_bytes(0), format_bytes(1536), format_bytes(17.2 * 2**30)
     ('0 B', '1.5 KiB', '17.2 GiB')
+    >>> format_bytes(1537, at_least=True)
+    '1.6 KiB'
     """
     size = float(n)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
+            if at_least:
+                size = math.ceil(size) if unit == "B" else math.ceil(size * 10) / 10
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError("unreachable")

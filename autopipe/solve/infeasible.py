@@ -167,9 +167,12 @@ def _place(problem: Problem, stage_of: Sequence[int]) -> str:
     limit = problem.stages[own[0]].limit_bytes
     stages = f"stage {own[0]}" if len(own) == 1 else f"stages {', '.join(map(str, own))}"
     alive = max(problem.stages[s].in_flight for s in own)
+    shown = [format_bytes(n) for n in (limit + excess[rank], limit)]
+    if shown[0] == shown[1]:
+        shown = [f"{n:,} B" for n in (limit + excess[rank], limit)]
     return (
-        f"the one that comes closest needs {format_bytes(limit + excess[rank])} on rank {rank} ({stages}, "
-        f"{_span(ops)}, {alive} microbatches in flight), limit {format_bytes(limit)}"
+        f"the one that comes closest needs {shown[0]} on rank {rank} ({stages}, {_span(ops)}, {alive} "
+        f"microbatch{'es' * (alive > 1)} in flight), limit {shown[1]}"
     )
 
 
@@ -180,8 +183,8 @@ def _span(ops: Sequence[str]) -> str:
 def _room_words(problem: Problem, short: int) -> str:
     limits = {s.limit_bytes for s in problem.stages}
     if len(limits) == 1:
-        return f"a limit of {format_bytes(limits.pop() + short)} per rank fits"
-    return f"{format_bytes(short)} more on every rank is enough"
+        return f"a limit of {format_bytes(limits.pop() + short, at_least=True)} per rank fits"
+    return f"{format_bytes(short, at_least=True)} more on every rank is enough"
 
 
 def _other_remedies(case: Case, deadline: float) -> list[str]:

@@ -128,7 +128,7 @@ def test_more_stages_than_ops_say_how_many_there_may_be(schedule):
     ops += (Op("output", "output", "output"),)
     single = OpGraph("Single", ops, (("x", "one"), ("one", "output")))
     n = 4 if schedule == "interleaved" else 2
-    with pytest.raises(InfeasibleError, match="can be cut into 1 stages at most"):
+    with pytest.raises(InfeasibleError, match="can be cut into 1 stage at most"):
         solve(single, CostTable({"one": OpCost(1e-3)}), cluster(2), n_stages=n, n_microbatches=2)
     plan = solve(single, CostTable({"one": OpCost(1e-3)}), cluster(1), n_stages=1, n_microbatches=2)
     assert plan.bounds.proved

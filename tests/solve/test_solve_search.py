@@ -6,7 +6,10 @@ import dataclasses
 import itertools
 import re
 import signal
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from language_model import LINK, N_LAYERS, cluster, costs, graph, made, stage_of
 
@@ -16,6 +19,7 @@ from autopipe.look.tables import candidate_table
 from autopipe.plans import Plan
 from autopipe.simulator import simulate
 from autopipe.solve import chain
+from autopipe.units import parse_bytes
 
 
 def test_the_balanced_cut_is_found_and_proved():
@@ -67,7 +71,7 @@ def test_a_tied_weight_is_synchronised_where_that_is_cheap():
 @pytest.mark.parametrize("n_stages", [2, 3])
 def test_colocated_users_leave_nothing_between_them(n_stages):
     """Every other op lies on a path from the embedding to the head, so nothing is left to cut."""
-    with pytest.raises(InfeasibleError, match="1 stages at most"):
+    with pytest.raises(InfeasibleError, match=r"1 stage at most, .* ties='colocate' keeps ops"):
         made(n_stages=n_stages, cluster=cluster(n_stages), ties="colocate")
 
 
@@ -92,11 +96,25 @@ def test_what_an_infeasible_answer_names_fits_and_no_less_does():
         made(n_stages=2, cluster=cluster(2), memory_limit=600_000, time_limit_s=60)
     assert "n_stages found to fit is 3" in str(refused.value)
     assert made(n_stages=3, cluster=cluster(3), memory_limit=600_000).n_stages == 3
-    enough = re.search(r"a limit of ([\d.]+) KiB per rank fits", str(refused.value))
-    need = float(enough[1]) * 1024
-    made(n_stages=2, cluster=cluster(2), memory_limit=need + 100)
+    enough = re.search(r"a limit of ([\d.]+ KiB) per rank fits", str(refused.value))[1]
+    least = made(n_stages=2, cluster=cluster(2), memory_limit=enough)
+    assert max(s.memory_bytes for s in least.stages) > parse_bytes(enough) - 110
     with pytest.raises(InfeasibleError):
-        made(n_stages=2, cluster=cluster(2), memory_limit=need - 100)
+        made(n_stages=2, cluster=cluster(2), memory_limit=parse_bytes(enough) - 110)
+
+
+@pytest.mark.parametrize("short", [1, 60, 3_000])
+def test_a_limit_that_is_told_to_fit_does_and_tells_the_need_apart(short):
+    """As it is written, rounded up, whatever is missing; and where a byte is, figures that differ."""
+    with pytest.raises(InfeasibleError) as refused:
+        made(memory_limit=330_000, time_limit_s=20)
+    enough = re.search(r"a limit of ([\d.]+ \w+) per rank fits", str(refused.value))[1]
+    least = max(s.memory_bytes for s in made(memory_limit=enough).stages)
+    with pytest.raises(InfeasibleError) as refused:
+        made(memory_limit=least - short, time_limit_s=20)
+    needs, limit = re.search(r"needs ([\d.,]+ \w+) on .* limit ([\d.,]+ \w+);", str(refused.value)).groups()
+    assert needs != limit
+    assert re.search(r"a limit of ([\d.]+ \w+) per rank fits", str(refused.value))[1] == enough
 
 
 def test_saved_activations_that_do_not_fit_can_be_recomputed():
@@ -311,3 +329,48 @@ def test_what_would_be_cloned_fills_a_stage_where_other_ops_are_too_few():
     assert made(n_stages=n_ops - 1, cluster=cluster(n_ops - 1)).stages_of["mask"] != ()
     with pytest.raises(InfeasibleError, match=f"can be cut into {n_ops} stages at most"):
         made(n_stages=n_ops + 1, cluster=cluster(n_ops + 1))
+
+
+@pytest.mark.parametrize("options", [{"together": [["embed", "head"]]}, {"uncut": ["layer0"], "n_stages": 9}])
+def test_what_keeps_ops_together_is_named_where_that_leaves_too_few(options):
+    (name,) = {*options} - {"n_stages"}
+    n_stages = options.get("n_stages", 3)
+    with pytest.raises(InfeasibleError, match=f"fewer than n_stages={n_stages}: {name} keeps ops"):
+        made(cluster=cluster(n_stages), clone="never", **{"n_stages": n_stages, **options})
+
+
+def test_numbers_of_numpy_and_fractions_are_costs_and_their_plans_are_written():
+    """Whole bytes and finite seconds of any type of number, as Python's own in the plan."""
+    plain = made(costs=given_in(float, int))
+    for second, whole in (
+        (np.float64, np.int64),
+        (np.float32, np.int32),
+        (Fraction, np.uint16),
+        (Decimal, int),
+    ):
+        if second is Decimal:
+            with pytest.raises(CostError, match="costs are from 0"):
+                made(costs=given_in(second, whole))
+            continue
+        plan = made(costs=given_in(second, whole))
+        assert Plan.from_json(plan.to_json()) == plan
+        assert plan.step_s == pytest.approx(plain.step_s, rel=1e-6)
+    with pytest.raises(CostError, match=r"saved_bytes of op 'embed' is 1024\.5; costs are whole numbers"):
+        made(costs=given_in(float, lambda n: n + 0.5))
+    with pytest.raises(CostError, match="forward_s of op 'embed' is True"):
+        made(costs=given_in(bool, int))
+
+
+def given_in(second, whole):
+    """The costs with their figures in other types of numbers."""
+    table = costs()
+    rows = {
+        op: dataclasses.replace(
+            c,
+            forward_s=second(c.forward_s),
+            backward_s=second(c.backward_s),
+            saved_bytes=whole(c.saved_bytes),
+        )
+        for op, c in table.costs.items()
+    }
+    return dataclasses.replace(table, costs=rows, start_s=second(0.0))

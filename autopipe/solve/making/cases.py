@@ -111,8 +111,9 @@ class Case:
             )
         if most < self.n_stages:
             raise InfeasibleError(
-                f"{s.graph.model} can be cut into {most} stages at most, fewer than "
-                f"n_stages={self.n_stages}; use n_stages={most}, or open a module that is now whole"
+                f"{s.graph.model} can be cut into {most} stage{'s' * (most > 1)} at most, fewer than "
+                f"n_stages={self.n_stages}{s.bound_together(self.n_stages)}; use n_stages={most}, or open a "
+                "module that is now whole"
             )
         return problem
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import numbers
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from ...costs import TIMES, CostTable, OpCost
 from ...errors import CostError, InputError, PlanError
@@ -26,6 +27,9 @@ _MOST_S, _LEAST_S = 1e6, 1e-12
 _MOST_SUM_S = 1e8
 """More than a microbatch takes; its nanoseconds are well below ``HUGE``."""
 _MOST_BYTES = 1 << 50
+_BYTES = "saved_bytes", "workspace_bytes", "backward_workspace_bytes"
+
+Cost = TypeVar("Cost", OpCost, CostTable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Source:
         absurd sums.
         """
         _check_whole(graph, costs)
-        _check_costs(graph, costs)
+        costs = _checked(graph, costs)
         sizes = {op.name: op.bytes_at(costs.dims) or _INT_BYTES for op in graph.ops}
         _check_sums(graph, sizes, costs, cluster)
         return cls(graph, costs, cluster, settings, sizes)
@@ -82,6 +86,14 @@ class Source:
         if self.settings.clone != "auto" or n_placed >= n_stages:
             return self
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, clone="never"))
+
+    def bound_together(self, n_stages: int) -> str:
+        """What keeps ops in one stage, and all between them, where there are enough to fill all stages."""
+        if sum(op.name not in self.clones for op in self.graph.compute) < n_stages:
+            return ""
+        asked = [name for name in ("together", "uncut") if getattr(self.settings, name)]
+        asked += ["ties='colocate'"] * (self.settings.ties == "colocate")
+        return f": {' and '.join(asked) or 'the graph'} keeps ops, and all between them, in one stage"
 
     def cut_into(self, n_microbatches: int) -> Source:
         """The same for a batch in so many microbatches, which the model's tail takes all at once."""
@@ -202,23 +214,36 @@ def _check_whole(graph: OpGraph, costs: CostTable) -> None:
         )
 
 
-def _check_costs(graph: OpGraph, costs: CostTable) -> None:
-    n_bytes = dict.fromkeys(("saved_bytes", "workspace_bytes", "backward_workspace_bytes"), _MOST_BYTES)
-    of_op: dict[str, float] = {**dict.fromkeys(TIMES, _MOST_S), **n_bytes}
-    of_all: dict[str, float] = {"optimizer_workspace_bytes": _MOST_BYTES, "alone": _MOST_S}
-    beside = ("optimizer_s_per_byte", "optimizer_s_per_tensor", "start_s", "jitter_s")
-    of_all |= dict.fromkeys(beside, _MOST_S)
-    rows: list[tuple[str, OpCost | CostTable, dict[str, float]]] = [("", costs, of_all)]
-    rows += [(f" of op {op.name!r}", costs[op.name], of_op) for op in graph.ops]
-    for where, cost, most_of in rows:
-        for name, most in most_of.items():
-            value = getattr(cost, name)
-            is_number = isinstance(value, numbers.Real)
-            if not is_number or not 0 <= value <= most:
-                raise CostError(
-                    f"{name}{where} is {value}; costs are from 0 to {most:g}: measure again, "
-                    "or give a cost table without it"
-                )
+def _checked(graph: OpGraph, costs: CostTable) -> CostTable:
+    """The table in Python's own numbers, as plans are written; numpy's and fractions are read.
+
+    Raises :class:`CostError` for what is no number, and none that a cost can be.
+    """
+    of_op = dict.fromkeys(TIMES, _MOST_S) | dict.fromkeys(_BYTES, _MOST_BYTES)
+    beside = ("optimizer_s_per_byte", "optimizer_s_per_tensor", "start_s", "jitter_s", "alone")
+    of_all = dict.fromkeys(beside, _MOST_S) | {"optimizer_workspace_bytes": _MOST_BYTES}
+    made = {op.name: _as_python(costs[op.name], f" of op {op.name!r}", of_op) for op in graph.ops}
+    changed = {name: cost for name, cost in made.items() if cost is not costs[name]}
+    table = dataclasses.replace(costs, costs={**costs.costs, **changed}) if changed else costs
+    return _as_python(table, "", of_all)
+
+
+def _as_python(cost: Cost, where: str, most_of: Mapping[str, float]) -> Cost:
+    """A row with its numbers as ``int`` and ``float``: itself where they are."""
+    others: dict[str, Any] = {}
+    for name, most in most_of.items():
+        value = getattr(cost, name)
+        kind, read = (numbers.Integral, int) if name.endswith("_bytes") else (numbers.Real, float)
+        is_number = type(value) in (int, read) or (isinstance(value, kind) and not isinstance(value, bool))
+        if not is_number or not 0 <= value <= most:
+            whole = "whole numbers " * (read is int)
+            raise CostError(
+                f"{name}{where} is {value!r}; costs are {whole}from 0 to {most:g}: measure again, or give a "
+                "cost table without it"
+            )
+        if type(value) not in (int, float):
+            others[name] = read(value)
+    return dataclasses.replace(cost, **others) if others else cost
 
 
 def _check_sums(graph: OpGraph, sizes: Mapping[str, int], costs: CostTable, cluster: Cluster) -> None:
