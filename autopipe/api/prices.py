@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import measure
+from ..arguments import one_of
 from ..costs import CostTable
 from ..errors import InputError
 from ..hardware import Device
@@ -128,6 +129,8 @@ def costs_of(
             )
         return measure.estimate(captured, described(captured, device)[0], dims=dims, dtype=autocast)
     if costs != "measured":
+        if isinstance(costs, str) and costs.isidentifier() and not pathlib.Path(costs).exists():
+            one_of("costs", costs, ("measured", "estimated", "the path of a cost table"))
         return _told(CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}"), dims)
     if any(p.is_meta for p in captured.model.parameters()):
         raise InputError(

@@ -10,7 +10,7 @@ from torch import nn
 import autopipe
 from autopipe import measure
 from autopipe.costs import CostTable, OpCost
-from autopipe.errors import AutopipeError, CostError
+from autopipe.errors import AutopipeError, CostError, InputError, StoreError
 
 
 class Glued(nn.Module):
@@ -162,3 +162,10 @@ def test_a_table_is_of_the_same_ops_whatever_the_batch_and_the_device(table, row
         model = Glued()
     there = autopipe.capture(model, (torch.randn(rows, 8, device="meta"),), closed=["block"])
     assert there.ops.ops_digest == table.ops
+
+
+def test_a_word_that_is_no_file_is_told_with_those_that_costs_may_be():
+    with pytest.raises(InputError, match=r"costs is 'measure'; use one of .* \(did you mean 'measured'\?\)"):
+        planned("measure")
+    with pytest.raises(StoreError, match=r"cannot read the cost table from nowhere\.json"):
+        planned("nowhere.json")
