@@ -783,6 +783,19 @@ def twice_where_there_are_many(x):
     return x * 2 if len(x) > 4 else x
 
 
+def twice_from_sixteen_on(x):
+    return x * 2 if len(x) >= 16 else x
+
+
+MOST_AT_ONCE = 40
+
+
+def less_its_mean_above_a_number_of_the_file(x):
+    if x.shape[0] > MOST_AT_ONCE:
+        return x - x.mean(0)
+    return x
+
+
 def twice_where_there_are_many_large(x):
     return x * 2 if len(x) > 4 and (x > 20).any() else x
 
@@ -859,6 +872,8 @@ def decided(does, n_rows):
         half_where_all_are_large,
         twice_where_many_are_large,
         twice_where_there_are_many,
+        twice_from_sixteen_on,
+        less_its_mean_above_a_number_of_the_file,
         twice_where_there_are_many_large,
         less_its_mean_where_a_row_is_nothing,
         less_its_mean_where_one_is_in_a_band,
@@ -888,6 +903,47 @@ def test_a_layer_may_go_by_data_and_leave_rows_alone(does, allowed):
     for factor in (1, 20, -20):
         loss, wanted = runtime.step(x * factor).loss, model(x * factor).square().mean().detach()
         torch.testing.assert_close(loss.as_subclass(torch.Tensor), wanted, rtol=allowed, atol=0)
+
+
+class Routed(nn.Module):
+    """A layer that says how unevenly all tokens of a batch choose, as experts are balanced."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.linear = nn.Linear(4, 3), nn.Linear(4, 4)
+
+    def forward(self, x):
+        chances = self.gate(x).softmax(-1).flatten(0, 1)
+        chosen = F.one_hot(chances.argmax(-1), 3).to(x.dtype)
+        return x + self.linear(x), 3 * (chances.mean(0) * chosen.mean(0)).sum()
+
+
+class Balanced(nn.Module):
+    """A small share of its loss says how evenly its layers' tokens choose."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.layers, self.head, self.share = (
+            nn.ModuleList([Routed() for _ in range(3)]),
+            nn.Linear(4, 5),
+            share,
+        )
+
+    def forward(self, x, labels):
+        told = 0.0
+        for layer in self.layers:
+            x, uneven = layer(x)
+            told = told + uneven
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten()) + self.share * told
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("share", "is_told"), [(1e-2, True), (1e-3, True), (0.0, False)])
+def test_what_mixes_rows_in_a_small_share_of_a_loss_is_found_in_any_precision(share, is_told, dtype):
+    torch.manual_seed(0)
+    model, x = Balanced(share).to(dtype), torch.randn(4, 6, 4).to(dtype)
+    found = captured_mixing(model, x, torch.randint(0, 5, (4, 6)))
+    assert bool(found.always) == is_told
 
 
 class AskingHowItLies(nn.Module):

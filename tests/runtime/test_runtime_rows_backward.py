@@ -45,6 +45,47 @@ class Within(nn.Module):
         return self.function.apply(self.linear(x))
 
 
+class Hooking(nn.Module):
+    """A layer that hooks on the gradient of what it computes, in its forward or from outside."""
+
+    def __init__(self, hook, *, is_inside):
+        super().__init__()
+        self.linear, self.hook, self.is_inside = nn.Linear(4, 4), hook, is_inside
+        if not is_inside:
+            self.linear.register_full_backward_hook(lambda _, given, __: (hook(given[0]),))
+
+    def forward(self, x):
+        x = self.linear(x)
+        if self.is_inside and x.requires_grad:
+            x.register_hook(self.hook)
+        return x
+
+
+class HookingItself(nn.Module):
+    """Hooks on a gradient in its own forward, and computes its loss, which may tell rows from one another."""
+
+    def __init__(self, hook, *, is_contrastive):
+        super().__init__()
+        self.words, self.hook, self.is_contrastive = Words(), hook, is_contrastive
+
+    def forward(self, ids):
+        x = self.words.table(ids).mean(1)
+        if x.requires_grad:
+            x.register_hook(self.hook)
+        found = self.words.head(self.words.layer(x).relu())
+        if self.is_contrastive:
+            return F.cross_entropy(found @ found.roll(1, 0).T, torch.arange(len(found)))
+        return F.cross_entropy(found, ids[:, 0] % 3)
+
+
+def normed(gradient):
+    return gradient / gradient.norm()
+
+
+def limited(gradient):
+    return gradient.clamp(-1e-3, 1e-3) * 2
+
+
 class Words(nn.Module):
     """The mean of words' entries in a table, through a layer, and maybe a function in its own forward."""
 
@@ -66,11 +107,15 @@ MIXED = {
     "its function": (lambda: Words(by_frequency=True), "the backward of embedding"),
     "a function": (lambda: Words(function=Normed), "the backward of apply"),
     "a layer's function": (lambda: Words(layer=Within(Normed)), "the backward of apply"),
+    "a layer's hook": (lambda: Words(layer=Hooking(normed, is_inside=True)), "the backward of layer"),
+    "a hook on a layer": (lambda: Words(layer=Hooking(normed, is_inside=False)), "the backward of layer"),
 }
 ALONE = {
     "torch's own": Words,
     "a function": lambda: Words(function=Turned),
     "a layer's function": lambda: Words(layer=Within(Turned)),
+    "a layer's hook": lambda: Words(layer=Hooking(limited, is_inside=True)),
+    "a hook on a layer": lambda: Words(layer=Hooking(limited, is_inside=False)),
     "a frozen table": lambda: Words(
         table=nn.Embedding(9, 4, scale_grad_by_freq=True).requires_grad_(requires_grad=False)
     ),
@@ -103,6 +148,25 @@ def test_what_mixes_rows_in_its_backward_alone_is_warned_of(kind, caplog):
 def test_a_backward_that_leaves_rows_alone_is_no_mixing(kind, caplog):
     assert off(ALONE[kind]) < 1e-12
     assert "depend on one another" not in caplog.text
+
+
+@pytest.mark.parametrize("is_contrastive", [False, True])
+@pytest.mark.parametrize("hook", [normed, limited])
+def test_what_mixes_rows_in_its_backward_ahead_of_a_loss_of_the_models_own_is_warned_of(
+    hook, is_contrastive, caplog
+):
+    torch.manual_seed(0)
+    model = HookingItself(hook, is_contrastive=is_contrastive).double()
+    plain, ids = copy.deepcopy(model), torch.randint(0, 9, (8, 5))
+    pipe = autopipe.split(model, 2, (ids,), costs="estimated", n_microbatches=4)
+    assert bool(pipe.graph.ops.tail) == is_contrastive
+    loss = pipe.runtime().step(ids).loss.detach().as_subclass(torch.Tensor)
+    whole = plain(ids)
+    whole.backward()
+    torch.testing.assert_close(loss, whole.detach())
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    off = max(float((a.grad - b.grad).abs().max()) for a, b in pairs if b.grad is not None)
+    assert (off > 1e-4) == ("depend on one another" in caplog.text) == (hook is normed)
 
 
 def test_many_backwards_are_asked_with_as_many_runs_as_one(monkeypatch):

@@ -53,7 +53,7 @@ class MixedRows:
         forms = self._capture.forms[self._model.training]
         others = [forms[number].variation.mixing for number in sorted({*batch.forms} - {0})]
         always = always or next((m.always for m in others if m.always), "")
-        training = training or next((m.training for m in others if m.training), "")
+        training = training or next((m.training for m in others if m.training), "") or found.backward
         always = always or self._capture.answered_otherwise(batch.forms, batch.of_all)
         if not self._model.training:
             training = ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
@@ -16,12 +17,15 @@ from ..calls.call import Call, Depends, Recording
 from ..runs.session import Session
 from ..sizes.dims import axis_of
 from ..sizes.variation import Mixing, Tail, Variation
-from .mixing import mixing
+from .backwards import OwnBackwards, mixed_in_backward
+from .mixing import mixing, rows_of
 from .other_answers import FormPairs, two_rows
 from .per_call_state import by_call
 from .tail import find_tail
 
 __all__ = ["Chosen", "answered_apart", "with_rows", "with_rows_of_the_example", "without_rows"]
+
+_logger = logging.getLogger("autopipe")
 
 Chosen = Callable[[Mapping[str, torch.Tensor]], int | None]
 """The number of the form that inputs ask for."""
@@ -40,13 +44,40 @@ def with_rows_of_the_example(
 
     What is ``known`` of another capture of the model is not asked again.
     """
-    told = (forms, given, variation.dims, variation.shapes, session.device, session.start)
-    found = known.mixing if known else mixing(session.model, *told, takes=variation.takes_rows)
+    dim, told = batch_dim(variation.dims), (forms, given, variation.dims, variation.shapes, session.device)
+    own = None if dim is None else OwnBackwards(session.model, dim, variation.shapes)
+    takes = variation.takes_rows
+    found = known.mixing if known else mixing(session.model, *told, session.start, own, takes=takes)
     if not (known or found.always or found.training):
         written = by_call(session.model, forms[True], given, variation, session.device, session.start)
         found = dataclasses.replace(found, by_call=written)
-    tail = find_tail(session.model, *told, found, takes=variation.takes_rows)
+    tail = find_tail(session.model, *told, session.start, found, takes=takes)
+    if own is not None and not (known or found.points or (found.always and not tail.ops)):
+        found = dataclasses.replace(
+            found, backward=_in_backward(session, forms[True], given, variation, own, tail)
+        )
     return dataclasses.replace(variation, mixing=found, tail=tail)
+
+
+def _in_backward(
+    session: Session,
+    form: Recording,
+    given: Mapping[str, torch.Tensor],
+    variation: Variation,
+    own: OwnBackwards,
+    tail: Tail,
+) -> str:
+    """What mixes rows in the backward ahead of the tail, in words; nothing where it cannot be told."""
+    dim, device = batch_dim(variation.dims), session.device
+    if dim is None or dim.packed or device.type == "meta":
+        return ""
+    start = functools.partial(session.start, True)
+    run = rows_of(session.model, form, given, dim, device, start, alone=variation.takes_rows(2))
+    try:
+        return mixed_in_backward(session.model, form, run, own, tail.ops)
+    except Exception as error:  # any Python of the model, on rows it may not take
+        _logger.debug("backwards could not be told apart: %s", error)
+        return ""
 
 
 def with_rows(

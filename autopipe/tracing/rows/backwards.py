@@ -1,13 +1,14 @@
 """Whether rows of a batch depend on one another in the backward alone, where each forward is its own.
 
 An embedding may divide its gradient by how often the batch names an entry, and a ``Function`` that is not
-torch's own make anything of gradients. What forwards do to rows is left to ``mixing``.
+torch's own, or a hook on the gradient of a tensor or module, make anything of it. What forwards do to rows is
+left to ``mixing``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
+from ..calls.named import Named
 from .by_mode import is_own
 from .results import ALLOWED, Rows, axes, is_close
 
@@ -29,6 +31,7 @@ _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Made = tuple[Call, int, int]
 """A call, the place of a tensor that it makes, and the axis along which rows lie there."""
 _BY_FREQUENCY = "scale_grad_by_freq"
+_HOOK = "register_hook"
 
 
 class OwnBackwards:
@@ -37,8 +40,8 @@ class OwnBackwards:
     Each comes with the place and the batch axis of a tensor it makes. ``is_whole``: all calls were shown.
     """
 
-    def __init__(self, dim: Dim, shapes: _Shapes) -> None:
-        self._dim, self._shapes = dim, shapes
+    def __init__(self, model: nn.Module, dim: Dim, shapes: _Shapes) -> None:
+        self._model, self._dim, self._shapes = model, dim, shapes
         self._seen: set[Node] = set()
         self.found: list[_Made] = []
         self.is_whole = False
@@ -46,8 +49,14 @@ class OwnBackwards:
     def look(self, call: Call, value: Any) -> None:
         """Be shown a call, with its value and what that came of."""
         self.is_whole = True
+        if call.hint == _HOOK:
+            self.found += [
+                (c, 0, axis) for c in call.inputs for axis in axes(c, 0, self._dim, self._shapes)[:1]
+            ]
+            return
+        is_hooked = _is_hooked(self._model, call)
         for i, tensor in enumerate(tensors(value)):
-            is_odd = any(map(_is_odd, _nodes_above(tensor.grad_fn, self._seen)))
+            is_odd = any(map(_is_odd, _nodes_above(tensor.grad_fn, self._seen))) or is_hooked
             places = axes(call, i, self._dim, self._shapes)[:1] if is_odd else []
             self.found += [(call, i, axis) for axis in places]
 
@@ -56,12 +65,15 @@ class OwnBackwards:
         self._seen.clear()
 
 
-def mixed_in_backward(model: nn.Module, form: Recording, run: Rows, own: OwnBackwards) -> str:
+def mixed_in_backward(
+    model: nn.Module, form: Recording, run: Rows, own: OwnBackwards, tail: Collection[str]
+) -> str:
     """In words, the first call in whose backward rows are mixed; nothing where there is none.
 
     ``run`` runs the form on rows a and b. Only calls with a backward that is not torch's own, or goes by the
-    whole batch, are asked: the gradients of row a alone are to be the same beside b as beside a, and those of
-    both rows together the sum of each one's. All are asked at once; where rows are mixed, one by one.
+    whole batch, are asked, and none of the ``tail``, which has that: the gradients of row a alone are to be
+    the same beside b as beside a, and those of both rows together the sum of each one's. All are asked at
+    once; where rows are mixed, one by one.
     """
     if not (own.is_whole or _may_mix(model, form)):
         return ""
@@ -70,8 +82,9 @@ def mixed_in_backward(model: nn.Module, form: Recording, run: Rows, own: OwnBack
         if not own.is_whole:
             run("ab", own.look)
             own.end()
-        if own.found and _are_mixed(run, own.found, weights):
-            first = next((asked for asked in own.found if _are_mixed(run, [asked], weights)), own.found[0])
+        asked = [made for made in own.found if made[0].name not in tail]
+        if asked and _are_mixed(run, asked, weights):
+            first = next((made for made in asked if _are_mixed(run, [made], weights)), asked[0])
             return f"the backward of {call_and_place(first[0])}"
     return ""
 
@@ -81,7 +94,25 @@ def _may_mix(model: nn.Module, form: Recording) -> bool:
     if any(getattr(module, _BY_FREQUENCY, False) for module in model.modules()):
         return True
     may_be_own = any(not f.__module__.startswith("torch.") for f in _functions(torch.autograd.Function))
-    return any(call.kwargs.get(_BY_FREQUENCY) or (may_be_own and is_own(model, call)) for call in form.calls)
+    return any(
+        call.kwargs.get(_BY_FREQUENCY)
+        or call.hint == _HOOK
+        or _is_hooked(model, call)
+        or (may_be_own and is_own(model, call))
+        for call in form.calls
+    )
+
+
+def _is_hooked(model: nn.Module, call: Call) -> bool:
+    """Whether code within a call may hook on gradients of what it computes."""
+    if call.op != "call_module":
+        return isinstance(call.target, Named) and _names_a_hook(call.target.function)
+    inside = model.get_submodule(str(call.target)).modules()
+    return any(m._backward_hooks or m._backward_pre_hooks or _names_a_hook(type(m).forward) for m in inside)
+
+
+def _names_a_hook(function: Any) -> bool:
+    return _HOOK in getattr(getattr(function, "__code__", None), "co_names", ())
 
 
 def _functions(kind: type) -> Iterator[type]:

@@ -29,12 +29,13 @@ from ..calls.labels import can_be_counted, label_options
 from ..sizes.rerun import replay
 from ..sizes.variation import Mixing
 from ..state.state import seed
-from .backwards import OwnBackwards, mixed_in_backward
+from .backwards import OwnBackwards
 from .by_mode import is_other_in_training
 from .data_dependent import Change, Reading, Turn, Turned, alike, reading, scales
 from .noise import OwnNoise
 from .pieces import fault_in_pieces
-from .results import ALLOWED, COARSE, EQUAL, ROUNDED, Results, Rows, axes, differ, is_close
+from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ, is_close
+from .thresholds import thresholds
 from .varied_data import of_other_signs, told_otherwise, unlike
 
 __all__ = ["mixing", "rows_of"]
@@ -54,12 +55,14 @@ def mixing(
     shapes: _Shapes,
     device: torch.device,
     start: Callable[[bool], None],
+    own: OwnBackwards | None = None,
     *,
     takes: Callable[[int], bool],
 ) -> Mixing:
     """Run the forms on the tensors ``given``, and on others like them; ``start`` sets the mode.
 
-    A form that is asked alone, whatever mode it is of, is given as that of evaluation.
+    A form that is asked alone, whatever mode it is of, is given as that of evaluation. ``own`` is shown the
+    calls of a run with gradients where there is one.
 
     Where the forms are right for two rows (``takes`` tells for how many), on two alone, as only these tell
     how rows weigh. Where the graph does not run on rows in other places, it is run on pieces of the batch.
@@ -70,7 +73,7 @@ def mixing(
         return Mixing()
     found: dict[bool, str] = {}
     sums: list[bool] = []
-    elsewhere, own = False, OwnBackwards(dim, shapes)
+    elsewhere, own = False, own or OwnBackwards(model, dim, shapes)
     for training in sorted(forms):
         form = forms[training]
         if training and (
@@ -112,6 +115,11 @@ def mixing(
             if is_more and not found[training]:
                 # what two rows do not come near to, as a largest norm, more of them may pass
                 found[training] = _if_told(_of_more, results, seen[0], given, dim, shapes)
+            for n in thresholds(model, form, 2 * _MANY) if is_more else ():
+                if not found[training] and takes(n + 2):
+                    told_more = results, seen[0], given, n // 2 + 1, dim, shapes
+                    found[training] = _if_told(_among_more, *told_more)
+                    elsewhere = bool(found[training])
             of_read = functools.partial(_read, *told, alone=is_sure, times=_MANY if is_more else 1)
             read = of_read() if is_told and not found[training] else Reading()
             for rows in unlike(model, form, given, dim, shapes, reads=True) if read.truths else ():
@@ -128,11 +136,8 @@ def mixing(
                 if not found[training]:
                     found[training] = _if_told(_by_data, otherwise, is_more, dim, shapes)
                     elsewhere = bool(found[training])
-    if True in forms and not any(found.values()):
-        run = rows_of(model, forms[True], given, dim, device, functools.partial(start, True), alone=takes(2))
-        found[True] = _if_told(mixed_in_backward, model, forms[True], run, own)
     is_sum = bool(sums) and all(sums) and not found[False]
-    return Mixing(found[False], found.get(True, ""), is_sum, bool(sums), elsewhere=elsewhere)
+    return Mixing(found[False], found.get(True, ""), sums=is_sum, is_asked=bool(sums), elsewhere=elsewhere)
 
 
 def _results(
@@ -184,6 +189,18 @@ def _of_more(
     """What mixes rows that come often, or gives others than for a ``few``."""
     many = results(given, True, times=_MANY)
     return _found(many, dim, shapes) or few.among(many, _MANY, dim, shapes, ROUNDED)
+
+
+def _among_more(
+    results: Callable[..., Results],
+    few: Results,
+    given: Mapping[str, Tensor],
+    times: int,
+    dim: Dim,
+    shapes: _Shapes,
+) -> str:
+    """What gives others than for a ``few`` rows where these come so many ``times``."""
+    return few.among(results(given, True, times=times), times, dim, shapes, ROUNDED)
 
 
 def _of_alike(
@@ -322,15 +339,17 @@ def _other(row: Tensor) -> Tensor:
 def _found(results: Results, dim: Dim, shapes: _Shapes) -> str:
     """What mixes rows in one form, in words, or nothing.
 
-    Where results differ by little, though by more than rounding, some op must differ by more. Where a number
-    is the same whatever the rows, as a loss that is clipped, it tells nothing, and the ops are asked too.
+    Where results differ by little, though by more than rounding, some op must differ by more, or some number
+    that a small share of goes into a loss. Where a number is the same whatever the rows, as a loss that is
+    clipped, it tells nothing, and the ops are asked too.
     """
     fault = results.fault(dim, shapes, ALLOWED)
     if fault:
         where = _first(results.form, results.run, dim, shapes)
         return "; ".join(filter(None, (where, fault if results.is_number or not where else "")))
     little = results.fault(dim, shapes, EQUAL) or not results.are_telling
-    return _first(results.form, results.run, dim, shapes) if little else ""
+    where = _first(results.form, results.run, dim, shapes) if little else ""
+    return where or (results.number_within() if results.is_a_number_off(SLIGHT) else "")
 
 
 def _first(

@@ -25,6 +25,7 @@ __all__ = [
     "COARSE",
     "EQUAL",
     "ROUNDED",
+    "SLIGHT",
     "Results",
     "Rows",
     "axes",
@@ -37,6 +38,8 @@ ALLOWED = {float64: 1e-8, float32: 1e-3}
 """Of the largest value; products of other sizes round otherwise."""
 EQUAL = {float64: 1e-12, float32: 1e-5}
 """More than rounding: all else being equal, so are the products' sizes."""
+SLIGHT = {float64: 1e-13, float32: 1e-6}
+"""What rounding of a number alone may come to, or a small share of what mixes rows."""
 ROUNDED = {float64: 1e-5, float32: 1e-3}
 """Of the largest value, where rows are more or fewer, or another form runs: fp64 may be fp32 inside."""
 COARSE = {float64: 0.05, float32: 0.05}
@@ -116,6 +119,36 @@ class Results:
             if words := self._no_mean(i, allowed.get(self.of("ab")[i].dtype, _ALLOWED_BELOW), allowed):
                 self.is_number = True
                 return f"{call_and_place(self._leaves[i])} is {words}"
+        return ""
+
+    def is_a_number_off(self, allowed: Mapping[dtype, float]) -> bool:
+        """Whether any number is not as rows alone make it."""
+        return any(
+            self._no_mean(i, allowed.get(self.of("ab")[i].dtype, _ALLOWED_BELOW), EQUAL)
+            for i in self._numbers
+        )
+
+    def number_within(self) -> str:
+        """In words, the first number made on the way that is neither mean nor sum of the rows'; or nothing.
+
+        Not asked of longer batches, in which others weigh beside the rows.
+        """
+        seen: dict[str, dict[tuple[int, int], Tensor]] = {"ab": {}, "aa": {}, "bb": {}}
+        for rows, kept in seen.items() if not self._is_longer else ():
+            self._run(rows, functools.partial(_keep_numbers, kept))
+        shares = self._shares or (0.5, 0.5)
+        for call in self.form.calls:
+            for i in range(len([*tensors(call.value)])) if call.op not in ("placeholder", "output") else ():
+                each = [kept[id(call), i] for kept in seen.values() if (id(call), i) in kept]
+                if len(each) < len(seen) or not all(bool(n.isfinite()) for n in each):
+                    continue
+                ab, aa, bb = each
+                means = (aa + bb) / 2, shares[0] * aa + shares[1] * bb
+                if not any(is_close(ab, mean) for mean in means):
+                    words = (
+                        f"{ab.item():.6g} for two rows that alone give {aa.item():.6g} and {bb.item():.6g}"
+                    )
+                    return f"{call_and_place(call)} is {words}"
         return ""
 
     def moved(self, dim: Dim, shapes: _Shapes, *, takes_more: bool) -> str:
@@ -289,6 +322,11 @@ def _shown_to(looks: Sequence[Callable[[Call, Any], None]], call: Call, value: A
 
 def _keep_tensors(kept: dict[tuple[int, int], Tensor], call: Call, value: Any) -> None:
     kept.update(((id(call), i), tensor.detach().clone()) for i, tensor in enumerate(tensors(value)))
+
+
+def _keep_numbers(kept: dict[tuple[int, int], Tensor], call: Call, value: Any) -> None:
+    made = enumerate(tensors(value))
+    kept.update(((id(call), i), number.detach().clone()) for i, number in made if is_number(number))
 
 
 def axes(call: Call, index: int, dim: Dim, shapes: _Shapes) -> list[int]:
