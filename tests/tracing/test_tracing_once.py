@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from autopipe.errors import AutopipeError
+from autopipe.errors import AutopipeError, CaptureError
 from autopipe.tracing import capture
+from autopipe.tracing.referee.referee import Referee
 from autopipe.tracing.runs.runs import Runs
 from autopipe.tracing.state.garbage import seldom_searched
 
@@ -39,6 +40,13 @@ class Net(nn.Module):
         for layer in self.layers:
             x = self.drop(layer(x))
         return x
+
+
+class Moded(Net):
+    """Does something else in training."""
+
+    def forward(self, x):
+        return super().forward(x * 2 if self.training else x)
 
 
 class Masked(Net):
@@ -202,6 +210,33 @@ def test_code_that_asks_no_mode_is_recorded_once(cls, n_draws, monkeypatch):
     assert found.graphs[True] is found.graphs[False]
     assert sum(op.is_random for op in found.ops.ops) == n_draws
     check(found, model)
+
+
+@pytest.mark.parametrize(
+    ("cls", "dynamic", "n_asked"), [(Net, False, 2), (Net, "auto", 2), (Moded, "auto", 4)]
+)
+def test_gradients_of_a_form_for_both_modes_are_compared_once(cls, dynamic, n_asked, monkeypatch):
+    asked, original = [], torch.autograd.grad
+
+    def grad(outputs, *args, **kwargs):
+        asked.append(outputs)
+        return original(outputs, *args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    capture(cls(), (torch.randn(3, 4),), dynamic=dynamic)
+    assert len(asked) == n_asked
+
+
+def test_what_takes_gradients_in_training_is_looked_at_where_they_are_not_compared(monkeypatch):
+    graph = Referee._run_graph
+
+    def cut_off(referee, training, tensors):
+        given, spec = graph(referee, training, tensors)
+        return ([v.detach() for v in given] if training else given), spec
+
+    monkeypatch.setattr(Referee, "_run_graph", cut_off)
+    with pytest.raises(CaptureError, match=r"in training.* other outputs take gradients"):
+        capture(Net(), (torch.randn(3, 4),), dynamic=False)
 
 
 def test_each_outcome_is_recorded_once(monkeypatch):

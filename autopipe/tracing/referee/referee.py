@@ -50,10 +50,12 @@ class Fault:
 class _Shown:
     """What one run showed: its tensors, the ``rest`` of what it gave and what that lies in, and what it did.
 
-    ``leaves`` holds (path, inputs, outputs) of each leaf's call, when asked for.
+    ``requiring`` tells which of the tensors take gradients; ``leaves`` holds (path, inputs, outputs) of each
+    leaf's call, when asked for.
     """
 
     outputs: list[Tensor]
+    requiring: list[bool]
     rest: list[Any]
     spec: Spec
     gradients: dict[str, Tensor | None]
@@ -68,6 +70,9 @@ class Referee:
     ``is_asked_for`` tells whether inputs ask for these forms, in a mode, where there are others. ``by_data``
     are the paths of leaves that give tensors of other sizes for other data of the sizes recorded;
     ``has_idle_draws`` tells whether the model draws what nothing goes by, and the graph does not.
+
+    Gradients of one form that serves both modes are those of the same calls in each: they are compared in
+    evaluation, at other sizes too, and in training only whether outputs take any.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class Referee:
         self.named = dict(model.named_parameters())
         self.by_data: set[str] = set()
         self.has_idle_draws = False
+        self._knows_gradients = False
 
     def fault(self) -> Fault | None:
         """The first difference in either mode; None where there is none."""
@@ -177,6 +183,7 @@ class Referee:
         except Exception:  # whatever it is, the model does not raise it
             said = "the captured graph fails where the model runs"
         if not said:
+            self._knows_gradients |= self.forms[True] is self.forms[False]
             return None
         try:
             first, second = (self._model(training, given, watched=True) for _ in range(2))
@@ -265,10 +272,11 @@ class Referee:
             given_out, spec = run(tensors)
             outputs = [t for t in given_out if isinstance(t, Tensor)]
             drawn = generators(self.device)
-            gradients = self._gradients(outputs, tensors)
+            gradients = {} if self._knows_gradients else self._gradients(outputs, tensors)
         buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
         rest = [v for v in given_out if not isinstance(v, Tensor)]
-        return _Shown([t.detach() for t in outputs], rest, spec, gradients, buffers, drawn, leaves)
+        plain, requiring = [t.detach() for t in outputs], [t.requires_grad for t in outputs]
+        return _Shown(plain, requiring, rest, spec, gradients, buffers, drawn, leaves)
 
     def _gradients(
         self, outputs: Sequence[Tensor], tensors: Mapping[str, Tensor]
@@ -350,6 +358,8 @@ def _difference(expected: _Shown, got: _Shown) -> str:
     for name, a in expected.gradients.items():
         if said := _apart(a, got.gradients.get(name)):
             return f"the gradient of {name} {said}"
+    if not (expected.gradients or got.gradients) and expected.requiring != got.requiring:
+        return "other outputs take gradients than the model's"
     for name, buffer in expected.buffers.items():
         if said := _apart(buffer, got.buffers.get(name)):
             return f"buffer {name} {said} afterwards"
