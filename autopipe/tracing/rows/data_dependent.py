@@ -11,7 +11,7 @@ import os
 import pathlib
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...graph import Dim
+from ...torch_private import TorchDispatchMode
 from ..calls.call import Call, Depends, Recording
 from ..calls.functions import classify, plain_name
 from ..calls.named import Named
 from ..code.leaves import is_atomic
 from .results import Rows
 
-__all__ = ["Change", "Reading", "Turn", "Turned", "alike", "reading", "scales"]
+__all__ = ["Change", "Reading", "Turn", "Turned", "Watch", "alike", "reading", "scales"]
 
 Change = Callable[[str, Call, Any], Any]
 """(rows, call, value) → what takes the value's place for rows such as ``"abb"``, or None."""
@@ -35,6 +36,26 @@ _FACTORS = (64.0, -64.0, 1 / 64)
 _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
 
+
+_SMOOTH = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_fused_rms_norm", "_log_softmax", "_reshape_alias", "_safe_softmax", "_softmax", "_to_copy",
+        "_scaled_dot_product_attention_math", "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable",
+        "_unsafe_view", "add", "add_", "addmm", "alias", "arange", "baddbmm", "bitwise_and", "bitwise_not",
+        "bitwise_or", "bmm", "cat", "clone", "constant_pad_nd", "convolution", "cos", "detach", "div",
+        "div_", "embedding", "empty", "empty_like", "erf", "exp", "expand", "full", "full_like", "gelu",
+        "lift_fresh", "linear", "logical_and", "logical_not", "masked_fill", "matmul", "mean", "mm", "mul",
+        "mul_", "native_group_norm", "native_layer_norm", "neg", "new_empty", "new_full", "new_ones",
+        "new_zeros", "nll_loss_forward", "ones", "ones_like", "permute", "pow", "reshape", "rsqrt", "rsub",
+        "scalar_tensor", "select", "sigmoid", "silu", "sin", "slice", "split", "split_with_sizes", "sqrt",
+        "squeeze", "stack", "sub", "sub_", "sum", "t", "tanh", "transpose", "tril", "triu", "unbind",
+        "unsqueeze", "view", "where", "zeros", "zeros_like",
+    )
+)  # fmt: skip
+"""Ops without a limit, a comparison, an order or places that values tell: what they give has no steps."""
 
 _Place = tuple[types.CodeType, int]
 """Code, and a line of its file."""
@@ -60,26 +81,72 @@ class Reading:
     truths: tuple[Turn, ...] = ()
 
 
-def reading(model: nn.Module, form: Recording, run: Rows) -> Reading:
-    """What a form goes by. ``run`` runs it, and shows each call once it has run.
+class Watch:
+    """One run of a form on rows a and b that is looked at: what code reads, and which ops make what it gives.
+
+    Attributes
+    ----------
+    noted: what its code was seen to ask of tensors; None before it has run. found: ids of calls as in
+        :class:`Reading`. is_smooth: whether each op of what hangs on inputs was seen, and gives values that
+        follow its operands without a limit or a choice. What two rows do to one another in such ops, each
+        does on nearly all data.
+    """
+
+    def __init__(self, model: nn.Module, form: Recording) -> None:
+        self._given = {
+            id(call): [*filter(_may_vary, call.inputs)] for call in form.calls if _is_code(model, call)
+        }
+        own = (call for call in form.calls if id(call) in self._given)
+        self.takes_inputs = any(c.depends & Depends.INPUT for call in own for c in call.inputs)
+        self.noted: _Noted | None = None
+        self.found: set[int] = set()
+        self.is_smooth = False
+        self._is_over = False
+
+    def first(self, run: Rows, rows: str, look: Callable[[Call, Any], Any] | None = None) -> Any:
+        """What ``run`` gives; its first run on rows a and b is looked at, where it runs so."""
+        if self._is_over or rows != "ab":
+            return run(rows, look)
+        self._is_over = True
+        ops = _Ops()
+        try:
+            with ops:
+                result = self.see(run, look, ops.end)
+        except Exception:  # whatever it is: code may not run while somebody watches
+            return run(rows, look)
+        self.is_smooth = ops.is_smooth
+        return result
+
+    def see(self, run: Rows, *looks: Callable[[Call, Any], Any] | None) -> Any:
+        """What ``run`` gives for rows a and b, looked at; ``looks`` are shown each call with its value."""
+        found: set[int] = set()
+
+        def shown(call: Call, value: Any) -> None:
+            if noted.has_read:
+                found.update(map(id, self._given.get(id(call), ())))
+            noted.has_read = False
+            for look in filter(None, looks):
+                look(call, value)
+
+        with _Noted() as noted:
+            result = run("ab", shown)
+        self.noted, self.found = noted, found
+        return result
+
+
+def reading(form: Recording, run: Rows, watch: Watch) -> Reading:
+    """What a form goes by, as ``watch`` has seen; ``run`` runs it, and shows each call once it has run.
 
     It does not where torch's own layers alone are given anything.
     """
-    given = {id(call): [*filter(_may_vary, call.inputs)] for call in form.calls if _is_code(model, call)}
-    found: set[int] = set()
     truths: tuple[Turn, ...] = ()
     ranks = any(c.op != "call_module" and plain_name(c) in _RANKING for c in form.calls)
-    if any(c.depends & Depends.INPUT for call in form.calls if id(call) in given for c in call.inputs):
-        with _Noted() as noted:
-
-            def look(call: Call, value: Any) -> None:
-                if noted.has_read:
-                    found.update(map(id, given.get(id(call), ())))
-                noted.has_read = False
-
-            run("ab", look)
-        ranks, truths = ranks or noted.ranks, _turns(run, noted.truths)
-    return Reading(frozenset(found), ranks, truths)
+    if watch.takes_inputs:
+        if watch.noted is None:
+            watch.see(run)
+        assert watch.noted is not None
+        ranks, truths = ranks or watch.noted.ranks, _turns(run, watch.noted.truths)
+    return Reading(frozenset(watch.found), ranks, truths)
 
 
 def _turns(run: Rows, seen: Mapping[_Place, int]) -> tuple[Turn, ...]:
@@ -161,6 +228,33 @@ class _Noted(TorchFunctionMode):
         if kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
             self.truths[place] = self.truths.get(place, 0) + 1
         return result
+
+
+class _Ops(TorchDispatchMode):
+    """Tells whether the ops of calls that hang on inputs are all smooth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_smooth = self._is_smooth_here = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self._is_smooth_here = self._is_smooth_here and _is_smooth(func, args, made)
+        return made
+
+    def end(self, call: Call, value: Any) -> None:
+        """What ran since the last call is what this one runs."""
+        is_made = call.op != "placeholder" and bool(call.depends & Depends.INPUT)
+        self.is_smooth &= self._is_smooth_here or not is_made
+        self._is_smooth_here = True
+
+
+def _is_smooth(func: Any, args: Sequence[Any], made: Any) -> bool:
+    name = func._schema.name
+    if name not in _SMOOTH or func._overloadname.endswith("_mode"):  # which rounds
+        return False
+    casts = name == "aten::_to_copy" and args[0].is_floating_point()
+    return not casts or bool(made.is_floating_point())
 
 
 class Turned(TorchFunctionMode):

@@ -31,7 +31,7 @@ from ..sizes.variation import Mixing
 from ..state.state import seed
 from .backwards import OwnBackwards
 from .by_mode import is_other_in_training
-from .data_dependent import Change, Reading, Turn, Turned, alike, reading, scales
+from .data_dependent import Change, Reading, Turn, Turned, Watch, alike, reading, scales
 from .noise import OwnNoise
 from .pieces import fault_in_pieces
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ, is_close
@@ -111,16 +111,16 @@ def mixing(
             others = itertools.chain(told_otherwise(given, dim), unlike(model, form, given, dim, shapes))
             for rows in others if is_told else ():
                 found[training] = found[training] or _if_told(_of_others, results, rows, is_sure, dim, shapes)
-            is_more = is_sure and takes(2 * _MANY)
+            is_more, watch = is_sure and takes(2 * _MANY), Watch(model, form)
             if is_more and not found[training]:
                 # what two rows do not come near to, as a largest norm, more of them may pass
-                found[training] = _if_told(_of_more, results, seen[0], given, dim, shapes)
+                found[training] = _if_told(_of_more, results, seen[0], given, dim, shapes, watch)
             for n in thresholds(model, form, 2 * _MANY) if is_more else ():
                 if not found[training] and takes(n + 2):
                     told_more = results, seen[0], given, n // 2 + 1, dim, shapes
                     found[training] = _if_told(_among_more, *told_more)
                     elsewhere = bool(found[training])
-            of_read = functools.partial(_read, *told, alone=is_sure, times=_MANY if is_more else 1)
+            of_read = functools.partial(_read, watch, *told, alone=is_sure, times=_MANY if is_more else 1)
             read = of_read() if is_told and not found[training] else Reading()
             for rows in unlike(model, form, given, dim, shapes, reads=True) if read.truths else ():
                 if not found[training]:
@@ -152,16 +152,18 @@ def _results(
     times: int = 1,
     changes: Change | None = None,
     turned: Turn | None = None,
+    watch: Watch | None = None,
 ) -> Results:
     """What a form gives for two ``rows``, so many ``times`` behind one another.
 
     Labels are counted where all can be: of others the model may make means. ``changes`` may put other values
-    in the place of calls', and truths asked for in a place may be ``turned``.
+    in the place of calls', and truths asked for in a place may be ``turned``; ``watch`` looks at a run.
     """
     over_labels = [*filter(None, (label_options(model, call) for call in form.calls))]
     counted = over_labels if all(can_be_counted(model, options) for options in over_labels) else []
     told = (model, form, rows, dim, device, begin)
     run = rows_of(*told, alone=alone, times=times, changes=changes, turned=turned)
+    run = run if watch is None else functools.partial(watch.first, run)
     is_longer = times > 1 or (dim.example > 2 and not alone)
     return Results(form, run, is_longer, counted, OwnNoise(dim, shapes, device))
 
@@ -184,10 +186,21 @@ def _of_others(
 
 
 def _of_more(
-    results: Callable[..., Results], few: Results, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
+    results: Callable[..., Results],
+    few: Results,
+    given: Mapping[str, Tensor],
+    dim: Dim,
+    shapes: _Shapes,
+    watch: Watch,
 ) -> str:
-    """What mixes rows that come often, or gives others than for a ``few``."""
-    many = results(given, True, times=_MANY)
+    """What mixes rows that come often, or gives others than for a ``few``.
+
+    Where all is smooth that ``watch`` sees, many rows alike mix as a few do: only whether what is given hangs
+    on how many they are is asked.
+    """
+    many = results(given, True, times=_MANY, watch=watch)
+    if watch.is_smooth and not many.is_noisy and not few.among(many, _MANY, dim, shapes, ROUNDED):
+        return ""
     return _found(many, dim, shapes) or few.among(many, _MANY, dim, shapes, ROUNDED)
 
 
@@ -228,11 +241,11 @@ def _by_data(results: Callable[..., Results], is_more: bool, dim: Dim, shapes: _
     return once.among(every[-1], _MANY, dim, shapes, COARSE) if is_more else ""
 
 
-def _read(*told: Any, **how: Any) -> Reading:
+def _read(watch: Watch, *told: Any, **how: Any) -> Reading:
     """What a form goes by, which may go another way on other data."""
-    model, form, *_ = told
+    _, form, *_ = told
     try:
-        return reading(model, form, rows_of(*told, **how))
+        return reading(form, rows_of(*told, **how), watch)
     except Exception as error:
         # any Python of the model: it may not run while somebody watches what torch is asked
         _logger.debug("what code reads could not be seen: %s", error)
