@@ -36,6 +36,7 @@ from .schema import (
     parse,
     refuse,
     versioned,
+    written,
 )
 from .shown import Shown
 
@@ -237,7 +238,7 @@ class Plan(Shown):
 
     def to_json(self, path: str | pathlib.Path | None = None) -> str:
         """The plan as JSON text, also written to ``path`` when given."""
-        text = json.dumps(_to_dict(self), indent=1)
+        text = written(_to_dict(self), indent=1)
         if path is not None:
             pathlib.Path(path).write_text(text)
         return text

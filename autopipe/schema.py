@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import numbers
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,7 @@ __all__ = [
     "parse",
     "refuse",
     "versioned",
+    "written",
 ]
 
 T = TypeVar("T")
@@ -94,6 +96,24 @@ def parse(text: str, what: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise refuse(what, "", f"is a {type(data).__name__}, not an object")
     return data
+
+
+def written(data: Any, indent: int | None = None) -> str:
+    """Data as JSON text; numbers of other types, numpy's and fractions, as Python's own.
+
+    >>> from fractions import Fraction
+    >>> written({"speed": Fraction(1, 2)})
+    '{"speed": 0.5}'
+    """
+    return json.dumps(data, indent=indent, default=_number)
+
+
+def _number(value: Any) -> Any:
+    if hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def build(cls: type[T], data: Any, what: str) -> T:

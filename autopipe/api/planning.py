@@ -22,6 +22,7 @@ from ..errors import InputError
 from ..graph import Op
 from ..hardware import Cluster
 from ..plans import Plan
+from ..schema import written
 from ..solve import Known, solve, usual_time_s
 from ..tracing import Capture
 from .agree import decide_once, in_group
@@ -150,7 +151,7 @@ def _with_settings(planned: Planned, whole: Capture, training: Training) -> Plan
 
 def _decision_to_text(decided: Decision) -> str:
     plan, table, opened = decided
-    return json.dumps([plan.to_json(), table.to_dict(), opened])
+    return written([plan.to_json(), table.to_dict(), opened])
 
 
 def _decision_of_text(text: str) -> Decision:

@@ -361,6 +361,15 @@ def test_numbers_of_numpy_and_fractions_are_costs_and_their_plans_are_written():
         made(costs=given_in(bool, int))
 
 
+def test_a_plan_of_numpys_sizes_and_devices_is_written_too():
+    table = dataclasses.replace(costs(), dims={"batch": np.int64(4)})
+    device = Device("a", speed=np.float32(0.5), memory_bytes=np.int64(1 << 30))
+    link = Link(np.float32(1e-5), np.float64(1e9))
+    there = Cluster((device,) * 3, (np.int64(0), np.int64(0), np.int64(1)), link, link)
+    plan = made(costs=table, cluster=there)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
 def given_in(second, whole):
     """The costs with their figures in other types of numbers."""
     table = costs()
