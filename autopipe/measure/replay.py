@@ -364,9 +364,11 @@ class Replay:
         """Gives the model's outputs their gradient, and returns the tensors that have one.
 
         A model that returns its loss gets gradients from there alone, as in training; any other from every
-        output that can carry one.
+        output that can carry one. Numbers that data decide are not there where there are no data.
         """
-        outputs = [self.value(n, env) for n in self.output.all_input_nodes]
+        returned = self.output.all_input_nodes
+        made = (n for n in returned if n.op == "get_attr" or n.name in env or self.ran(n.name) in env)
+        outputs = [self.value(n, env) for n in made]
         tensors = [t for t in pytree.tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
         losses = [t for t in tensors if t.dim() == 0]
         seeds = list({id(t): t for t in losses or tensors}.values())

@@ -60,6 +60,26 @@ def test_a_meta_model_is_estimated_like_a_real_one() -> None:
     assert list(meta.costs.values()) == list(real.costs.values())
 
 
+class Counting(nn.Module):
+    """Returns beside its loss how many answers are right, as a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, int, float]:
+        scores = self.head(torch.tanh(self.layer(x)))
+        right = (scores.argmax(-1) == target).sum()
+        return F.cross_entropy(scores, target), int(right), float(right) / len(target)
+
+
+def test_a_model_that_returns_numbers_of_its_data_is_estimated() -> None:
+    capture = captured(Counting().train(), torch.randn(6, 8), torch.randint(0, 4, (6,)))
+    table = estimate(capture, PLAIN)
+    head = next(op.name for op in capture.ops.compute if op.target == "head")
+    assert table[head].backward_s > 0  # gradients start at the loss that is returned with them
+
+
 def test_a_bare_graph_is_estimated_with_more_doubt() -> None:
     capture = captured(Stack(2).train(), torch.ones(4, 16))
     exact, rough = estimate(capture, PLAIN), estimate(capture.ops, PLAIN)

@@ -1,4 +1,4 @@
-"""``int()`` and ``float()`` of sizes are followed, and whole numbers in the data stay in the graph."""
+"""``int()`` and ``float()`` of sizes are followed, and numbers in the data stay in the graph."""
 
 import math
 
@@ -92,6 +92,40 @@ def test_what_python_makes_of_a_number_in_the_data_is_never_stale(use):
     except AutopipeError:
         return
     torch.testing.assert_close(got, model(x, other))
+
+
+class Weighed(Net):
+    """The mean of what counts, by a number that Python reads out of a tensor."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
+    def forward(self, x, index):
+        counts = (index > 1)[:, None]
+        return (self.run(x) * counts).sum(0) / max(self.read(x, index), 1.0)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x, index: float((index > 1).sum()),
+        lambda x, index: (index > 1).float().sum().item(),
+        lambda x, index: (index > 1).sum().item() + 0.5,
+        lambda x, index: float(x.detach().abs().max()) * 2,
+        lambda x, index: 1 / x.detach().pow(2).mean().item() ** 0.5,
+        lambda x, index: math.sqrt(x.detach().abs().sum().item()),
+        lambda x, index: math.exp(float(x.detach().mean())),
+        lambda x, index: int(x.detach().abs().sum()) + 1,
+        lambda x, index: [3.0, 5.0][int(x.detach()[0, 0] > 0)] + x.detach().std().item(),
+    ],
+)
+def test_a_number_read_out_of_a_tensor_is_that_of_each_call(read):
+    model = Weighed(read)
+    found = capture(model, (torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])))
+    for n in (6, 6, 9):
+        given = torch.randn(n, 4) * n, torch.randint(0, 4, (n,))
+        torch.testing.assert_close(found(*given), model(*given))
 
 
 class Twins(Net):

@@ -31,6 +31,36 @@ def contiguity_of_the_input_turned(self: Any, x: Tensor) -> Any:
     return self.run(x * 2 if x.is_contiguous() else x)
 
 
+def in_every_second(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    x = torch.randn(batch, length, 2 * WIDTH, generator=torch.Generator().manual_seed(seed))
+    return (x[..., ::2] if seed % 2 else x[..., :WIDTH].contiguous(),)
+
+
+def one_for_all(batch: int, length: int, seed: int) -> tuple[Any, ...]:
+    x = torch.randn(1, length, WIDTH, generator=torch.Generator().manual_seed(seed)).expand(batch, -1, -1)
+    return (x if seed % 2 else x.contiguous(),)
+
+
+@trap("safe", inputs=in_every_second)
+def contiguity_where_there_are_gaps(self: Any, x: Tensor) -> Any:
+    return self.run(x * 2 if x.is_contiguous() else x)
+
+
+@trap("safe", inputs=lambda b, n, s: in_every_second(b, n, s + 1))
+def contiguity_where_an_example_has_gaps(self: Any, x: Tensor) -> Any:
+    return self.run(x * 2 if x.is_contiguous() else x)
+
+
+@trap("safe", inputs=one_for_all)
+def contiguity_of_one_row_for_all(self: Any, x: Tensor) -> Any:
+    return self.run(x * 2 if x.is_contiguous() else x)
+
+
+@trap("safe", inputs=lambda b, n, s: one_for_all(b, n, s + 1))
+def contiguity_where_an_example_is_one_row(self: Any, x: Tensor) -> Any:
+    return self.run(x * 2 if x.is_contiguous() else x)
+
+
 @trap("safe", inputs=either)
 def viewed_or_reshaped(self: Any, x: Tensor) -> Any:
     try:

@@ -17,7 +17,7 @@ import torch.utils.dlpack
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 
-from .registry import WIDTH, Net, tokens, trap
+from .registry import WIDTH, Net, buffers, tokens, trap
 
 TABLE = torch.linspace(-1, 1, WIDTH)
 POOL = concurrent.futures.ThreadPoolExecutor(1)
@@ -344,3 +344,67 @@ def array_interface(self: Any, x: Tensor) -> Tensor:
 
     held = (ctypes.c_float * n).from_address(address)
     return self.run(torch.tensor(list(held)).view(x.shape))
+
+
+@trap(prepare=lambda m: buffers(m, adjacency=torch.eye(WIDTH).to_sparse()))
+def sparse_buffer_of_its_own_dtype(self: Any, x: Tensor) -> Tensor:
+    return self.run(torch.sparse.mm(self.adjacency.to(x.dtype), x.flatten(0, 1).t()).t().view(x.shape))
+
+
+@trap(prepare=lambda m: buffers(m, adjacency=torch.eye(WIDTH).to_sparse_csr()))
+def rows_of_a_sparse_buffer_of_its_own_dtype(self: Any, x: Tensor) -> Tensor:
+    return self.run((self.adjacency.to(x.dtype) @ x.flatten(0, 1).t()).t().view(x.shape))
+
+
+def ragged() -> Tensor:
+    return torch.nested.nested_tensor([torch.ones(2, WIDTH), torch.ones(3, WIDTH)])
+
+
+@trap("refused", table=ragged)
+def nested_tensor_of_the_model(self: Any, x: Tensor) -> Tensor:
+    return self.run(x) + self.table.to_padded_tensor(0.0).sum((0, 1))
+
+
+@trap("refused", prepare=lambda m: buffers(m, table=ragged()))
+def nested_buffer(self: Any, x: Tensor) -> Tensor:
+    return self.run(x) + self.table.to_padded_tensor(0.0).sum((0, 1))
+
+
+@trap()
+def function_of_numpy_by_element(self: Any, x: Tensor) -> Tensor:
+    return self.run(x + np.maximum(np.tanh(x.detach()), 0)) * np.exp(-x.detach()[..., :1])
+
+
+@trap()
+def running_largest_by_numpy(self: Any, x: Tensor) -> Tensor:
+    steps = np.maximum.accumulate(np.arange(x.size(1)) % 3)
+    return self.run(x * torch.as_tensor(steps, dtype=x.dtype)[:, None])
+
+
+@trap(scale=lambda: torch.tensor(0.3))
+def function_of_numpy_of_a_number_of_the_model(self: Any, x: Tensor) -> Tensor:
+    return self.run(x) * np.exp(self.scale) / np.sqrt(x.size(-1))
+
+
+@trap(inputs=tokens)
+def function_of_numpy_of_whole_numbers(self: Any, x: Tensor) -> Tensor:
+    return self.run(np.log1p(x).float()[..., None].expand(-1, -1, WIDTH))
+
+
+class Told(torch.autograd.Function):
+    """Writes into a buffer of the module that it is given how large gradients are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: Any) -> Tensor:
+        ctx.module = module
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.module.largest.copy_(grads[0].abs().max())
+        return grads[0], None
+
+
+@trap("refused", prepare=lambda m: buffers(m, largest=torch.zeros(())))
+def function_that_is_given_the_whole_model(self: Any, x: Tensor) -> Tensor:
+    return self.run(Told.apply(self.layers[0](x), self))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from .registry import WIDTH, trap
 
@@ -102,6 +103,12 @@ def mask_from_lengths(self: Any, x: Tensor, lengths: Tensor) -> Tensor:
 @trap("safe", inputs=with_lengths)
 def item_of_lengths(self: Any, x: Tensor, lengths: Tensor) -> Tensor:
     return self.run(x * lengths.max().item())
+
+
+@trap(inputs=with_lengths, cell=lambda: nn.LSTM(WIDTH, WIDTH, batch_first=True))
+def packed_and_padded_to_all(self: Any, x: Tensor, lengths: Tensor) -> Tensor:
+    packed = pack_padded_sequence(self.run(x), lengths, batch_first=True, enforce_sorted=False)
+    return pad_packed_sequence(self.cell(packed)[0], batch_first=True, total_length=x.size(1))[0]
 
 
 @trap("safe", inputs=with_lengths)

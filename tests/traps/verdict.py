@@ -304,6 +304,8 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
+    if a.is_nested:
+        return b.is_nested and _same(a.unbind(), b.unbind())
     if a.layout is not torch.strided:
         a, b = a.to_dense(), b.to_dense()
     return (

@@ -34,8 +34,8 @@ __all__ = [
     "holds_frozen",
     "is_cut_off",
     "is_numpy_scalar",
+    "is_one_number",
     "is_settled",
-    "is_whole_number",
     "may_fail",
     "on_one_device",
     "plain_name",
@@ -219,12 +219,12 @@ def selects_by_mask(name: str, args: tuple[Any, ...]) -> bool:
     return any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in index)
 
 
-def is_whole_number(name: str, actual: Any) -> bool:
-    """Whether a read of this name asks a tensor for one whole number."""
+def is_one_number(name: str, actual: Any) -> bool:
+    """Whether a read of this name asks a tensor for one real number; a truth is none, but may be cast."""
     tensor = next(iter(actual[0]), None)
-    if name not in ("item", "__int__") or not isinstance(tensor, torch.Tensor) or tensor.dtype is torch.bool:
+    if not isinstance(tensor, torch.Tensor) or tensor.is_complex():
         return False
-    return not tensor.is_floating_point() and not tensor.is_complex()
+    return name in ("__int__", "__float__") or (name == "item" and tensor.dtype is not torch.bool)
 
 
 def plain_name(call: Call) -> str:

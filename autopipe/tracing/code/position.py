@@ -106,6 +106,13 @@ class Position:
         """Whether the text that is being made only tells people: of an error, a warning, a log."""
         return any(map(checks.is_message, self.lines()))
 
+    def is_check(self, source: str) -> bool:
+        """Whether a truth is asked for only to raise where it does not hold, by the model or by torch."""
+        if checks.is_check(source):
+            return True
+        asking = next((line for line in self.lines() if not checks.hands_on(line)), "")
+        return checks.is_check(asking)
+
     def refuse(self, depends: Depends, what: str, source: str) -> NoReturn:
         """Stop recording: Python reads ``what``, a value that can differ next time."""
         shown = {

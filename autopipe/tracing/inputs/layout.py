@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["concatenated", "lying_like"]
+__all__ = ["concatenated", "copied", "lying_as", "lying_like"]
 
 
 def lying_like(value: Tensor, piece: Tensor) -> Tensor:
@@ -30,6 +30,37 @@ def concatenated(pieces: Sequence[Tensor], axis: int) -> Tensor:
         return torch.cat(list(pieces), axis)
     laid = torch.cat([piece.permute(order).contiguous() for piece in pieces], order.index(axis))
     return laid.permute(_inverse(order))
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy that lies in memory as the tensor does: with its gaps, and with elements that share a place."""
+    return lying_as(tensor.detach().clone(), tensor)
+
+
+def lying_as(value: Tensor, tensor: Tensor) -> Tensor:
+    """What was made of rows of a tensor, in its order, with its gaps and with what it expands."""
+    is_plain = type(tensor) is Tensor and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    if not is_plain or tensor.layout is not torch.strided or not (tensor.numel() and value.numel()):
+        return value
+    steps = _steps(value.shape, tensor)
+    if all(a == b or n == 1 for a, b, n in zip(steps, value.stride(), value.shape, strict=True)):
+        return value
+    held = value
+    for axis, step in enumerate(steps):
+        held = held if step else held.narrow(axis, 0, 1)  # all along it are one
+    new = torch.empty_strided(held.shape, [s or 1 for s in steps], dtype=value.dtype, device=value.device)
+    return new.copy_(held).expand(value.shape)
+
+
+def _steps(shape: Sequence[int], tensor: Tensor) -> list[int]:
+    """The strides of a tensor of this shape that lies as another one does."""
+    steps, extent, was = [0] * len(shape), 1, 1
+    for axis in reversed(_order(tensor)):
+        step, size = tensor.stride(axis), tensor.shape[axis]
+        if step or size == 1:
+            steps[axis] = extent if size == 1 else max(extent, step * extent // was)
+            extent, was = steps[axis] * shape[axis], (was if size == 1 else step * size)
+    return steps
 
 
 def _order(tensor: Tensor) -> list[int]:

@@ -324,26 +324,39 @@ def _range(route: Route, original: Any) -> Any:
 
 def _math(route: Route, original: Any) -> Any:
     def function(*args: Any) -> Any:
-        if route.active and any(type(a) in (TrackedInt, TrackedFloat) for a in args):
-            return call(original, *args)
-        return original(*args)
+        if not route.active:
+            return original(*args)
+        args = tuple(a.item() if isinstance(a, torch.Tensor) and a.numel() == 1 else a for a in args)
+        return (call if any(type(a) in _TRACKED for a in args) else _called)(original, *args)
 
     return function
+
+
+def _called(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
 
 
 def _numpy(route: Route, original: Any) -> Any:
     """Reads numbers where nobody sees it, as numpy does: those made from sizes stay as they are from then.
 
-    But where it asks a number itself what it gives.
+    But where it asks a number itself what it gives. What one of its functions by element makes of a tensor is
+    a tensor: that is a call like others.
     """
-    asked = (TrackedInt, TrackedFloat) if isinstance(original, np.ufunc) else ()
+    is_by_element = isinstance(original, np.ufunc)
+    asked = _TRACKED if is_by_element else ()
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        if route.active:
+        recorder = route.active
+        if recorder is not None:
+            if is_by_element and any(isinstance(a, torch.Tensor) for a in args):
+                shown = f"numpy.{original.__name__}"
+                return recorder.opaque.custom(Named(original, shown=shown), original, args, kwargs)
             args = tuple(a if type(a) in asked else _pinned(a) for a in args)
             kwargs = _pinned(kwargs)
         return original(*args, **kwargs)
 
+    if is_by_element:  # code may ask it for reduce, accumulate and outer
+        vars(function).update({n: getattr(original, n) for n in dir(original) if not n.startswith("_")})
     return function
 
 
@@ -355,9 +368,11 @@ def _pinned(value: Any) -> Any:
     return pin(value)
 
 
+_TRACKED = (TrackedInt, TrackedFloat)
 _NUMPY = (
-    "arange", "array", "asarray", "ceil", "cumsum", "exp", "floor", "full", "linspace", "log", "log2", "max",
-    "mean", "min", "ones", "prod", "round", "sqrt", "sum", "zeros",
+    "abs", "arange", "array", "asarray", "ceil", "cos", "cumsum", "exp", "expm1", "floor", "full", "linspace",
+    "log", "log10", "log1p", "log2", "max", "maximum", "mean", "min", "minimum", "ones", "power", "prod",
+    "round", "sin", "sqrt", "square", "sum", "tanh", "zeros",
 )  # fmt: skip
 _MATH = (
     "sqrt", "log", "log2", "log10", "log1p", "exp", "expm1", "pow", "ceil", "floor", "trunc", "gcd", "lcm",

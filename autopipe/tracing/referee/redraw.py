@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from ..inputs.layout import lying_as
+
 __all__ = ["redrawn"]
 
 
@@ -42,7 +44,7 @@ def _redraw(tensor: Tensor, generator: torch.Generator) -> Tensor:
             new = new * (0.5 + 0.5 * torch.rand(new.shape, generator=generator, device="cpu")).to(new.dtype)
         elif tensor.dim() and _is_sorted(tensor):
             new = new.long().sort(-1).values.to(new.dtype)
-    return new.to(tensor.device).requires_grad_(tensor.requires_grad)
+    return lying_as(new.to(tensor.device), tensor).requires_grad_(tensor.requires_grad)
 
 
 def _is_float(tensor: Tensor) -> bool:
@@ -55,9 +57,9 @@ def _is_mask(flat: Tensor) -> bool:
 
 def _masked(tensor: Tensor) -> Tensor:
     """A mask with one more row cut short: its last element is the first row's first one's opposite."""
-    new = tensor.clone()
+    new = tensor.clone(memory_format=torch.contiguous_format)
     if tensor.dim() > 1:
-        new[-1].flatten()[-1:] = 0
+        new[-1].view(-1)[-1:] = 0
     return new
 
 

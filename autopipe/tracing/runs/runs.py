@@ -61,10 +61,10 @@ class Refused(ModelError):
 class Attempt:
     """One way of recording a model, and what was found out about it.
 
-    ``exporting``: libraries are told that they are exported; ``numbers``: whole numbers in the data stay in
-    the graph as long as only torch takes them; ``by_value``: numbers made of inputs may be read.
-    ``functions`` stay whole, and those that read data at the lines ``kept``; ``met_number``: a whole number
-    in the data was asked for. Forward hooks of the leaves ``hooked`` keep what others then use; the code
+    ``exporting``: libraries are told that they are exported; ``numbers``: numbers in the data stay in the
+    graph as long as only torch takes them; ``by_value``: numbers made of inputs may be read.
+    ``functions`` stay whole, and those that read data at the lines ``kept``; ``met_number``: a number in the
+    data was asked for. Forward hooks of the leaves ``hooked`` keep what others then use; the code
     around those ``moded`` sets their modes. The leaves ``divided`` were opened only for more to cut. Methods
     ``told``, by (path, name), set what leaves go by; those of modules at the paths ``watched`` may. Numbers
     ``settled`` where they are made of sizes are read in C and stay as they are.

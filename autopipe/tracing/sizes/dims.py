@@ -17,6 +17,7 @@ import torch
 from ...graph import Dim
 from ...units import Size, size_at, symbol
 from ..inputs.arguments import Inputs
+from ..inputs.layout import lying_as
 from ..inputs.packing import sample_rows
 
 __all__ = [
@@ -142,7 +143,8 @@ def resize(
 
     def take(name: str, axis: int, rows: torch.Tensor) -> None:
         grad, tensor = out[name].requires_grad, out[name].detach()
-        out[name] = tensor.index_select(axis, rows.to(tensor.device)).requires_grad_(grad)
+        taken = tensor.index_select(axis, rows.to(tensor.device))
+        out[name] = lying_as(taken, tensor).requires_grad_(grad)
 
     for dim, size in sizes.items():
         chosen = torch.arange(size, device="cpu")

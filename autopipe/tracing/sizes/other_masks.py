@@ -30,7 +30,7 @@ def _others(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         half = tensor.shape[-1] // 2
         for holes in (slice(half, None), slice(None, half)):
             holed = tensor.clone()
-            holed.view(-1, tensor.shape[-1])[:1, holes] = 0
+            holed[(0,) * (tensor.dim() - 1)][holes] = 0
             yield holed
     yield torch.zeros_like(tensor)
     if tensor.dtype == torch.int64:

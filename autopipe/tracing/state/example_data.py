@@ -14,6 +14,7 @@ from torch import nn
 
 from ...errors import InputError
 from ..inputs.contents import are_told_alike
+from ..inputs.layout import copied, lying_as
 from ..inputs.structure import flatten, unflatten
 
 __all__ = [
@@ -127,13 +128,13 @@ def united(given: Any) -> Any:
 
 def _moved(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_floating_point():
-        return (tensor.detach() * 0.5).requires_grad_(tensor.requires_grad)
-    return tensor.roll(1)
+        return lying_as(tensor.detach() * 0.5, tensor).requires_grad_(tensor.requires_grad)
+    return lying_as(tensor.roll(1), tensor)
 
 
 def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    new = tensor.detach().to("meta") if device.type == "meta" else tensor.detach()
-    return new.clone().requires_grad_(tensor.requires_grad)
+    new = tensor.detach().to("meta").clone() if device.type == "meta" else copied(tensor)
+    return new.requires_grad_(tensor.requires_grad)
 
 
 def close_to(a: Any, b: Any) -> bool:

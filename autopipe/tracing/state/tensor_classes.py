@@ -1,4 +1,4 @@
-"""Tensors of user-defined classes, which may refuse what a capture and a runtime ask of any tensor."""
+"""Tensors of a model that refuse what is asked of any: some of users' classes, and nested ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ _COPIED = 1 << 16
 
 def check_answers(model: nn.Module, *given: Any) -> None:
     """Raise :class:`InputError` for a tensor of the model, or among what it is given, that refuses to tell
-    what it is, or to be copied."""
+    what it is, or to be copied, and for nested ones of the model that cannot be compared."""
+    for name, tensor in _held(model):
+        if tensor.is_nested and tensor.layout is torch.strided:
+            raise InputError(
+                f"the model's {name} is a nested tensor in the strided layout, whose values cannot be held "
+                "against later ones; hold its rows in a list, or as one tensor filled up to one length "
+                "(to_padded_tensor)"
+            )
     found = ((f"the model's {name}", t) for name, t in _held(model))
     arguments = (("an argument", t) for t in flatten(given)[0] if isinstance(t, torch.Tensor))
     for shown, tensor in _own((*found, *arguments)):

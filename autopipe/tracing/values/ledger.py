@@ -255,7 +255,7 @@ class Ledger:
     def adopt(self, tensor: torch.Tensor, ref: Ref, written: set[int]) -> torch.Tensor:
         is_known = id(tensor) in self.refs or id(tensor) in self.names
         if is_known and id(tensor) not in written:
-            tensor = torch.ops.aten.alias.default(tensor)
+            tensor = _alias(tensor)
         self.bind(tensor, ref)
         return tensor
 
@@ -323,9 +323,15 @@ class Ledger:
     def encode_object(self, value: Any) -> Any:
         """A value fx cannot write down: rebuilt from its tensors, or kept as a constant object."""
         if isinstance(value, nn.Module):
-            if id(value) in self.at.modules:
-                return self.attribute(self.at.modules[id(value)], value, Depends.STATE)
-            return self.attribute(self.constant(value), value, Depends.NOTHING)
+            path = self.at.modules.get(id(value))
+            if path is None:
+                return self.attribute(self.constant(value), value, Depends.NOTHING)
+            if path in self.at.stack:
+                self.at.keep_whole(
+                    f"{self.at.source()}: a function of torch is given {path or 'the whole model'}, whose "
+                    "forward calls it; give it the layers it uses instead"
+                )
+            return self.attribute(path, value, Depends.STATE)
         if callable(value) and (closure := self.closure(value)) is not None:
             return closure
         leaves, spec = flatten(value)
@@ -378,3 +384,10 @@ class Ledger:
     def filled(self) -> list[tuple[Any, str]]:
         """Objects without tensors when passed to a call that hold some now: state kept outside the model."""
         return [(value, path) for value, path in self.bare if carries_tensors(value)]
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values under another object: a view, or a copy in layouts that have none with gradients."""
+    if tensor.layout in (torch.strided, torch.jagged):
+        return cast(torch.Tensor, torch.ops.aten.alias.default(tensor))
+    return tensor.clone() if tensor.requires_grad else tensor.detach()

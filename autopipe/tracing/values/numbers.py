@@ -14,7 +14,7 @@ import torch
 from ..calls import describe
 from ..calls.call import Call, Depends, Guard
 from ..calls.named import nameable
-from ..code import checks, opaque
+from ..code import opaque
 from ..code.position import Position
 from ..code.restart import FollowCasts
 from . import casts
@@ -147,7 +147,7 @@ class Numbers:
         self, function: Any, operands: Any, outcome: Any, source: str, compares: bool, from_data: Call
     ) -> None:
         """A number in the data became a plain value: checked or asked for at each run, or refused."""
-        if compares and checks.is_check(source):
+        if compares and self.at.is_check(source):
             call = Call("call_function", function, operands, hint="check", path=self.at.path, source=source)
             call.depends, call.value = self.book.depends(call), outcome
             self.book.expect(self.book.add(call), outcome, source)
@@ -155,7 +155,9 @@ class Numbers:
         if self.branches is not None:
             read = Call("call_function", function, operands, path=self.at.path, source=source)
             read.depends, read.reads = self.book.depends(read), frozenset()
-            if self.branches.read(read, lambda: outcome, is_forceable=False) is not None:
+            with self.at.hushed:
+                branch = self.branches.read(read, lambda: outcome, is_forceable=False)
+            if branch is not None:
                 return
         self.at.refuse(Depends.INPUT, f"{describe.expression(from_data)} ({from_data.value} here)", source)
 

@@ -46,8 +46,8 @@ class Reads:
     lie; ``dtypes`` whether it asked for what autocast has a say in, ``mode`` whether it asked a module for
     its mode, or set it; ``flags`` are questions to torch and the process, each with how to ask again and the
     answer, attributes ``of_leaves`` among them, which are here by path and name.
-    ``met_number`` says that a whole number in the data was asked for; with ``keeps_numbers`` such numbers
-    stay in the graph as long as only torch takes them.
+    ``met_number`` says that a number in the data was asked for; with ``keeps_numbers`` such numbers stay in
+    the graph as long as only torch takes them.
     """
 
     def __init__(
@@ -196,10 +196,10 @@ class Reads:
             with self.at.hushed:
                 return func(*actual[0], **actual[1])
         is_unsafe = bool(call.depends & UNSAFE) and not self.is_settled(call, name)
-        is_check = is_unsafe and name == "__bool__" and self.is_check(call.source)
+        is_check = is_unsafe and name == "__bool__" and self.at.is_check(call.source)
         is_message = name == "__format__" and self.at.is_said()
         if is_unsafe and not is_check and not is_message:
-            if functions.is_whole_number(name, actual):
+            if functions.is_one_number(name, actual):
                 self.met_number = True
                 if self.keeps_numbers and (number := self.data_number(call, name, func, actual)) is not None:
                     return number
@@ -245,13 +245,6 @@ class Reads:
                     seen.add(id(given))
                     waiting.append(given)
 
-    def is_check(self, source: str) -> bool:
-        """Whether a truth is asked for only to raise where it does not hold, by the model or by torch."""
-        if checks.is_check(source):
-            return True
-        asking = next((line for line in self.at.lines() if not checks.hands_on(line)), "")
-        return checks.is_check(asking)
-
     def is_settled(self, call: Call, name: str) -> bool:
         """Whether a read can come out one way only: values that are made alike are equal."""
         if name == "equal" and len(call.args) == 2 and all(isinstance(a, Call) for a in call.args):
@@ -259,9 +252,9 @@ class Reads:
         return functions.is_settled(call)
 
     def data_number(self, call: Call, name: str, func: Callable[..., Any], actual: Any) -> Any:
-        """A whole number in the data, read again at each run; None where it cannot be followed."""
-        if name == "__int__":
-            self.ledger.numbers.cast("int")
+        """A number in the data, read again at each run; None where it cannot be followed."""
+        if name in ("__int__", "__float__"):
+            self.ledger.numbers.cast(name.strip("_"))
         if name != "item" or self.ledger.device.type == "meta":
             return None
         with self.at.hushed:
@@ -269,12 +262,15 @@ class Reads:
             call.reads = frozenset().union(*map(functions.storages, functions.tensors(actual)))
         call.is_size, call.depends = True, call.depends | Depends.DATA
         self.ledger.numbers.has_data = True
-        self.numbers.append(call)
+        if not self.at.is_said():
+            self.numbers.append(call)
         expression = Expression(None, (), call.value, ref=self.ledger.add(call))
         return track(call.value, expression, self.ledger.numbers)
 
     def check_numbers(self) -> None:
         """A number in the data that nothing recorded takes went where it is not seen: an index, a text.
+
+        But for those that people alone are told.
 
         Raises :class:`CloseModule`.
         """
