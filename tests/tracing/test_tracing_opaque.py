@@ -157,12 +157,12 @@ class Body(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["alone", "parameter", "attribute", "number"])
-def test_a_method_stays_whole_alone_where_it_sets_nothing_and_gives_tensors(how: str) -> None:
+def test_a_method_stays_whole_alone_where_it_sets_nothing(how: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), Body(how), nn.Linear(4, 4))
     captured = capture(model, (torch.rand(2, 4),))
     called = [op.target for op in captured.ops.compute if op.parameters]
-    is_alone = how in ("alone", "parameter")
+    is_alone = how != "attribute"  # a number that torch alone takes is no obstacle
     assert ("1.blocks.0.0" in called or "1.blocks.0" in called) == is_alone
     assert ("1" in called) != is_alone
     for rows in (1, 5):

@@ -24,7 +24,7 @@ ROOMS = (
     "tensors", "derivatives", "hooks", "draws", "state", "numbers", "structures", "writes", "sizes", "values",
     "layers", "surroundings", "remembered", "outside", "layouts", "idioms", "kernels", "parts", "handed",
     "closures", "odd", "reads", "later", "patterns", "styles", "written", "imported",
-    "modes", "casts",
+    "modes", "casts", "given",
 )  # fmt: skip
 
 

@@ -389,22 +389,3 @@ def function_of_numpy_of_a_number_of_the_model(self: Any, x: Tensor) -> Tensor:
 @trap(inputs=tokens)
 def function_of_numpy_of_whole_numbers(self: Any, x: Tensor) -> Tensor:
     return self.run(np.log1p(x).float()[..., None].expand(-1, -1, WIDTH))
-
-
-class Told(torch.autograd.Function):
-    """Writes into a buffer of the module that it is given how large gradients are."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, module: Any) -> Tensor:
-        ctx.module = module
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        ctx.module.largest.copy_(grads[0].abs().max())
-        return grads[0], None
-
-
-@trap("refused", prepare=lambda m: buffers(m, largest=torch.zeros(())))
-def function_that_is_given_the_whole_model(self: Any, x: Tensor) -> Tensor:
-    return self.run(Told.apply(self.layers[0](x), self))

@@ -28,6 +28,7 @@ from autopipe.stages import build
 from autopipe.stages.verify import run_stages
 from autopipe.tracing import Capture, capture
 from autopipe.tracing.calls.named import Named
+from autopipe.tracing.inputs.layout import copied
 
 from .registry import Trap
 
@@ -80,12 +81,13 @@ def _verdict(trap: Trap) -> tuple[str, str]:
         return found.answer(run_stages(found, stages, args, kwargs), args, kwargs)
 
     try:
-        refused = _calls(trap, twin, model, pipe, contextlib.nullcontext)
+        placed = frozenset(name for op in found.ops.ops for name in op.parameters)
+        refused = _calls(trap, twin, model, pipe, placed, contextlib.nullcontext)
         if trap.later is not None:
             trap.later(twin)
             trap.later(model)
         if trap.later is not None or trap.around is not contextlib.nullcontext:
-            refused += _calls(trap, twin, model, pipe, trap.around, late=True)
+            refused += _calls(trap, twin, model, pipe, placed, trap.around, late=True)
     except _Differs as error:
         return "silent", str(error)
     except AutopipeError:
@@ -114,9 +116,15 @@ def _built(trap: Trap) -> nn.Module:
 
 
 def _calls(
-    trap: Trap, twin: nn.Module, model: nn.Module, pipe: Callable[..., Any], around: Any, late: bool = False
+    trap: Trap,
+    twin: nn.Module,
+    model: nn.Module,
+    pipe: Callable[..., Any],
+    placed: frozenset[str],
+    around: Any,
+    late: bool = False,
 ) -> list[str]:
-    """The same calls of both; other sizes may be refused, which is returned."""
+    """The same calls of both; refusals of other sizes are returned. Parameters ``placed`` have a stage."""
     refused = []
     modules = {each: [*each.named_modules()] for each in (twin, model)}
     for training in (False, True):
@@ -147,6 +155,9 @@ def _calls(
                 continue
             if said := difference(expected[0], got[0]):
                 raise _Differs(f"{mode}: {said}")
+            reached = {n for n, _ in model.named_parameters() if got[0].gradients.get(n) is not None}
+            if not late and (left := sorted(reached - placed)):
+                raise _Differs(f"{mode}: no stage has {', '.join(left)}, which gets gradients")
             if said := _changed(expected[1], got[1]):
                 raise _Differs(f"{mode}: afterwards other {said}")
             there = {*twin.modules()}  # one that was replaced has the mode it had
@@ -212,7 +223,7 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return copied(tensor).requires_grad_(tensor.requires_grad)
 
 
 def _told(value: Any, depth: int) -> Any:

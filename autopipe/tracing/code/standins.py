@@ -24,7 +24,7 @@ from ..inputs.contents import is_filled, plainly
 from .opaque import Recorded
 from .statements import KeptStatement
 
-__all__ = ["KeptFunction", "KeptMethod", "hides"]
+__all__ = ["KeptFunction", "KeptMethod", "hides", "parts_named"]
 
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK}) - {"_non_persistent_buffers_set"}
 """What a stand-in has of its own. Which buffers are saved is the layer's to say: code may ask its state."""
@@ -199,6 +199,13 @@ class KeptFunction(Named):
             if double:
                 double.check(module, was, training)
         return result
+
+
+def parts_named(function: Any, module: nn.Module) -> list[str]:
+    """The submodules, parameters and buffers of a module that a function's code names, or may go through."""
+    named = _named_in(_codes([function]), type(module), set())
+    goes_through = not named.isdisjoint(_HELD)
+    return [n for kind in _HELD for n in vars(module)[kind] if goes_through or n in named]
 
 
 def _codes(values: Iterable[Any]) -> Iterator[types.CodeType]:

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ from ..calls.named import Setter
 from ..calls.streams import Stream
 from ..code import standins
 from ..code.position import Position
-from ..code.restart import CloseModule
+from ..code.restart import CloseModule, OpenLeaf
 from ..code.statements import KeptStatement
 from ..inputs.structure import flatten
 from ..state.state import generators
@@ -56,6 +56,12 @@ class OpaqueCalls:
 
     def custom(self, function: named.Named, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call that the function mode does not see as one: ``autograd.Function.apply``, ``vmap``."""
+        given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        called = {place: value for place, value in given if _is_function(value)}
+        if called:
+            held, rebuild = self._reached(function, called)
+            if any(isinstance(value, nn.Module) for value in held):
+                return self._reaching(function, called, held, rebuild, args, kwargs)
         with self.at.hushed:
             encoded, actual = self.ledger.encode_call(args, kwargs)
         call = Call("call_function", function, *encoded, hint=function.__name__)
@@ -68,18 +74,8 @@ class OpaqueCalls:
         if not self.at.is_recorded:
             return run(*args, **kwargs)
         given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        reaching = {
-            place: value
-            for place, value in given
-            if self._is_cut(value) or (callable(value) and not isinstance(value, (nn.Module, type)))
-        }
-        with self.at.hushed:
-            if any(standins.hides(value, self.at.holds) for _, value in given):
-                self.at.keep_whole(
-                    f"{self.at.source()}: {getattr(run, '__name__', run)} reaches layers through an object "
-                    "that it is given"
-                )
-            held, rebuild = lifting.lift(reaching, self._is_reached)
+        reaching = {place: v for place, v in given if self._is_cut(v) or _is_function(v)}
+        held, rebuild = self._reached(run, reaching, dict(given))
         if held:
             return self._reaching(run, reaching, held, rebuild, args, kwargs)
         encoded, actual = self.ledger.encode_call(args, kwargs)
@@ -87,6 +83,48 @@ class OpaqueCalls:
         call.hint = functions.plain_name(call)
         call.source, call.depends = self.at.source(), self.ledger.depends(call)
         return self._perform(call, run, actual)
+
+    def _reached(
+        self, run: Any, reaching: dict[int | str, Any], given: dict[int | str, Any] | None = None
+    ) -> tuple[list[Any], lifting.Rebuild]:
+        """The modules and tensors that values lead to; refused where one of those ``given`` hides modules."""
+        with self.at.hushed:
+            if any(standins.hides(value, self.at.holds) for value in (given or reaching).values()):
+                self.at.keep_whole(
+                    f"{self.at.source()}: {getattr(run, '__name__', run)} reaches layers through an object "
+                    "that it is given"
+                )
+            return lifting.lift(reaching, self._is_reached)
+
+    def check_functions(self, name: str, given: Iterable[Any]) -> None:
+        """Functions that torch is given, as hooks are, must not reach layers, which may be elsewhere then."""
+        for function in filter(_is_function, given):
+            if reached := self._layers_of(function):
+                self.at.keep_whole(
+                    f"{self.at.source()}: the function that {name} is given reaches {', '.join(reached)}; "
+                    "compute with that in the forward, and let the function have what comes out"
+                )
+
+    def check_leaf(self, path: str, inside: Collection[nn.Module], given: Any) -> None:
+        """A leaf must not be given functions that reach layers outside of it: opened, its code calls them."""
+        own = {f"{self.at.modules[id(m)]}" for m in inside if id(m) in self.at.modules}
+        for function in filter(_is_function, flatten(given)[0]):
+            if reached := [name for name in self._layers_of(function) if name not in own]:
+                why = f"{self.at.source()}: {path} is given a function that reaches {', '.join(reached)}"
+                raise OpenLeaf(path, why)
+
+    def _layers_of(self, function: Any) -> list[str]:
+        """The paths of what a function reaches of the model's modules, by what its code names."""
+        with self.at.hushed:
+            found, _ = lifting.lift(function, lambda value: id(value) in self.at.modules)
+            if standins.hides(function, self.at.holds):
+                return ["layers through an object"]
+        out: dict[str, None] = {}
+        for module in found:
+            path = self.at.modules[id(module)]
+            names = standins.parts_named(function, module) if self._is_cut(module) else [""]
+            out.update(dict.fromkeys(f"{path}.{name}".strip(".") for name in names))
+        return [*out]
 
     def _is_cut(self, value: Any) -> bool:
         """Whether a value is a module whose forward runs now, so that it cannot be given whole."""
@@ -299,6 +337,11 @@ class OpaqueCalls:
     def refuse_named(self, name: str) -> NoReturn:
         """A loop is given its functions by name."""
         self.at.keep_whole(f"{self.at.source()}: {name} is given its functions by name; give them first")
+
+
+def _is_function(value: Any) -> bool:
+    """Whether a value is something to call, but no module and no class."""
+    return callable(value) and not isinstance(value, (nn.Module, type))
 
 
 def _may_be_nothing(call: Call) -> bool:

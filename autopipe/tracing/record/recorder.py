@@ -238,6 +238,7 @@ class Recorder(TorchFunctionMode):
         modes = self.modes.of(inside)
         if modes is not None and path not in self.moded:
             raise KeepMode(path)
+        self.opaque.check_leaf(path, inside, (args, kwargs))
         encoded, actual = self.ledger.encode_call(args, kwargs)
         call = Call("call_module", path, *encoded, hint=path, path=path, source=self.at.source())
         if path in self.moded:
@@ -336,6 +337,8 @@ class Recorder(TorchFunctionMode):
                     f"{self.at.source()}: {name} draws from a generator of the model's own, which a graph "
                     "does not seed anew"
                 )
+        if any(map(callable, (*args, *kwargs.values()))):
+            self.opaque.check_functions(name, (*args, *kwargs.values()))
         encoded, actual = self.ledger.encode_call(args, kwargs)
         call = functions.as_call(func, *encoded)
         call.path, call.source = self.at.path, self.at.source()
