@@ -67,17 +67,17 @@ class _Tagged(TorchDispatchMode):
 class Streams(Counting):
     """Counts the calls that may draw by the module that makes them; entered where no other mode sees them.
 
-    Each call is shown to ``look`` as well.
+    Each call is shown to ``look`` as well, with its arguments.
     """
 
-    def __init__(self, modules: Mapping[int, str], look: Callable[[Any, Any], None]) -> None:
+    def __init__(self, modules: Mapping[int, str], look: Callable[[Any, Any, Any], None]) -> None:
         super().__init__(self._count)
         self.modules, self.look = modules, look
         self.counts: Counter[str] = Counter()
         self.starts: Counter[str] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.look(func, args)
+        self.look(func, args, kwargs)
         return super().__torch_function__(func, types, args, kwargs)
 
     def _count(self) -> None:

@@ -29,7 +29,7 @@ from ..calls.streams import DRAWING
 from ..code.leaf_state import Keeping, attributes_left
 from ..code.leaves import calls_otherwise, is_compiled
 from ..code.position import Depth, Position
-from ..code.restart import CloseModule, KeepMode
+from ..code.restart import CloseModule, KeepMode, OpenLeaf
 from ..inputs.structure import flatten, hides_tensors, marks
 from ..inputs.writes import called
 from ..values.branches import Branches
@@ -41,6 +41,7 @@ from . import dict_arguments, split_guards
 from .contexts import Contexts
 from .draws import Draws, Streams
 from .exported_memory import HandedOut
+from .foreign import Foreign
 from .mode_switches import Switched
 from .opaque_calls import OpaqueCalls
 
@@ -83,7 +84,8 @@ class Recorder(TorchFunctionMode):
         self.contexts = Contexts()
         self.draws = Draws(device)
         self.handed, self.handed_inside = HandedOut(), HandedOut()
-        self.streams = Streams(modules, self.handed_inside.note)
+        self.foreign = Foreign(names)
+        self.streams = Streams(modules, self.look_inside)
         self.reads = Reads(
             self.at, self.ledger, self.branches, self.perform_aside, lambda: self.contexts.sets_grad
         )
@@ -172,11 +174,16 @@ class Recorder(TorchFunctionMode):
             return self.function(func, args, kwargs)
         if func in DRAWING:
             self.streams.note()
-        self.handed_inside.note(func, args)
+        self.look_inside(func, args, kwargs)
         result = func(*args, **kwargs)
         if self.ledger.watched is not None and self.leaf_path:
             self.ledger.watched.update({id(t): (t, self.leaf_path) for t in functions.tensors(result)})
         return result
+
+    def look_inside(self, func: Any, args: Any, kwargs: Any) -> None:
+        """A function of torch is called by code that is not recorded."""
+        self.handed_inside.note(func, args)
+        self.foreign.note(args, kwargs)
 
     # ---------------------------------------------------------------- modules
 
@@ -271,7 +278,17 @@ class Recorder(TorchFunctionMode):
             key = twins.key(path, inside, surroundings, actual)
             copied = twins.copy(key)
         before = self.keeping.before(path, inside)
-        result = self.perform(call, copied or run_leaf, actual)
+        weights = (p for m in inside for p in m._parameters.values())
+        own = {id(t) for t in (*weights, *functions.tensors((args, kwargs)))}
+        with self.foreign.to(own) as foreign:
+            result = self.perform(call, copied or run_leaf, actual)
+        if foreign:
+            raise OpenLeaf(
+                path,
+                f"{call.source}: {path} uses {', '.join(foreign)}, which another layer has, by a list, a "
+                "function or a hook; a stage with the one alone would go by old values of the other: hand it "
+                "over as an argument, or register the layer that has it in both",
+            )
         for name in (name for t in functions.tensors((actual, result)) for name in marks(t)):
             self.at.keep_whole(
                 f"{call.source}: {path} takes or gives a tensor with another as its attribute {name!r}, "

@@ -1,0 +1,126 @@
+"""A layer that uses parameters of another, however it has them, is opened or refused, never cut from them."""
+
+import functools
+import types
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from autopipe.errors import CaptureError
+from autopipe.tracing import capture
+
+WIDTH = 6
+SHARED = {}
+
+
+class Head(nn.Module):
+    """A layer and a product with the weight of another one, which ``way`` keeps."""
+
+    def __init__(self, way, other):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        way(self, other)
+
+    def forward(self, x):
+        return self.product(self.layer(x))
+
+
+def in_a_list(head, other):
+    held = [other]
+    head.product = lambda x: linear(x, held[0].weight)
+
+
+def as_a_method(head, other):
+    head.product = other.forward
+
+
+def in_an_object(head, other):
+    head.held = types.SimpleNamespace(other=other)
+    head.product = lambda x: linear(x, head.held.other.weight)
+
+
+def by_a_reference(head, other):
+    held = weakref.ref(other)
+    head.product = lambda x: x @ held().weight.t()
+
+
+def by_a_keyword(head, other):
+    head.product = functools.partial(linear, weight=other.weight)
+
+
+def in_a_global(head, other):
+    SHARED["other"] = other
+    head.product = lambda x: linear(x, SHARED["other"].weight)
+
+
+def in_a_hook(head, other):
+    head.product = lambda x: x
+    head.register_forward_hook(lambda module, given, made: linear(made, other.weight))
+
+
+def joined_with_others(head, other):
+    head.product = lambda x: linear(x, torch.cat([head.layer.weight[:1], other.weight], 0))
+
+
+class Tied(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.first, self.middle = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = Head(way, self.first)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.middle(self.first(x))))
+
+
+WAYS = [in_a_list, as_a_method, in_an_object, by_a_reference, by_a_keyword, in_a_global, joined_with_others]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_open_head_has_the_weight_it_is_tied_to(way):
+    torch.manual_seed(0)
+    model = Tied(way)
+    found = capture(model, (torch.randn(4, WIDTH),))
+    assert sum("first.weight" in op.parameters for op in found.ops.compute) == 2
+    x = torch.randn(3, WIDTH)
+    torch.testing.assert_close(found(x), model(x))
+
+
+@pytest.mark.parametrize("way", [*WAYS, in_a_hook])
+def test_a_head_that_stays_whole_without_it_is_refused(way):
+    with pytest.raises(CaptureError, match=r"head uses first\.weight.*register the layer that has it"):
+        capture(Tied(way), (torch.randn(4, WIDTH),), closed=["head"])
+
+
+def registered(head, other):
+    head.other = other
+    head.product = lambda x: linear(x, head.other.weight)
+
+
+def test_a_head_in_which_it_is_registered_stays_whole():
+    found = capture(Tied(registered), (torch.randn(4, WIDTH),), closed=["head"])
+    (head,) = (op for op in found.ops.compute if op.target == "head")
+    assert "first.weight" in head.parameters
+
+
+class Handed(nn.Module):
+    def forward(self, x, weight):
+        return linear(x, weight)
+
+
+class Hands(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(WIDTH, WIDTH), Handed()
+
+    def forward(self, x):
+        return self.head(self.first(x), self.first.weight)
+
+
+def test_a_weight_that_is_handed_over_is_an_argument_like_others():
+    model = Hands()
+    found = capture(model, (torch.randn(4, WIDTH),), closed=["head"])
+    x = torch.randn(3, WIDTH)
+    torch.testing.assert_close(found(x), model(x))
