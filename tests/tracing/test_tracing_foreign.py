@@ -124,3 +124,42 @@ def test_a_weight_that_is_handed_over_is_an_argument_like_others():
     found = capture(model, (torch.randn(4, WIDTH),), closed=["head"])
     x = torch.randn(3, WIDTH)
     torch.testing.assert_close(found(x), model(x))
+
+
+def scaled(x):
+    """Reads its input outside of torch, and so stays whole, and uses a layer that it has by a global."""
+    n = int(abs(x.detach().numpy()).max())
+    return linear(x, SHARED["other"].weight) * (1 + n)
+
+
+class Scales(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        SHARED["other"] = self.first
+
+    def forward(self, x):
+        return self.middle(scaled(self.middle(x)))
+
+
+class Powers(torch.autograd.Function):
+    """Uses a layer that it has by a global."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return linear(x, SHARED["other"].weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad @ SHARED["other"].weight
+
+
+class Applies(Scales):
+    def forward(self, x):
+        return self.middle(Powers.apply(self.middle(x)))
+
+
+@pytest.mark.parametrize("model", [Scales, Applies])
+def test_a_function_that_uses_a_weight_it_is_not_given_is_refused(model):
+    with pytest.raises(CaptureError, match=r"uses first\.weight.*hand it over as an argument"):
+        capture(model(), (torch.randn(4, WIDTH),))

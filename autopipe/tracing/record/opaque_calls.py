@@ -29,6 +29,7 @@ from ..code.statements import KeptStatement
 from ..inputs.structure import flatten
 from ..state.state import generators
 from ..values.ledger import Ledger
+from .foreign import Foreign
 
 __all__ = ["OpaqueCalls"]
 
@@ -50,14 +51,15 @@ class OpaqueCalls:
     """Records calls of code that stays whole; ``here`` gives the stream of draws at this place."""
 
     def __init__(
-        self, at: Position, ledger: Ledger, performer: Performer, here: Callable[[], Stream]
+        self, at: Position, ledger: Ledger, performer: Performer, here: Callable[[], Stream], foreign: Foreign
     ) -> None:
-        self.at, self.ledger, self.performer, self.here = at, ledger, performer, here
+        self.at, self.ledger, self.performer, self.here, self.foreign = at, ledger, performer, here, foreign
 
     def custom(self, function: named.Named, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call that the function mode does not see as one: ``autograd.Function.apply``, ``vmap``."""
         given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         called = {place: value for place, value in given if _is_function(value)}
+        held: list[Any] = []
         if called:
             held, rebuild = self._reached(function, called)
             if any(isinstance(value, nn.Module) for value in held):
@@ -67,7 +69,10 @@ class OpaqueCalls:
         call = Call("call_function", function, *encoded, hint=function.__name__)
         call.path, call.source = self.at.path, self.at.source()
         call.depends, call.stream = self.ledger.depends(call), self.here()
-        return self.performer.perform(call, run, actual)
+        with self.foreign.to(_parameters((actual, held))) as foreign:
+            result = self.performer.perform(call, run, actual)
+        self._check_foreign(call, foreign)
+        return result
 
     def function(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A plain function that stays whole is being called."""
@@ -82,7 +87,19 @@ class OpaqueCalls:
         call = Call("call_function", run, *encoded, path=self.at.path)
         call.hint = functions.plain_name(call)
         call.source, call.depends = self.at.source(), self.ledger.depends(call)
-        return self._perform(call, run, actual)
+        with self.foreign.to(_parameters((actual, held))) as foreign:
+            result = self._perform(call, run, actual)
+        self._check_foreign(call, foreign)
+        return result
+
+    def _check_foreign(self, call: Call, foreign: Collection[str]) -> None:
+        """A call must not use parameters that it is not given: a stage would not have them."""
+        if foreign:
+            raise CloseModule(
+                call.path,
+                f"{call.source}: {describe.expression(call)} uses {', '.join(foreign)} by a global or an "
+                "object, so that a stage with it would go by old values; hand it over as an argument",
+            )
 
     def _reached(
         self, run: Any, reaching: dict[int | str, Any], given: dict[int | str, Any] | None = None
@@ -337,6 +354,13 @@ class OpaqueCalls:
     def refuse_named(self, name: str) -> NoReturn:
         """A loop is given its functions by name."""
         self.at.keep_whole(f"{self.at.source()}: {name} is given its functions by name; give them first")
+
+
+def _parameters(given: Any) -> frozenset[int]:
+    """The ids of tensors among values, and of the parameters of modules there."""
+    leaves = flatten(given)[0]
+    inside = (p for v in leaves if isinstance(v, nn.Module) for p in v.parameters())
+    return frozenset(map(id, (*functions.tensors(leaves), *inside)))
 
 
 def _is_function(value: Any) -> bool:

@@ -90,7 +90,7 @@ class Recorder(TorchFunctionMode):
             self.at, self.ledger, self.branches, self.perform_aside, lambda: self.contexts.sets_grad
         )
         self.reads.keeps_numbers = keeps_numbers
-        self.opaque = OpaqueCalls(self.at, self.ledger, self, self.streams.here)
+        self.opaque = OpaqueCalls(self.at, self.ledger, self, self.streams.here, self.foreign)
         self.hooked, self.twins, self.moded = hooked, twins, moded
         self.modes = Switched(self.at)
         self.swapped: set[str] = set()
