@@ -232,7 +232,7 @@ class Runs:
                 ),
                 opaque.drawing(kept.outside_draw, self.model),
                 self.memos.bypassed(recorder.at),
-                casts.followed(self.casting, recorder.at),
+                casts.followed(self.casting, recorder.at, of_tensors=attempt.numbers),
                 attributes.noted(
                     self.model,
                     recorder.at.is_in_leaf,

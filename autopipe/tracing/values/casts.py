@@ -50,12 +50,12 @@ def module_casting(name: str) -> str | None:
 
 
 @contextlib.contextmanager
-def followed(modules: Collection[str], at: Position) -> Iterator[None]:
-    """Casts in the code of ``modules`` keep what they are told of numbers meanwhile."""
+def followed(modules: Collection[str], at: Position, *, of_tensors: bool) -> Iterator[None]:
+    """Casts in the code of ``modules`` keep what they are told of numbers, or ``of_tensors``, meanwhile."""
     namespaces = [vars(sys.modules[m]) for m in modules]
     try:
         for namespace in namespaces:
-            namespace.update({name: _following(getattr(builtins, name), at) for name in NAMES})
+            namespace.update({n: _following(getattr(builtins, n), at, of_tensors) for n in NAMES})
         yield
     finally:
         for namespace in namespaces:
@@ -63,8 +63,12 @@ def followed(modules: Collection[str], at: Position) -> Iterator[None]:
                 namespace.pop(name, None)
 
 
-def _following(original: type, at: Position) -> Any:
+def _following(original: type, at: Position, of_tensors: bool) -> Any:
     """What stands in the place of ``int`` or ``float``: as that, but for recorded numbers and tensors."""
+
+    def is_number(value: Any) -> bool:
+        is_tensor = of_tensors and isinstance(value, torch.Tensor)
+        return is_tensor and value.numel() == 1 and not value.is_complex()
 
     class Standing(type):
         def __instancecheck__(cls, value: Any) -> bool:
@@ -78,7 +82,7 @@ def _following(original: type, at: Position) -> Any:
             if not at.is_recorded or len(args) != 1 or kwargs:
                 return original(*args, **kwargs)
             value = args[0]
-            if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+            if is_number(value):
                 value = value.item()
             if type(value) not in (TrackedInt, TrackedFloat):
                 return original(value)
