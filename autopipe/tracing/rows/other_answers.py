@@ -234,7 +234,7 @@ def _asked_otherwise(here: _AskedFor, there: _AskedFor, dim: Dim) -> str:
             is_any = is_of_rows and not one.of_setting
             return f"{one.source} asks {expression(one.read.args)} of all rows at once" if is_any else ""
     for known, at in ((here.variation, there.variation), (there.variation, here.variation)):
-        sizes = {d.name: d.example for d in at.dims}
+        sizes = {d.name: d.example for d in (*known.dims, *at.dims)}  # one may be fixed in the other form
         for check in known.checks:
             if dim.name in check.symbols and not check.holds(sizes):
                 return f"{check.source} asks how many rows there are ({check})"
