@@ -13,10 +13,10 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 -m autopipe.demo
 
+# The simulated accelerator is built while types are checked; its tests tell of a build that failed.
 test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	# the simulated accelerator is built beside the types' check; the tests tell of a build that failed
 	{ ! command -v g++ || PYTHONPATH=tests $(BIN)/python -c "import simulated"; } >/dev/null 2>&1 & $(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --reruns 1 --rerun-show-tracebacks -r aR --durations 25
 

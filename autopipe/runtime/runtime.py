@@ -337,7 +337,8 @@ class Runtime(Upkeep):
         ``parallelize_module`` do. Gradients are reduced over the replicas once per step, outside
         :meth:`no_sync`. Sharded stages (``fully_shard``) are gathered whole once a step, or where the plan's
         memory limit has no room for all of a rank's, in turn as the schedule comes to them; where it has none
-        for one, each sharded module gathers its own as it runs. Make the optimizer afterwards. Raises
+        for one, each sharded module gathers its own as it runs. Schedules that split backwards split those
+        in DDP; of sharded stages they stay whole, which a warning says. Make the optimizer afterwards. Raises
         :class:`InputError` where the wrapper unties what stages of one rank share.
         """
         called("wrapper", wrapper, "a function of a stage")
