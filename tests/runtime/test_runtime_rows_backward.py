@@ -181,3 +181,60 @@ def test_many_backwards_are_asked_with_as_many_runs_as_one(monkeypatch):
         autopipe.split(model, 1, (torch.randn(4, 4),), costs="estimated")
         counts.append(len(asked))
     assert counts[0] == counts[1] > 0
+
+
+class Penalty(torch.autograd.Function):
+    """Hands a loss on, with a little of a penalty on logits that is there in the backward alone."""
+
+    @staticmethod
+    def forward(ctx, loss, logits):
+        ctx.save_for_backward(logits)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (logits,) = ctx.saved_tensors
+        return grad, 1e-3 * logits / len(logits)
+
+
+class Clipped(torch.autograd.Function):
+    """A weight as it is, whose gradient is cut off."""
+
+    @staticmethod
+    def forward(ctx, weight):
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clamp(-1e-2, 1e-2)
+
+
+class Handed(nn.Module):
+    """Functions with a backward of their own before a loss, or around what has no rows: a loss, a weight."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.words = Words(function=Normed if kind == "normed" else None)
+        self.kind, self.out = kind, nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, ids, target):
+        logits = self.words(ids)
+        own = {"clipped": Clipped, "turned": Turned}.get(self.kind)
+        logits = logits @ (self.out if own is None else own.apply(self.out))
+        loss = F.cross_entropy(logits, target)
+        return Penalty.apply(loss, logits) if self.kind == "penalty" else loss
+
+
+@pytest.mark.parametrize("kind", ["penalty", "clipped", "normed", "turned"])
+def test_backwards_that_are_wrong_in_parts_are_in_the_tail_or_told(kind, caplog):
+    torch.manual_seed(0)
+    model = Handed(kind)
+    plain = copy.deepcopy(model)
+    ids, target = torch.randint(0, 9, (8, 5)), torch.randint(0, 3, (8,))
+    pipe = autopipe.split(model, 2, (ids, target), costs="estimated")
+    plain(ids, target).backward()
+    pipe.runtime(n_microbatches=4).step(ids, target=target)
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    is_equal = all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs)
+    assert bool(pipe.graph.variation.mixing.backward) == (kind != "turned")
+    assert is_equal or "depend on one another" in caplog.text

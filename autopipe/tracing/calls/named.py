@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,12 @@ from ... import torch_private
 from ...torch_private import is_operator
 from ..inputs.structure import Spec, unflatten
 
-__all__ = ["CustomFunction", "Named", "Rebuild", "Setter", "held_by", "nameable", "qualified_name", "unnamed"]
+__all__ = [
+    "CustomFunction", "Named", "Rebuild", "Setter", "held_by", "is_code", "nameable", "qualified_name",
+    "unnamed",
+]  # fmt: skip
+
+_LIBRARIES = frozenset({"torch", "numpy", __name__.partition(".")[0]})
 
 
 def nameable(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,6 +36,13 @@ def qualified_name(func: Callable[..., Any]) -> str:
         return torch_private.qualified_name(func)
     except (RuntimeError, AttributeError):
         return getattr(func, "__qualname__", type(func).__qualname__)
+
+
+def is_code(target: Any) -> bool:
+    """Whether what a call calls is code that stays whole, of which a recording shows nothing inside."""
+    if isinstance(target, types.FunctionType):
+        return target.__module__.partition(".")[0] not in _LIBRARIES
+    return isinstance(target, Named)
 
 
 def unnamed(target: Any) -> Any:

@@ -21,9 +21,9 @@ from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
-from ..calls.named import Named
+from ..calls.named import is_code
 from .by_mode import is_own
-from .results import ALLOWED, Rows, axes, is_close
+from .results import ALLOWED, EQUAL, Rows, axes, is_close
 
 __all__ = ["OwnBackwards", "mixed_in_backward"]
 
@@ -37,13 +37,15 @@ _HOOK = "register_hook"
 class OwnBackwards:
     """The calls whose backward may mix rows, as a run with gradients shows them: ``found``.
 
-    Each comes with the place and the batch axis of a tensor it makes. ``is_whole``: all calls were shown.
+    Each comes with the place and the batch axis of a tensor it makes; those in ``without_rows`` have none.
+    ``is_whole``: all calls were shown.
     """
 
     def __init__(self, model: nn.Module, dim: Dim, shapes: _Shapes) -> None:
         self._model, self._dim, self._shapes = model, dim, shapes
         self._seen: set[Node] = set()
         self.found: list[_Made] = []
+        self.without_rows: list[_Made] = []
         self.is_whole = False
 
     def look(self, call: Call, value: Any) -> None:
@@ -56,9 +58,10 @@ class OwnBackwards:
             return
         is_hooked = _is_hooked(self._model, call)
         for i, tensor in enumerate(tensors(value)):
-            is_odd = any(map(_is_odd, _nodes_above(tensor.grad_fn, self._seen))) or is_hooked
-            places = axes(call, i, self._dim, self._shapes)[:1] if is_odd else []
-            self.found += [(call, i, axis) for axis in places]
+            if any(map(_is_odd, _nodes_above(tensor.grad_fn, self._seen))) or is_hooked:
+                places = axes(call, i, self._dim, self._shapes)[:1]
+                self.found += [(call, i, axis) for axis in places]
+                self.without_rows += [] if places or tensor.grad_fn is None else [(call, i, 0)]
 
     def end(self) -> None:
         """Let go of what the calls of a run came of."""
@@ -73,7 +76,8 @@ def mixed_in_backward(
     ``run`` runs the form on rows a and b. Only calls with a backward that is not torch's own, or goes by the
     whole batch, are asked, and none of the ``tail``, which has that: the gradients of row a alone are to be
     the same beside b as beside a, and those of both rows together the sum of each one's. All are asked at
-    once; where rows are mixed, one by one.
+    once; where rows are mixed, one by one. What has no rows, as a loss, gets a part of its gradient from each
+    microbatch: it is to hand on that part.
     """
     if not (own.is_whole or _may_mix(model, form)):
         return ""
@@ -86,6 +90,9 @@ def mixed_in_backward(
         if asked and _are_mixed(run, asked, weights):
             first = next((made for made in asked if _are_mixed(run, [made], weights)), asked[0])
             return f"the backward of {call_and_place(first[0])}"
+        for made in own.without_rows:
+            if made[0].name not in tail and not _hands_on_parts(run, made, weights):
+                return f"the backward of {call_and_place(made[0])}, of half a gradient no half"
     return ""
 
 
@@ -106,7 +113,7 @@ def _may_mix(model: nn.Module, form: Recording) -> bool:
 def _is_hooked(model: nn.Module, call: Call) -> bool:
     """Whether code within a call may hook on gradients of what it computes."""
     if call.op != "call_module":
-        return isinstance(call.target, Named) and _names_a_hook(call.target.function)
+        return is_code(call.target) and _names_a_hook(getattr(call.target, "function", call.target))
     inside = model.get_submodule(str(call.target)).modules()
     return any(m._backward_hooks or m._backward_pre_hooks or _names_a_hook(type(m).forward) for m in inside)
 
@@ -146,10 +153,21 @@ def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor]) -> 
     return not (_are_close(first, made("aa", (0,))) and _are_close(both, summed))
 
 
+def _hands_on_parts(run: Rows, asked: _Made, weights: Sequence[Tensor]) -> bool:
+    """Whether half the gradient of what a call makes is half of all gradients, which is exact in any type."""
+    whole, half = (_gradients(run, [asked], weights, "ab", None, scale) for scale in (1.0, 0.5))
+    return all(is_close(a, 2 * b, EQUAL) for a, b in zip(whole, half, strict=True))
+
+
 def _gradients(
-    run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], rows: str, places: Sequence[int]
+    run: Rows,
+    asked: Sequence[_Made],
+    weights: Sequence[Tensor],
+    rows: str,
+    places: Sequence[int] | None,
+    scale: float = 1.0,
 ) -> list[Tensor]:
-    """The gradients of ``weights`` by some rows of what calls make, each of its numbers weighed unlike."""
+    """The gradients of ``weights`` by some rows of what calls make, or all, each number weighed unlike."""
     made: dict[tuple[int, int], Tensor] = {}
     axes_of = {(id(call), i): axis for call, i, axis in asked}
 
@@ -157,13 +175,15 @@ def _gradients(
         made.update({(id(call), i): t for i, t in enumerate(tensors(value)) if (id(call), i) in axes_of})
 
     run(rows, look)
-    seeds = [_seed(tensor, axes_of[place], places) for place, tensor in made.items()]
+    seeds = [scale * _seed(tensor, axes_of[place], places) for place, tensor in made.items()]
     found = torch.autograd.grad([*made.values()], weights, seeds, allow_unused=True)
     return [torch.zeros_like(w) if g is None else _dense(g) for w, g in zip(weights, found, strict=True)]
 
 
-def _seed(made: Tensor, axis: int, places: Sequence[int]) -> Tensor:
+def _seed(made: Tensor, axis: int, places: Sequence[int] | None) -> Tensor:
     """The gradient to begin with at what a call made: no two numbers of a row alike, nothing for others."""
+    if places is None:
+        return torch.linspace(1, 2, made.numel(), dtype=torch.float64).view(made.shape).to(made)
     seed = torch.zeros_like(made)
     for place in places:
         row = seed.select(axis, place)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..calls.call import Call, Recording
 from ..calls.functions import tensors
-from ..calls.named import Named
+from ..calls.named import is_code
 from ..state.example_data import close_to
 from .noise import EvenNoise
 from .results import Rows
@@ -77,6 +77,6 @@ def is_own(model: nn.Module, call: Call) -> bool:
     Layers of torch say themselves what they do by mode.
     """
     if call.op != "call_module":
-        return isinstance(call.target, Named)
+        return is_code(call.target)
     inside = model.get_submodule(call.target).modules()
     return any(not type(m).__module__.startswith("torch.nn.") for m in inside)

@@ -22,7 +22,7 @@ from ...graph import Dim
 from ...torch_private import TorchDispatchMode
 from ..calls.call import Call, Depends, Recording
 from ..calls.functions import classify, plain_name
-from ..calls.named import Named
+from ..calls.named import is_code
 from ..code.leaves import is_atomic
 from .results import Rows
 
@@ -71,12 +71,13 @@ _OWN = f"{pathlib.Path(__file__).parents[2]}{os.sep}"
 class Reading:
     """What a form goes by: ``given`` are ids of calls whose values code that stays whole takes, reading some.
 
-    ``ranks`` says whether anything counts or orders what tensors hold; ``truths`` are the places where such
-    code asks whether something is so: the first time, or each where it asks more often by what rows hold, as
-    in a loop over the experts that they hit.
+    ``reads`` says whether it reads any, ``ranks`` whether anything counts or orders what tensors hold;
+    ``truths`` are the places where such code asks whether something is so: the first time, or each where it
+    asks more often by what rows hold, as in a loop over the experts that they hit.
     """
 
     given: frozenset[int] = frozenset()
+    reads: bool = False
     ranks: bool = False
     truths: tuple[Turn, ...] = ()
 
@@ -87,9 +88,9 @@ class Watch:
     Attributes
     ----------
     noted: what its code was seen to ask of tensors; None before it has run. found: ids of calls as in
-        :class:`Reading`. is_smooth: whether each op of what hangs on inputs was seen, and gives values that
-        follow its operands without a limit or a choice. What two rows do to one another in such ops, each
-        does on nearly all data.
+        :class:`Reading`; reads: as there. is_smooth: whether each op of what hangs on inputs was seen, and
+        gives values that follow its operands without a limit or a choice. What two rows do to one another in
+        such ops, each does on nearly all data.
     """
 
     def __init__(self, model: nn.Module, form: Recording) -> None:
@@ -100,7 +101,7 @@ class Watch:
         self.takes_inputs = any(c.depends & Depends.INPUT for call in own for c in call.inputs)
         self.noted: _Noted | None = None
         self.found: set[int] = set()
-        self.is_smooth = False
+        self.is_smooth = self.reads = False
         self._is_over = False
 
     def first(self, run: Rows, rows: str, look: Callable[[Call, Any], Any] | None = None) -> Any:
@@ -122,8 +123,9 @@ class Watch:
         found: set[int] = set()
 
         def shown(call: Call, value: Any) -> None:
-            if noted.has_read:
-                found.update(map(id, self._given.get(id(call), ())))
+            if noted.has_read and id(call) in self._given:
+                self.reads = True
+                found.update(map(id, self._given[id(call)]))
             noted.has_read = False
             for look in filter(None, looks):
                 look(call, value)
@@ -146,7 +148,7 @@ def reading(form: Recording, run: Rows, watch: Watch) -> Reading:
             watch.see(run)
         assert watch.noted is not None
         ranks, truths = ranks or watch.noted.ranks, _turns(run, watch.noted.truths)
-    return Reading(frozenset(watch.found), ranks, truths)
+    return Reading(frozenset(watch.found), watch.reads, ranks, truths)
 
 
 def _turns(run: Rows, seen: Mapping[_Place, int]) -> tuple[Turn, ...]:
@@ -190,7 +192,7 @@ def _is_code(model: nn.Module, call: Call) -> bool:
     """Whether a call is of the model's own code."""
     if call.op == "call_module":
         return not is_atomic(model.get_submodule(call.target))
-    return isinstance(call.target, Named) and not call.is_size
+    return is_code(call.target) and not call.is_size
 
 
 def _may_vary(call: Call) -> bool:

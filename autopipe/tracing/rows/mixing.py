@@ -33,10 +33,11 @@ from .backwards import OwnBackwards
 from .by_mode import is_other_in_training
 from .data_dependent import Change, Reading, Turn, Turned, Watch, alike, reading, scales
 from .noise import OwnNoise
+from .order import by_order
 from .pieces import fault_in_pieces
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ, is_close
 from .thresholds import thresholds
-from .varied_data import of_other_signs, told_otherwise, unlike
+from .varied_data import of_other_sign, signed, told_otherwise, unlike
 
 __all__ = ["mixing", "rows_of"]
 
@@ -89,15 +90,16 @@ def mixing(
             for alone in (True, False) if takes(2) and dim.example > 2 else (False,):
                 is_longer = dim.example > 2 and not alone
                 try:
-                    seen = [results(rows, alone) for rows in (given, *of_other_signs(given, dim, form))]
+                    seen = results(given, alone)
                     more = takes(3 if alone else dim.example + 1)
                     found[training] = (
-                        next(filter(None, (_found(each, dim, shapes) for each in seen)), "")
-                        or seen[0].moved(dim, shapes, takes_more=more)
-                        or seen[0].neither()
+                        _found(seen, dim, shapes)
+                        or _of_other_signs(results, form, given, alone, dim, shapes)
+                        or seen.moved(dim, shapes, takes_more=more)
+                        or seen.neither()
                     )
                     if not (is_longer or found[training]):
-                        sums += seen[0].sums()
+                        sums += seen.sums()
                     is_sure, is_told = not is_longer, True
                     break
                 except Exception as error:
@@ -108,24 +110,25 @@ def mixing(
                 fault = fault_in_pieces(*told, takes=takes, rows_of=are_rows, is_close=is_close)
                 if fault:
                     return Mixing(fault, points=True)
+            if not (is_sure or found[training]):
+                found[training] = _if_told(by_order, model, form, given, dim, shapes, device, begin)
             others = itertools.chain(told_otherwise(given, dim), unlike(model, form, given, dim, shapes))
             for rows in others if is_told else ():
                 found[training] = found[training] or _if_told(_of_others, results, rows, is_sure, dim, shapes)
             is_more, watch = is_sure and takes(2 * _MANY), Watch(model, form)
             if is_more and not found[training]:
                 # what two rows do not come near to, as a largest norm, more of them may pass
-                found[training] = _if_told(_of_more, results, seen[0], given, dim, shapes, watch)
+                found[training] = _if_told(_of_more, results, seen, given, dim, shapes, watch)
             for n in thresholds(model, form, 2 * _MANY) if is_more else ():
                 if not found[training] and takes(n + 2):
-                    told_more = results, seen[0], given, n // 2 + 1, dim, shapes
+                    told_more = results, seen, given, n // 2 + 1, dim, shapes
                     found[training] = _if_told(_among_more, *told_more)
                     elsewhere = bool(found[training])
             of_read = functools.partial(_read, watch, *told, alone=is_sure, times=_MANY if is_more else 1)
             read = of_read() if is_told and not found[training] else Reading()
-            for rows in unlike(model, form, given, dim, shapes, reads=True) if read.truths else ():
+            for rows in unlike(model, form, given, dim, shapes, reads=True) if read.reads else ():
                 if not found[training]:
                     found[training] = _if_told(_of_others, results, rows, is_sure, dim, shapes)
-                    elsewhere = bool(found[training])
             if read.ranks and not found[training]:
                 found[training] = _if_told(_of_alike, results, given, is_sure, dim, shapes)
             places = {id(c): a for c in form.calls if id(c) in read.given for a in axes(c, 0, dim, shapes)}
@@ -183,6 +186,28 @@ def _of_others(
 ) -> str:
     """What mixes other ``rows``."""
     return _found(results(rows, alone), dim, shapes)
+
+
+def _of_other_signs(
+    results: Callable[..., Results],
+    form: Recording,
+    given: Mapping[str, Tensor],
+    alone: bool,
+    dim: Dim,
+    shapes: _Shapes,
+) -> str:
+    """What mixes rows of which the second has the other sign; one input after another, if not in all at once.
+
+    A loss may take no target below zero.
+    """
+    names = signed(given, dim, form)
+    try:
+        return _of_others(results, of_other_sign(given, dim, names), alone, dim, shapes) if names else ""
+    except Exception as error:
+        # any Python of the model, on data that it may not take
+        _logger.debug("not all inputs take the other sign: %s", error)
+    one_each = (of_other_sign(given, dim, {name}) for name in names if len(names) > 1)
+    return next(filter(None, (_if_told(_of_others, results, r, alone, dim, shapes) for r in one_each)), "")
 
 
 def _of_more(

@@ -102,7 +102,8 @@ def find_tail(
 
         views = {flag: [view(flag, given, dim)] for flag in modes}
         for flag in modes:
-            others = [*unlike(model, forms[flag], given, dim, shapes)]
+            told = model, forms[flag], given, dim, shapes
+            others = [*unlike(*told), *unlike(*told, reads=True)]
             is_cut = dim.example > 2 and takes(2)
             for rows, of in _two_of((given, *others), dim) if is_cut else ((each, dim) for each in others):
                 with contextlib.suppress(Exception):  # any Python of the model, on data that it may not take

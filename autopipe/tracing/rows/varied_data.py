@@ -26,26 +26,30 @@ from ..sizes.other_masks import LEFT_OUT
 from ..state.state import generators
 from .results import is_number
 
-__all__ = ["made_of_rows", "of_other_signs", "told_otherwise", "unlike"]
+__all__ = ["made_of_rows", "of_other_sign", "signed", "told_otherwise", "unlike"]
 
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 
 
-def of_other_signs(given: Mapping[str, Tensor], dim: Dim, form: Recording) -> Iterator[dict[str, Tensor]]:
-    """The tensors with a second row of the other sign: one expert may take all the example's rows.
+def signed(given: Mapping[str, Tensor], dim: Dim, form: Recording) -> list[str]:
+    """The inputs whose second row may be of the other sign: one expert may take all the example's rows.
 
-    Of no use where no number is made of rows, or all of them are whole numbers.
+    Of no use where no number is made of rows.
     """
-    out = dict(given)
     if not any(isinstance(c, Call) and is_number(c.value) for c in form.calls[-1].args[0]):
-        return
+        return []
+    return [n for n, axis in dim.where if given[n].is_floating_point() and given[n].shape[axis] > 1]
+
+
+def of_other_sign(given: Mapping[str, Tensor], dim: Dim, names: Collection[str]) -> dict[str, Tensor]:
+    """The tensors with a second row of the other sign in these inputs."""
+    out = dict(given)
     for name, axis in dim.where:
-        if given[name].is_floating_point() and given[name].shape[axis] > 1:
+        if name in names:
             changed = given[name].detach().clone()
             changed.select(axis, 1).neg_()
             out[name] = changed.requires_grad_(given[name].requires_grad)
-    if any(out[name] is not given[name] for name in given):
-        yield out
+    return out
 
 
 def told_otherwise(given: Mapping[str, Tensor], dim: Dim) -> Iterator[dict[str, Tensor]]:

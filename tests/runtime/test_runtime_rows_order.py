@@ -1,0 +1,112 @@
+"""Rows that have parts by their places, and rows beside inputs that only some values suit, are told apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import autopipe
+
+
+class Thirds(nn.Module):
+    """Anchors, positives and negatives one after another along the batch."""
+
+    def __init__(self, weigh: bool = False) -> None:
+        super().__init__()
+        self.layers, self.weigh = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)), weigh
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, p, n = F.normalize(self.layers(x)).chunk(3)
+        return F.relu((a - p).square().sum(1) - (a - n).square().sum(1) + 0.3).mean()
+
+
+class OfOrder(nn.Module):
+    """A mean over rows that lie anyhow, of batches that are no shorter than three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) < 3:
+            raise ValueError("too few rows")
+        return self.layers(x).square().mean()
+
+
+class Judged(nn.Module):
+    """Rows about their mean, judged beside targets that are no less than zero and no more than one."""
+
+    def __init__(self, centres: bool) -> None:
+        super().__init__()
+        self.layers, self.head, self.centres = (
+            nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
+            nn.Linear(4, 1),
+            centres,
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = self.layers(x)
+        x = x - x.mean(0) if self.centres else x
+        return F.binary_cross_entropy(self.head(x).sigmoid().squeeze(-1), y)
+
+
+def off(model: nn.Module, example: tuple[Tensor, ...], batch: tuple[Tensor, ...]) -> tuple[str, float]:
+    """What is found to mix rows, and how far a step in two microbatches is from the plain model's."""
+    pipe = autopipe.split(model, 2, example, costs="estimated", n_microbatches=1)
+    expected = model(*batch)
+    wanted = torch.autograd.grad(expected, [*model.parameters()])
+    got = pipe.runtime(n_microbatches=2).step(*batch).loss
+    gradients = [p.grad for p in model.parameters()]
+    pairs = zip([expected.detach(), *wanted], [got, *gradients], strict=True)
+    return pipe.graph.variation.mixing.always, max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def test_rows_with_parts_by_their_places_meet_whole_in_the_tail() -> None:
+    torch.manual_seed(0)
+    found, error = off(Thirds(), (torch.randn(6, 4),), (torch.randn(12, 4),))
+    assert "hangs on the order" in found
+    assert error < 1e-6
+
+
+def test_rows_that_lie_anyhow_are_no_mixing() -> None:
+    torch.manual_seed(0)
+    found, error = off(OfOrder(), (torch.randn(6, 4),), (torch.randn(12, 4),))
+    assert not found
+    assert error < 1e-6
+
+
+@pytest.mark.parametrize("centres", [True, False])
+def test_targets_that_take_no_other_sign_hide_no_mixing(centres: bool) -> None:
+    torch.manual_seed(0)
+    example, batch = ((torch.randn(n, 4), torch.rand(n).round()) for n in (2, 8))
+    found, error = off(Judged(centres), example, batch)
+    assert bool(found) == centres
+    assert error < 1e-6
+
+
+def as_long_as_the_longest(x: Tensor, kinds: Tensor) -> Tensor:
+    """Goes by a number that all rows come to; called by its name and as an attribute."""
+    return x[:, : int((kinds > 0).sum(1).max())].sum(1, keepdim=True) + x
+
+
+class ByNumber(nn.Module):
+    def __init__(self, is_held: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.held = as_long_as_the_longest if is_held else None
+
+    def forward(self, x: Tensor, kinds: Tensor) -> Tensor:
+        x = self.a(x)
+        x = as_long_as_the_longest(x, kinds) if self.held is None else self.held(x, kinds)
+        return F.cross_entropy(self.b(x), kinds[:, 0])
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_numbers_that_functions_kept_whole_read_of_all_rows_are_found(is_held: bool) -> None:
+    torch.manual_seed(0)
+    kinds = torch.tensor([[1, 0, 3], [2, 3, 0], [0, 1, 3], [1, 1, 0], [0, 0, 0], [2, 2, 2]])
+    example = torch.randn(6, 4), torch.where(torch.arange(6)[:, None] < 2, kinds[:1], kinds)
+    found = autopipe.capture(ByNumber(is_held), example).variation.mixing
+    assert found.always
