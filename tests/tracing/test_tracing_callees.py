@@ -130,9 +130,10 @@ def large_is_rare(model: Equation, y: Tensor) -> Tensor:
     return model.library.solve(lambda y: getattr(model, names[bool(y.detach().abs().amax() > 100)])(y), y)
 
 
-def test_a_layer_that_the_example_did_not_reach_is_told(library: Any) -> None:
+@pytest.mark.parametrize("solve", [large_is_rare, sometimes_rare])
+def test_a_layer_that_the_example_did_not_reach_is_told(library: Any, solve: Solve) -> None:
     torch.manual_seed(0)
-    model = Equation(library, large_is_rare)
+    model = Equation(library, solve)
     try:
         found = capture(model, (torch.randn(3, 4),))
     except autopipe.AutopipeError:
@@ -143,10 +144,13 @@ def test_a_layer_that_the_example_did_not_reach_is_told(library: Any) -> None:
         found(1e4 * x)
 
 
-@pytest.mark.parametrize("solve", [lambda m, y: m.library.solve_and_count(m, y), sometimes_rare])
-def test_what_no_stand_in_can_be_put_into_is_refused(library: Any, solve: Solve) -> None:
+def counted(model: Equation, y: Tensor) -> Tensor:
+    return model.library.solve_and_count(model, y)
+
+
+def test_what_no_stand_in_can_be_put_into_is_refused(library: Any) -> None:
     with pytest.raises(autopipe.AutopipeError):
-        capture(Equation(library, solve), (torch.randn(3, 4),))
+        capture(Equation(library, counted), (torch.randn(3, 4),))
 
 
 class Made(nn.Module):
@@ -178,3 +182,64 @@ def test_code_written_for_sizes_stays_with_what_writes_it(library: Any) -> None:
     for rows, length in ((3, 6), (2, 9), (5, 4)):
         x = torch.randn(rows, length, 4)
         torch.testing.assert_close(found(x), model(x))
+
+
+def by_hand(y: Tensor, targets: Tensor, spare: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Pairs rows by what they hold, in Python, as matchers of detectors do; the rest is None by default."""
+    cost = torch.cdist(y, targets).detach()
+    order = [min(range(len(targets)), key=lambda j, row=row: float(row[j])) for row in cost]
+    return (y - targets[order]).square().mean(), y.mean() if spare and order[0] else None
+
+
+LOSSES = {"matched": by_hand}
+
+
+class Matched(nn.Module):
+    """Reaches a function of its file as something holds it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.how, self.held = how, by_hand
+
+    @property
+    def loss_function(self) -> Any:
+        return LOSSES["matched"]
+
+    def forward(self, x: Tensor, targets: Tensor) -> Any:
+        y = self.layers(x)
+        if self.how == "property":
+            return self.loss_function(y, targets)
+        if self.how == "dict":
+            return LOSSES["matched"](y, targets)
+        return self.held(y, targets, spare=self.how == "sometimes")
+
+
+@pytest.mark.parametrize("how", ["property", "dict", "attribute"])
+def test_a_function_that_something_holds_stays_whole(how: str) -> None:
+    torch.manual_seed(0)
+    model, code = Matched(how).double(), by_hand.__code__
+    example = torch.randn(2, 3, 4).double().unbind()
+    pipe = autopipe.split(model, 2, example, costs="estimated", n_microbatches=1)
+    assert (by_hand.__code__, by_hand.__defaults__, by_hand.__kwdefaults__) == (code, (False,), None)
+    assert by_hand in [node.target for node in pipe.graph.graphs[True].nodes]
+    for rows in (3, 5):
+        x, targets = torch.randn(2, rows, 4).double().unbind()
+        (expected, nothing), (got, also_nothing) = model(x, targets), pipe(x, targets)
+        assert nothing is also_nothing is None
+        wanted = torch.autograd.grad(expected, [*model.parameters()])
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(torch.autograd.grad(got, [*model.parameters()]), wanted)
+
+
+def test_nothing_that_data_decide_is_asked_for_at_each_run() -> None:
+    torch.manual_seed(0)
+    model = Matched("sometimes").double()
+    x = torch.randn(3, 4).double()
+    near = model.layers(x).detach()
+    first, other = near, near.roll(1, 0)
+    captured = capture(model, (x, first))
+    assert captured(x, first)[1] is None is model(x, first)[1]
+    assert model(x, other)[1] is not None
+    with pytest.raises(InputError, match="None"):
+        captured(x, other)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import random
 from typing import Any
 
 import pytest
@@ -171,3 +173,69 @@ def test_other_names_than_on_the_example_are_refused() -> None:
     for x in (draws(1).abs(), -draws(1).abs()):
         with contextlib.suppress(AutopipeError):
             torch.testing.assert_close(found(x), model(x))
+
+
+def around(times: int) -> Any:
+    """A decorator as libraries have them: its function has the forward inside in its closure."""
+
+    def decorate(forward: Any) -> Any:
+        @functools.wraps(forward)
+        def wrapper(self: nn.Module, *args: Any, scale: float = 1.0, **kwargs: Any) -> Tensor:
+            return forward(self, *args, **kwargs) * times * scale
+
+        return wrapper
+
+    return decorate
+
+
+class Decorated(Halving):
+    @around(2)
+    @torch.enable_grad()
+    @around(3)
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        while float(x.detach().abs().amax()) > 0.5:
+            x = self.scaled(x)
+        return self.after(x)
+
+
+def test_a_statement_is_taken_out_of_a_forward_within_decorators() -> None:
+    torch.manual_seed(0)
+    model = Decorated().double()
+    forward = Decorated.forward
+    pipe = autopipe.split(model, 2, (draws(0),), costs="estimated", n_microbatches=1)
+    assert Decorated.forward is forward
+    assert "forward" not in vars(model)
+    for x in (draws(1), 9 * draws(2), draws(3) / 99, draws(4, 3)):
+        held_alike(model, pipe, x)
+
+
+class Taught(Base):
+    """Goes on from what it is given or from what it said, as a draw has it that a statement inside makes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        said = []
+        token = x[:, 0]
+        for t in range(1, x.shape[1]):
+            said.append(torch.tanh(self.scaled(token)))
+            is_taught = random.random() < (0.5 if self.training else 0.0)
+            token = x[:, t] if is_taught else said[-1]
+        return self.after(torch.stack(said, 1))
+
+
+def test_a_statement_that_leaves_a_truth_behind_is_kept_with_those_around() -> None:
+    torch.manual_seed(0)
+    model = Taught().double()
+    pipe = autopipe.split(model, 2, (draws(0),), costs="estimated", n_microbatches=1)
+    given = set()
+    for seed in range(6):
+        for training in (False, True):
+            model.train(training)
+            results = []
+            for run in (model, pipe):
+                random.seed(seed)
+                results.append(run(draws(1, 3, 6)))
+            torch.testing.assert_close(*results)
+            given.add((training, float(results[0].detach().sum())))
+    assert sum(training for training, _ in given) > 1 == sum(not training for training, _ in given)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import itertools
 import linecache
 import sys
@@ -17,15 +18,24 @@ from .restart import Function
 
 __all__ = ["callee", "nodes", "written_at"]
 
+_BIT_BY_BIT = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
-def callee(caller: types.FrameType, called: types.FrameType) -> tuple[Function, Any] | None:
+
+def callee(
+    caller: types.FrameType, called: types.FrameType, *, is_held: bool = False
+) -> tuple[Function, Any] | None:
     """The function that ``called`` runs, as a name of a module and its value; None where it has none.
 
     The name is a global one of the caller's file, or of a module that it reaches by names:
-    ``self.library.solve`` as well as ``solve``.
+    ``self.library.solve`` as well as ``solve``. Of a function that may be one that ``is_held`` by something
+    else, it is one of its own file.
     """
+    return _by_name(caller, called) or (_held(called) if is_held else None)
+
+
+def _by_name(caller: types.FrameType, called: types.FrameType) -> tuple[Function, Any] | None:
     name = called.f_code.co_name
-    if _runs(caller.f_globals.get(name), called):
+    if name in caller.f_code.co_names and _runs(caller.f_globals.get(name), called):
         return Function(caller.f_globals["__name__"], name), caller.f_globals[name]
     written = written_at(caller.f_code, caller.f_lasti)
     node = written.func if isinstance(written, ast.Call) else None
@@ -39,6 +49,16 @@ def callee(caller: types.FrameType, called: types.FrameType) -> tuple[Function, 
     if not isinstance(holder, types.ModuleType) or not _runs(value := vars(holder).get(name), called):
         return None
     return Function(holder.__name__, name), value
+
+
+def _held(called: types.FrameType) -> tuple[Function, Any] | None:
+    """A function that its own file has under its name; none that has a closure or is called bit by bit."""
+    code, file = called.f_code, called.f_globals.get("__name__", "")
+    is_plain = not (code.co_freevars or code.co_flags & _BIT_BY_BIT)
+    if not is_plain or vars(sys.modules.get(file, types)) is not called.f_globals:
+        return None
+    value = called.f_globals.get(code.co_name)
+    return (Function(file, code.co_name, is_held=True), value) if _runs(value, called) else None
 
 
 def _runs(value: Any, frame: types.FrameType) -> bool:

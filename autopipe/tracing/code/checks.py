@@ -9,12 +9,15 @@ import ast
 import functools
 import linecache
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeGuard
 
 from ...errors import InputError
+from ..inputs.structure import flatten
 
-__all__ = ["expect", "hands_on", "is_check", "is_in_writer", "is_message", "is_tried"]
+__all__ = [
+    "expect", "expect_nothing", "hands_on", "is_check", "is_in_writer", "is_message", "is_tried", "nothings",
+]  # fmt: skip
 
 
 def expect(value: Any, outcome: bool, where: str) -> None:
@@ -24,6 +27,21 @@ def expect(value: Any, outcome: bool, where: str) -> None:
             f"{where}: a check of the data comes out {not outcome}, and {outcome} at capture; "
             "the model itself may refuse this input, else capture it with an example that takes this branch"
         )
+
+
+def expect_nothing(value: Any, places: Collection[int], where: str) -> None:
+    """Raise :class:`InputError` where ``value`` has None elsewhere among its leaves than at capture."""
+    found = nothings(value)
+    if found != list(places):
+        raise InputError(
+            f"{where}: this code gives None at {found or 'no place'} of what it gives, and at "
+            f"{list(places) or 'no place'} at capture; capture with an example on which it does the same"
+        )
+
+
+def nothings(value: Any) -> list[int]:
+    """Which leaves of a nested value are None, by number."""
+    return [i for i, leaf in enumerate(flatten(value)[0]) if leaf is None]
 
 
 def is_check(source: str) -> bool:

@@ -14,6 +14,7 @@ import os
 import pathlib
 import random
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -49,12 +50,15 @@ def _draws() -> Iterator[tuple[types.ModuleType, str, Callable[..., Any]]]:
 
 
 def innermost(
-    divisible: Callable[[nn.Module], str | None], holds: Callable[[nn.Module], bool]
+    divisible: Callable[[nn.Module], str | None],
+    holds: Callable[[nn.Module], bool],
+    *,
+    is_held: bool = False,
 ) -> Function | Method | None:
     """The plain function that runs now, called from the method of a module, or else that method.
 
     A method only of a module that ``divisible`` has a path for; None in a forward. Modules that the model
-    does not hold are a library's own and passed over.
+    does not hold are a library's own and passed over. A function may be one that ``is_held`` by something.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_back is not None:
@@ -62,7 +66,7 @@ def innermost(
         if owner is not None and holds(owner):
             path, name = divisible(owner), frame.f_code.co_name
             return Method(path, name) if path is not None and _is_method(owner, name, frame) else None
-        if (function := _plain(frame.f_back, frame)) is not None:
+        if (function := _plain(frame.f_back, frame, is_held=is_held)) is not None:
             return function
         frame = frame.f_back
     return None
@@ -79,9 +83,9 @@ def outermost(holds: Callable[[nn.Module], bool]) -> Function | None:
     return None
 
 
-def _plain(caller: types.FrameType, called: types.FrameType) -> Function | None:
+def _plain(caller: types.FrameType, called: types.FrameType, *, is_held: bool = False) -> Function | None:
     """The function that a frame runs, by the name its caller has for it; None of torch's, numpy's, ours."""
-    found = callee(caller, called)
+    found = callee(caller, called, is_held=is_held)
     if found is None:
         return None
     function, value = found
@@ -142,9 +146,45 @@ def replaced(
                 continue
             namespace = vars(sys.modules[function.module])
             original = namespace[function.name]
+            if function.is_held:
+                stack.enter_context(_rerouted(original, on_function))
+                continue
             namespace[function.name] = Recorded(on_function, original)
             stack.callback(namespace.__setitem__, function.name, original)
         yield
+
+
+@contextlib.contextmanager
+def _rerouted(function: types.FunctionType, on_function: Callable[..., Any]) -> Iterator[None]:
+    """Calls of a function go to ``on_function(function, *args)`` meanwhile, whatever holds it.
+
+    Its code is what is replaced: those that ``on_function`` makes of it run the code that it had.
+    """
+    before = function.__code__, function.__defaults__, function.__kwdefaults__
+    code, defaults, named = before
+    own = types.FunctionType(code, function.__globals__, function.__name__, defaults)
+    own.__kwdefaults__ = named
+    inside: set[int] = set()
+
+    def on_call(args: Any, kwargs: Any) -> Any:
+        thread = threading.get_ident()
+        if thread in inside:
+            return own(*args, **kwargs)
+        inside.add(thread)
+        try:
+            return on_function(function, *args, **kwargs)
+        finally:
+            inside.remove(thread)
+
+    def entered(*args: Any, __on_call: Any, **kwargs: Any) -> Any:
+        return __on_call(args, kwargs)
+
+    function.__code__, function.__defaults__ = entered.__code__, None
+    function.__kwdefaults__ = {"__on_call": on_call}
+    try:
+        yield
+    finally:
+        function.__code__, function.__defaults__, function.__kwdefaults__ = before
 
 
 @contextlib.contextmanager

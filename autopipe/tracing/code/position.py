@@ -54,14 +54,15 @@ class Depth:
 class Position:
     """The stack of open modules whose forward runs, and whether calls are recorded there.
 
-    ``modules`` maps ids of the model's modules to paths; ``is_leaf`` decides by path which stay whole.
+    ``modules`` maps ids of the model's modules to paths; ``is_leaf`` decides by path which stay whole. Where
+    it ``is_coarse``, functions that something holds may stay whole too.
     """
 
     def __init__(self, modules: Mapping[int, str], is_leaf: Callable[[str], bool]) -> None:
         self.modules, self.is_leaf = modules, functools.cache(is_leaf)
         self.is_in_leaf = functools.cache(self._is_in_leaf)
         self.stack: list[str] = []
-        self.hushed = Depth()
+        self.hushed, self.is_coarse = Depth(), False
         self.thread = threading.get_ident()
 
     @property
@@ -127,14 +128,18 @@ class Position:
 
     def running(self) -> Function | Method | Statement | None:
         """The function that runs now, or else the statement of the root's forward."""
-        function = opaque.innermost(self.divisible, self.holds)
+        function = self.innermost()
         if function is not None or self.path:
             return function
         return statements.running(lambda module: self.modules.get(id(module)) == "", "")
 
+    def innermost(self) -> Function | Method | None:
+        """The plain function or method that runs now and may stay whole."""
+        return opaque.innermost(self.divisible, self.holds, is_held=self.is_coarse)
+
     def keep_whole(self, why: str, function: Function | Method | Statement | None = None) -> NoReturn:
         """Start again with a function kept whole, that which runs now if no other, or else the module."""
-        function = function or opaque.innermost(self.divisible, self.holds)
+        function = function or self.innermost()
         if function is not None:
             raise KeepFunction(function, self.path, why)
         raise CloseModule(self.path, why)

@@ -99,10 +99,14 @@ class WatchLeaves(Restart):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Function:
-    """A function by the module-level name under which glue code calls it."""
+    """A function by the module-level name under which glue code calls it.
+
+    ``is_held``: code calls it as an attribute or a dict holds it; the name is that in its own file.
+    """
 
     module: str
     name: str
+    is_held: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

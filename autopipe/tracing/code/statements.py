@@ -10,6 +10,7 @@ import ast
 import copy
 import functools
 import inspect
+import itertools
 import sys
 import types
 from collections import Counter
@@ -21,11 +22,12 @@ from torch import nn
 
 from ...errors import InputError
 from ..calls.named import Named
+from ..inputs.contents import is_filled
 from ..inputs.structure import flatten
 from .callees import nodes
 from .restart import Statement
 
-__all__ = ["KeptStatement", "rewritten", "running"]
+__all__ = ["KeptStatement", "around", "rewritten", "running"]
 
 _BODIES = ("body", "orelse", "finalbody")
 _LOOPS = (ast.For, ast.While)
@@ -50,12 +52,22 @@ def running(is_sought: Callable[[nn.Module], bool], path: str) -> Statement | No
         is_forward = code.co_argcount > 0 and code.co_name == "forward"
         owner = frame.f_locals.get(code.co_varnames[0]) if is_forward else None
         if isinstance(owner, nn.Module) and is_sought(owner):
-            function = _forward(owner)
-            definition = None if function is None else _definition(function.__code__)
+            function, definition = _written(owner)
             if definition is not None and _is_of(code, definition, function):
                 found = _innermost(definition, frame.f_lineno)
                 return None if found is None else Statement(path, found.lineno, found.col_offset)
         frame = frame.f_back
+    return None
+
+
+def around(module: nn.Module, inner: Statement) -> Statement | None:
+    """The innermost statement that one of a module's forward lies in, and that can be taken out too."""
+    _, definition = _written(module)
+    for node in ast.walk(definition) if definition is not None else ():
+        if isinstance(node, ast.stmt) and (node.lineno, node.col_offset) == (inner.line, inner.column):
+            assert definition is not None
+            outer = next(filter(_can_be_taken, reversed(_around(definition.body, node))), None)
+            return None if outer is None else Statement(inner.path, outer.lineno, outer.col_offset)
     return None
 
 
@@ -65,10 +77,9 @@ def rewritten(
     """The forward of a module's class, in which each chosen statement is a call of ``on_statement``.
 
     That is given the statement as :class:`KeptStatement` and the values it reads, and gives those it leaves,
-    by name.
+    by name. Decorators are around it as they were.
     """
-    function = _forward(module)
-    definition = _definition(function.__code__) if function is not None else None
+    function, definition = _written(module)
     assert function is not None
     assert definition is not None
     places = {(s.line, s.column) for s in chosen}
@@ -97,6 +108,8 @@ def rewritten(
         known[name] = types.CellType(functools.partial(_enter, run, part, on_statement))
     out = made(whole.name, function.__defaults__)
     out.__kwdefaults__ = function.__kwdefaults__
+    for within, wrapper in itertools.pairwise(reversed(_layers(module))):
+        out = _around_another(wrapper, within, out)
     return out
 
 
@@ -153,11 +166,44 @@ def _enter(
 # -------------------------------------------------------------------- source
 
 
-def _forward(module: nn.Module) -> types.FunctionType | None:
-    """The forward of a module's class, where it is what runs and is as it is written."""
-    found = inspect.getattr_static(type(module), "forward", None)
-    is_plain = isinstance(found, types.FunctionType) and not hasattr(found, "__wrapped__")
-    return found if is_plain else None
+def _layers(module: nn.Module) -> tuple[types.FunctionType, ...]:
+    """The forward of a module's class, outermost first: its decorators' functions, then what is written.
+
+    Nothing where it is none that is written, or a decorator's function has the one inside elsewhere than in
+    its closure.
+    """
+    found: Any = inspect.getattr_static(type(module), "forward", None)
+    out: list[types.FunctionType] = []
+    while isinstance(found, types.FunctionType) and found not in out:
+        out.append(found)
+        found = getattr(found, "__wrapped__", None)
+        if found is None:
+            return tuple(out)
+        if not any(c.cell_contents is found for c in out[-1].__closure__ or () if is_filled(c)):
+            return ()
+    return ()
+
+
+def _around_another(
+    wrapper: types.FunctionType, inner: types.FunctionType, other: types.FunctionType
+) -> types.FunctionType:
+    """A decorator's function around another one than the one inside it."""
+    cells = (
+        types.CellType(other) if is_filled(c) and c.cell_contents is inner else c
+        for c in wrapper.__closure__ or ()
+    )
+    code, named = wrapper.__code__, wrapper.__globals__
+    new = types.FunctionType(code, named, wrapper.__name__, wrapper.__defaults__, tuple(cells))
+    new.__kwdefaults__ = wrapper.__kwdefaults__
+    vars(new).update({**vars(wrapper), "__wrapped__": other})
+    new.__qualname__ = wrapper.__qualname__
+    return new
+
+
+def _written(module: nn.Module) -> tuple[types.FunctionType | None, ast.FunctionDef | None]:
+    """The forward of a module's class within its decorators, and what it was made of, where that is there."""
+    function = next(reversed(_layers(module)), None)
+    return function, None if function is None else _definition(function.__code__)
 
 
 def _is_of(code: types.CodeType, definition: ast.FunctionDef, function: Any) -> bool:
@@ -264,7 +310,7 @@ class _Part:
         own, everything = _Names(statement), _Names(*whole.body)
         is_again = any(isinstance(s, _LOOPS) for s in _around(whole.body, statement))
         outside = {n for n, times in everything.read.items() if is_again or times > own.read[n]}
-        self.line, self.used = statement.lineno, outside & names
+        self.line, self.column, self.used = statement.lineno, statement.col_offset, outside & names
         self.sets = tuple(n for n in own.sets if n in self.used)
         self.reads = tuple(sorted(names & {*own.read, *self.sets}))
         arguments = [*whole.args.posonlyargs, *whole.args.args]

@@ -22,9 +22,9 @@ from ..calls import describe, functions, lifting, named
 from ..calls.call import UNSAFE, Call, Depends
 from ..calls.named import Setter
 from ..calls.streams import Stream
-from ..code import standins
+from ..code import checks, standins
 from ..code.position import Position
-from ..code.restart import CloseModule, OpenLeaf
+from ..code.restart import CloseModule, KeepFunction, OpenLeaf, Statement
 from ..code.statements import KeptStatement
 from ..inputs.structure import flatten
 from ..state.state import generators
@@ -217,8 +217,8 @@ class OpaqueCalls:
                 self.ledger.bind(value, call)
             elif isinstance(value, (bool, int, float, str)):
                 self.at.refuse(call.depends, f"{describe.expression(call)} ({value!r} here)", call.source)
-            elif value is None and _may_be_nothing(call) and looking.is_met:
-                self.at.refuse(call.depends, f"{describe.expression(call)} (None here)", call.source)
+        if looking.is_met and _may_be_nothing(call) and (places := checks.nothings(result)):
+            self.ledger.expect_nothing(call, places)
         return result
 
     def statement(self, run: KeptStatement, *values: Any) -> Any:
@@ -233,7 +233,8 @@ class OpaqueCalls:
         result = self.function(run, *values)
         for value in flatten(result)[0]:
             if not (value is None or isinstance(value, torch.Tensor)):
-                raise CloseModule(self.at.path, f"{run.shown}: leaves a {type(value).__name__} behind")
+                why = f"{run.shown}: leaves a {type(value).__name__} behind"
+                raise KeepFunction(Statement("", run.part.line, run.part.column), "", why)
         self.ledger.hold_together(self.ledger.calls[-1], result)
         return result
 
@@ -336,7 +337,7 @@ class OpaqueCalls:
     def outside_draw(self, name: str) -> None:
         """Code outside torch is about to draw a random number."""
         if self.at.is_recorded:
-            self.at.keep_whole(f"{self.at.source()}: {name} draws a random number")
+            self.at.keep_whole(f"{self.at.source()}: {name} draws a random number", self.at.running())
 
     def refuse_backward(self) -> NoReturn:
         """The model's own code runs a backward, whose gradients land where no graph shows them."""

@@ -62,7 +62,8 @@ class Attempt:
     """One way of recording a model, and what was found out about it.
 
     ``exporting``: libraries are told that they are exported; ``numbers``: numbers in the data stay in the
-    graph as long as only torch takes them; ``by_value``: numbers made of inputs may be read.
+    graph as long as only torch takes them; ``by_value``: numbers made of inputs may be read; ``coarse``:
+    functions that something holds stay whole too, and statements around those that leave what no graph can.
     ``functions`` stay whole, and those that read data at the lines ``kept``; ``met_number``: a number in the
     data was asked for. Forward hooks of the leaves ``hooked`` keep what others then use; the code
     around those ``moded`` sets their modes. The leaves ``divided`` were opened only for more to cut. Methods
@@ -74,6 +75,7 @@ class Attempt:
     exporting: bool = False
     numbers: bool = False
     by_value: bool = False
+    coarse: bool = False
     tried: set[tuple[str, bool]] = dataclasses.field(default_factory=set)
     functions: dict[Function | Method | Statement, None] = dataclasses.field(default_factory=dict)
     kept: set[str] = dataclasses.field(default_factory=set)
@@ -219,7 +221,7 @@ class Runs:
             attempt.moded,
             attempt.watched,
         )
-        recorder.by_data = self.by_data
+        recorder.by_data, recorder.at.is_coarse = self.by_data, attempt.coarse
         kept = recorder.opaque
         recorder.ledger.numbers.watch = shift or (Settling(attempt.settled) if attempt.settled else None)
         recorder.ledger.most = sys.maxsize if shift is None else shift.most

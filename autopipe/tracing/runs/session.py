@@ -17,6 +17,7 @@ from ...errors import CaptureError, ModelError
 from ..calls.call import Recording, Setting
 from ..calls.likeness import is_same, prune
 from ..calls.sharing import quiet
+from ..code import statements
 from ..code.leaves import Policy
 from ..code.restart import (
     CloseModule,
@@ -155,10 +156,12 @@ class Session:
     ) -> dict[bool, list[Recording]]:
         """What is best where recording the model's own path meets obstacles: it, or a way around."""
         kept, why = self.attempt, self.obstacles[0] if self.obstacles else str(error)
-        for way in (*("numbers",) * kept.met_number, "exporting", "by_value"):
-            if way == "by_value" and found is not None:
+        for way in (*("numbers",) * kept.met_number, "exporting", "by_value", "coarse"):
+            if way in ("by_value", "coarse") and found is not None:
                 break  # numbers asked for each time are worse than a module kept whole
-            self.attempt = Attempt(self.first_policy, way == "exporting", way == "numbers", way == "by_value")
+            self.attempt = Attempt(
+                self.first_policy, way == "exporting", way == "numbers", way == "by_value", way == "coarse"
+            )
             try:
                 other = self.found()
             except (CaptureError, ModelError):
@@ -193,11 +196,7 @@ class Session:
                 self.adjust(restart)
                 continue
             except KeepFunction as found:
-                if found.function in self.attempt.functions:  # which was no help: it is met where it is kept
-                    self.adjust(CloseModule(found.path, found.why))
-                if isinstance(found.function, Statement):
-                    self.obstacles.append(found.why)
-                self.attempt.functions[found.function] = None
+                self.keep(found)
                 continue
             except KeepReads as found:
                 self.attempt.kept.add(found.source)
@@ -348,6 +347,22 @@ class Session:
             if branch.in_function:
                 raise KeepReads(branch.source) from None
             return None
+
+    def keep(self, found: KeepFunction) -> None:
+        """Keep a function whole; a statement that is so already, with those around it."""
+        function, kept = found.function, self.attempt.functions
+        if isinstance(function, Statement):
+            self.obstacles.append(found.why)
+        while function in kept:
+            outer = None
+            if isinstance(function, Statement) and self.attempt.coarse:
+                outer = statements.around(self.model.get_submodule(function.path), function)
+            if outer is None:  # it was no help: the same is met where it is kept
+                self.adjust(CloseModule(found.path, found.why))
+                return
+            del kept[function]
+            function = outer
+        kept[function] = None
 
     def adjust(self, restart: CloseModule | OpenLeaf) -> None:
         """Keep a module whole, or open a leaf, because Python did what a graph cannot."""

@@ -11,7 +11,6 @@ from typing import Any
 from ..calls.call import Branch, Call, Depends
 from ..calls.likeness import is_same_program, without_whole_slices
 from ..calls.perform import is_size_of_made
-from ..code import opaque
 from ..code.position import Position
 from ..code.restart import KeepReads
 
@@ -97,7 +96,7 @@ class Branches:
             return None
         if sum(b.source == call.source for b in self.found) >= _MOST_READS:
             raise KeepReads(call.source)
-        function = opaque.innermost(self.at.divisible, self.at.holds)
+        function = self.at.innermost()
         branch = Branch(call, calls, outcome, self.at.path, call.source, function is not None, is_forceable)
         self.found.append(branch)
         return self.found[-1]

@@ -9,7 +9,7 @@ import cmath
 import dataclasses
 import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -79,10 +79,15 @@ class Ledger:
 
     def expect(self, value: Any, outcome: bool, source: str) -> None:
         """Let the recording check a truth that the model's own code checks."""
-        call = Call(
-            "call_function", checks.expect, (value, outcome, source), hint="expect", path=self.at.path
-        )
-        call.source, call.is_check, call.depends = source, True, self.depends(call)
+        self._check(checks.expect, (value, outcome, source), source)
+
+    def expect_nothing(self, call: Call, places: Sequence[int]) -> None:
+        """Let the recording check which leaves of what a call gives are None."""
+        self._check(checks.expect_nothing, (call, tuple(places), call.source), call.source)
+
+    def _check(self, check: Callable[..., None], args: tuple[Any, ...], source: str) -> None:
+        call = Call("call_function", check, args, hint=check.__name__, path=self.at.path, source=source)
+        call.is_check, call.depends = True, self.depends(call)
         self.add(call)
 
     def knows_arrays(self, actual: Any) -> bool:

@@ -14,7 +14,6 @@ import torch
 from ..calls import describe
 from ..calls.call import Call, Depends, Guard
 from ..calls.named import nameable
-from ..code import opaque
 from ..code.position import Position
 from ..code.restart import FollowCasts
 from . import casts
@@ -140,7 +139,7 @@ class Numbers:
         key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
         if key not in self.guards:
             is_pinned = expression.function is pinned
-            inside = self.at.running() if is_pinned else opaque.innermost(self.at.divisible, self.at.holds)
+            inside = self.at.running() if is_pinned else self.at.innermost()
             self.guards[key] = Guard(function, operands, outcome, self.at.path, source, inside)
 
     def _ask_again(
