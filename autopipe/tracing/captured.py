@@ -192,7 +192,7 @@ class Capture:
         made = self.new_forms.made
         self.answers.update(made.answers())
         self.constants.update(made.constants)
-        self.assumptions.asks_too(made.dtypes, made.flags)
+        self.assumptions.asks_too(made.dtypes, made.flags, made.all_forms)
         vars(self).pop("_others", None)
         return self.form_of(values)
 

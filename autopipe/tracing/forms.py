@@ -120,12 +120,12 @@ class CaptureForms:
     @property
     def dtypes(self) -> bool:
         """Whether the model's own code asked for what autocast has a say in."""
-        return any(form.dtypes for form in self._all)
+        return any(form.dtypes for form in self.all_forms)
 
     @property
     def flags(self) -> dict[str, tuple[Callable[[], Any], Any]]:
         """What the model's own code asked of torch and of the process."""
-        return {k: v for form in self._all for k, v in form.flags.items()}
+        return {k: v for form in self.all_forms for k, v in form.flags.items()}
 
     @property
     def asks(self) -> bool:
@@ -133,7 +133,8 @@ class CaptureForms:
         return any(isinstance(q, Question) for q in self.questions.values())
 
     @property
-    def _all(self) -> list[Recording]:
+    def all_forms(self) -> list[Recording]:
+        """The forms in either mode, those for other sizes too."""
         return [f for forms in (self.forms, self.for_sizes) for flag in forms for f in forms[flag]]
 
     @property
@@ -173,7 +174,7 @@ class CaptureForms:
     def graphs(self) -> dict[bool, tuple[Form, ...]]:
         """Every form as a graph; one object where one serves both modes."""
         sized = {id(form) for forms in self.for_sizes.values() for form in forms}
-        made = {id(form): self.graph(form, for_sizes=id(form) in sized) for form in _each(self._all)}
+        made = {id(form): self.graph(form, for_sizes=id(form) in sized) for form in _each(self.all_forms)}
         return {
             flag: tuple(made[id(form)] for form in (*forms, *self.for_sizes[flag]))
             for flag, forms in self.forms.items()

@@ -175,7 +175,8 @@ class Recording:
     and ``begun`` the leaves whose first call has;
     ``swapped`` are the leaves that ran with other weights than their own, so that their own code is recorded;
     ``left`` are the attributes in which glue leaves what it computes with gradients; ``filled`` those of open
-    modules, by path and name, in which hooks of leaves put what the leaves gave; ``goes_by_mode`` whether
+    modules, by path and name, in which hooks of leaves put what the leaves gave; ``set_first`` those that the
+    run sets before it reads them; ``goes_by_mode`` whether
     the code may do otherwise in the other mode; ``carried`` the attributes, with the training flag of the
     calls that leave them, which calls in the other mode go by; ``modes`` the training flag, the path and
     the mode left there of each module that glue sets to a mode.
@@ -197,6 +198,7 @@ class Recording:
     left: tuple[str, ...] = ()
     swapped: frozenset[str] = frozenset()
     filled: frozenset[tuple[str, str]] = frozenset()
+    set_first: frozenset[tuple[str, str]] = frozenset()
     goes_by_mode: bool = True
     carried: frozenset[tuple[bool, str]] = frozenset()
     modes: frozenset[tuple[bool, str, bool]] = frozenset()

@@ -21,7 +21,7 @@ from ..state.global_names import codes_in, names_in
 from .leaf_state import codes_of, read_by
 from .leaves import is_compiled
 
-__all__ = ["Names", "Note", "names_of_open", "noted", "spells_mode"]
+__all__ = ["NOTHING", "Names", "Note", "inherited", "names_of_open", "noted", "spells_mode"]
 
 Note = Callable[[nn.Module, str, Callable[[], Any]], None]
 """(module, name of its attribute, how to ask for it again) → None."""
@@ -31,7 +31,7 @@ Names = Callable[[frozenset[type]], frozenset[str]]
 _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK}) - {"training"}
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-_NOTHING = object()
+NOTHING = object()
 
 
 @contextlib.contextmanager
@@ -57,12 +57,12 @@ def noted(
     mode = functools.partial(getattr, model, "training")
     pairs = [(cls, name) for cls, found in asked.items() for name in found - {"training"}]
     places: list[tuple[type, str, Any, _Attribute]] = [
-        (cls, name, vars(cls).get(name, _NOTHING), _Attribute(name, held, mode, note))
+        (cls, name, vars(cls).get(name, NOTHING), _Attribute(name, held, mode, note))
         for cls, name in pairs
-        if not hasattr(type(held := _inherited(cls, name)), "__get__")
+        if not hasattr(type(held := inherited(cls, name)), "__get__")
     ]
     for cls in {type(m) for _, m in modules}:
-        held = _inherited(cls, "training")
+        held = inherited(cls, "training")
         if hasattr(type(held), "__get__") or issubclass(cls, torch.jit.ScriptModule):
             on_mode()  # its own way to have a mode is not seen into
         else:
@@ -70,11 +70,11 @@ def noted(
                 (
                     cls,
                     "training",
-                    vars(cls).get("training", _NOTHING),
+                    vars(cls).get("training", NOTHING),
                     _Mode(held, mode, note, on_mode, on_set),
                 )
             )
-    sought = [(cls, "__getattr__", vars(cls).get("__getattr__", _NOTHING)) for cls in asked]
+    sought = [(cls, "__getattr__", vars(cls).get("__getattr__", NOTHING)) for cls in asked]
     try:
         for cls, name, _, attribute in places:
             setattr(cls, name, attribute)
@@ -83,7 +83,7 @@ def noted(
         yield
     finally:
         for cls, name, own in (*((c, n, held) for c, n, held, _ in places), *sought):
-            if own is _NOTHING:
+            if own is NOTHING:
                 delattr(cls, name)
             else:
                 setattr(cls, name, own)
@@ -112,9 +112,9 @@ def _functions_beside(classes: Iterable[type]) -> Iterator[types.FunctionType]:
         yield from (f for f in functions if f.__globals__ is known)
 
 
-def _inherited(cls: type, name: str) -> Any:
+def inherited(cls: type, name: str) -> Any:
     """What a class has for an attribute that an instance has not."""
-    return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), _NOTHING)
+    return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), NOTHING)
 
 
 class _Attribute:
@@ -126,7 +126,7 @@ class _Attribute:
     def __get__(self, owner: nn.Module | None, cls: type) -> Any:
         held = {} if owner is None else vars(owner)
         value = held.get(self.name, self.inherited)
-        if value is _NOTHING:
+        if value is NOTHING:
             raise AttributeError(f"{cls.__name__!r} object has no attribute {self.name!r}")
         if owner is not None:
             mode = self.root_mode if self.name == "training" else None
@@ -137,7 +137,7 @@ class _Attribute:
         vars(owner)[self.name] = value
 
     def __delete__(self, owner: nn.Module) -> None:
-        if vars(owner).pop(self.name, _NOTHING) is _NOTHING:
+        if vars(owner).pop(self.name, NOTHING) is NOTHING:
             raise AttributeError(self.name)
 
 
@@ -184,14 +184,14 @@ def _asking(original: Callable[[Any, str], Any], note: Note) -> Callable[[Any, s
 def _answer_of_any(owner: nn.Module, name: str) -> Any:
     """What a module has under a name, wherever, to be compared."""
     held = (vars(owner)[kind] for kind in _REGISTRIES)
-    if (found := next((h[name] for h in held if name in h), _NOTHING)) is not _NOTHING:
+    if (found := next((h[name] for h in held if name in h), NOTHING)) is not NOTHING:
         return id(found)
-    return _answer(owner, name, None) if name in vars(owner) else id(_inherited(type(owner), name))
+    return _answer(owner, name, None) if name in vars(owner) else id(inherited(type(owner), name))
 
 
 def _answer(owner: nn.Module, name: str, root_mode: Callable[[], bool] | None) -> Any:
     """What an attribute is, to be compared: of a mode, whether it is the model's; of an object, which."""
-    value = vars(owner).get(name, _NOTHING)
+    value = vars(owner).get(name, NOTHING)
     if root_mode is not None:
         return value is root_mode()
     parts = value if isinstance(value, tuple) else (value,)

@@ -53,8 +53,8 @@ class Assumptions:
     the objects, closures and globals that their code reaches, the ``functions`` of torch that it calls, by
     module and name; of every parameter its dtype and whether it takes a gradient; and each one's mode beside
     the model's. Where the code asked for ``dtypes``, the autocast that the model is called under; what else
-    it asked of torch, of the process and of leaves, the ``flags``. What hooks of leaves put into the
-    attributes ``filled``, by path and name, is none of it: so they do in each call. What calls in one
+    it asked of torch, of the process and of leaves, the ``flags``. What the attributes ``filled``, by path
+    and name, hold is none of it: each call sets them first, or hooks of leaves do. What calls in one
     mode leave in attributes ``carried``, with that mode, those in the other go by; ``called`` are the modes
     in which there were calls. ``switched`` are the modules that calls leave in a mode of their own: by
     training flag, path and that mode. ``found`` is what was reached before the model was recorded.
@@ -82,7 +82,9 @@ class Assumptions:
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
         if found is None or not found.is_still(is_open):
             found = reached(model, is_open)
-        self.readers = [*readers(model, self.opened, taken, functions, filled, found, is_open)]
+        told = model, self.opened, taken, functions
+        self._readers_but = functools.partial(readers, *told, beside=found, is_open=is_open)
+        self.readers = [*self._readers_but(filled)]
         modes = tuple(m.training for _, m in self.opened)
         training = model.training
         # a form is recorded in the modes the model was given in, where the model was in that form's
@@ -198,10 +200,13 @@ class Assumptions:
         self._take()
         self._accept_surroundings(_MODES)
 
-    def asks_too(self, dtypes: bool, flags: Mapping[str, Flag]) -> None:
-        """Hold the state to what another recording of the same model asked for, too."""
+    def asks_too(self, dtypes: bool, flags: Mapping[str, Flag], forms: Iterable[Recording]) -> None:
+        """Hold the state to what another recording of the same model asked for, too; ``forms`` are all."""
         self.dtypes = self.dtypes or dtypes
         self.flags = {mode: {**flags, **known} for mode, known in self.flags.items()}
+        if (filled := filled_in(forms)) != self.filled:
+            self.filled, self.readers = filled, [*self._readers_but(filled)]
+            self._take()
 
     def tolerate(self, *, in_both_modes: bool) -> None:
         """The present state makes no difference: as good as the one that was recorded, to which it is held.
@@ -296,7 +301,6 @@ def assumptions_of(
     swapped = frozenset[str]().union(*(f.swapped for fs in forms.values() for f in fs))
     leaves = _leaves(calls) - swapped
     named = sorted(taken - {*constants, *written, ""})
-    filled = frozenset[tuple[str, str]]().union(*(f.filled for fs in forms.values() for f in fs))
 
     def is_open(path: str) -> bool:
         """Whether a module lies in no leaf, so that its state was read while the model was recorded."""
@@ -305,7 +309,15 @@ def assumptions_of(
     carried = frozenset[tuple[bool, str]]().union(*(f.carried for fs in forms.values() for f in fs))
     switched = frozenset[tuple[bool, str, bool]]().union(*(f.modes for fs in forms.values() for f in fs))
     used = _functions_of_torch(calls)
+    filled = filled_in(f for fs in forms.values() for f in fs)
     return Assumptions(model, is_open, named, dtypes, flags, used, filled, carried, switched, found)
+
+
+def filled_in(forms: Iterable[Recording]) -> frozenset[tuple[str, str]]:
+    """The attributes whose earlier content no form goes by: hooks of leaves fill them, or all forms do."""
+    given = [*forms]
+    by_hooks = frozenset[tuple[str, str]]().union(*(f.filled for f in given))
+    return by_hooks | frozenset.intersection(*(f.set_first for f in given))
 
 
 def _functions_of_torch(calls: Sequence[Call]) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from ...errors import CaptureError
 from ..calls.call import Recording
 from ..code.leaves import Policy
 from ..code.restart import CloseModule
+from ..code.set_first import Place, reads_before_sets
 from ..inputs.structure import flatten
 from ..state.example_data import are_close, doubled, other_data
 from ..state.quick_check import Seen
@@ -82,6 +83,18 @@ class Repeats:
         if not is_settled:
             self.check_counts(training, is_met)
         return True
+
+    def set_first(self, policy: Policy, training: bool) -> frozenset[Place]:
+        """The attributes of open modules that a call leaves otherwise, and sets before it reads them."""
+        self.snapshot.start(training)
+        self.run(training)
+        places = {(p, a) for p, a in self.snapshot.changes() if p == "" or not policy.is_inside_leaf(p)}
+        if not places:
+            return frozenset()
+        self.snapshot.start(training)
+        with reads_before_sets(self.model, places) as read:
+            self.run(training)
+        return frozenset(places - read)
 
     def is_met(self, policy: Policy, path: str, name: str) -> bool:
         """Whether open code may read the attribute of the module at a path."""

@@ -177,6 +177,7 @@ class Runs:
         if recording.keeps:
             self.look_again(attempt, recording)
         if is_changed:
+            recording.set_first = self.repeats.set_first(attempt.policy, recording.training)
             names = self.repeats.carried(attempt.policy, recording.training)
             recording.carried = frozenset((recording.training, name) for name in names)
         return recording
