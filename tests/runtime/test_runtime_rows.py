@@ -946,6 +946,29 @@ def test_what_mixes_rows_in_a_small_share_of_a_loss_is_found_in_any_precision(sh
     assert bool(found.always) == is_told
 
 
+class Weighted(nn.Module):
+    """Its rows have weights, by all of which it divides, or by their number."""
+
+    def __init__(self, *, is_divided):
+        super().__init__()
+        self.a, self.b, self.is_divided = nn.Linear(4, 4), nn.Linear(4, 4), is_divided
+
+    def forward(self, x, weights):
+        told = self.b(self.a(x).relu()).square().mean(-1) * weights
+        return told.sum() / weights.sum() if self.is_divided else told.mean()
+
+
+@pytest.mark.parametrize("is_divided", [True, False])
+def test_weights_that_are_all_one_in_the_example_weigh(is_divided):
+    torch.manual_seed(0)
+    model, x = Weighted(is_divided=is_divided).double(), torch.randn(8, 4).double()
+    pipe = autopipe.split(model, 2, (x[:4], torch.ones(4).double()), costs="estimated", n_microbatches=4)
+    assert bool(pipe.graph.ops.tail) == is_divided
+    weights = torch.rand(8).double()
+    loss = pipe.runtime().step(x, weights).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(loss, model(x, weights).detach(), rtol=1e-12, atol=0)
+
+
 class AskingHowItLies(nn.Module):
     """Reads time first, and goes by how its input lies in memory."""
 

@@ -37,7 +37,7 @@ from .order import by_order
 from .pieces import fault_in_pieces
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ, is_close
 from .thresholds import thresholds
-from .varied_data import of_other_sign, signed, told_otherwise, unlike
+from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike
 
 __all__ = ["mixing", "rows_of"]
 
@@ -112,7 +112,11 @@ def mixing(
                     return Mixing(fault, points=True)
             if not (is_sure or found[training]):
                 found[training] = _if_told(by_order, model, form, given, dim, shapes, device, begin)
-            others = itertools.chain(told_otherwise(given, dim), unlike(model, form, given, dim, shapes))
+            others = itertools.chain(
+                of_other_weights(given, dim),
+                told_otherwise(given, dim),
+                unlike(model, form, given, dim, shapes),
+            )
             for rows in others if is_told else ():
                 found[training] = found[training] or _if_told(_of_others, results, rows, is_sure, dim, shapes)
             is_more, watch = is_sure and takes(2 * _MANY), Watch(model, form)

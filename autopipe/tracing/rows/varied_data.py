@@ -26,7 +26,7 @@ from ..sizes.other_masks import LEFT_OUT
 from ..state.state import generators
 from .results import is_number
 
-__all__ = ["made_of_rows", "of_other_sign", "signed", "told_otherwise", "unlike"]
+__all__ = ["made_of_rows", "of_other_sign", "of_other_weights", "signed", "told_otherwise", "unlike"]
 
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 
@@ -50,6 +50,24 @@ def of_other_sign(given: Mapping[str, Tensor], dim: Dim, names: Collection[str])
             changed.select(axis, 1).neg_()
             out[name] = changed.requires_grad_(given[name].requires_grad)
     return out
+
+
+def of_other_weights(given: Mapping[str, Tensor], dim: Dim) -> Iterator[dict[str, Tensor]]:
+    """The tensors with half as much in the second row of those whose first two are alike, as weights of ones.
+
+    What divides by all weights is then no mean of what it gives for each row.
+    """
+    out = dict(given)
+    for name, axis in dim.where:
+        tensor = given[name].detach()
+        if not (tensor.is_floating_point() and tensor.shape[axis] > 1):
+            continue
+        if torch.equal(tensor.select(axis, 0), tensor.select(axis, 1)):
+            changed = tensor.clone()
+            changed.select(axis, 1).div_(2)
+            out[name] = changed.requires_grad_(given[name].requires_grad)
+    if any(out[name] is not given[name] for name in given):
+        yield out
 
 
 def told_otherwise(given: Mapping[str, Tensor], dim: Dim) -> Iterator[dict[str, Tensor]]:
