@@ -969,6 +969,41 @@ def test_weights_that_are_all_one_in_the_example_weigh(is_divided):
     torch.testing.assert_close(loss, model(x, weights).detach(), rtol=1e-12, atol=0)
 
 
+class Bent(nn.Module):
+    """Its loss, or a part of it, is bent at a level."""
+
+    def __init__(self, bend):
+        super().__init__()
+        self.a, self.b, self.bend = nn.Linear(4, 4), nn.Linear(4, 3), bend
+
+    def forward(self, x, labels):
+        told = self.b(self.a(x).relu())
+        return self.bend(F.cross_entropy(told, labels), told.square().mean())
+
+
+BENDS = {
+    "flooded": lambda loss, _: (loss - 0.1).abs() + 0.1,
+    "free bits": lambda loss, size: loss + size.clamp(min=50),
+    "limited": lambda loss, size: torch.minimum(loss, loss.new_tensor(9.0)) + size,
+}
+
+
+@pytest.mark.parametrize("kind", BENDS)
+def test_a_loss_that_is_bent_where_no_example_comes_runs_on_the_whole_batch(kind):
+    torch.manual_seed(0)
+    model, x, labels = Bent(BENDS[kind]).double(), torch.randn(8, 4).double(), torch.arange(8) % 3
+    pipe = autopipe.split(model, 2, (x[:4], labels[:4]), costs="estimated", n_microbatches=4)
+    assert pipe.graph.ops.tail
+    x[::2] *= 30
+    loss = pipe.runtime().step(x, labels).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(loss, model(x, labels).detach(), rtol=1e-12, atol=0)
+
+
+def test_a_bend_that_no_loss_reaches_is_no_mixing():
+    model = Bent(lambda loss, size: loss.clamp(min=0) + size.abs())
+    assert captured_mixing(model, torch.randn(4, 4), torch.arange(4) % 3) == Mixing()
+
+
 class AskingHowItLies(nn.Module):
     """Reads time first, and goes by how its input lies in memory."""
 

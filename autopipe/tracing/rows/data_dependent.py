@@ -24,15 +24,18 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.functions import classify, plain_name
 from ..calls.named import is_code
 from ..code.leaves import is_atomic
-from .results import Rows
+from .results import Rows, is_number
+from .varied_data import made_of_rows
 
-__all__ = ["Change", "Reading", "Turn", "Turned", "Watch", "alike", "reading", "scales"]
+__all__ = ["Change", "Reading", "Turn", "Turned", "Watch", "alike", "numbers_apart", "reading", "scales"]
 
 Change = Callable[[str, Call, Any], Any]
 """(rows, call, value) → what takes the value's place for rows such as ``"abb"``, or None."""
 
 _FACTORS = (64.0, -64.0, 1 / 64)
 """What floating-point values are taken times, so that code which compares them may find otherwise."""
+_FAR = 1024.0
+"""What numbers made of rows are taken times for one row, and divided by for another."""
 _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
 
@@ -56,6 +59,11 @@ _SMOOTH = frozenset(
     )
 )  # fmt: skip
 """Ops without a limit, a comparison, an order or places that values tell: what they give has no steps."""
+_BENT = frozenset({
+    "abs", "absolute", "clamp", "clamp_max", "clamp_min", "clip", "elu", "hardtanh", "leaky_relu", "max",
+    "maximum", "min", "minimum", "relu", "where",
+})  # fmt: skip
+"""Functions of which a mean of two values may be made the mean of what these give, and of others not."""
 
 _Place = tuple[types.CodeType, int]
 """Code, and a line of its file."""
@@ -173,6 +181,18 @@ def scales(found: Reading, axes: Mapping[int, int]) -> list[Change]:
     return [*evenly, *(functools.partial(_uneven, axes, f) for f in (max(_FACTORS), min(_FACTORS)))]
 
 
+def numbers_apart(form: Recording, inputs: Collection[str]) -> Change | None:
+    """What puts numbers made of rows far apart for row a and b, where a function with a bend is given any.
+
+    A loss that is not to fall below a level is a mean of rows' until it comes near it.
+    """
+    made = made_of_rows(form, inputs)
+    numbers = {id(c) for c in form.calls if id(c) in made and is_number(c.value) and c.op != "placeholder"}
+    is_bent = any(plain_name(c) in _BENT and any(id(n) in numbers for n in c.inputs) for c in form.calls)
+    first = {id(c) for c in form.calls if id(c) in numbers and not any(id(n) in numbers for n in c.inputs)}
+    return functools.partial(_apart, first, {}) if is_bent else None
+
+
 def alike(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
     """The tensors with all of a row as is its first place, so that code finds many of one kind.
 
@@ -203,6 +223,14 @@ def _may_vary(call: Call) -> bool:
 def _scaled(calls: Collection[int], factor: float, rows: str, call: Call, value: Any) -> Any:
     """``factor`` times the value of a call, of those with such ids."""
     return value * factor if id(call) in calls else None
+
+
+def _apart(calls: Collection[int], known: dict[int, Tensor], rows: str, call: Call, value: Any) -> Any:
+    """A number, of those with such ids, that is far more for row a than for b, and their mean for both."""
+    if id(call) not in calls:
+        return None
+    first = known.setdefault(id(call), value.detach().clone())
+    return first * (sum(_FAR if row == "a" else 1 / _FAR for row in rows) / len(rows))
 
 
 def _uneven(axes: Mapping[int, int], factor: float, rows: str, call: Call, value: Any) -> Any:

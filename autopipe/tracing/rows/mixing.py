@@ -31,7 +31,7 @@ from ..sizes.variation import Mixing
 from ..state.state import seed
 from .backwards import OwnBackwards
 from .by_mode import is_other_in_training
-from .data_dependent import Change, Reading, Turn, Turned, Watch, alike, reading, scales
+from .data_dependent import Change, Reading, Turn, Turned, Watch, alike, numbers_apart, reading, scales
 from .noise import OwnNoise
 from .order import by_order
 from .pieces import fault_in_pieces
@@ -119,6 +119,11 @@ def mixing(
             )
             for rows in others if is_told else ():
                 found[training] = found[training] or _if_told(_of_others, results, rows, is_sure, dim, shapes)
+            apart = numbers_apart(form, {name for name, _ in dim.where}) if is_told and is_sure else None
+            if apart is not None and not found[training] and seen.weighs_evenly:
+                found[training] = _if_told(
+                    _of_others, functools.partial(results, changes=apart), given, True, dim, shapes
+                )
             is_more, watch = is_sure and takes(2 * _MANY), Watch(model, form)
             if is_more and not found[training]:
                 # what two rows do not come near to, as a largest norm, more of them may pass

@@ -309,6 +309,11 @@ class Results:
                 return f"{found:.6g} for three rows, where it is {known:.6g} for one and {ab:.6g} for two"
         return ""
 
+    @property
+    def weighs_evenly(self) -> bool:
+        """Whether rows a and b weigh the same in means over labels, if there are any."""
+        return not self._is_counted or self._shares == (0.5, 0.5)
+
     @functools.cached_property
     def _shares(self) -> tuple[float, float] | None:
         """What rows a and b weigh by their labels; None where not all losses over labels say the same."""
