@@ -34,7 +34,7 @@ from .runs.session import Session
 from .sizes import dims
 from .sizes.explore import confirm
 from .sizes.harmless import uneven_sizes
-from .sizes.smaller_examples import are_free, few_pixels, few_rows, few_tokens
+from .sizes.smaller_examples import alike_rows, are_free, few_pixels, few_rows, few_tokens
 from .sizes.variation import Variation
 from .state.example_data import check_values, device_of, fresh
 from .state.garbage import seldom_searched
@@ -141,7 +141,7 @@ def _captured_at(
 ) -> Capture | None:
     """A capture on the example at other sizes; None where it does not fit the example itself."""
     inputs, tensors = Inputs.of(model, args, kwargs)
-    given = inputs.rebuild(model, dims.resize(tensors, cut))
+    given = inputs.rebuild(model, dims.resize(tensors, cut, skipped=alike_rows(tensors, cut)))
     found = _captured(model, *given, policy, dynamic, confirm_at, known, below)
     if not are_free({place for d in cut for place in d.where}, found.ops.dims):
         return None

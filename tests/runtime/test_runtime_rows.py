@@ -1599,3 +1599,38 @@ def test_a_module_that_mixes_rows_in_training_alone_is_found(mixes, drops):
 @pytest.mark.parametrize("mixes", [lambda x: x, lambda x: 2 * x, lambda x: x + torch.rand_like(x)])
 def test_a_module_that_mixes_none_is_not_told_of_by_its_mode(mixes, drops):
     assert captured_mixing(OfModes(mixes, drops), torch.randn(4, 4)) == Mixing()
+
+
+def by_counts(logits, labels):
+    counts = torch.bincount(labels, minlength=3).to(logits.dtype).clamp(min=1)
+    return len(labels) / (3 * counts)
+
+
+def by_logits(logits, labels):
+    return 1 / logits.detach().softmax(1).mean(0)
+
+
+def by_whether_present(logits, labels):
+    return torch.ones(3, dtype=logits.dtype).index_fill(0, labels, 2.0)
+
+
+@pytest.mark.parametrize("are_alike", [False, True])
+@pytest.mark.parametrize("weigh", [by_counts, by_logits, by_whether_present])
+def test_classes_weighed_by_what_the_batch_holds(weigh, are_alike):
+    """Two rows may come out as the mean of each alone even so, as counted classes do."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x, labels):
+            logits = self.b(self.a(x).tanh())
+            return F.cross_entropy(logits, labels, weight=weigh(logits, labels))
+
+    torch.manual_seed(0)
+    model = Model().double()
+    x, labels = torch.randn(8, 4, dtype=torch.float64), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2])
+    example = x, torch.full_like(labels, 1) if are_alike else labels
+    runtime = autopipe.split(model, 2, example, costs="estimated", n_microbatches=4).runtime()
+    assert runtime.step(x, labels).loss.item() == pytest.approx(model(x, labels).item(), rel=1e-12)

@@ -63,7 +63,9 @@ def of_many(x: Tensor) -> Tensor:
     return x - x.mean(0) if len(x) >= 8 else x
 
 
-@pytest.mark.parametrize("function", [torch.tanh, nn.functional.gelu, nn.functional.silu], ids=str)
+@pytest.mark.parametrize(
+    "function", [torch.tanh, nn.functional.gelu, nn.functional.silu], ids=lambda f: f.__name__
+)
 def test_smooth_rows_are_asked_about_in_many_once(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found, seen = counted(function, monkeypatch)
     assert seen[8] == 1

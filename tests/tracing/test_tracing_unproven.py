@@ -60,7 +60,9 @@ def calls(func: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
 OWN = (unproven._changed, unproven._joined, unproven._averaged, unproven._in_a_row, unproven._mapped)
 
 
-@pytest.mark.parametrize("func", [f for f, by_shape in unproven._GIVEN.items() if by_shape in OWN], ids=str)
+@pytest.mark.parametrize(
+    "func", [f for f, by_shape in unproven._GIVEN.items() if by_shape in OWN], ids=lambda f: f.__name__
+)
 def test_what_is_made_by_shape_is_what_torch_makes(func: Callable[..., Any]) -> None:
     n_made = 0
     for call in calls(func):

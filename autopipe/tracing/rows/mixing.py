@@ -31,6 +31,7 @@ from ..sizes.variation import Mixing
 from ..state.state import seed
 from .backwards import OwnBackwards
 from .by_mode import is_other_in_training
+from .class_weights import by_class_weights
 from .data_dependent import Change, Reading, Turn, Turned, Watch, alike, numbers_apart, reading, scales
 from .noise import OwnNoise
 from .order import by_order
@@ -117,8 +118,13 @@ def mixing(
                 told_otherwise(given, dim),
                 unlike(model, form, given, dim, shapes),
             )
+            found[training] = found[training] or _if_told(by_class_weights, *told)
             for rows in others if is_told else ():
-                found[training] = found[training] or _if_told(_of_others, results, rows, is_sure, dim, shapes)
+                found[training] = (
+                    found[training]
+                    or _if_told(_of_others, results, rows, is_sure, dim, shapes)
+                    or _if_told(by_class_weights, model, form, rows, dim, device, begin)
+                )
             apart = numbers_apart(form, {name for name, _ in dim.where}) if is_told and is_sure else None
             if apart is not None and not found[training] and seen.weighs_evenly:
                 found[training] = _if_told(

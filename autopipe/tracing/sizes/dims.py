@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -134,10 +135,12 @@ def resize(
     sizes: Mapping[Dim, int],
     drawn_out: Collection[Dim] = (),
     counted: Collection[Dim] = (),
+    skipped: Mapping[Dim, int] = types.MappingProxyType({}),
 ) -> dict[str, torch.Tensor]:
     """Inputs at other sizes, their rows repeated or cut; of dims that are ``drawn_out`` only the last one.
 
-    Of those that are ``counted`` other inputs hold the size, as numbers, which follow.
+    Where rows are cut, as many are ``skipped`` behind the first. Of dims that are ``counted`` other inputs
+    hold the size, as numbers, which follow.
     """
     out = dict(tensors)
 
@@ -148,6 +151,7 @@ def resize(
 
     for dim, size in sizes.items():
         chosen = torch.arange(size, device="cpu")
+        chosen[1:] += skipped.get(dim, 0)
         chosen = chosen.clamp(max=dim.example - 1) if dim in drawn_out else chosen % dim.example
         for packed in dim.packed:
             theirs = torch.arange(tensors[packed.op].shape[0], device="cpu").split(

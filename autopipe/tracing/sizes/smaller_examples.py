@@ -6,7 +6,8 @@ Whether the capture fits the example itself is left to ``capture``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Set
+import math
+from collections.abc import Iterable, Mapping, Set
 
 import torch
 
@@ -14,9 +15,10 @@ from ...graph import Dim
 from ..inputs.arguments import Inputs
 from .dims import candidates
 
-__all__ = ["are_free", "few_pixels", "few_rows", "few_tokens"]
+__all__ = ["alike_rows", "are_free", "few_pixels", "few_rows", "few_tokens"]
 
 _FEW_TOKENS, _FEW_PIXELS = 16, 64
+_MOST_COMPARED = 16
 
 
 def few_rows(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
@@ -36,6 +38,31 @@ def few_rows(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
         return {batch: 2}
     is_everywhere = all((n, 0) in batch.where for n, shape in tensors.items() if shape)
     return {batch: few} if batch.example > 2 * few and is_everywhere and device.type == "cpu" else {}
+
+
+def alike_rows(tensors: Mapping[str, torch.Tensor], cut: Mapping[Dim, int]) -> dict[Dim, int]:
+    """How many rows of a batch that is ``cut`` to skip behind the first, to have one that is less like it.
+
+    Of rows of one label no two tell what a model makes of labels. Some of the first are compared.
+    """
+    batch = next((d for d in cut if d.name == "batch"), None)
+    if batch is None or cut[batch] >= batch.example:
+        return {}
+    n = min(batch.example - cut[batch] + 2, _MOST_COMPARED)
+    each = [_unlike_first(tensors[name].detach().movedim(axis, 0)[:n]) for name, axis in batch.where]
+    return {batch: int(torch.stack(each).sum(0).argmax())}
+
+
+def _unlike_first(rows: torch.Tensor) -> torch.Tensor:
+    """Of each row behind the first, whether it is another; of none where they cannot be told."""
+    if (
+        type(rows) is not torch.Tensor
+        or rows.layout is not torch.strided
+        or rows.is_nested
+        or rows.is_quantized
+    ):
+        return torch.zeros(len(rows) - 1, dtype=torch.int64)
+    return (rows[1:] != rows[:1]).reshape(len(rows) - 1, math.prod(rows.shape[1:])).any(1).long()
 
 
 def few_tokens(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
