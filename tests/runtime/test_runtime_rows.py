@@ -985,18 +985,46 @@ BENDS = {
     "flooded": lambda loss, _: (loss - 0.1).abs() + 0.1,
     "free bits": lambda loss, size: loss + size.clamp(min=50),
     "limited": lambda loss, size: torch.minimum(loss, loss.new_tensor(9.0)) + size,
+    "limited in place": lambda loss, size: (loss * 1).clamp_(max=9) + size,
+    "under a threshold": lambda loss, _: F.threshold(loss, 0.01, 0.01),
+    "left out if small": lambda loss, size: loss * (loss > 0.01) + size,
+    "the larger one": lambda loss, size: torch.stack([loss, size + 2]).amax(),
+    "apart from a level": lambda loss, _: F.smooth_l1_loss(loss, loss.new_tensor(0.1), beta=0.001),
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", BENDS)
-def test_a_loss_that_is_bent_where_no_example_comes_runs_on_the_whole_batch(kind):
+def test_a_loss_that_is_bent_where_no_example_comes_runs_on_the_whole_batch(kind, dtype):
     torch.manual_seed(0)
-    model, x, labels = Bent(BENDS[kind]).double(), torch.randn(8, 4).double(), torch.arange(8) % 3
+    model, x, labels = Bent(BENDS[kind]).to(dtype), torch.randn(8, 4, dtype=dtype), torch.arange(8) % 3
     pipe = autopipe.split(model, 2, (x[:4], labels[:4]), costs="estimated", n_microbatches=4)
     assert pipe.graph.ops.tail
     x[::2] *= 30
     loss = pipe.runtime().step(x, labels).loss.detach().as_subclass(torch.Tensor)
-    torch.testing.assert_close(loss, model(x, labels).detach(), rtol=1e-12, atol=0)
+    rounding = 1e-12 if dtype is torch.float64 else 1e-6
+    torch.testing.assert_close(loss, model(x, labels).detach(), rtol=rounding, atol=0)
+
+
+def test_a_bend_is_found_where_rows_weigh_otherwise_by_their_labels():
+    labels = torch.tensor([[-100, -100, 1], [0, 1, 2], [0, 0, 1], [2, 0, 1]])
+    x = torch.randn(4, 3, 4)
+    for bend, mixes in ((BENDS["flooded"], True), (lambda loss, _: 2 * loss, False)):
+        model = Bent(lambda loss, size, bend=bend: bend(loss, size))
+        model.b = nn.Sequential(nn.Linear(4, 3), nn.Flatten(0, 1))
+        found = captured_mixing(OverTokens(model), x, labels)
+        assert bool(found.always) is mixes, found
+
+
+class OverTokens(nn.Module):
+    """Gives a loss the labels of all tokens in a row."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, labels):
+        return self.inner(x, labels.flatten())
 
 
 def test_a_bend_that_no_loss_reaches_is_no_mixing():

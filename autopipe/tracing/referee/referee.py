@@ -26,6 +26,7 @@ from ..inputs.writes import called
 from ..sizes import dims as sizing
 from ..sizes.rerun import replay
 from ..sizes.variation import Variation
+from ..state.fills import without_fills
 from ..state.state import draw_alike, generators, seed
 from .redraw import redrawn
 
@@ -388,8 +389,10 @@ def _apart(a: Any, b: Any) -> str:
         return "is finite at other places"
     if not finite.any():
         return ""
-    scale, off = float(x[finite].abs().max()), float((x - y)[finite].abs().max())
-    return "" if off <= 1e-6 + _MOST_OFF.get(a.dtype, 5e-2) * scale else f"is off by {off:.1e} of {scale:.1e}"
+    most = _MOST_OFF.get(a.dtype, 5e-2)
+    x, y = without_fills(x[finite], y[finite], most)
+    scale, off = (float(v.abs().max()) if v.numel() else 0.0 for v in (x, x - y))
+    return "" if off <= 1e-6 + most * scale else f"is off by {off:.1e} of {scale:.1e}"
 
 
 def _is_own(call: Call) -> bool:

@@ -34,8 +34,8 @@ Change = Callable[[str, Call, Any], Any]
 
 _FACTORS = (64.0, -64.0, 1 / 64)
 """What floating-point values are taken times, so that code which compares them may find otherwise."""
-_FAR = 1024.0
-"""What numbers made of rows are taken times for one row, and divided by for another."""
+_FAR = (1024.0, 1.0), (1.0, 1 / 1024)
+"""What numbers made of rows are taken times for row a and for row b: a bend above them is found, and below."""
 _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
 
@@ -59,11 +59,13 @@ _SMOOTH = frozenset(
     )
 )  # fmt: skip
 """Ops without a limit, a comparison, an order or places that values tell: what they give has no steps."""
-_BENT = frozenset({
-    "abs", "absolute", "clamp", "clamp_max", "clamp_min", "clip", "elu", "hardtanh", "leaky_relu", "max",
-    "maximum", "min", "minimum", "relu", "where",
+_LINEAR = frozenset({
+    "add", "add_", "cat", "clone", "contiguous", "cpu", "detach", "div", "div_", "double", "expand", "flatten",
+    "float", "getitem", "iadd", "imul", "isub", "itruediv", "mean", "mul", "mul_", "neg", "output", "radd",
+    "reshape", "rsub", "squeeze", "stack", "sub", "sub_", "sum", "to", "truediv", "type_as", "unsqueeze",
+    "view",
 })  # fmt: skip
-"""Functions of which a mean of two values may be made the mean of what these give, and of others not."""
+"""Functions that give of a mean of numbers the mean of what they give of each. Others may have a bend."""
 
 _Place = tuple[types.CodeType, int]
 """Code, and a line of its file."""
@@ -181,16 +183,22 @@ def scales(found: Reading, axes: Mapping[int, int]) -> list[Change]:
     return [*evenly, *(functools.partial(_uneven, axes, f) for f in (max(_FACTORS), min(_FACTORS)))]
 
 
-def numbers_apart(form: Recording, inputs: Collection[str]) -> Change | None:
-    """What puts numbers made of rows far apart for row a and b, where a function with a bend is given any.
+def numbers_apart(form: Recording, inputs: Collection[str]) -> list[Change]:
+    """What puts numbers made of rows far apart for row a and b, where what is made of them may have a bend.
 
     A loss that is not to fall below a level is a mean of rows' until it comes near it.
     """
     made = made_of_rows(form, inputs)
-    numbers = {id(c) for c in form.calls if id(c) in made and is_number(c.value) and c.op != "placeholder"}
-    is_bent = any(plain_name(c) in _BENT and any(id(n) in numbers for n in c.inputs) for c in form.calls)
-    first = {id(c) for c in form.calls if id(c) in numbers and not any(id(n) in numbers for n in c.inputs)}
-    return functools.partial(_apart, first, {}) if is_bent else None
+    first: set[int] = set()
+    fed: set[int] = set()
+    is_bent = False
+    for call in (c for c in form.calls if id(c) in made and c.op != "placeholder"):
+        if any(id(c) in first or id(c) in fed for c in call.inputs):
+            fed.add(id(call))
+            is_bent |= call.op == "call_module" or plain_name(call) not in _LINEAR
+        elif is_number(call.value):
+            first.add(id(call))
+    return [functools.partial(_apart, first, {}, factors) for factors in _FAR if is_bent]
 
 
 def alike(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
@@ -225,12 +233,19 @@ def _scaled(calls: Collection[int], factor: float, rows: str, call: Call, value:
     return value * factor if id(call) in calls else None
 
 
-def _apart(calls: Collection[int], known: dict[int, Tensor], rows: str, call: Call, value: Any) -> Any:
-    """A number, of those with such ids, that is far more for row a than for b, and their mean for both."""
+def _apart(
+    calls: Collection[int],
+    known: dict[int, Tensor],
+    factors: tuple[float, float],
+    rows: str,
+    call: Call,
+    value: Any,
+) -> Any:
+    """A number, of those with such ids, times a factor for row a and one for b, and their mean for both."""
     if id(call) not in calls:
         return None
     first = known.setdefault(id(call), value.detach().clone())
-    return first * (sum(_FAR if row == "a" else 1 / _FAR for row in rows) / len(rows))
+    return first * (sum(factors["ab".index(row)] for row in rows) / len(rows))
 
 
 def _uneven(axes: Mapping[int, int], factor: float, rows: str, call: Call, value: Any) -> Any:

@@ -125,11 +125,8 @@ def mixing(
                     or _if_told(_of_others, results, rows, is_sure, dim, shapes)
                     or _if_told(by_class_weights, model, form, rows, dim, device, begin)
                 )
-            apart = numbers_apart(form, {name for name, _ in dim.where}) if is_told and is_sure else None
-            if apart is not None and not found[training] and seen.weighs_evenly:
-                found[training] = _if_told(
-                    _of_others, functools.partial(results, changes=apart), given, True, dim, shapes
-                )
+            for apart in numbers_apart(form, {n for n, _ in dim.where}) if is_told and is_sure else ():
+                found[training] = found[training] or _if_told(_of_numbers, results, given, apart)
             is_more, watch = is_sure and takes(2 * _MANY), Watch(model, form)
             if is_more and not found[training]:
                 # what two rows do not come near to, as a largest norm, more of them may pass
@@ -201,6 +198,11 @@ def _of_others(
 ) -> str:
     """What mixes other ``rows``."""
     return _found(results(rows, alone), dim, shapes)
+
+
+def _of_numbers(results: Callable[..., Results], given: Mapping[str, Tensor], apart: Change) -> str:
+    """What is no mean of rows' numbers that are far ``apart``: only they differ, so that rounding is all."""
+    return results(given, True, changes=apart).number_off(EQUAL)
 
 
 def _of_other_signs(
@@ -402,7 +404,7 @@ def _found(results: Results, dim: Dim, shapes: _Shapes) -> str:
         return "; ".join(filter(None, (where, fault if results.is_number or not where else "")))
     little = results.fault(dim, shapes, EQUAL) or not results.are_telling
     where = _first(results.form, results.run, dim, shapes) if little else ""
-    return where or (results.number_within() if results.is_a_number_off(SLIGHT) else "")
+    return where or (results.number_within() if results.number_off(SLIGHT) else "")
 
 
 def _first(

@@ -18,6 +18,7 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..calls.labels import LabelsSeen, share_of
+from ..state.fills import without_fills
 from .noise import OwnNoise
 
 __all__ = [
@@ -120,18 +121,16 @@ class Results:
             if any(differ(values, axis, allowed) for axis in axes(call, 0, dim, shapes)):
                 self.is_number = False
                 return call_and_place(call)
+        words = self.number_off(allowed, allowed)
+        self.is_number = bool(words)
+        return words
+
+    def number_off(self, allowed: Mapping[dtype, float], level: Mapping[dtype, float] = EQUAL) -> str:
+        """In words, the first number that is not as rows alone make it; or nothing."""
         for i in self._numbers:
-            if words := self._no_mean(i, allowed.get(self.of("ab")[i].dtype, _ALLOWED_BELOW), allowed):
-                self.is_number = True
+            if words := self._no_mean(i, allowed.get(self.of("ab")[i].dtype, _ALLOWED_BELOW), level):
                 return f"{call_and_place(self._leaves[i])} is {words}"
         return ""
-
-    def is_a_number_off(self, allowed: Mapping[dtype, float]) -> bool:
-        """Whether any number is not as rows alone make it."""
-        return any(
-            self._no_mean(i, allowed.get(self.of("ab")[i].dtype, _ALLOWED_BELOW), EQUAL)
-            for i in self._numbers
-        )
 
     def number_within(self) -> str:
         """In words, the first number made on the way that is neither mean nor sum of the rows'; or nothing.
@@ -309,11 +308,6 @@ class Results:
                 return f"{found:.6g} for three rows, where it is {known:.6g} for one and {ab:.6g} for two"
         return ""
 
-    @property
-    def weighs_evenly(self) -> bool:
-        """Whether rows a and b weigh the same in means over labels, if there are any."""
-        return not self._is_counted or self._shares == (0.5, 0.5)
-
     @functools.cached_property
     def _shares(self) -> tuple[float, float] | None:
         """What rows a and b weigh by their labels; None where not all losses over labels say the same."""
@@ -373,9 +367,10 @@ def is_close(x: Tensor, y: Tensor, allowed: Mapping[dtype, float] = ALLOWED) -> 
     """Whether two tensors of numbers are equal up to what is allowed of the largest; whole numbers always."""
     if not (x.is_floating_point() or x.is_complex()):
         return True  # ranks and places of rows, such as where an expert put them
-    x, y = x.nan_to_num(), y.nan_to_num()
+    level = allowed.get(x.dtype, _ALLOWED_BELOW)
+    x, y = without_fills(x.nan_to_num(), y.nan_to_num(), level)
     scale = max(float(x.abs().max()), float(y.abs().max())) if x.numel() else 0.0
-    return not scale or float((x - y).abs().max()) <= allowed.get(x.dtype, _ALLOWED_BELOW) * scale
+    return not scale or float((x - y).abs().max()) <= level * scale
 
 
 def is_number(value: Any) -> bool:

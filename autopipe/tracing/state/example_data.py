@@ -16,6 +16,7 @@ from ...errors import InputError
 from ..inputs.contents import are_told_alike
 from ..inputs.layout import copied, lying_as
 from ..inputs.structure import flatten, unflatten
+from .fills import without_fills
 
 __all__ = [
     "all_on",
@@ -28,6 +29,8 @@ __all__ = [
     "other_data",
     "united",
 ]
+
+_RELATIVE = 1e-4
 
 
 def device_of(model: nn.Module, *given: Any) -> torch.device:
@@ -151,5 +154,7 @@ def close_to(a: Any, b: Any) -> bool:
         return False
     wide = torch.complex128 if a.dtype.is_complex else torch.float64
     a, b = a.detach().to(wide), b.detach().to(wide)
-    scale = a.abs()[a.isfinite()].max().item() if a.isfinite().any() else 0.0
-    return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
+    finite = a.isfinite() & b.isfinite()
+    compared, _ = without_fills(a[finite], b[finite], _RELATIVE)
+    scale = compared.abs().max().item() if compared.numel() else 0.0
+    return torch.allclose(a, b, rtol=_RELATIVE, atol=1e-5 * scale, equal_nan=True)
