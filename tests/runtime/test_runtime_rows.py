@@ -796,6 +796,20 @@ def less_its_mean_above_a_number_of_the_file(x):
     return x
 
 
+def less_its_mean_above_a_default(x, most=20):
+    return x if x.shape[0] <= most else x - x.mean(0)
+
+
+def less_its_mean_above_a_variable(x):
+    most = 20
+    return x if x.shape[0] <= most else x - x.mean(0)
+
+
+def each_up_to_a_number(x):
+    n = min(len(x), 20)
+    return torch.cat([x[:n], x[n:] * 2])
+
+
 def twice_where_there_are_many_large(x):
     return x * 2 if len(x) > 4 and (x > 20).any() else x
 
@@ -874,6 +888,9 @@ def decided(does, n_rows):
         twice_where_there_are_many,
         twice_from_sixteen_on,
         less_its_mean_above_a_number_of_the_file,
+        less_its_mean_above_a_default,
+        less_its_mean_above_a_variable,
+        each_up_to_a_number,
         twice_where_there_are_many_large,
         less_its_mean_where_a_row_is_nothing,
         less_its_mean_where_one_is_in_a_band,
@@ -886,6 +903,25 @@ def test_rows_that_a_layer_kept_whole_mixes_on_other_data_are_refused(does):
         runtime.step(x.repeat(2, 1, 1))
     wanted = model(x * 9).square().mean().detach()
     torch.testing.assert_close(runtime.step(x * 9, n_microbatches=1).loss.as_subclass(torch.Tensor), wanted)
+
+
+def less_its_mean_from_many_on(x):
+    return x.detach().numpy().size and (x - x.mean(0) if len(x) > 20 else x * 1)
+
+
+class Calling(nn.Module):
+    """Calls a function that stays whole without a layer of its own around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.b(less_its_mean_from_many_on(self.a(x)))
+
+
+def test_a_function_kept_whole_is_asked_at_more_rows_than_it_compares_with():
+    assert "how many there are" in captured_mixing(Calling().double(), torch.randn(4, 4).double()).always
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,49 @@ class Hooking(nn.Module):
         return x
 
 
+def hook_on(x, hook):
+    if x.requires_grad:
+        x.register_hook(hook)
+
+
+def hook_within(x, hook):
+    def within(x):
+        if x.requires_grad:
+            x.register_hook(hook)
+
+    within(x)
+
+
+def hook_ahead(x, hook):
+    if x.grad_fn is not None:
+        x.grad_fn.register_prehook(lambda given: (hook(given[0]),))
+
+
+class Passing(nn.Module):
+    """A layer that stays whole as it reads data, and has a function or a method of its own set its hook."""
+
+    def __init__(self, sets, hook):
+        super().__init__()
+        self.linear, self.sets, self.hook = nn.Linear(4, 4), sets, hook
+
+    def of_its_own(self, x):
+        if x.requires_grad:
+            x.register_hook(self.hook)
+
+    def forward(self, x):
+        x = self.linear(x)
+        assert len(x.tolist()) == len(x)
+        if self.sets == "method":
+            self.of_its_own(x)
+        elif self.sets == "function":
+            hook_on(x, self.hook)
+        elif self.sets == "ahead":
+            hook_ahead(x, self.hook)
+        else:
+            hook_within(x, self.hook)
+        return x * 1
+
+
 class HookingItself(nn.Module):
     """Hooks on a gradient in its own forward, and computes its loss, which may tell rows from one another."""
 
@@ -109,6 +152,10 @@ MIXED = {
     "a layer's function": (lambda: Words(layer=Within(Normed)), "the backward of apply"),
     "a layer's hook": (lambda: Words(layer=Hooking(normed, is_inside=True)), "the backward of layer"),
     "a hook on a layer": (lambda: Words(layer=Hooking(normed, is_inside=False)), "the backward of layer"),
+    **{
+        f"a hook set by {sets}": (lambda s=sets: Words(layer=Passing(s, normed)), "the backward of layer")
+        for sets in ("method", "function", "ahead", "within")
+    },
 }
 ALONE = {
     "torch's own": Words,
@@ -116,6 +163,7 @@ ALONE = {
     "a layer's function": lambda: Words(layer=Within(Turned)),
     "a layer's hook": lambda: Words(layer=Hooking(limited, is_inside=True)),
     "a hook on a layer": lambda: Words(layer=Hooking(limited, is_inside=False)),
+    "a hook set by a function": lambda: Words(layer=Passing("function", limited)),
     "a frozen table": lambda: Words(
         table=nn.Embedding(9, 4, scale_grad_by_freq=True).requires_grad_(requires_grad=False)
     ),

@@ -21,8 +21,8 @@ from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
-from ..calls.named import is_code
 from .by_mode import is_own
+from .own_code import all_names, functions_within
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
 
 __all__ = ["OwnBackwards", "mixed_in_backward"]
@@ -31,7 +31,7 @@ _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Made = tuple[Call, int, int]
 """A call, the place of a tensor that it makes, and the axis along which rows lie there."""
 _BY_FREQUENCY = "scale_grad_by_freq"
-_HOOK = "register_hook"
+_HOOKS = frozenset({"register_hook", "register_prehook", "register_multi_grad_hook"})
 
 
 class OwnBackwards:
@@ -51,7 +51,7 @@ class OwnBackwards:
     def look(self, call: Call, value: Any) -> None:
         """Be shown a call, with its value and what that came of."""
         self.is_whole = True
-        if call.hint == _HOOK:
+        if call.hint in _HOOKS:
             self.found += [
                 (c, 0, axis) for c in call.inputs for axis in axes(c, 0, self._dim, self._shapes)[:1]
             ]
@@ -103,7 +103,7 @@ def _may_mix(model: nn.Module, form: Recording) -> bool:
     may_be_own = any(not f.__module__.startswith("torch.") for f in _functions(torch.autograd.Function))
     return any(
         call.kwargs.get(_BY_FREQUENCY)
-        or call.hint == _HOOK
+        or call.hint in _HOOKS
         or _is_hooked(model, call)
         or (may_be_own and is_own(model, call))
         for call in form.calls
@@ -112,14 +112,13 @@ def _may_mix(model: nn.Module, form: Recording) -> bool:
 
 def _is_hooked(model: nn.Module, call: Call) -> bool:
     """Whether code within a call may hook on gradients of what it computes."""
-    if call.op != "call_module":
-        return is_code(call.target) and _names_a_hook(getattr(call.target, "function", call.target))
-    inside = model.get_submodule(str(call.target)).modules()
-    return any(m._backward_hooks or m._backward_pre_hooks or _names_a_hook(type(m).forward) for m in inside)
-
-
-def _names_a_hook(function: Any) -> bool:
-    return _HOOK in getattr(getattr(function, "__code__", None), "co_names", ())
+    if call.op == "call_module":
+        inside = model.get_submodule(str(call.target)).modules()
+        if any(m._backward_hooks or m._backward_pre_hooks for m in inside):
+            return True
+    return is_own(model, call) and any(
+        not _HOOKS.isdisjoint(all_names(f.__code__)) for f, _ in functions_within(model, call)
+    )
 
 
 def _functions(kind: type) -> Iterator[type]:

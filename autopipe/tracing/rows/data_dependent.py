@@ -35,7 +35,7 @@ Change = Callable[[str, Call, Any], Any]
 _FACTORS = (64.0, -64.0, 1 / 64)
 """What floating-point values are taken times, so that code which compares them may find otherwise."""
 _FAR = (1024.0, 1.0), (1.0, 1 / 1024)
-"""What numbers made of rows are taken times for row a and for row b: a bend above them is found, and below."""
+"""What numbers made of rows are taken times for row a and for row b: bends are found above and below."""
 _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
 
@@ -60,10 +60,10 @@ _SMOOTH = frozenset(
 )  # fmt: skip
 """Ops without a limit, a comparison, an order or places that values tell: what they give has no steps."""
 _LINEAR = frozenset({
-    "add", "add_", "cat", "clone", "contiguous", "cpu", "detach", "div", "div_", "double", "expand", "flatten",
-    "float", "getitem", "iadd", "imul", "isub", "itruediv", "mean", "mul", "mul_", "neg", "output", "radd",
-    "reshape", "rsub", "squeeze", "stack", "sub", "sub_", "sum", "to", "truediv", "type_as", "unsqueeze",
-    "view",
+    "add", "add_", "cat", "clone", "contiguous", "cpu", "detach", "div", "div_", "double", "expand",
+    "flatten", "float", "getitem", "iadd", "imul", "isub", "itruediv", "mean", "mul", "mul_", "neg", "output",
+    "radd", "reshape", "rsub", "squeeze", "stack", "sub", "sub_", "sum", "to", "truediv", "type_as",
+    "unsqueeze", "view",
 })  # fmt: skip
 """Functions that give of a mean of numbers the mean of what they give of each. Others may have a bend."""
 

@@ -7,15 +7,17 @@ Running a form on more rows than that is left to ``mixing``.
 from __future__ import annotations
 
 import dis
+import itertools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
 from ..calls.call import Recording
-from ..calls.named import Named
+from ..inputs.contents import is_filled
 from .by_mode import is_own
+from .own_code import functions_within
 
 __all__ = ["thresholds"]
 
@@ -28,52 +30,49 @@ def thresholds(model: nn.Module, form: Recording, least: int) -> list[int]:
     """Whole numbers above ``least`` that the model's own code in calls compares with, from small to large."""
     found: dict[types.CodeType, set[int]] = {}
     for call in (c for c in form.calls if is_own(model, c)):
-        inside = model.get_submodule(str(call.target)).modules() if call.op == "call_module" else ()
-        todo: list[tuple[Any, Any]] = [(f, module) for module in inside for f in _held_by(module)]
-        todo += [(call.target.function, None)] if isinstance(call.target, Named) else []
-        while todo:
-            function, owner = todo.pop()
-            if not isinstance(function, types.FunctionType) or function.__code__ in found:
-                continue
-            found[function.__code__] = {*_compared(function, owner)}
-            named = (function.__globals__.get(name) for name in function.__code__.co_names)
-            todo += [(f, owner) for f in named if not _is_torchs(f)]
+        for function, owner in functions_within(model, call):
+            if function.__code__ not in found:
+                found[function.__code__] = {*_compared(function, owner)}
     return sorted(n for n in set[int]().union(*found.values()) if least < n <= _MOST)
 
 
-def _held_by(module: nn.Module) -> Iterator[Any]:
-    """What code a module has for its calls, but for torch's own."""
-    yield from vars(module).values()
-    for base in type(module).__mro__:
-        if not _is_torchs(base) and base is not object:
-            yield from (value for name, value in vars(base).items() if name != "__init__")
-
-
-def _is_torchs(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).startswith("torch.")
-
-
 def _compared(function: types.FunctionType, owner: Any) -> Iterator[int]:
-    """The whole numbers in lines of a function that compare: written there, or of ``owner`` or the file."""
-    if not _SIZES.intersection(function.__code__.co_names):
+    """The whole numbers in lines of a function that compare: written there, or held by what these name."""
+    if _SIZES.isdisjoint(function.__code__.co_names):
         return
+    steps = [*dis.get_instructions(function)]
+    variables = _variables(function, steps)
     lines: dict[int, list[dis.Instruction]] = {}
-    line = 0
-    for step in dis.get_instructions(function):
-        line = step.starts_line or line
-        lines.setdefault(line, []).append(step)
-    for steps in lines.values():
-        for step in steps if any(map(_is_order, steps)) else ():
-            value = step.argval
+    for step in steps:
+        lines.setdefault((step.positions and step.positions.lineno) or 0, []).append(step)
+    for line in lines.values():
+        for step in line if any(map(_is_order, line)) else ():
             if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                value = getattr(owner, str(value), None)
+                values = [getattr(owner, str(step.argval), None)]
             elif step.opname == "LOAD_GLOBAL":
-                value = function.__globals__.get(str(value))
-            elif step.opname != "LOAD_CONST":
-                continue
-            if isinstance(value, int) and not isinstance(value, bool):
-                yield value
+                values = [function.__globals__.get(str(step.argval))]
+            elif step.opname == "LOAD_CONST":
+                values = [step.argval]
+            else:
+                values = variables.get(step.argval, []) if step.opname.startswith("LOAD_") else []
+            yield from (v for v in values if isinstance(v, int) and not isinstance(v, bool))
+
+
+def _variables(function: types.FunctionType, steps: Sequence[dis.Instruction]) -> dict[str, list[Any]]:
+    """What a function's variables hold, as far as it is written: defaults, constants, what is around it."""
+    code = function.__code__
+    arguments, defaults = code.co_varnames[: code.co_argcount], function.__defaults__ or ()
+    given = dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    given |= (function.__kwdefaults__ or {}) | {n: c.cell_contents for n, c in cells if is_filled(c)}
+    held = {name: [value] for name, value in given.items()}
+    for constant, step in itertools.pairwise(steps):
+        if constant.opname == "LOAD_CONST" and step.opname.startswith("STORE_"):
+            held.setdefault(str(step.argval), []).append(constant.argval)
+    return held
 
 
 def _is_order(step: dis.Instruction) -> bool:
-    return step.opname == "COMPARE_OP" and str(step.argval).startswith(("<", ">"))
+    if step.opname == "COMPARE_OP":
+        return str(step.argval).startswith(("<", ">"))
+    return step.opname == "LOAD_GLOBAL" and step.argval in ("min", "max")
