@@ -136,7 +136,7 @@ def test_costs_of_nothing_and_of_the_most_on_one_rank_and_on_unlike_ones(given):
         ({"costs": CostTable({})}, CostError, "no cost for 9 of the 9 ops"),
         ({"costs": CostTable({"Layer1": OpCost(1e-3)})}, CostError, "profile the model as it is captured"),
         ({"cluster": cluster(1000)}, InputError, "3 stages on 1000 ranks"),
-        ({"cluster": cluster(1000), "n_stages": 1000}, InfeasibleError, "8 stages at most"),
+        ({"cluster": cluster(1000), "n_stages": 1000}, InfeasibleError, "9 stages at most"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )

@@ -296,7 +296,7 @@ class Reads(nn.Module):
 
     def forward(this, x):
         y = this.layer(x)
-        return y, y.mean().item()
+        return y if y.mean() > 0 else -y
 
 
 def test_a_read_of_values_names_the_line_whatever_the_first_parameter_is_called():

@@ -28,7 +28,7 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Blocks that each add one or more."""
 
-    def __init__(self, kinds=(0, 0, 0, 0), checks=False):
+    def __init__(self, kinds=(0, 0, 0, 0), checks=None):
         super().__init__()
         self.layers = nn.ModuleList(Block() for _ in kinds)
         for layer, kind in zip(self.layers, kinds, strict=True):
@@ -38,7 +38,7 @@ class Stack(nn.Module):
     def forward(self, x):
         for i, layer in enumerate(self.layers):
             x = layer(x)
-            if self.checks and (x < i + 1).any():
+            if self.checks is not None and (x < self.checks * (i + 1)).any():
                 raise ValueError("a layer added nothing")
         return x
 
@@ -68,7 +68,7 @@ def test_hooked_leaves_run_each():
 
 def test_all_leaves_run_where_a_check_of_the_data_fails_for_shared_ones():
     # a value that later layers share has not grown by what they add
-    assert n_runs(Stack(checks=True)) == n_runs(Stack()) + 2 * 4
+    assert n_runs(Stack(checks=1)) == n_runs(Stack(checks=-9)) + 2 * 4
 
 
 class Skipping(nn.Module):

@@ -18,7 +18,7 @@ from torch import nn
 from ...errors import InputError
 from ...torch_private import CALL_HOOK, DYNAMO
 
-__all__ = ["Policy", "is_compiled", "lies_in_leaf", "uncompiled"]
+__all__ = ["Policy", "eager", "is_compiled", "lies_in_leaf", "uncompiled"]
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 ENOUGH = 4
@@ -144,8 +144,12 @@ def uncompiled(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     So data of sizes that are only tried compile nothing, count against no limit of compilations, and what
     they cannot be compiled for is no warning.
     """
-    is_any = DYNAMO in sys.modules and _holds_compiled(model)
-    return torch.compiler.set_stance("force_eager") if is_any else contextlib.nullcontext()
+    return eager() if DYNAMO in sys.modules and _holds_compiled(model) else contextlib.nullcontext()
+
+
+def eager() -> contextlib.AbstractContextManager[Any]:
+    """Within it nothing is compiled, whatever ``torch.compile`` has wrapped."""
+    return torch.compiler.set_stance("force_eager") if DYNAMO in sys.modules else contextlib.nullcontext()
 
 
 def _holds_compiled(model: nn.Module) -> bool:

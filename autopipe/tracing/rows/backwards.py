@@ -182,7 +182,8 @@ def _gradients(
 def _seed(made: Tensor, axis: int, places: Sequence[int] | None) -> Tensor:
     """The gradient to begin with at what a call made: no two numbers of a row alike, nothing for others."""
     if places is None:
-        return torch.linspace(1, 2, made.numel(), dtype=torch.float64).view(made.shape).to(made)
+        numbers = torch.linspace(1, 2, made.numel(), dtype=torch.float64, device=made.device)
+        return numbers.view(made.shape).to(made)
     seed = torch.zeros_like(made)
     for place in places:
         row = seed.select(axis, place)

@@ -23,7 +23,7 @@ from ...torch_private import TorchDispatchMode
 from ..calls.call import Call, Depends, Recording
 from ..calls.functions import classify, plain_name
 from ..calls.named import is_code
-from ..code.leaves import is_atomic
+from ..code.leaves import eager, is_atomic
 from .results import Rows, is_number
 from .varied_data import made_of_rows
 
@@ -121,7 +121,8 @@ class Watch:
         self._is_over = True
         ops = _Ops()
         try:
-            with ops:
+            # what torch.compile met under such a mode it would never compile again
+            with eager(), ops:
                 result = self.see(run, look, ops.end)
         except Exception:  # whatever it is: code may not run while somebody watches
             return run(rows, look)
@@ -296,7 +297,7 @@ class _Ops(TorchDispatchMode):
 
 def _is_smooth(func: Any, args: Sequence[Any], made: Any) -> bool:
     name = func._schema.name
-    if name not in _SMOOTH or func._overloadname.endswith("_mode"):  # which rounds
+    if name not in _SMOOTH or func._schema.overload_name.endswith("_mode"):  # which rounds
         return False
     casts = name == "aten::_to_copy" and args[0].is_floating_point()
     return not casts or bool(made.is_floating_point())

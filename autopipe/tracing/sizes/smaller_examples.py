@@ -49,20 +49,17 @@ def alike_rows(tensors: Mapping[str, torch.Tensor], cut: Mapping[Dim, int]) -> d
     if batch is None or cut[batch] >= batch.example:
         return {}
     n = min(batch.example - cut[batch] + 2, _MOST_COMPARED)
-    each = [_unlike_first(tensors[name].detach().movedim(axis, 0)[:n]) for name, axis in batch.where]
+    each = [_unlike_first(tensors[name].detach(), axis, n) for name, axis in batch.where]
     return {batch: int(torch.stack(each).sum(0).argmax())}
 
 
-def _unlike_first(rows: torch.Tensor) -> torch.Tensor:
-    """Of each row behind the first, whether it is another; of none where they cannot be told."""
-    if (
-        type(rows) is not torch.Tensor
-        or rows.layout is not torch.strided
-        or rows.is_nested
-        or rows.is_quantized
-    ):
-        return torch.zeros(len(rows) - 1, dtype=torch.int64)
-    return (rows[1:] != rows[:1]).reshape(len(rows) - 1, math.prod(rows.shape[1:])).any(1).long()
+def _unlike_first(tensor: torch.Tensor, axis: int, n: int) -> torch.Tensor:
+    """Of each of ``n`` rows behind the first, whether it is another; of none where that cannot be told."""
+    is_dense = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    if not is_dense or tensor.is_nested or tensor.is_quantized:
+        return torch.zeros(n - 1, dtype=torch.int64, device="cpu")
+    rows = tensor.movedim(axis, 0)[:n]
+    return (rows[1:] != rows[:1]).reshape(n - 1, math.prod(rows.shape[1:])).any(1).long()
 
 
 def few_tokens(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
