@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +22,6 @@ from torch import Tensor, nn
 from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
-from ..calls.describe import call_and_place
-from ..calls.functions import tensors
 from ..calls.labels import can_be_counted, label_options
 from ..sizes.rerun import replay
 from ..sizes.variation import Mixing
@@ -32,20 +29,18 @@ from ..state.state import seed
 from .backwards import OwnBackwards
 from .by_mode import is_other_in_training
 from .class_weights import by_class_weights
-from .data_dependent import Change, Reading, Turn, Turned, Watch, alike, numbers_apart, reading, scales
+from .data_dependent import Change, Turn, Turned, Watch
 from .noise import OwnNoise
 from .order import by_order
 from .pieces import fault_in_pieces
-from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ, is_close
-from .thresholds import thresholds
-from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike
+from .results import Results, Rows, axes, is_close
+from .row_questions import Asked, first_found, if_told, mixed_in, of_other_signs
 
 __all__ = ["mixing", "rows_of"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Look = Callable[[Call, Any], Any]
-_MANY = 4
 
 
 @torch.no_grad()
@@ -87,21 +82,21 @@ def mixing(
         told = (model, form, given, dim, device, begin)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            is_sure = is_told = False
+            is_sure, seen = False, None
             for alone in (True, False) if takes(2) and dim.example > 2 else (False,):
                 is_longer = dim.example > 2 and not alone
                 try:
-                    seen = results(given, alone)
+                    both = results(given, alone)
                     more = takes(3 if alone else dim.example + 1)
                     found[training] = (
-                        _found(seen, dim, shapes)
-                        or _of_other_signs(results, form, given, alone, dim, shapes)
-                        or seen.moved(dim, shapes, takes_more=more)
-                        or seen.neither()
+                        mixed_in(both, dim, shapes)
+                        or of_other_signs(results, form, given, alone, dim, shapes)
+                        or both.moved(dim, shapes, takes_more=more)
+                        or both.neither()
                     )
                     if not (is_longer or found[training]):
-                        sums += seen.sums()
-                    is_sure, is_told = not is_longer, True
+                        sums += both.sums()
+                    is_sure, seen = not is_longer, both
                     break
                 except Exception as error:
                     # any Python of the model, on rows it may not take: inputs may point to rows
@@ -112,45 +107,13 @@ def mixing(
                 if fault:
                     return Mixing(fault, points=True)
             if not (is_sure or found[training]):
-                found[training] = _if_told(by_order, model, form, given, dim, shapes, device, begin)
-            others = itertools.chain(
-                of_other_weights(given, dim),
-                told_otherwise(given, dim),
-                unlike(model, form, given, dim, shapes),
-            )
-            found[training] = found[training] or _if_told(by_class_weights, *told)
-            for rows in others if is_told else ():
-                found[training] = (
-                    found[training]
-                    or _if_told(_of_others, results, rows, is_sure, dim, shapes)
-                    or _if_told(by_class_weights, model, form, rows, dim, device, begin)
-                )
-            for apart in numbers_apart(form, {n for n, _ in dim.where}) if is_told and is_sure else ():
-                found[training] = found[training] or _if_told(_of_numbers, results, given, apart)
-            is_more, watch = is_sure and takes(2 * _MANY), Watch(model, form)
-            if is_more and not found[training]:
-                # what two rows do not come near to, as a largest norm, more of them may pass
-                found[training] = _if_told(_of_more, results, seen, given, dim, shapes, watch)
-            for n in thresholds(model, form, 2 * _MANY) if is_more else ():
-                if not found[training] and takes(n + 2):
-                    told_more = results, seen, given, n // 2 + 1, dim, shapes
-                    found[training] = _if_told(_among_more, *told_more)
-                    elsewhere = bool(found[training])
-            of_read = functools.partial(_read, watch, *told, alone=is_sure, times=_MANY if is_more else 1)
-            read = of_read() if is_told and not found[training] else Reading()
-            for rows in unlike(model, form, given, dim, shapes, reads=True) if read.reads else ():
-                if not found[training]:
-                    found[training] = _if_told(_of_others, results, rows, is_sure, dim, shapes)
-            if read.ranks and not found[training]:
-                found[training] = _if_told(_of_alike, results, given, is_sure, dim, shapes)
-            places = {id(c): a for c in form.calls if id(c) in read.given for a in axes(c, 0, dim, shapes)}
-            other = functools.partial(results, given, is_sure)
-            scaled = (functools.partial(other, changes=scale) for scale in scales(read, places))
-            turned = (functools.partial(other, turned=turn) for turn in read.truths)
-            for otherwise in itertools.chain(scaled, turned):
-                if not found[training]:
-                    found[training] = _if_told(_by_data, otherwise, is_more, dim, shapes)
-                    elsewhere = bool(found[training])
+                found[training] = if_told(by_order, model, form, given, dim, shapes, device, begin)
+            if not found[training]:
+                found[training] = if_told(by_class_weights, *told)
+            if seen is not None and not found[training]:
+                run = functools.partial(rows_of, *told)
+                asked = Asked(*told, shapes, results, run, seen, is_sure, takes)
+                found[training], elsewhere = first_found(asked)
     is_sum = bool(sums) and all(sums) and not found[False]
     return Mixing(found[False], found.get(True, ""), sums=is_sum, is_asked=bool(sums), elsewhere=elsewhere)
 
@@ -181,117 +144,6 @@ def _results(
     run = run if watch is None else functools.partial(watch.first, run)
     is_longer = times > 1 or (dim.example > 2 and not alone)
     return Results(form, run, is_longer, counted, OwnNoise(dim, shapes, device))
-
-
-def _if_told(find: Callable[..., str], *told: Any) -> str:
-    """What mixes other rows, in words; nothing where the form does not take them."""
-    try:
-        return find(*told)
-    except Exception as error:
-        # any Python of the model, on data that it may not take
-        _logger.debug("other rows could not be told apart: %s", error)
-        return ""
-
-
-def _of_others(
-    results: Callable[..., Results], rows: Mapping[str, Tensor], alone: bool, dim: Dim, shapes: _Shapes
-) -> str:
-    """What mixes other ``rows``."""
-    return _found(results(rows, alone), dim, shapes)
-
-
-def _of_numbers(results: Callable[..., Results], given: Mapping[str, Tensor], apart: Change) -> str:
-    """What is no mean of rows' numbers that are far ``apart``: only they differ, so that rounding is all."""
-    return results(given, True, changes=apart).number_off(EQUAL)
-
-
-def _of_other_signs(
-    results: Callable[..., Results],
-    form: Recording,
-    given: Mapping[str, Tensor],
-    alone: bool,
-    dim: Dim,
-    shapes: _Shapes,
-) -> str:
-    """What mixes rows of which the second has the other sign; one input after another, if not in all at once.
-
-    A loss may take no target below zero.
-    """
-    names = signed(given, dim, form)
-    try:
-        return _of_others(results, of_other_sign(given, dim, names), alone, dim, shapes) if names else ""
-    except Exception as error:
-        # any Python of the model, on data that it may not take
-        _logger.debug("not all inputs take the other sign: %s", error)
-    one_each = (of_other_sign(given, dim, {name}) for name in names if len(names) > 1)
-    return next(filter(None, (_if_told(_of_others, results, r, alone, dim, shapes) for r in one_each)), "")
-
-
-def _of_more(
-    results: Callable[..., Results],
-    few: Results,
-    given: Mapping[str, Tensor],
-    dim: Dim,
-    shapes: _Shapes,
-    watch: Watch,
-) -> str:
-    """What mixes rows that come often, or gives others than for a ``few``.
-
-    Where all is smooth that ``watch`` sees, many rows alike mix as a few do: only whether what is given hangs
-    on how many they are is asked.
-    """
-    many = results(given, True, times=_MANY, watch=watch)
-    if watch.is_smooth and not many.is_noisy and not few.among(many, _MANY, dim, shapes, ROUNDED):
-        return ""
-    return _found(many, dim, shapes) or few.among(many, _MANY, dim, shapes, ROUNDED)
-
-
-def _among_more(
-    results: Callable[..., Results],
-    few: Results,
-    given: Mapping[str, Tensor],
-    times: int,
-    dim: Dim,
-    shapes: _Shapes,
-) -> str:
-    """What gives others than for a ``few`` rows where these come so many ``times``."""
-    return few.among(results(given, True, times=times), times, dim, shapes, ROUNDED)
-
-
-def _of_alike(
-    results: Callable[..., Results], given: Mapping[str, Tensor], alone: bool, dim: Dim, shapes: _Shapes
-) -> str:
-    """What mixes rows each of which is alike throughout, or makes others of them in other places."""
-    found = results(alike(given, dim), alone)
-    return _found(found, dim, shapes) or found.moved(dim, shapes, takes_more=False)
-
-
-def _by_data(results: Callable[..., Results], is_more: bool, dim: Dim, shapes: _Shapes) -> str:
-    """What mixes rows, or goes by how many they are, on data that code is to go by otherwise.
-
-    By much: a solver that adapts its steps to a batch may differ within its tolerance. With ``is_more`` rows
-    come often as well.
-    """
-    once = results()
-    every = (once, results(times=_MANY)) if is_more else (once,)
-    if not all(each.is_finite for each in every):
-        return ""
-    for each in every:
-        if fault := each.fault(dim, shapes, COARSE):
-            where = _first(each.form, each.run, dim, shapes, COARSE)
-            return "; ".join(filter(None, (where, fault if each.is_number or not where else "")))
-    return once.among(every[-1], _MANY, dim, shapes, COARSE) if is_more else ""
-
-
-def _read(watch: Watch, *told: Any, **how: Any) -> Reading:
-    """What a form goes by, which may go another way on other data."""
-    _, form, *_ = told
-    try:
-        return reading(form, rows_of(*told, **how), watch)
-    except Exception as error:
-        # any Python of the model: it may not run while somebody watches what torch is asked
-        _logger.debug("what code reads could not be seen: %s", error)
-        return Reading()
 
 
 def rows_of(
@@ -389,45 +241,3 @@ def _other(row: Tensor) -> Tensor:
     if row.is_floating_point() or row.is_complex():
         return row * 1.25 + 0.125
     return row.roll(1, -1) if row.ndim else row
-
-
-def _found(results: Results, dim: Dim, shapes: _Shapes) -> str:
-    """What mixes rows in one form, in words, or nothing.
-
-    Where results differ by little, though by more than rounding, some op must differ by more, or some number
-    that a small share of goes into a loss. Where a number is the same whatever the rows, as a loss that is
-    clipped, it tells nothing, and the ops are asked too.
-    """
-    fault = results.fault(dim, shapes, ALLOWED)
-    if fault:
-        where = _first(results.form, results.run, dim, shapes)
-        return "; ".join(filter(None, (where, fault if results.is_number or not where else "")))
-    little = results.fault(dim, shapes, EQUAL) or not results.are_telling
-    where = _first(results.form, results.run, dim, shapes) if little else ""
-    return where or (results.number_within() if results.number_off(SLIGHT) else "")
-
-
-def _first(
-    form: Recording,
-    run: Callable[..., Any],
-    dim: Dim,
-    shapes: _Shapes,
-    allowed: Mapping[torch.dtype, float] = ALLOWED,
-) -> str:
-    """The first call in one of whose tensors rows are mixed."""
-    seen: dict[str, dict[tuple[int, int], Tensor]] = {}
-    for rows in ("ab", "aa", "bb"):
-        kept = seen[rows] = {}
-
-        def look(call: Call, value: Any, kept: dict[tuple[int, int], Tensor] = kept) -> None:
-            for i, tensor in enumerate(tensors(value)):
-                if axes(call, i, dim, shapes):
-                    kept[id(call), i] = tensor.detach().clone()
-
-        run(rows, look)
-    for call in form.calls:
-        for i in range(len(shapes.get(id(call), ()))):
-            values = {rows: kept.get((id(call), i)) for rows, kept in seen.items()}
-            if call.op != "output" and any(differ(values, a, allowed) for a in axes(call, i, dim, shapes)):
-                return call_and_place(call)
-    return ""

@@ -1,0 +1,253 @@
+"""Questions to a form about its rows, one after another until one finds what mixes them.
+
+Putting rows in others' places, and what a form gives for them there, are left to ``mixing`` and ``results``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, device, dtype, nn
+
+from ...graph import Dim
+from ...units import Size
+from ..calls.call import Call, Recording
+from ..calls.describe import call_and_place
+from ..calls.functions import tensors
+from .class_weights import by_class_weights
+from .data_dependent import Change, Reading, Watch, alike, numbers_apart, reading, scales
+from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
+from .thresholds import thresholds
+from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike
+
+__all__ = ["Asked", "first_found", "if_told", "mixed_in", "of_other_signs"]
+
+_logger = logging.getLogger("autopipe")
+_Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+_MANY = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """A form that runs on rows in others' places; it ``is_sure`` where on two rows alone.
+
+    Attributes
+    ----------
+    begin: sets mode and state. results: (rows, alone, times, changes, turned, watch) → what the form gives
+        for them. run: (alone, times) → what runs it on the rows ``given``. seen: what it gives for those.
+        takes: whether the form is right for so many rows.
+    """
+
+    model: nn.Module
+    form: Recording
+    given: Mapping[str, Tensor]
+    dim: Dim
+    device: device
+    begin: Callable[[], None]
+    shapes: _Shapes
+    results: Callable[..., Results]
+    run: Callable[..., Rows]
+    seen: Results
+    is_sure: bool
+    takes: Callable[[int], bool]
+
+
+def first_found(asked: Asked) -> tuple[str, bool]:
+    """In words, what mixes rows, or nothing; and whether the example's values had to be other ones for it."""
+    for question, is_elsewhere in _questions(asked):
+        if found := if_told(question):
+            return found, is_elsewhere
+    return "", False
+
+
+def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
+    """What to ask, each with whether it is of other values than the example's."""
+    given, dim, shapes, results, is_sure = asked.given, asked.dim, asked.shapes, asked.results, asked.is_sure
+    model, form = asked.model, asked.form
+    mixed_among = functools.partial(_of_others, results, alone=is_sure, dim=dim, shapes=shapes)
+    others = of_other_weights(given, dim), told_otherwise(given, dim), unlike(model, form, given, dim, shapes)
+    for rows in itertools.chain(*others):
+        yield functools.partial(mixed_among, rows), False
+        yield functools.partial(by_class_weights, model, form, rows, dim, asked.device, asked.begin), False
+    for apart in numbers_apart(form, {name for name, _ in dim.where}) if is_sure else ():
+        yield functools.partial(_of_numbers, results, given, apart), False
+    is_more, watch = is_sure and asked.takes(2 * _MANY), Watch(model, form)
+    if is_more:
+        # what two rows do not come near to, as a largest norm, more of them may pass
+        yield functools.partial(_of_more, results, asked.seen, given, dim, shapes, watch), False
+    for n in thresholds(model, form, 2 * _MANY) if is_more else ():
+        if asked.takes(n + 2):
+            yield functools.partial(_among_more, results, asked.seen, given, n // 2 + 1, dim, shapes), True
+    read = _read(asked, watch, _MANY if is_more else 1)
+    for rows in unlike(model, form, given, dim, shapes, reads=True) if read.reads else ():
+        yield functools.partial(mixed_among, rows), False
+    if read.ranks:
+        yield functools.partial(_of_alike, results, given, is_sure, dim, shapes), False
+    for otherwise in _by_other_data(asked, read):
+        yield functools.partial(_by_data, otherwise, is_more, dim, shapes), True
+
+
+def _by_other_data(asked: Asked, read: Reading) -> Iterator[Callable[..., Results]]:
+    """What gives results on other data than code has read, or with what it asked of that turned round."""
+    calls = (c for c in asked.form.calls if id(c) in read.given)
+    places = {id(c): axis for c in calls for axis in axes(c, 0, asked.dim, asked.shapes)}
+    other = functools.partial(asked.results, asked.given, asked.is_sure)
+    yield from (functools.partial(other, changes=scale) for scale in scales(read, places))
+    yield from (functools.partial(other, turned=turn) for turn in read.truths)
+
+
+def if_told(find: Callable[..., str], *told: Any) -> str:
+    """What mixes other rows, in words; nothing where the form does not take them."""
+    try:
+        return find(*told)
+    except Exception as error:
+        # any Python of the model, on data that it may not take
+        _logger.debug("other rows could not be told apart: %s", error)
+        return ""
+
+
+def _of_others(
+    results: Callable[..., Results], rows: Mapping[str, Tensor], alone: bool, dim: Dim, shapes: _Shapes
+) -> str:
+    """What mixes other ``rows``."""
+    return mixed_in(results(rows, alone), dim, shapes)
+
+
+def _of_numbers(results: Callable[..., Results], given: Mapping[str, Tensor], apart: Change) -> str:
+    """What is no mean of rows' numbers that are far ``apart``: only they differ, so that rounding is all."""
+    return results(given, True, changes=apart).number_off(EQUAL)
+
+
+def of_other_signs(
+    results: Callable[..., Results],
+    form: Recording,
+    given: Mapping[str, Tensor],
+    alone: bool,
+    dim: Dim,
+    shapes: _Shapes,
+) -> str:
+    """What mixes rows of which the second has the other sign; one input after another, if not in all at once.
+
+    A loss may take no target below zero.
+    """
+    names = signed(given, dim, form)
+    try:
+        return _of_others(results, of_other_sign(given, dim, names), alone, dim, shapes) if names else ""
+    except Exception as error:
+        # any Python of the model, on data that it may not take
+        _logger.debug("not all inputs take the other sign: %s", error)
+    one_each = (of_other_sign(given, dim, {name}) for name in names if len(names) > 1)
+    return next(filter(None, (if_told(_of_others, results, r, alone, dim, shapes) for r in one_each)), "")
+
+
+def _of_more(
+    results: Callable[..., Results],
+    few: Results,
+    given: Mapping[str, Tensor],
+    dim: Dim,
+    shapes: _Shapes,
+    watch: Watch,
+) -> str:
+    """What mixes rows that come often, or gives others than for a ``few``.
+
+    Where all is smooth that ``watch`` sees, many rows alike mix as a few do: only whether what is given hangs
+    on how many they are is asked.
+    """
+    many = results(given, True, times=_MANY, watch=watch)
+    if watch.is_smooth and not many.is_noisy and not few.among(many, _MANY, dim, shapes, ROUNDED):
+        return ""
+    return mixed_in(many, dim, shapes) or few.among(many, _MANY, dim, shapes, ROUNDED)
+
+
+def _among_more(
+    results: Callable[..., Results],
+    few: Results,
+    given: Mapping[str, Tensor],
+    times: int,
+    dim: Dim,
+    shapes: _Shapes,
+) -> str:
+    """What gives others than for a ``few`` rows where these come so many ``times``."""
+    return few.among(results(given, True, times=times), times, dim, shapes, ROUNDED)
+
+
+def _of_alike(
+    results: Callable[..., Results], given: Mapping[str, Tensor], alone: bool, dim: Dim, shapes: _Shapes
+) -> str:
+    """What mixes rows each of which is alike throughout, or makes others of them in other places."""
+    found = results(alike(given, dim), alone)
+    return mixed_in(found, dim, shapes) or found.moved(dim, shapes, takes_more=False)
+
+
+def _by_data(results: Callable[..., Results], is_more: bool, dim: Dim, shapes: _Shapes) -> str:
+    """What mixes rows, or goes by how many they are, on data that code is to go by otherwise.
+
+    By much: a solver that adapts its steps to a batch may differ within its tolerance. With ``is_more`` rows
+    come often as well.
+    """
+    once = results()
+    every = (once, results(times=_MANY)) if is_more else (once,)
+    if not all(each.is_finite for each in every):
+        return ""
+    for each in every:
+        if fault := each.fault(dim, shapes, COARSE):
+            where = _first(each.form, each.run, dim, shapes, COARSE)
+            return "; ".join(filter(None, (where, fault if each.is_number or not where else "")))
+    return once.among(every[-1], _MANY, dim, shapes, COARSE) if is_more else ""
+
+
+def _read(asked: Asked, watch: Watch, times: int) -> Reading:
+    """What a form goes by, which may go another way on other data."""
+    try:
+        return reading(asked.form, asked.run(alone=asked.is_sure, times=times), watch)
+    except Exception as error:
+        # any Python of the model: it may not run while somebody watches what torch is asked
+        _logger.debug("what code reads could not be seen: %s", error)
+        return Reading()
+
+
+def mixed_in(results: Results, dim: Dim, shapes: _Shapes) -> str:
+    """What mixes rows in one form, in words, or nothing.
+
+    Where results differ by little, though by more than rounding, some op must differ by more, or some number
+    that a small share of goes into a loss. Where a number is the same whatever the rows, as a loss that is
+    clipped, it tells nothing, and the ops are asked too.
+    """
+    fault = results.fault(dim, shapes, ALLOWED)
+    if fault:
+        where = _first(results.form, results.run, dim, shapes)
+        return "; ".join(filter(None, (where, fault if results.is_number or not where else "")))
+    little = results.fault(dim, shapes, EQUAL) or not results.are_telling
+    where = _first(results.form, results.run, dim, shapes) if little else ""
+    return where or (results.number_within() if results.number_off(SLIGHT) else "")
+
+
+def _first(
+    form: Recording,
+    run: Callable[..., Any],
+    dim: Dim,
+    shapes: _Shapes,
+    allowed: Mapping[dtype, float] = ALLOWED,
+) -> str:
+    """The first call in one of whose tensors rows are mixed."""
+    seen: dict[str, dict[tuple[int, int], Tensor]] = {}
+    for rows in ("ab", "aa", "bb"):
+        kept = seen[rows] = {}
+
+        def look(call: Call, value: Any, kept: dict[tuple[int, int], Tensor] = kept) -> None:
+            for i, tensor in enumerate(tensors(value)):
+                if axes(call, i, dim, shapes):
+                    kept[id(call), i] = tensor.detach().clone()
+
+        run(rows, look)
+    for call in form.calls:
+        for i in range(len(shapes.get(id(call), ()))):
+            values = {rows: kept.get((id(call), i)) for rows, kept in seen.items()}
+            if call.op != "output" and any(differ(values, a, allowed) for a in axes(call, i, dim, shapes)):
+                return call_and_place(call)
+    return ""
