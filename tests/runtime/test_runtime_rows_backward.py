@@ -170,10 +170,10 @@ ALONE = {
 }
 
 
-def off(made, **options):
+def off(made, *, training=True, **options):
     """How far gradients of a step in microbatches are from those of the whole batch."""
     torch.manual_seed(0)
-    model = made().double()
+    model = made().double().train(training)
     plain = copy.deepcopy(model)
     ids, target = torch.randint(0, 9, (8, 5)), torch.randint(0, 3, (8,))
     pipe = autopipe.split(model, 2, (ids,), costs="estimated")
@@ -183,13 +183,26 @@ def off(made, **options):
     return max(float((a.grad - b.grad).abs().max()) for a, b in pairs if b.grad is not None)
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", MIXED)
-def test_what_mixes_rows_in_its_backward_alone_is_warned_of(kind, caplog):
+def test_what_mixes_rows_in_its_backward_alone_is_warned_of(kind, training, caplog):
+    """In evaluation mode too, in which models without dropout are trained."""
     made, words = MIXED[kind]
-    assert off(made, n_microbatches=1) < 1e-12
+    assert off(made, training=training, n_microbatches=1) < 1e-12
     assert "depend on one another" not in caplog.text
-    assert off(made) > 1e-4
-    assert f"in training: {words}" in caplog.text
+    assert off(made, training=training) > 1e-4
+    assert f"depend on one another ({words}" in caplog.text
+
+
+def test_a_backward_is_not_told_of_where_none_runs(caplog):
+    made, words = MIXED["a table"]
+    ids = torch.randint(0, 9, (8, 5))
+    pipe = autopipe.split(made(), 2, (ids,), costs="estimated")
+    runtime = pipe.runtime(loss_fn=F.cross_entropy, n_microbatches=4)
+    runtime.forward(ids)
+    assert "depend on one another" not in caplog.text
+    runtime.step(ids, target=ids[:, 0] % 3)
+    assert words in caplog.text
 
 
 @pytest.mark.parametrize("kind", ALONE)

@@ -41,10 +41,10 @@ class MixedRows:
         self._mode, self._is_whole = mode, is_whole
         self._warned = False
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: Batch, *, has_backward: bool) -> None:
         """Raise :class:`InputError` where microbatches would not be what the batch is; warn once of less.
 
-        Less is what is allowed, and what mixes rows in training only, as batch norm does.
+        Less is what is allowed, and what mixes rows in training only, as batch norm does, or in the backward.
         """
         found, tail = self._variation.mixing, self._variation.tail
         always, training = found.always, found.training
@@ -53,10 +53,10 @@ class MixedRows:
         forms = self._capture.forms[self._model.training]
         others = [forms[number].variation.mixing for number in sorted({*batch.forms} - {0})]
         always = always or next((m.always for m in others if m.always), "")
-        training = training or next((m.training for m in others if m.training), "") or found.backward
+        training = training or next((m.training for m in others if m.training), "")
         always = always or self._capture.answered_otherwise(batch.forms, batch.of_all)
-        if not self._model.training:
-            training = ""
+        less = f"in training: {training}" if training and self._model.training else ""
+        less = less or (found.backward if has_backward else "")
         name = type(self._model).__name__
         if always and self._mode != "allow":
             why = ""
@@ -70,13 +70,13 @@ class MixedRows:
                 "into loss_fn and gather there; runtime(batch_dims={'name': axis}) where the batch lies "
                 "along another axis; mixed_rows='allow' to take each microbatch for a batch"
             )
-        if (always or training) and not self._warned:
+        if (always or less) and not self._warned:
             self._warned = True
             _logger.warning(
                 "rows of a batch of %s depend on one another (%s): each microbatch is a batch of its own "
                 "there, as with gradient accumulation; n_microbatches=1 takes the batch whole",
                 name,
-                always or f"in training: {training}",
+                always or less,
             )
         if found.by_call and self._model.training and not self._warned:
             self._warned = True
