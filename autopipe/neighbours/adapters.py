@@ -14,12 +14,21 @@ from ..errors import InputError
 from ..runtime import Runtime
 from .collectives import gather_trained, meet
 
-__all__ = ["has_adapters", "save_adapters"]
+__all__ = ["has_adapters", "has_prompts", "save_adapters"]
+
+PROMPTS = frozenset(("PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING"))
+"""Of peft's types, those that put learned positions before each row, with labels that do not count."""
 
 
 def has_adapters(model: nn.Module) -> bool:
     """Whether peft wrapped it."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def has_prompts(model: nn.Module) -> bool:
+    """Whether peft puts learned positions before each row, which logits and labels then have too."""
+    config: Any = getattr(model, "active_peft_config", None) if has_adapters(model) else None
+    return str(getattr(getattr(config, "peft_type", None), "value", "")) in PROMPTS
 
 
 def save_adapters(runtime: Runtime, path: str | pathlib.Path) -> None:

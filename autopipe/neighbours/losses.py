@@ -19,25 +19,29 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ..stages.verify import undisturbed
 from ..torch_private import pytree
-from .adapters import has_adapters
+from .adapters import has_adapters, has_prompts
 
-__all__ = ["Smoothed", "n_compared", "shifts_labels", "smoothed", "takes_count"]
+__all__ = ["Smoothed", "first_compared", "n_compared", "smoothed", "takes_count"]
 
 IGNORED = -100
 COUNT = "num_items_in_batch"
 
 
-def shifts_labels(model: nn.Module) -> bool:
-    """Whether transformers' loss of this model compares each label with the position before it."""
+def first_compared(model: nn.Module) -> int | None:
+    """The position of a row from which on transformers' causal loss compares labels; None: it has another.
+
+    Each label is compared with the position before it, which the first one has behind a learned prompt alone.
+    """
     inner: Any = model.get_base_model() if has_adapters(model) else model  # type: ignore[operator]
-    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
-        return False
-    return getattr(inner, "loss_function", None) is ForCausalLMLoss
+    is_encoder_decoder = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
+    if is_encoder_decoder or getattr(inner, "loss_function", None) is not ForCausalLMLoss:
+        return None
+    return 0 if has_prompts(model) else 1
 
 
-def n_compared(labels: Tensor) -> int:
-    """How many ``[..., positions]`` labels such a loss compares; the first of each row has none before it."""
-    return int((labels[..., 1:] != IGNORED).sum())
+def n_compared(labels: Tensor, first: int) -> int:
+    """How many ``[..., positions]`` labels a loss compares, from the ``first`` of each row on."""
+    return int((labels[..., first:] != IGNORED).sum())
 
 
 class Smoothed:

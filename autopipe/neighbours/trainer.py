@@ -25,7 +25,7 @@ from .acceleration import PipelineAccelerator
 from .adapters import has_adapters, save_adapters
 from .caches import cache_name
 from .collectives import meet
-from .losses import n_compared, shifts_labels, smoothed, takes_count
+from .losses import first_compared, n_compared, smoothed, takes_count
 from .training_arguments import CHECKPOINTING, check
 
 __all__ = ["PipelineTrainer"]
@@ -92,8 +92,9 @@ class PipelineTrainer(transformers.Trainer):
                 setattr(own, name, False)  # it is on
         self._smoothed = smoothed(model.model, args)
         self._takes_target = loss_fn is not None or self._smoothed is not None
-        self._shifts = shifts_labels(model.model) if loss_fn is None else False
-        asks = (args.gradient_accumulation_steps > 1 or self._shifts) and not self._takes_target
+        self._first = first_compared(model.model) if loss_fn is None else None
+        is_counted = args.gradient_accumulation_steps > 1 or self._first is not None
+        asks = is_counted and not self._takes_target
         self._takes_count = not asks or takes_count(model.model, model.graph.example)
         options_of_runtime: dict[str, Any] = {"autocast": torch.bfloat16} if args.bf16 else {}
         if self._smoothed is not None:
@@ -199,13 +200,15 @@ class PipelineTrainer(transformers.Trainer):
     def _counted_share(self, pieces: Sequence[Mapping[str, Any]], n_items: Any) -> float:
         """The labels that a loss compares by ``n_items``, which the Trainer counts and divides its loss by.
 
-        It takes the first label of each row for one that counts where it does not know that the model shifts.
+        It may take the first label of each row for one that counts where none is compared, or leave it out
+        where one is.
         """
         divides = n_items is not None and self.model_accepts_loss_kwargs and self._takes_count
-        if not (divides and self._shifts) or any("shift_labels" in piece for piece in pieces):
+        first = self._first if divides else None
+        if first is None or any("shift_labels" in piece for piece in pieces):
             return 1.0
         name = "target" if self._takes_target else "labels"
-        return sum(n_compared(piece[name]) for piece in pieces) / max(int(n_items), 1)
+        return sum(n_compared(piece[name], first) for piece in pieces) / max(int(n_items), 1)
 
     def _add_up(self, group: list[dict[str, Any]], share: float) -> Tensor:
         """Gradients of the sum of the losses of pieces, each times ``share``; returns that sum."""

@@ -45,26 +45,52 @@ def test_whether_a_loss_counts_items():
     assert not takes_count(torch.nn.Linear(5, 5), ((ids.float(),), {}))
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 1}, {"label_smoothing_factor": 0.1}])
-def test_losses_are_divided_by_the_labels_that_the_trainer_counts(tmp_path, options):
-    """It counts the first of each row, too, of causal models whose classes it does not know to be such."""
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize(
+    ("adapter", "options"),
+    [
+        ("", {}),
+        ("", {"gradient_accumulation_steps": 1}),
+        ("", {"label_smoothing_factor": 0.1}),
+        ("LoraConfig", {}),
+        ("PromptTuningConfig", {}),
+        ("PromptEncoderConfig", {"gradient_accumulation_steps": 1}),
+    ],
+)
+def test_losses_are_divided_by_the_labels_that_the_trainer_counts(tmp_path, family, adapter, options):
+    """It counts the first of each row, too, of causal models whose classes it does not know to be such.
+
+    That one is compared behind a learned prompt alone.
+    """
     import transformers
     from generating_models import make
     from trainer_ranks import arguments, logged, pad, rows
 
     from autopipe.neighbours.trainer import PipelineTrainer
 
+    peft = pytest.importorskip("peft", reason="needs the peft extra") if adapter else None
+    is_prompt = adapter.startswith("Prompt")
+    sizes = {"num_virtual_tokens": 3} if is_prompt else {"r": 2, "fan_in_fan_out": family == "gpt2"}
+
+    def made():
+        dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if family == "gpt2" else {}
+        model = make(family, **dropout)
+        torch.manual_seed(0)
+        if peft is None:
+            return model
+        return peft.get_peft_model(model, getattr(peft, adapter)(task_type="CAUSAL_LM", **sizes))
+
     def trained(is_plain):
         args = arguments(tmp_path, max_steps=3, eval_steps=1, load_best_model_at_end=False, **options)
         data = {"train_dataset": rows(10), "eval_dataset": rows(3, seed=1), "data_collator": pad}
-        model = make("gpt2", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
         if is_plain:
-            made = transformers.Trainer(model, args, **data)
+            trainer = transformers.Trainer(made(), args, **data)
         else:
-            pipe = autopipe.split(model, 2, (), pad(rows(4)), n_microbatches=2, costs="estimated")
-            made = PipelineTrainer(pipe, args, **data)
-        made.train()
-        return made
+            pipe = autopipe.split(made(), 2, (), pad(rows(4)), n_microbatches=2, costs="estimated")
+            trainer = PipelineTrainer(pipe, args, **data)
+        trainer.train()
+        return trainer
 
     plain, own = trained(True), trained(False)
     numbers = [[v for entry in logged(made) for _, v in sorted(entry.items())] for made in (plain, own)]
