@@ -15,6 +15,7 @@ from autopipe.runtime.wire import link as links_module
 from autopipe.runtime.wire.announcement import Announcement, Form
 from autopipe.runtime.wire.board import Board, StoreGone, StoreSilent
 from autopipe.runtime.wire.failure import POLL_S, Watch
+from autopipe.runtime.wire.group import HostGroup
 from autopipe.runtime.wire.link import Link, connect
 from autopipe.runtime.wire.lost_ranks import corner as corner_of
 from autopipe.runtime.wire.lost_ranks import end_of_a_replica
@@ -368,3 +369,11 @@ def test_lazy_conjugates_and_negatives_cross_as_their_values(size):
     found = announced.from_wire([t.view(t.dtype) for t in announced.to_wire(tensors)], torch.device("cpu"))
     assert all(not t.is_conj() and not t.is_neg() for t in announced.to_wire(tensors))
     assert all(torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
+
+
+def test_a_group_that_is_closed_is_not_broken_any_more():
+    group = HostGroup(dist.HashStore(), [3], 3, 5.0, {})
+    group.abort()
+    group.close()
+    group.close()
+    group.abort()

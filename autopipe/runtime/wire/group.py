@@ -126,7 +126,9 @@ class HostGroup:
 
     def abort(self) -> None:
         """Break every connection: calls that wait, here and at the other members, raise at once."""
-        _break(self._backend, self._me, len(self.ranks))
+        backend = self._backend
+        if backend is not None:  # another thread may have closed it
+            _break(backend, self._me, len(self.ranks))
 
     def close(self) -> None:
         """End gloo's threads and connections, which go with their owner; nothing is under way any more."""
