@@ -242,11 +242,33 @@ def test_a_tensor_that_holds_no_number_is_as_it_was():
         assert not snapshot.is_unchanged
 
 
+class Doubled(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
 def test_an_optimized_module_is_told_at_each_run():
-    inner = nn.Linear(2, 2)
+    runs = []
+
+    def backend(module, _):
+        return lambda *args: runs.append(module) or module.forward(*args)
+
+    inner, x = Doubled(), torch.ones(3, 2)
     model = nn.Sequential(nn.Sequential(inner), inner)
+    wrapped = nn.Sequential(nn.Sequential(torch.compile(Doubled(), backend=backend)))
     assert isinstance(uncompiled(model), contextlib.nullcontext)
-    inner.compile(backend="eager")
-    assert not isinstance(uncompiled(model), contextlib.nullcontext)
-    wrapped = nn.Sequential(nn.Sequential(torch.compile(nn.Linear(2, 2), backend="eager")))
-    assert not isinstance(uncompiled(wrapped), contextlib.nullcontext)
+    inner.compile(backend=backend)
+    for compiled in (model, wrapped):
+        never_entered = uncompiled(compiled)
+        compiled(x)
+        assert runs, "it compiles until a context is entered, whether or not one was made"
+        runs.clear()
+        with uncompiled(compiled):
+            compiled(x)
+        assert not runs
+        with pytest.raises(ZeroDivisionError), uncompiled(compiled):
+            1 / 0  # noqa: B018
+        compiled(x)
+        assert runs
+        runs.clear()
+        del never_entered

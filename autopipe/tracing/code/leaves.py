@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -147,9 +147,14 @@ def uncompiled(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     return eager() if DYNAMO in sys.modules and _holds_compiled(model) else contextlib.nullcontext()
 
 
-def eager() -> contextlib.AbstractContextManager[Any]:
-    """Within it nothing is compiled, whatever ``torch.compile`` has wrapped."""
-    return torch.compiler.set_stance("force_eager") if DYNAMO in sys.modules else contextlib.nullcontext()
+@contextlib.contextmanager
+def eager() -> Iterator[None]:
+    """Within it nothing is compiled, whatever ``torch.compile`` has wrapped.
+
+    torch's own context holds from when it is made, entered or not; this one from when it is entered.
+    """
+    with torch.compiler.set_stance("force_eager") if DYNAMO in sys.modules else contextlib.nullcontext():
+        yield
 
 
 def _holds_compiled(model: nn.Module) -> bool:
