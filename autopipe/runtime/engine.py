@@ -368,8 +368,9 @@ class Engine:
         last = self.workers.get(len(self.all_stages) - 1)
         if last is None:
             return False
-        trains = any(p.requires_grad for p in last.stage.parameters())
-        return last.is_replicated or (self.was_wrapped and not trains)
+        if last.is_replicated or not self.was_wrapped:
+            return last.is_replicated
+        return not any(p.requires_grad for p in last.stage.parameters())
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
         """Inputs by name. A changed model (a layer thawed) is recorded again, whatever its values.

@@ -57,7 +57,7 @@ class Runner:
         self.share: Tensor | None = None
         self._has_added = self._is_running = False
         self._hooked: Sequence[nn.Parameter] = ()
-        self._traits = Traits(0)
+        self._traits = 0
         self._waited_s = 0.0
         self._agreed: StepError | None = None
         self._nonfinite: StepError | None = None
@@ -213,7 +213,7 @@ class Runner:
             with once_a_step(self._hooked, engine.place_of_hook):
                 engine.executor.run(line, clock)
                 engine.copies.check()
-            if Traits.HOOKS in self._traits and engine.peers is not None:
+            if self._traits & Traits.HOOKS and engine.peers is not None:
                 engine.peers.position.words = "the hooks on gradients of every rank"
                 engine.peers.any(False)  # who is done first hears of a hook that failed
             if step.grad and self.syncs:
@@ -260,7 +260,8 @@ class Runner:
             found = accelerator.upload((told * factor).to(loss.dtype), loss.device)
             found = found if scale is None else found * scale.to(found)
             # of a DTensor's kind for one
-            return [seed if type(loss) is Tensor else torch.ones_like(loss) * seed for seed in found]
+            each = found.unbind()
+            return each if type(loss) is Tensor else [torch.ones_like(loss) * seed for seed in each]
 
         count = engine.n_steps if grad or request.like_step else -1 - engine.n_forwards
         replica = engine.replica_dims.index
@@ -291,21 +292,21 @@ class Runner:
         if step.grad and engine.accord is not None:
             engine.part_with_weights()
         has_hooks, self._hooked = engine.hooked() if step.grad else (False, ())
-        looks, self._traits = False, self._own_traits(has_hooks) if step.grad else Traits(0)
+        looks, self._traits = False, self._own_traits(has_hooks) if step.grad else 0
         if engine.accord is not None:
             self._waited_s, looks, self._traits = engine.accord.begin(
                 step, self.factor, engine.n_loads, self._traits
             )
-        if step.grad and Traits.HOLDS not in self._traits:
+        if step.grad and not self._traits & Traits.HOLDS:
             self._nonfinite = None
         if step.grad and engine.ties is not None:
             engine.ties.before_step()
             if looks:
                 engine.ties.compare()
 
-    def _own_traits(self, has_hooks: bool) -> Traits:
+    def _own_traits(self, has_hooks: bool) -> int:
         engine = self.engine
-        traits = Traits.HOOKS if has_hooks else Traits(0)
+        traits = Traits.HOOKS if has_hooks else 0
         if engine.averages:
             traits |= Traits.AVERAGES
         if self._nonfinite is not None and self._may_hold():
@@ -380,7 +381,7 @@ class Runner:
         if not options.check_finite or options.scaler is not None or engine.device.type != "cpu":
             return
         found = self._nonfinite if step.grad else None
-        averages = Traits.AVERAGES in self._traits  # now: to explain one is to begin anew
+        averages = self._traits & Traits.AVERAGES  # now: to explain one is to begin anew
         if found is None and loss is not None and not math.isfinite(loss):
             found = self._explain_nonfinite(step, loss.item())
         if averages:

@@ -34,6 +34,38 @@ WHOLE_BYTES = 1 << 18
 """Inputs of up to so many bytes, as ids and masks have, are looked at in full: a fifth of a millisecond."""
 
 
+class Pieces(Sequence[Tensor]):
+    """The rows of a tensor that each microbatch gets, lying in memory as the whole does.
+
+    They are cut once one is asked for: a rank may use none.
+    """
+
+    def __init__(self, whole: Tensor, sizes: Sequence[int], axis: int) -> None:
+        self._whole, self._sizes, self._axis = whole, sizes, axis
+
+    @functools.cached_property
+    def _cut(self) -> Sequence[Tensor]:
+        whole, axis = self._whole, self._axis
+        pieces: Sequence[Tensor] = whole.split(list(self._sizes), axis)
+        are_dense = axis == 0 and whole.is_contiguous()  # as they are, then, in the batch's own order
+        return pieces if are_dense else [lying_like(whole, piece) for piece in pieces]
+
+    def kind(self, m: int) -> tuple[Any, torch.dtype]:
+        """The shape and dtype of a piece."""
+        shape = list(self._whole.shape)
+        shape[self._axis] = self._sizes[m]
+        return tuple(shape), self._whole.dtype
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, m: Any) -> Any:
+        return self._cut[m]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._cut)
+
+
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """A batch cut into microbatches.
@@ -100,20 +132,17 @@ class Batch:
     def on(self, device: torch.device, names: Collection[str], takes_target: bool) -> Batch:
         """The same batch with the inputs ``names``, and the target where it is taken, on ``device``."""
         to = functools.partial(_moved, device)
-        leaves, whole = dict(self.leaves), dict(self.whole)
-        for name in names & whole.keys():
-            there = to(whole[name])
-            if there is not whole[name]:
-                whole[name] = there
-                sizes = self.packed.get(name, self.rows)
-                is_cut = len(sizes) > 1 and (name in self.axes or name in self.packed)
-                leaves[name] = (
-                    _cut(name, there, sizes, self.axes.get(name, 0)) if is_cut else (there,) * len(sizes)
-                )
-        targets = self.targets
-        if takes_target and any(_is_elsewhere(leaf, device) for leaf in flatten(self.target)[0]):
-            targets = [mapped(to, target) for target in targets]
-        return dataclasses.replace(self, leaves=leaves, targets=targets, whole=whole)
+        moved = {name: to(self.whole[name]) for name in names & self.whole.keys()}
+        moved = {name: there for name, there in moved.items() if there is not self.whole[name]}
+        aims = flatten(self.target)[0] if takes_target else ()
+        is_target_moved = any(_is_elsewhere(aim, device) for aim in aims)
+        if not moved and not is_target_moved:
+            return self
+        cut = {name: _pieces(name, v, self.rows, self.axes, self.packed) for name, v in moved.items()}
+        targets = [mapped(to, target) for target in self.targets] if is_target_moved else self.targets
+        return dataclasses.replace(
+            self, leaves={**self.leaves, **cut}, targets=targets, whole={**self.whole, **moved}
+        )
 
     def checksum(self, most: int = LOOKED_AT, first: int = 0) -> int:
         """Of every input on the host of up to ``WHOLE_BYTES``, and about ``most`` values of any other.
@@ -132,8 +161,7 @@ class Batch:
 
     def signature(self, m: int) -> tuple[Any, ...]:
         """What decides every shape microbatch ``m`` leads to: form, leaves' shapes, dtypes, values."""
-        values = (c[m] for c in self.leaves.values())
-        return (self.form(m), *((v.shape, v.dtype) if isinstance(v, Tensor) else v for v in values))
+        return (self.form(m), *(_kind(column, m) for column in self.leaves.values()))
 
 
 class Splitter:
@@ -180,12 +208,7 @@ class Splitter:
                     f"({fixed.reason}); capture with the rows of one microbatch, or pass n_microbatches=1"
                 )
         packed = self._packed(leaves, sizes) if len(sizes) > 1 else {}
-        columns = {
-            name: _cut(name, value, packed.get(name, sizes), axes.get(name, 0))
-            if len(sizes) > 1 and (name in axes or name in packed)
-            else (value,) * len(sizes)
-            for name, value in leaves.items()
-        }
+        columns = {name: _pieces(name, value, sizes, axes, packed) for name, value in leaves.items()}
         targets = self._split_target(target, n_rows, sizes)
         return Batch(sizes, columns, targets, axes, leaves, packed, leaves, target=target)
 
@@ -220,12 +243,12 @@ class Splitter:
             raise InputError(f"inputs disagree on the number of rows: {sizes}; see batch_dims")
         return next(iter(found.values()), 1)
 
-    def _split_target(self, target: Any, n_rows: int, sizes: tuple[int, ...]) -> list[Any]:
+    def _split_target(self, target: Any, n_rows: int, sizes: tuple[int, ...]) -> Sequence[Any]:
         if len(sizes) == 1:
             return [target]
         self._check_target(target, n_rows)
         if isinstance(target, Tensor):
-            return list(self._split_target_leaf(target, n_rows, sizes))
+            return self._split_target_leaf(target, n_rows, sizes)
         leaves, spec = flatten(target)
         columns = [self._split_target_leaf(leaf, n_rows, sizes) for leaf in leaves]
         return [unflatten(spec, [c[m] for c in columns]) for m in range(len(sizes))]
@@ -259,19 +282,34 @@ class Splitter:
         axis = self._given.get("target", 0)
         if not isinstance(leaf, Tensor) or axis is None or leaf.ndim <= axis or leaf.shape[axis] != n_rows:
             return (leaf,) * len(sizes)
-        return leaf.split(sizes, axis)
+        return _cut("target", leaf, sizes, axis)
 
 
-def _cut(name: str, value: Tensor, sizes: Sequence[int], axis: int) -> Sequence[Tensor]:
+def _pieces(
+    name: str, value: Any, sizes: Sequence[int], axes: Mapping[str, int], packed: Mapping[str, Sequence[int]]
+) -> Sequence[Any]:
+    """What each microbatch gets of an input: its rows where they are cut, else all of it."""
+    if len(sizes) == 1 or not (name in axes or name in packed):
+        return (value,) * len(sizes)
+    return _cut(name, value, packed.get(name, sizes), axes.get(name, 0))
+
+
+def _cut(name: str, value: Tensor, sizes: Sequence[int], axis: int) -> Pieces:
     if value.layout is not torch.strided:
         kind = str(value.layout).removeprefix("torch.")
         raise InputError(
             f"{name} is {kind}, and such tensors are not cut into rows; pass batch_dims={{{name!r}: None}} "
             "for one that every microbatch gets whole, n_microbatches=1, or a dense one"
         )
-    pieces: Sequence[Tensor] = value.split(list(sizes), axis)
-    are_dense = axis == 0 and value.is_contiguous()  # as they are, then, in the batch's own order
-    return pieces if are_dense else [lying_like(value, piece) for piece in pieces]
+    return Pieces(value, sizes, axis)
+
+
+def _kind(column: Sequence[Any], m: int) -> Any:
+    """What decides the shapes that a microbatch leads to, of an input: shape and dtype, or its value."""
+    if isinstance(column, Pieces):
+        return column.kind(m)
+    value = column[m]
+    return (value.shape, value.dtype) if isinstance(value, Tensor) else value
 
 
 def _sample(value: Tensor, most: int, first: int) -> Tensor:

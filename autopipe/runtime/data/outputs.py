@@ -6,6 +6,7 @@ Rebuilding the model's own output structure is left to ``tracing``.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -201,11 +202,14 @@ def weighted(losses: Sequence[Tensor | None], weights: Sequence[float | Tensor])
         shares = shares.to(found.device)
         return torch.where(shares > 0, found.double() * shares, 0.0).sum()
     terms = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
-    if all(loss.is_cpu for loss, _ in terms):  # plain numbers cost a fraction of ops on as small tensors
-        return torch.tensor(sum(loss.item() * w for loss, w in terms), dtype=torch.float64, device="cpu")
-    found = torch.stack([loss for loss, _ in terms]).double()
-    shares = torch.tensor([w for _, w in terms], dtype=torch.float64, device="cpu")
-    return (found * upload(shares, found.device)).sum()
+    if not terms:
+        return torch.zeros((), dtype=torch.float64, device="cpu")
+    each, parts = torch.stack([loss for loss, _ in terms]), [w for _, w in terms]
+    if each.is_cpu:  # plain numbers cost a fraction of ops on as small tensors
+        total = sum(map(operator.mul, each.tolist(), parts))
+        return torch.tensor(total, dtype=torch.float64, device="cpu")
+    told = torch.tensor(parts, dtype=torch.float64, device="cpu")
+    return (each.double() * upload(told, each.device)).sum()
 
 
 def share(leaves: list[Any] | None, peers: Peers, source: int, device: torch.device) -> list[Any]:

@@ -31,6 +31,8 @@ def beginning(capture: Capture, n_microbatches: int) -> Callable[[], object]:
         bound = capture.bind(args, kwargs)
         batch = with_forms(splitter.split(bound, None, n_microbatches), capture)
         weigher.weigh(batch, args, kwargs, bound)
+        for column in batch.leaves.values():
+            tuple(column)  # cut
         said = tuple(batch.sizes()), batch.signature(0), tuple([p.requires_grad for p in parameters])
         return said, batch.checksum(AT_A_GLANCE)
 

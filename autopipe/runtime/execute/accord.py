@@ -6,7 +6,6 @@ Carrying that between them is left to ``peers``, the books of shapes to ``bounda
 from __future__ import annotations
 
 import dataclasses
-import enum
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -44,8 +43,8 @@ ALIKE = (
 """What of a step is to be alike on every rank, beside its batch's values and the random seed."""
 
 
-class Traits(enum.IntFlag):
-    """What a rank may have of a step that the others are to know of, though they need not have it too."""
+class Traits:
+    """Bits: what a rank may have of a step that others are to know of, though they need not have it too."""
 
     HOOKS = 1
     """Hooks of the user's that backward calls, which may fail when the others are done."""
@@ -79,9 +78,7 @@ class Accord:
         self._signatures: dict[tuple[Any, ...], int] = {}
         self._said = _Said()
 
-    def begin(
-        self, step: StepInputs, factor: float, n_loads: int, traits: Traits
-    ) -> tuple[float, bool, Traits]:
+    def begin(self, step: StepInputs, factor: float, n_loads: int, traits: int) -> tuple[float, bool, int]:
         """Agree on a step.
 
         ``n_loads``: how many calls of ``load_state_dict`` have reached several ranks' weights. Returns the
@@ -100,7 +97,7 @@ class Accord:
         marks = {**said.marks, "random seed": zlib.crc32(str(step.seed).encode())}
         waited_s, told = self._peers.agree(position.step, said.words, marks, checksum, traits)
         self._channel.signatures = said.signatures
-        return waited_s, looks, Traits(self._peers.union(traits | told, n_known=2) if step.grad else 0)
+        return waited_s, looks, self._peers.union(traits | told, n_known=2) if step.grad else 0
 
     def refuse(self, error: Exception) -> NoReturn:
         """Raise ``error``, which keeps this rank from beginning a step: see :meth:`Peers.refuse`."""
@@ -114,9 +111,9 @@ class Accord:
         with UnseenByFunctions():  # other ranks' weights would each answer at length
             flags = tuple([p.requires_grad for p in self._parameters])
         mode = step.grad, training, flags, step.tracked
-        sizes = tuple(batch.sizes())
+        cut = batch.rows, batch.forms, tuple(map(tuple, batch.packed.values()))
         asked = step.syncs, factor, step.want_loss, step.outputs_on, n_loads
-        key = mode, asked, sizes, batch.forms, batch.signature(0)
+        key = mode, asked, cut, batch.signature(0)
         if key == self._said.key:
             return self._said
         said = dict(
@@ -142,7 +139,7 @@ class Accord:
         )
         marks = {name: zlib.crc32(text.encode()) for name, text in {**said, FROZEN: str(flags)}.items()}
         words = " ".join(filter(None, ["with", *said.values()]))
-        self._said = _Said(key, words, marks, self._sign(batch, sizes, mode))
+        self._said = _Said(key, words, marks, self._sign(batch, mode))
         return self._said
 
     def _ways(self, numbers: Sequence[int]) -> str:
@@ -155,9 +152,10 @@ class Accord:
         shown = [self._forms[training].get(number, "0") for number in numbers]
         return f"forms {', '.join(shown)} of the model" if any(numbers) else ""
 
-    def _sign(self, batch: Batch, sizes: Sequence[tuple[int, ...]], mode: tuple[Any, ...]) -> list[int]:
+    def _sign(self, batch: Batch, mode: tuple[Any, ...]) -> list[int]:
         """Numbers of what decides the shapes on the wire: ranks meet the same in the same order."""
         known: dict[tuple[int, ...], int] = {}
+        sizes = list(batch.sizes())
         for m, size in enumerate(sizes):
             if size not in known:
                 key = (mode, batch.signature(m))

@@ -116,7 +116,10 @@ class Worker:
             for _, name in self._own
             if name in step.tracked
         }
-        self._columns = [(i, self.leaves.get(name, step.batch.leaves[name])) for i, name in self._own]
+        given = {**step.batch.leaves, **self.leaves}
+        self._columns = [(i, tuple(given[name])) for i, name in self._own]
+        takes_target = self.section.is_last and step.want_loss
+        self._targets: tuple[Any, ...] = tuple(step.batch.targets) if takes_target else ()
         self._values: list[list[Any]] = [[None] * len(self.section.inputs) for _ in range(n)]
         self._roots: list[Tensor | None] = [None] * n
         self._seeds: Sequence[Tensor] = ()
@@ -132,7 +135,7 @@ class Worker:
     def end(self) -> None:
         """Drop everything that belongs to a step, so that nothing holds a graph."""
         self._step = None  # type: ignore[assignment]
-        self._columns, self.leaves = [], {}
+        self._columns, self._targets, self.leaves = [], (), {}
         self._values, self._roots, self._weight_work, self._scopes = [], [], [], {}
         self._seeds = ()
         self.losses, self.outputs = [], []
@@ -248,10 +251,10 @@ class Worker:
             self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
         if step.want_loss:
             if self._is_bare:
-                loss = self._loss(outputs, step.batch.targets[m], m)
+                loss = self._loss(outputs, self._targets[m], m)
             else:
                 with self._around_loss():
-                    loss = self._loss(outputs, step.batch.targets[m], m)
+                    loss = self._loss(outputs, self._targets[m], m)
             self.losses[m] = loss.detach()
             self._roots[m] = loss if loss.requires_grad else None
 
