@@ -306,24 +306,24 @@ def test_a_read_of_values_names_the_line_whatever_the_first_parameter_is_called(
         capture(Reads(), (torch.randn(2, 4),))
 
 
-class Averaging(nn.Module):
-    """Puts another tensor in a buffer's place."""
+class Growing(nn.Module):
+    """Puts a larger tensor in a buffer's place."""
 
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4)
-        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("seen", torch.zeros(1, 4))
 
     def forward(self, x):
-        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
-        return self.layer(x - self.mean)
+        self.seen = torch.cat([self.seen, x.detach().mean(0, keepdim=True)])
+        return self.layer(x - self.seen.mean(0))
 
 
-def test_a_buffer_that_is_replaced_is_named():
+def test_a_buffer_that_is_replaced_by_another_size_is_named():
     with pytest.raises(
-        CaptureError, match=r"replaces the buffer mean by .*; mean\.copy_\(\.\.\.\) writes to it"
+        CaptureError, match=r"replaces the buffer seen by .*; seen\.copy_\(\.\.\.\) writes to it"
     ):
-        capture(Averaging(), (torch.randn(2, 4),))
+        capture(Growing(), (torch.randn(2, 4),))
 
 
 class Ids(nn.Module):

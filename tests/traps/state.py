@@ -440,3 +440,59 @@ class TrainsOnly(Net):
             for i in range(x.size(1)):
                 x = torch.cat([x[:, :i] * 1.1, x[:, i:]], 1)
         return self.run(x)
+
+
+def _averaged(model: Any) -> None:
+    model.register_buffer("mean", torch.linspace(-1, 1, WIDTH))
+
+
+@trap(prepare=_averaged)
+def buffer_replaced_by_an_average(self: Any, x: Tensor) -> Tensor:
+    self.mean = 0.9 * self.mean + 0.1 * x.detach().flatten(0, -2).mean(0)
+    return self.run(x - self.mean)
+
+
+@trap(prepare=_averaged)
+def buffer_replaced_in_training_once_it_was_used(self: Any, x: Tensor) -> Tensor:
+    y = self.run(self.layers[0](x) * self.mean)
+    if self.training:
+        with torch.no_grad():
+            self.mean = self.mean * 0.5 + y.mean() * 0.5
+    return y
+
+
+@trap(prepare=_averaged)
+def buffer_replaced_twice_and_used_as_it_was(self: Any, x: Tensor) -> Any:
+    before, row = self.mean, self.mean[None]
+    self.mean = self.mean.roll(1)
+    self.mean = torch.where(self.mean > 0, self.mean, -self.mean)
+    return self.run(x * row), before * 2, self.mean
+
+
+@trap(prepare=_averaged)
+def buffer_written_to_and_replaced(self: Any, x: Tensor) -> Tensor:
+    self.mean[0] = 0.5
+    y = self.run(x * self.mean.clone())
+    self.mean = self.mean.flip(0)
+    return y
+
+
+class Centred(nn.Module):
+    """Layers behind a centre that moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("centre", torch.zeros(1, WIDTH))
+        self.register_buffer("n_calls", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(torch.tanh(self.first(x - self.centre)))
+        self.centre = self.centre * 0.9 + y.detach().flatten(0, -2).mean(0, keepdim=True) * 0.1
+        self.n_calls = self.n_calls + 1
+        return y
+
+
+@trap(part=Centred)
+def part_whose_buffers_are_replaced(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.part(x) * self.part.centre + self.part.n_calls)

@@ -62,7 +62,7 @@ class KeepReads(Restart):
 
 
 class KeepMode(Restart):
-    """With the leaf at ``path`` called in the modes that the code around it puts it in."""
+    """With the leaf at ``path`` called in the modes and with the weights frozen that code around it sets."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

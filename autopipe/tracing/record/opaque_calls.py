@@ -303,7 +303,13 @@ class OpaqueCalls:
     def _held(self, value: Any) -> Any:
         """A submodule, parameter or buffer that a method takes, as a call."""
         if isinstance(value, nn.Module):
-            return self.ledger.attribute(self.at.modules[id(value)], value, Depends.STATE)
+            path = self.at.modules[id(value)]
+            if any(id(p) in self.ledger.frozen for p in value.parameters()):
+                raise CloseModule(
+                    self.at.path,
+                    f"{self.at.source()}: what stays whole uses {path}, whose weights are frozen",
+                )
+            return self.ledger.attribute(path, value, Depends.STATE)
         return value if value is None else self.ledger.materialise(self.ledger.find(value))
 
     def mapped(

@@ -42,8 +42,10 @@ from .contexts import Contexts
 from .draws import Draws, Streams
 from .exported_memory import HandedOut
 from .foreign import Foreign
+from .frozen import Frozen
 from .mode_switches import Switched
 from .opaque_calls import OpaqueCalls
+from .replaced_buffers import ReplacedBuffers
 
 __all__ = ["Recorder"]
 
@@ -92,7 +94,8 @@ class Recorder(TorchFunctionMode):
         self.reads.keeps_numbers = keeps_numbers
         self.opaque = OpaqueCalls(self.at, self.ledger, self, self.streams.here, self.foreign)
         self.hooked, self.twins, self.moded = hooked, twins, moded
-        self.modes = Switched(self.at)
+        self.modes, self.frozen = Switched(self.at), Frozen(self.ledger)
+        self.buffers = ReplacedBuffers(self.ledger)
         self.swapped: set[str] = set()
         self.by_data: Collection[str] = ()
         self.leaf_path, self.keeping = "", Keeping(modules, watched)
@@ -121,8 +124,10 @@ class Recorder(TorchFunctionMode):
             self.ledger.bind(tensor, self.ledger.add(call))
         self.model = model
         self.modes.begin(model)
+        self.frozen.begin(model)
         opened = [(p, m) for p, m in model.named_modules() if not self.at.is_in_leaf(p)]
         self.keeping.begin(model, opened)
+        self.buffers.begin(model, opened)
         self.perform_one = lambda call, args, kwargs: run_call(
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")
         )
@@ -136,6 +141,7 @@ class Recorder(TorchFunctionMode):
                 f"a {type(value).__name__} passed around in {path or 'the model'} collects tensors while the "
                 f"model runs, so what one call does depends on earlier ones; call the model without it"
             )
+        self.buffers.write(self.function)
         values, spec = flatten(result)
         for value in values:
             _check_output(value)
@@ -146,6 +152,7 @@ class Recorder(TorchFunctionMode):
         encoded = tuple(self.ledger.encode(v)[0] for v in values)
         self.ledger.add(Call("output", "output", (encoded,), hint="output"))
         self.reads.check_numbers()
+        self.frozen.check_left()
         self.at.hushed.count = 1
         return Recording(
             self.training,
@@ -242,8 +249,8 @@ class Recorder(TorchFunctionMode):
         kwargs: Any,
     ) -> Any:
         """Record ``module``, with all the modules ``inside`` it, as one call."""
-        modes = self.modes.of(inside)
-        if modes is not None and path not in self.moded:
+        modes, frozen = self.modes.of(inside), self.frozen.inside(module)
+        if (modes is not None or frozen) and path not in self.moded:
             raise KeepMode(path)
         self.opaque.check_leaf(path, inside, (args, kwargs))
         encoded, actual = self.ledger.encode_call(args, kwargs)
@@ -251,7 +258,7 @@ class Recorder(TorchFunctionMode):
         if path in self.moded:
             call.op, call.target = "call_function", in_modes
             held = self.ledger.attribute(path, module, Depends.STATE)
-            call.take((held, modes, *call.args), call.kwargs)
+            call.take((held, modes, frozen, *call.args), call.kwargs)
         call.recompute = self.checkpointed.count > 0
         state = (t for m in inside for t in (*m._parameters.values(), *m._buffers.values()))
         has_state = any(t is not None for t in state)
@@ -270,11 +277,11 @@ class Recorder(TorchFunctionMode):
             return gave[0]
 
         call.stream = self.streams.of_module(path, inside)
-        given = dict_arguments.dicts(args, kwargs, actual, first=2 if path in self.moded else 0)
+        given = dict_arguments.dicts(args, kwargs, actual, first=3 if path in self.moded else 0)
         twins = None if compiled else self.twins
         key = copied = None
         if twins is not None:
-            surroundings = self.contexts.region(), torch.is_grad_enabled()
+            surroundings = self.contexts.region(), torch.is_grad_enabled(), frozen
             key = twins.key(path, inside, surroundings, actual)
             copied = twins.copy(key)
         before = self.keeping.before(path, inside)
@@ -342,6 +349,8 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if kind == "metadata":
             return self.reads.metadata(name, func, args, kwargs)
+        if self.frozen.is_set(func, args):
+            return self.frozen.set(func, args, kwargs)
         if func is torch.Tensor.backward:
             self.opaque.refuse_backward()
         if func is torch.Tensor.__deepcopy__:

@@ -51,6 +51,7 @@ class Snapshot:
         self.reached = reached(model, is_first)
         self.spent = Spent(model, self.reached) if holds_back else None
         self.modules = [(path, m, _Held(vars(m))) for path, m in model.named_modules()]
+        self.weights = [(p, p.requires_grad) for p in model.parameters()]
         # a scripted module keeps its mode where its attributes do not show it
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
         self.beside = _Beside(self.reached)
@@ -73,6 +74,7 @@ class Snapshot:
         if then is None or not (self.glance.is_kept() and self.glance.put(self.glance.seen(), then)):
             self.restore()
         self._put_back_generators()
+        self._put_back_gradients()
         self.seeded()  # as it was found, whatever seeds comparisons have set since
         if self.model.training != training:
             switch(self.model, training)
@@ -100,6 +102,11 @@ class Snapshot:
         for put_back in self.generators:
             put_back()
 
+    def _put_back_gradients(self) -> None:
+        for weight, takes in self.weights:
+            if weight.requires_grad is not takes:
+                weight.requires_grad_(takes)
+
     def restore(self) -> None:
         """Put everything back, the same objects with the same content."""
         for _, module, before in self.modules:
@@ -108,6 +115,7 @@ class Snapshot:
             module.training = training
         self.beside.restore()
         self._put_back_generators()
+        self._put_back_gradients()
         with torch.no_grad():
             for tensor, value in self.tensors.values():
                 if tensor.shape != value.shape or tensor.dtype is not value.dtype:

@@ -62,6 +62,8 @@ class Ledger:
         self.extents = Extents()
         self.numbers = Numbers(self)
         self.most = sys.maxsize
+        self.frozen: set[int] = set()
+        """Ids of weights that the model's code has frozen for now."""
 
     def add(self, call: Call) -> Call:
         if len(self.calls) > self.most:
@@ -108,11 +110,20 @@ class Ledger:
         ref = self.twin(tensor)
         if ref is None and id(tensor) in self.names:
             ref = self.attribute(self.names[id(tensor)], tensor, Depends.STATE)
+            ref = self.cut_off(ref, tensor) if id(tensor) in self.frozen else ref
         elif ref is None:
             self.check_origin(tensor)
             ref = self.attribute(self.constant(tensor), tensor, Depends.NOTHING)
         self.refs[id(tensor)] = (tensor, ref)
         return ref
+
+    def cut_off(self, held: Call, tensor: torch.Tensor) -> Call:
+        """A weight that is frozen for now, as a call that no gradient passes."""
+        call = Call(
+            "call_method", "detach", (held,), hint="detach", path=self.at.path, source=self.at.source()
+        )
+        call.depends, call.value, call.storages = held.depends, meta(tensor), held.storages
+        return self.add(call)
 
     def twin(self, tensor: torch.Tensor) -> Call | None:
         """A tensor that code made on the memory of a known one, such as a ``Parameter`` of it, as a call."""

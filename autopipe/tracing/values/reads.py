@@ -141,6 +141,8 @@ class Reads:
 
     def gradients_asked(self, tensor: torch.Tensor) -> None:
         """Whether a tensor takes gradients follows from the grad mode and from the inputs it is made of."""
+        if id(tensor) in self.ledger.names:
+            return
         call = self.ledger.materialise(self.ledger.find(tensor))
         if call.op == "get_attr":
             return

@@ -1,0 +1,71 @@
+"""Buffers that a model's own code replaces, ``self.mean = 0.9 * self.mean + …``: recorded as written to.
+
+What else a forward leaves in attributes is left to ``runs.repeats``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..calls import functions
+from ..calls.call import Call, Depends, map_calls, meta
+from ..values.ledger import Ledger
+
+__all__ = ["ReplacedBuffers"]
+
+
+class ReplacedBuffers:
+    """The buffers that open modules had when the model was called; no leaf may have one of them too."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._model: nn.Module | None = None
+        self._had: list[tuple[nn.Module, str, torch.Tensor]] = []
+
+    def begin(self, model: nn.Module, opened: Sequence[tuple[str, nn.Module]]) -> None:
+        """The model is about to be called."""
+        self._model = model
+        self._had = [(m, n, t) for _, m in opened for n, t in m._buffers.items() if t is not None]
+
+    def write(self, perform: Callable[..., Any]) -> None:
+        """Put back buffers replaced by others like them, and record that those are copied there."""
+        found = [(m, n, old, m._buffers.get(n)) for m, n, old in self._had if m._buffers.get(n) is not old]
+        for module, name, old, new in found:
+            if new is not None and _is_like(old, new) and not self._is_in_a_leaf(old):
+                module._buffers[name] = old
+                perform(torch.Tensor.copy_, (old, new), {})
+                self._read_before(old, self._ledger.calls[-1])
+
+    def _is_in_a_leaf(self, buffer: torch.Tensor) -> bool:
+        opened = {id(m) for m, _, _ in self._had}
+        others = (m for m in (self._model.modules() if self._model else ()) if id(m) not in opened)
+        return any(b is buffer for m in others for b in m._buffers.values())
+
+    def _read_before(self, buffer: torch.Tensor, written: Call) -> None:
+        """What was read of a buffer is read of a copy, which a backward finds as it was."""
+        ledger = self._ledger
+        with ledger.at.hushed:
+            held = ledger.attribute(ledger.names[id(buffer)], buffer, Depends.STATE)
+            copied = buffer.clone()
+            copy = Call("call_method", "clone", (held,), hint="clone", source=written.source)
+            copy.depends, copy.reads = Depends.STATE, functions.storages(buffer)
+            copy.value, copy.storages = meta(copied), functions.storages(copied)
+        for call in ledger.calls:
+            if call is not written and any(given is held for given in call.inputs):
+                take = (
+                    map_calls(given, lambda c: copy if c is held else c) for given in (call.args, call.kwargs)
+                )
+                call.take(*take)
+        ledger.calls.insert(next(i for i, c in enumerate(ledger.calls) if c is held) + 1, copy)
+        ledger.bind(copied, copy)
+        ledger.bind(buffer, copy)
+
+
+def _is_like(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether a tensor can be copied into a buffer as if it took its place."""
+    is_same = (old.shape, old.dtype, old.device, old.layout) == (new.shape, new.dtype, new.device, new.layout)
+    return is_same and not new.requires_grad
