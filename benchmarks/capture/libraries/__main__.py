@@ -35,6 +35,7 @@ from . import (  # noqa: F401
     images,
     learners,
     matter,
+    methods,
     newer,
     options,
     papers,
