@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
@@ -35,8 +35,8 @@ def own_loss(capture: Capture, leaves: Sequence[Any]) -> Tensor | None:
     """The loss among a captured model's flat outputs in its present mode; None where there is none.
 
     Beside what :func:`find_loss` finds it is the lone scalar of the outputs, where it alone is made of some
-    input, which then holds the labels: ``return logits, loss``. A term that is only to be added to a loss is
-    made of what the other outputs are.
+    input, which then holds the labels: ``return logits, loss``; or where it compares all other outputs with
+    some input: ``return rebuilt, loss``. A term that is only to be added to a loss does neither.
     """
     output = capture.assemble(leaves)
     found = find_loss(output)
@@ -56,20 +56,27 @@ _LABELLED: weakref.WeakKeyDictionary[fx.Graph, frozenset[int]] = weakref.WeakKey
 
 
 def _labelled(graph: fx.Graph) -> frozenset[int]:
-    """The outputs, by place, that are made of an input of which no other is."""
+    """The outputs, by place, that are made of an input of which no other is, or of one and all others."""
     if graph not in _LABELLED:
         results: Any = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
-        behind = [_inputs_behind(node) if isinstance(node, fx.Node) else set() for node in results]
-        times = collections.Counter(x for inputs in behind for x in inputs)
-        _LABELLED[graph] = frozenset(i for i, own in enumerate(behind) if any(times[x] == 1 for x in own))
+        made = {i: node for i, node in enumerate(results) if isinstance(node, fx.Node)}
+        behind = {i: _behind(node) for i, node in made.items()}
+        times = collections.Counter(n for nodes in behind.values() for n in nodes if n.op == "placeholder")
+        found = {i for i, nodes in behind.items() if any(times[n] == 1 for n in nodes)}
+        for i, node in made.items():
+            others = {other for other in made.values() if other is not node}
+            beside = _behind(node, others)
+            if others and others <= beside and any(n.op == "placeholder" for n in beside - others):
+                found.add(i)
+        _LABELLED[graph] = frozenset(found)
     return _LABELLED[graph]
 
 
-def _inputs_behind(node: fx.Node) -> set[fx.Node]:
-    """The inputs of a graph that a node is made of."""
+def _behind(node: fx.Node, ends: Collection[fx.Node] = ()) -> set[fx.Node]:
+    """What a node of a graph is made of, itself among it, up to the ``ends``."""
     seen, todo = {node}, [node]
     while todo:
         new = [n for n in todo.pop().all_input_nodes if n not in seen]
         seen.update(new)
-        todo += new
-    return {n for n in seen if n.op == "placeholder"}
+        todo += [n for n in new if n not in ends]
+    return seen

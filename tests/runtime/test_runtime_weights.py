@@ -73,14 +73,17 @@ class Beside(Language):
         made = super().forward(tokens, labels)
         if self.gives == "a term":
             return made["logits"], made["logits"].square().mean()
+        if self.gives == "a comparison":
+            return made["logits"], (made["logits"].mean(-1) - tokens).square().mean()
         return (
             (made["logits"], made["loss"], None) if self.gives == "loss" else (made["logits"], labels.sum())
         )
 
 
-def test_a_loss_that_comes_last_is_found():
+@pytest.mark.parametrize("gives", ["loss", "a comparison"])
+def test_a_loss_that_comes_last_is_found(gives):
     torch.manual_seed(0)
-    model = Beside().double()
+    model = Beside(gives).double()
     tokens, labels = ragged()
     made = make(model, (tokens, labels), {}, n_stages=2, n_microbatches=3)
     plain = copy.deepcopy(model)
