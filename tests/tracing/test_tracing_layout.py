@@ -14,10 +14,16 @@ def test_pieces_and_batches_keep_the_order_of_axes(order):
     for axis in range(3):
         pieces = [lying_like(value, piece) for piece in value.split(1, axis)]
         for piece in pieces:
-            assert piece.permute([*map(order.index, range(3))]).is_contiguous()
+            assert piece.permute([*map(order.index, range(3))]).is_contiguous() or not piece.is_contiguous()
         joined = concatenated([lying_like(value, piece) for piece in value.split(2, axis)], axis)
         assert torch.equal(joined, value)
         assert joined.stride() == value.stride()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_rows_of_a_turned_batch_are_no_more_contiguous_than_it_is(n):
+    value = torch.randn(6, 7).t()
+    assert not any(lying_like(value, piece).is_contiguous() for piece in value.split(n))
 
 
 def test_what_is_not_dense_is_joined_as_torch_does():

@@ -15,12 +15,16 @@ __all__ = ["concatenated", "copied", "lying_as", "lying_like"]
 
 
 def lying_like(value: Tensor, piece: Tensor) -> Tensor:
-    """A piece of a batch, as dense as the batch and in its order."""
+    """A piece of a batch, as dense as the batch and in its order.
+
+    One row keeps the gaps that it has in the batch, where without them it would be contiguous as that is not.
+    """
     order = _order(value)
     laid = piece.permute(order)
     if laid.is_contiguous() or not value.permute(order).is_contiguous():
         return piece
-    return laid.contiguous().permute(_inverse(order))
+    dense = laid.contiguous().permute(_inverse(order))
+    return piece if dense.is_contiguous() and not value.is_contiguous() else dense
 
 
 def concatenated(pieces: Sequence[Tensor], axis: int) -> Tensor:
