@@ -172,6 +172,19 @@ class Measured(nn.Linear):
         return x
 
 
+class Measuring(nn.Linear):
+    """A leaf that measures what it gives."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.spread, self.gain = torch.ones(()), 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        self.spread = x.std()
+        return x
+
+
 @trap("refused", part=lambda: Measured(WIDTH, WIDTH), later=lambda m: m.eval())
 def measured_in_training_and_read_in_evaluation(self: Any, x: Tensor) -> Tensor:
     return self.run(self.part(x)) * self.part.spread
@@ -181,6 +194,38 @@ def measured_in_training_and_read_in_evaluation(self: Any, x: Tensor) -> Tensor:
 def measured_and_read_in_training(self: Any, x: Tensor) -> Tensor:
     y = self.run(self.part(x))
     return y * self.part.spread if self.training else y
+
+
+@trap(part=lambda: Measuring(WIDTH, WIDTH))
+def measured_and_read_among_all_that_a_layer_has(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.part(x)) * vars(self.part)["spread"]
+
+
+@trap(part=lambda: Measuring(WIDTH, WIDTH))
+def measured_and_read_in_a_layers_dict(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.part(x)) * self.part.__dict__["spread"]
+
+
+@trap(part=lambda: Measuring(WIDTH, WIDTH))
+def measured_and_asked_for_in_a_layers_dict(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.part(x)) * self.part.__dict__.get("spread", 1.0)
+
+
+@trap("safe", part=lambda: Measuring(WIDTH, WIDTH))
+def measured_the_last_time_and_read_before(self: Any, x: Tensor) -> Tensor:
+    last = vars(self.part)["spread"]
+    return self.run(self.part(x)) * last
+
+
+@trap(part=lambda: Measuring(WIDTH, WIDTH))
+def measured_and_added_up_over_layers(self: Any, x: Tensor) -> Tensor:
+    y = self.run(self.part(x))
+    return y * sum(v for m in self.modules() for k, v in vars(m).items() if k == "spread")
+
+
+@trap("safe", part=lambda: Measuring(WIDTH, WIDTH), later=lambda m: setattr(m.part, "gain", 3.0))
+def number_in_a_layers_dict_changed_later(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.part(x)) * vars(self.part)["gain"]
 
 
 @trap("refused", means=list, later=lambda m: m.eval())

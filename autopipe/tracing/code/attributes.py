@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import pathlib
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +34,10 @@ _OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK}) - {"training"}
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 NOTHING = object()
+_ASIDE = tuple(
+    f"{path.parent}{os.sep}" for path in (pathlib.Path(__file__).parent, pathlib.Path(torch.__file__))
+)
+"""Where code is not the model's own."""
 
 
 @contextlib.contextmanager
@@ -74,12 +80,13 @@ def noted(
                     _Mode(held, mode, note, on_mode, on_set),
                 )
             )
-    sought = [(cls, "__getattr__", vars(cls).get("__getattr__", NOTHING)) for cls in asked]
+    watching = {"__getattr__": _asking} | ({"__getattribute__": _showing} if "__dict__" in names else {})
+    sought = [(cls, name, vars(cls).get(name, NOTHING)) for cls in asked for name in watching]
     try:
         for cls, name, _, attribute in places:
             setattr(cls, name, attribute)
         for cls, name, _ in sought:
-            setattr(cls, name, _asking(getattr(cls, name), note))
+            setattr(cls, name, watching[name](getattr(cls, name), note))
         yield
     finally:
         for cls, name, own in (*((c, n, held) for c, n, held, _ in places), *sought):
@@ -90,9 +97,14 @@ def noted(
 
 
 def names_of_open(classes: frozenset[type]) -> frozenset[str]:
-    """The names that the code of classes, and of plain functions beside them, asks for."""
+    """The names that the code of classes, and of plain functions beside them, asks for.
+
+    ``__dict__`` is among them where it may ask for all that a module has.
+    """
     beside = (names_in(f.__code__) for f in _functions_beside(classes))
-    return frozenset().union(*map(read_by, classes), *beside) - _OF_ALL
+    names = frozenset().union(*map(read_by, classes), *beside) - _OF_ALL
+    own = (code.co_names for cls in classes for code in codes_of(cls))
+    return names | {"__dict__"} if "vars" in names or any("vars" in each for each in own) else names
 
 
 def spells_mode(classes: frozenset[type]) -> bool:
@@ -179,6 +191,19 @@ def _asking(original: Callable[[Any, str], Any], note: Note) -> Callable[[Any, s
             raise
 
     return __getattr__
+
+
+def _showing(original: Callable[[Any, str], Any], note: Note) -> Callable[[Any, str], Any]:
+    """What Python calls for any attribute; each is noted where the model asks for all that it has."""
+
+    def __getattribute__(self: nn.Module, name: str) -> Any:
+        found = original(self, name)
+        if name == "__dict__" and not sys._getframe(1).f_code.co_filename.startswith(_ASIDE):
+            for each in [held for held in found if held not in _OF_ALL and held != "training"]:
+                note(self, each, functools.partial(_answer, self, each, None))
+        return found
+
+    return __getattribute__
 
 
 def _answer_of_any(owner: nn.Module, name: str) -> Any:
