@@ -222,8 +222,8 @@ class CaptureForms:
     ) -> Variation:
         """The variation of a form beside the first, with what is to be known of its rows and labels."""
         if self.dynamic:
-            known = self.variations[id(self.forms[form.training][0])].mixing
-            variation = with_rows(self.session, form, given, variation, known)
+            first = self.variations[id(self.forms[form.training][0])]
+            variation = with_rows(self.session, form, given, variation, first)
         return self._with_labels([form], variation)
 
     def _with_labels(self, forms: Sequence[Recording], variation: Variation) -> Variation:

@@ -1,6 +1,7 @@
 """Rows that each forward takes for themselves, and a backward for all of them together, are found out."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -299,3 +300,50 @@ def test_backwards_that_are_wrong_in_parts_are_in_the_tail_or_told(kind, caplog)
     is_equal = all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs)
     assert bool(pipe.graph.variation.mixing.backward) == (kind != "turned")
     assert is_equal or "depend on one another" in caplog.text
+
+
+class OtherWay(nn.Module):
+    """Does something else where all words come late in the table."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.words, self.does = Words(), does
+
+    def forward(self, ids):
+        x = self.words.table(ids).mean(1)
+        if ids.min() > 4:
+            x = self.does(x)
+        return self.words.head(self.words.layer(x).relu())
+
+
+def with_its_hook(hook, x):
+    x = x * 2
+    if x.requires_grad:
+        x.register_hook(hook)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("does", "is_told"),
+    [
+        (Normed.apply, True),
+        (Turned.apply, False),
+        (functools.partial(with_its_hook, normed), True),
+        (functools.partial(with_its_hook, limited), False),
+    ],
+)
+def test_backwards_where_a_model_goes_another_way_than_on_its_example_are_asked_too(does, is_told, caplog):
+    torch.manual_seed(0)
+    model = OtherWay(does).double()
+    plain, few, late = copy.deepcopy(model), torch.randint(0, 4, (8, 5)), torch.randint(5, 9, (8, 5))
+    pipe = autopipe.split(model, 2, (few,), costs="estimated", n_microbatches=4)
+    runtime = pipe.runtime(loss_fn=F.cross_entropy)
+    runtime.step(few, target=few[:, 0] % 3)
+    assert "depend on one another" not in caplog.text
+    model.zero_grad()
+    runtime.step(late, target=late[:, 0] % 3)
+    F.cross_entropy(plain(late), late[:, 0] % 3).backward()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    is_equal = all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs if b.grad is not None)
+    assert is_equal is not is_told
+    assert ("depend on one another" in caplog.text) == is_told

@@ -56,7 +56,8 @@ class MixedRows:
         training = training or next((m.training for m in others if m.training), "")
         always = always or self._capture.answered_otherwise(batch.forms, batch.of_all)
         less = f"in training: {training}" if training and self._model.training else ""
-        less = less or (found.backward if has_backward else "")
+        backwards = (m.backward for m in (found, *others) if m.backward and has_backward)
+        less = less or next(backwards, "")
         name = type(self._model).__name__
         if always and self._mode != "allow":
             why = ""

@@ -71,7 +71,7 @@ def _in_backward(
     dim, device = batch_dim(variation.dims), session.device
     if dim is None or dim.packed or device.type == "meta":
         return ""
-    start = functools.partial(session.start, True)
+    start = functools.partial(session.start, form.training)
     run = rows_of(session.model, form, given, dim, device, start, alone=variation.takes_rows(2))
     try:
         return mixed_in_backward(session.model, form, run, own, tail.ops)
@@ -81,19 +81,28 @@ def _in_backward(
 
 
 def with_rows(
-    session: Session, form: Recording, given: Mapping[str, torch.Tensor], variation: Variation, known: Mixing
+    session: Session,
+    form: Recording,
+    given: Mapping[str, torch.Tensor],
+    variation: Variation,
+    first: Variation,
 ) -> Variation:
-    """The variation of a form with what mixes its rows; of the first form that is ``known``.
+    """The variation of a form with what mixes its rows; ``first`` is that of the first form, with the tail.
 
     Not asked where rows are mixed in the first form: then they are refused, or the tail has the batch.
     """
-    if known.always:
-        return variation
-    start = functools.partial(_without_mode, functools.partial(session.start, form.training))
-    told = (given, variation.dims, variation.shapes, session.device, start)
-    found = mixing(session.model, {False: form}, *told, takes=variation.takes_rows).always
-    in_training = found if form.training and known.training else ""
-    mixed = Mixing("" if in_training else found, in_training)
+    known, tail, mixed = first.mixing, first.tail, Mixing()
+    if not known.always:
+        start = functools.partial(_without_mode, functools.partial(session.start, form.training))
+        told = (given, variation.dims, variation.shapes, session.device, start)
+        found = mixing(session.model, {False: form}, *told, takes=variation.takes_rows).always
+        in_training = found if form.training and known.training else ""
+        mixed = Mixing("" if in_training else found, in_training)
+    dim = batch_dim(variation.dims)
+    if dim is not None and not mixed.always and (tail.ops or not known.always):
+        own = OwnBackwards(session.model, dim, variation.shapes)
+        backward = _in_backward(session, form, given, variation, own, tail)
+        mixed = dataclasses.replace(mixed, backward=backward)
     return dataclasses.replace(variation, mixing=mixed)
 
 
