@@ -812,6 +812,34 @@ def each_up_to_a_number(x):
     return torch.cat([x[:n], x[n:] * 2])
 
 
+def capped(n, most=20):
+    return min(n, most)
+
+
+def each_up_to_a_number_of_a_function(x):
+    n = capped(len(x))
+    return torch.cat([x[:n], x[n:] * 2])
+
+
+def twice_the_first(x):
+    x = x.clone()
+    x[:20] *= 2
+    return x
+
+
+def without_all_but_the_last(x):
+    return torch.cat([x[:-20].detach() * 0, x[-20:]])
+
+
+def twice_the_first_in_tokens(x):
+    rows = x.flatten(0, 1)
+    return torch.cat([rows[..., :120, :] * 2, rows[120:]]).view_as(x)
+
+
+def pieces_in_turn(x):
+    return torch.cat([piece * (i + 1) for i, piece in enumerate(x.split(20))])
+
+
 def twice_where_there_are_many_large(x):
     return x * 2 if len(x) > 4 and (x > 20).any() else x
 
@@ -893,6 +921,11 @@ def decided(does, n_rows):
         less_its_mean_above_a_default,
         less_its_mean_above_a_variable,
         each_up_to_a_number,
+        each_up_to_a_number_of_a_function,
+        twice_the_first,
+        without_all_but_the_last,
+        twice_the_first_in_tokens,
+        pieces_in_turn,
         twice_where_there_are_many_large,
         less_its_mean_where_a_row_is_nothing,
         less_its_mean_where_one_is_in_a_band,
@@ -924,6 +957,24 @@ class Calling(nn.Module):
 
 def test_a_function_kept_whole_is_asked_at_more_rows_than_it_compares_with():
     assert "how many there are" in captured_mixing(Calling().double(), torch.randn(4, 4).double()).always
+
+
+class FirstOfAll(nn.Module):
+    """A loss, in a layer that stays whole, of no more than so many rows."""
+
+    def forward(self, x):
+        assert len(x.tolist()) == len(x)
+        return x[:20].square().mean()
+
+
+def test_a_loss_kept_whole_of_the_first_rows_alone_is_refused():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), FirstOfAll()).double()
+    x = torch.randn(40, 4, dtype=torch.float64)
+    runtime = autopipe.split(model, 2, (x[:6],), costs="estimated", n_microbatches=2).runtime()
+    with pytest.raises(InputError, match="whose rows hang on how many there are"):
+        runtime.step(x)
+    assert runtime.step(x, n_microbatches=1).loss.item() == pytest.approx(model(x).item(), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -1042,6 +1093,85 @@ def test_a_loss_that_is_bent_where_no_example_comes_runs_on_the_whole_batch(kind
     loss = pipe.runtime().step(x, labels).loss.detach().as_subclass(torch.Tensor)
     rounding = 1e-12 if dtype is torch.float64 else 1e-6
     torch.testing.assert_close(loss, model(x, labels).detach(), rtol=rounding, atol=0)
+
+
+class Judging(nn.Module):
+    """A layer that stays whole, and computes a loss that is bent at a level."""
+
+    def __init__(self, bend):
+        super().__init__()
+        self.bend = bend
+
+    def forward(self, told, labels):
+        return self.bend(F.cross_entropy(told, labels), told.square().mean())
+
+
+class BentInside(nn.Module):
+    """Leaves its loss to a layer."""
+
+    def __init__(self, bend):
+        super().__init__()
+        self.a, self.b, self.judge = nn.Linear(4, 4), nn.Linear(4, 3), Judging(bend)
+
+    def forward(self, x, labels):
+        return self.judge(self.b(self.a(x).relu()), labels)
+
+
+@pytest.mark.parametrize("kind", BENDS)
+def test_a_loss_that_is_bent_inside_a_layer_runs_on_the_whole_batch(kind):
+    torch.manual_seed(0)
+    model, x, labels = BentInside(BENDS[kind]).double(), torch.randn(8, 4).double(), torch.arange(8) % 3
+    pipe = autopipe.split(model, 2, (x[:4], labels[:4]), costs="estimated", n_microbatches=4)
+    assert pipe.graph.ops.tail
+    x[::2] *= 30
+    loss = pipe.runtime().step(x, labels).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(loss, model(x, labels).detach(), rtol=1e-12, atol=0)
+
+
+def shortened(x):
+    return x * (30 / x.norm()).clamp(max=1)
+
+
+class Shortening(nn.Module):
+    """A layer that stays whole, and shortens all rows where they are long together."""
+
+    def forward(self, x):
+        return shortened(x)
+
+
+class Long(nn.Module):
+    """Shortens its rows late, by a function or a layer."""
+
+    def __init__(self, shorten):
+        super().__init__()
+        self.a, self.b, self.shorten = nn.Linear(4, 8), nn.Linear(8, 3), shorten
+
+    def forward(self, x, labels):
+        return F.cross_entropy(self.b(self.shorten(self.a(x))), labels)
+
+
+@pytest.mark.parametrize("shorten", [shortened, Shortening()])
+def test_rows_shortened_where_all_of_them_are_long_are_found(shorten):
+    """A function is a part of the tail; what a layer does to its rows is not seen there."""
+    torch.manual_seed(0)
+    model, x, labels = Long(shorten).double(), torch.randn(8, 4).double(), torch.arange(8) % 3
+    pipe = autopipe.split(model, 2, (x[:4], labels[:4]), costs="estimated", n_microbatches=4)
+    if shorten is not shortened:
+        with pytest.raises(InputError, match="depend on one another"):
+            pipe.runtime().step(x * 99, labels)
+        return
+    loss = pipe.runtime().step(x * 99, labels).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(loss, model(x * 99, labels).detach(), rtol=1e-12, atol=0)
+
+
+def test_layers_that_make_numbers_of_each_row_mix_none():
+    def bent_each(x):
+        return torch.stack([row * (30 / row.norm()).clamp(max=1) for row in x])
+
+    model, x, runtime = decided(bent_each, 4)
+    for factor in (1, 90):
+        loss, wanted = runtime.step(x * factor).loss, model(x * factor).square().mean().detach()
+        torch.testing.assert_close(loss.as_subclass(torch.Tensor), wanted)
 
 
 def test_a_bend_is_found_where_rows_weigh_otherwise_by_their_labels():
@@ -1687,9 +1817,9 @@ def by_whether_present(logits, labels):
     return torch.ones(3, dtype=logits.dtype).index_fill(0, labels, 2.0)
 
 
-@pytest.mark.parametrize("are_alike", [False, True])
+@pytest.mark.parametrize("alike", [None, 0, 1])
 @pytest.mark.parametrize("weigh", [by_counts, by_logits, by_whether_present])
-def test_classes_weighed_by_what_the_batch_holds(weigh, are_alike):
+def test_classes_weighed_by_what_the_batch_holds(weigh, alike):
     """Two rows may come out as the mean of each alone even so, as counted classes do."""
 
     class Model(nn.Module):
@@ -1704,6 +1834,6 @@ def test_classes_weighed_by_what_the_batch_holds(weigh, are_alike):
     torch.manual_seed(0)
     model = Model().double()
     x, labels = torch.randn(8, 4, dtype=torch.float64), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2])
-    example = x, torch.full_like(labels, 1) if are_alike else labels
+    example = x, labels if alike is None else torch.full_like(labels, alike)
     runtime = autopipe.split(model, 2, example, costs="estimated", n_microbatches=4).runtime()
     assert runtime.step(x, labels).loss.item() == pytest.approx(model(x, labels).item(), rel=1e-12)

@@ -24,7 +24,9 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.functions import classify, plain_name
 from ..calls.named import is_code
 from ..code.leaves import eager, is_atomic
+from .inner_numbers import FAR
 from .results import Rows, is_number
+from .thresholds import places_beyond
 from .varied_data import made_of_rows
 
 __all__ = ["Change", "Reading", "Turn", "Turned", "Watch", "alike", "numbers_apart", "reading", "scales"]
@@ -34,8 +36,6 @@ Change = Callable[[str, Call, Any], Any]
 
 _FACTORS = (64.0, -64.0, 1 / 64)
 """What floating-point values are taken times, so that code which compares them may find otherwise."""
-_FAR = (1024.0, 1.0), (1.0, 1 / 1024)
-"""What numbers made of rows are taken times for row a and for row b: bends are found above and below."""
 _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
 
@@ -199,7 +199,7 @@ def numbers_apart(form: Recording, inputs: Collection[str]) -> list[Change]:
             is_bent |= call.op == "call_module" or plain_name(call) not in _LINEAR
         elif is_number(call.value):
             first.add(id(call))
-    return [functools.partial(_apart, first, {}, factors) for factors in _FAR if is_bent]
+    return [functools.partial(_apart, first, {}, factors) for factors in FAR if is_bent]
 
 
 def alike(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
@@ -259,17 +259,20 @@ def _uneven(axes: Mapping[int, int], factor: float, rows: str, call: Call, value
 
 
 class _Noted(TorchFunctionMode):
-    """Notes that values of a tensor are read, where as truths, and that they are counted or ordered."""
+    """Notes that values of a tensor are read, where as truths, that they are counted or ordered, and where a
+    tensor is to be cut that ends before it: ``beyond``, by that place and the size."""
 
     def __init__(self) -> None:
         super().__init__()
         self.has_read = self.ranks = False
+        self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind, name = classify(func)
         self.has_read = self.has_read or kind == "read"
         self.ranks = self.ranks or kind == "data shaped" or name in _RANKING
+        self.beyond.update(places_beyond(name, args, kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
             self.truths[place] = self.truths.get(place, 0) + 1

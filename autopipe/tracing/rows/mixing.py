@@ -29,7 +29,8 @@ from ..state.state import seed
 from .backwards import OwnBackwards
 from .by_mode import is_other_in_training
 from .class_weights import by_class_weights
-from .data_dependent import Change, Turn, Turned, Watch
+from .data_dependent import Change, Watch
+from .inner_numbers import Around
 from .noise import OwnNoise
 from .order import by_order
 from .pieces import fault_in_pieces
@@ -129,18 +130,18 @@ def _results(
     alone: bool,
     times: int = 1,
     changes: Change | None = None,
-    turned: Turn | None = None,
+    around: Around = contextlib.nullcontext,
     watch: Watch | None = None,
 ) -> Results:
     """What a form gives for two ``rows``, so many ``times`` behind one another.
 
     Labels are counted where all can be: of others the model may make means. ``changes`` may put other values
-    in the place of calls', and truths asked for in a place may be ``turned``; ``watch`` looks at a run.
+    in the place of calls'; a run is in the context ``around`` it; ``watch`` looks at one.
     """
     over_labels = [*filter(None, (label_options(model, call) for call in form.calls))]
     counted = over_labels if all(can_be_counted(model, options) for options in over_labels) else []
     told = (model, form, rows, dim, device, begin)
-    run = rows_of(*told, alone=alone, times=times, changes=changes, turned=turned)
+    run = rows_of(*told, alone=alone, times=times, changes=changes, around=around)
     run = run if watch is None else functools.partial(watch.first, run)
     is_longer = times > 1 or (dim.example > 2 and not alone)
     return Results(form, run, is_longer, counted, OwnNoise(dim, shapes, device))
@@ -157,19 +158,19 @@ def rows_of(
     alone: bool = False,
     times: int = 1,
     changes: Change | None = None,
-    turned: Turn | None = None,
+    around: Around = contextlib.nullcontext,
 ) -> Rows:
     """What runs a form on the example's first two rows in any order, the others behind them or left out.
 
     The order comes so many ``times``; ``start`` sets mode and state. What ``changes`` gives for a call takes
-    the place of its value; the first truths that code asks for in a place come out otherwise as ``turned``.
+    the place of its value; each run is in the context that ``around`` gives for its rows.
     """
 
     def run(rows: str, look: _Look | None = None) -> Any:
         start()
         seed(device)
         shown = look if changes is None else functools.partial(_changed, changes, rows * times, look)
-        with contextlib.nullcontext() if turned is None else Turned(turned):
+        with around(rows * times):
             return replay(model, form, _rows(given, dim, rows * times, alone), device, look=shown).result
 
     return run

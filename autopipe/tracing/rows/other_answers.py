@@ -252,7 +252,8 @@ def _is_other(call: Any, here: Any, there: Any, dim: Dim, variation: Variation, 
     if not (isinstance(here, Tensor) and isinstance(there, Tensor)):
         return isinstance(here, Tensor) or isinstance(there, Tensor)
     if is_number(here) and is_number(there):
-        return not is_close(here * per_row, there, ROUNDED)
+        # a mean over no labels is no number, where another form may give none
+        return not is_close((here * per_row).nan_to_num(), there.nan_to_num(), ROUNDED)
     rows = axes(call, 0, dim, variation.shapes) if isinstance(call, Call) else []
     return any(a >= there.ndim or not _is_same(here, there, a) for a in rows)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, dtype, float32, float64
 
 from ...graph import Dim
@@ -190,14 +191,16 @@ class Results:
         return "" if at is None else f"{call_and_place(self._leaves[at])} hangs on the order of the rows"
 
     def among(
-        self, more: Results, times: int, dim: Dim, shapes: _Shapes, allowed: Mapping[dtype, float]
+        self, more: Sequence[Any], times: int, dim: Dim, shapes: _Shapes, allowed: Mapping[dtype, float]
     ) -> str:
         """In words, the first leaf that is another where the rows come so many ``times``, as in ``more``.
+
+        There row a comes first and row b last.
 
         Not asked of what draws noise: more rows draw other noise.
         """
         for i, call in enumerate(self._leaves if not self._is_noisy else ()):
-            here, there = self.of("ab")[i], more.of("ab")[i]
+            here, there = self.of("ab")[i], more[i]
             if i in self._numbers:
                 is_other = not any(is_close(n, there, allowed) for n in (here, here * times))
             else:
@@ -368,6 +371,8 @@ def is_close(x: Tensor, y: Tensor, allowed: Mapping[dtype, float] = ALLOWED) -> 
     if not (x.is_floating_point() or x.is_complex()):
         return True  # ranks and places of rows, such as where an expert put them
     level = allowed.get(x.dtype, _ALLOWED_BELOW)
+    if not torch.equal(x.isnan(), y.isnan()):
+        return False
     x, y = without_fills(x.nan_to_num(), y.nan_to_num(), level)
     scale = max(float(x.abs().max()), float(y.abs().max())) if x.numel() else 0.0
     return not scale or float((x - y).abs().max()) <= level * scale

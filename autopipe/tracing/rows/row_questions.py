@@ -20,9 +20,10 @@ from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from .class_weights import by_class_weights
-from .data_dependent import Change, Reading, Watch, alike, numbers_apart, reading, scales
+from .data_dependent import Reading, Turn, Turned, Watch, alike, numbers_apart, reading, scales
+from .inner_numbers import Around, numbers_elsewhere
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
-from .thresholds import thresholds
+from .thresholds import rows_to_try, thresholds
 from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike
 
 __all__ = ["Asked", "first_found", "if_told", "mixed_in", "of_other_signs"]
@@ -38,7 +39,7 @@ class Asked:
 
     Attributes
     ----------
-    begin: sets mode and state. results: (rows, alone, times, changes, turned, watch) → what the form gives
+    begin: sets mode and state. results: (rows, alone, times, changes, around, watch) → what the form gives
         for them. run: (alone, times) → what runs it on the rows ``given``. seen: what it gives for those.
         takes: whether the form is right for so many rows.
     """
@@ -75,21 +76,35 @@ def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
         yield functools.partial(mixed_among, rows), False
         yield functools.partial(by_class_weights, model, form, rows, dim, asked.device, asked.begin), False
     for apart in numbers_apart(form, {name for name, _ in dim.where}) if is_sure else ():
-        yield functools.partial(_of_numbers, results, given, apart), False
+        yield functools.partial(_of_numbers, results, given, changes=apart), False
     is_more, watch = is_sure and asked.takes(2 * _MANY), Watch(model, form)
     if is_more:
         # what two rows do not come near to, as a largest norm, more of them may pass
         yield functools.partial(_of_more, results, asked.seen, given, dim, shapes, watch), False
-    for n in thresholds(model, form, 2 * _MANY) if is_more else ():
+    for n in _numbers_of_rows(asked, watch) if is_more else ():
         if asked.takes(n + 2):
             yield functools.partial(_among_more, results, asked.seen, given, n // 2 + 1, dim, shapes), True
+    evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and not watch.is_smooth else ([], [])
+    for around in apart_inside:
+        yield functools.partial(_of_numbers, results, given, around=around), False
+    for around in evenly:
+        otherwise = functools.partial(results, given, is_sure, around=around)
+        by_data = functools.partial(_by_data, otherwise, is_more, dim, shapes)
+        yield by_data if watch.reads else functools.partial(_by_numbers, otherwise, dim, shapes), True
     read = _read(asked, watch, _MANY if is_more else 1)
     for rows in unlike(model, form, given, dim, shapes, reads=True) if read.reads else ():
         yield functools.partial(mixed_among, rows), False
     if read.ranks:
         yield functools.partial(_of_alike, results, given, is_sure, dim, shapes), False
-    for otherwise in _by_other_data(asked, read):
-        yield functools.partial(_by_data, otherwise, is_more, dim, shapes), True
+    for on_other_data in _by_other_data(asked, read):
+        yield functools.partial(_by_data, on_other_data, is_more, dim, shapes), True
+
+
+def _numbers_of_rows(asked: Asked, watch: Watch) -> list[int]:
+    """How many rows code may go by, more than many, from small to large."""
+    beyond = watch.noted.beyond if watch.noted else ()
+    named = thresholds(asked.model, asked.form, 2 * _MANY)
+    return sorted({*named, *rows_to_try(beyond, 2 * _MANY)})
 
 
 def _by_other_data(asked: Asked, read: Reading) -> Iterator[Callable[..., Results]]:
@@ -98,7 +113,12 @@ def _by_other_data(asked: Asked, read: Reading) -> Iterator[Callable[..., Result
     places = {id(c): axis for c in calls for axis in axes(c, 0, asked.dim, asked.shapes)}
     other = functools.partial(asked.results, asked.given, asked.is_sure)
     yield from (functools.partial(other, changes=scale) for scale in scales(read, places))
-    yield from (functools.partial(other, turned=turn) for turn in read.truths)
+    yield from (functools.partial(other, around=functools.partial(_turned, turn)) for turn in read.truths)
+
+
+def _turned(turn: Turn, rows: str) -> Turned:
+    """What turns the same truths whatever the rows."""
+    return Turned(turn)
 
 
 def if_told(find: Callable[..., str], *told: Any) -> str:
@@ -118,9 +138,9 @@ def _of_others(
     return mixed_in(results(rows, alone), dim, shapes)
 
 
-def _of_numbers(results: Callable[..., Results], given: Mapping[str, Tensor], apart: Change) -> str:
+def _of_numbers(results: Callable[..., Results], given: Mapping[str, Tensor], **apart: Any) -> str:
     """What is no mean of rows' numbers that are far ``apart``: only they differ, so that rounding is all."""
-    return results(given, True, changes=apart).number_off(EQUAL)
+    return results(given, True, **apart).number_off(EQUAL)
 
 
 def of_other_signs(
@@ -159,9 +179,10 @@ def _of_more(
     on how many they are is asked.
     """
     many = results(given, True, times=_MANY, watch=watch)
-    if watch.is_smooth and not many.is_noisy and not few.among(many, _MANY, dim, shapes, ROUNDED):
+    among_many = few.among(many.of("ab"), _MANY, dim, shapes, ROUNDED)
+    if watch.is_smooth and not many.is_noisy and not among_many:
         return ""
-    return mixed_in(many, dim, shapes) or few.among(many, _MANY, dim, shapes, ROUNDED)
+    return mixed_in(many, dim, shapes) or among_many
 
 
 def _among_more(
@@ -172,8 +193,8 @@ def _among_more(
     dim: Dim,
     shapes: _Shapes,
 ) -> str:
-    """What gives others than for a ``few`` rows where these come so many ``times``."""
-    return few.among(results(given, True, times=times), times, dim, shapes, ROUNDED)
+    """What gives others than for a ``few`` rows where each comes so many ``times``, one behind the other."""
+    return few.among(results(given, True).of("a" * times + "b" * times), times, dim, shapes, ROUNDED)
 
 
 def _of_alike(
@@ -198,7 +219,23 @@ def _by_data(results: Callable[..., Results], is_more: bool, dim: Dim, shapes: _
         if fault := each.fault(dim, shapes, COARSE):
             where = _first(each.form, each.run, dim, shapes, COARSE)
             return "; ".join(filter(None, (where, fault if each.is_number or not where else "")))
-    return once.among(every[-1], _MANY, dim, shapes, COARSE) if is_more else ""
+    return once.among(every[-1].of("ab"), _MANY, dim, shapes, COARSE) if is_more else ""
+
+
+def _by_numbers(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> str:
+    """What mixes rows where numbers on the way are others; nothing where these lead out of all numbers."""
+    found = results()
+    return mixed_in(found, dim, shapes) if found.is_finite else ""
+
+
+def _numbers_elsewhere(asked: Asked) -> tuple[list[Around], list[Around]]:
+    """See :func:`numbers_elsewhere`; nothing where the form does not run so."""
+    try:
+        return numbers_elsewhere(asked.run(alone=True))
+    except Exception as error:
+        # any Python of the model: it may not run while somebody watches what torch is asked
+        _logger.debug("numbers could not be seen: %s", error)
+        return [], []
 
 
 def _read(asked: Asked, watch: Watch, times: int) -> Reading:

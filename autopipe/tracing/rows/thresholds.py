@@ -1,4 +1,4 @@
-"""Numbers that code kept whole compares with: of rows it may do something else from so many on.
+"""Numbers that code kept whole compares with, or cuts at: of rows it may do something else from so many on.
 
 Sizes that a recording shows are asked for by formula; in code that stays whole, a size is a plain number.
 Running a form on more rows than that is left to ``mixing``.
@@ -9,21 +9,22 @@ from __future__ import annotations
 import dis
 import itertools
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..calls.call import Recording
 from ..inputs.contents import is_filled
 from .by_mode import is_own
 from .own_code import functions_within
 
-__all__ = ["thresholds"]
+__all__ = ["places_beyond", "rows_to_try", "thresholds"]
 
 _MOST = 256
 """More rows than this are not tried."""
-_SIZES = frozenset({"len", "numel", "shape", "size"})
+_PIECES = frozenset({"split", "unsafe_split", "chunk", "unsafe_chunk", "tensor_split"})
 
 
 def thresholds(model: nn.Module, form: Recording, least: int) -> list[int]:
@@ -36,10 +37,47 @@ def thresholds(model: nn.Module, form: Recording, least: int) -> list[int]:
     return sorted(n for n in set[int]().union(*found.values()) if least < n <= _MOST)
 
 
+def places_beyond(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Each end of a slice, or length of a piece, beyond the axis that a torch function cuts, with its size.
+
+    So ``h[:20]`` of eight rows gives (20, 8).
+    """
+    if not (args and isinstance(args[0], Tensor)):
+        return
+    shape = args[0].shape
+    if name in ("__getitem__", "__setitem__"):
+        for size, cut in _cuts(shape, args[1]):
+            ends = (end for end in (cut.start, cut.stop) if isinstance(end, int))
+            yield from ((abs(end), size) for end in ends if abs(end) > size)
+    elif name in _PIECES and shape:
+        given = [*args[1:], *kwargs.values()]
+        axis = kwargs.get("dim", args[2] if len(args) > 2 else 0)
+        if given and isinstance(given[0], int) and isinstance(axis, int) and given[0] > shape[axis]:
+            yield given[0], shape[axis]
+
+
+def _cuts(shape: Sequence[int], index: Any) -> Iterator[tuple[int, slice]]:
+    """The slices of an index, each with the size of its axis; those behind an ellipsis from the end on."""
+    items = [*index] if isinstance(index, tuple) else [index]
+    rest = next((i for i, item in enumerate(items) if item is ...), None)
+    ahead, behind = (items, []) if rest is None else (items[:rest], items[rest + 1 :])
+    for sizes, some in ((shape, ahead), (shape[::-1], behind[::-1])):
+        places = iter(sizes)
+        for item in some:
+            n_axes = item.ndim if isinstance(item, Tensor) and item.dtype is torch.bool else item is not None
+            size = next(itertools.islice(places, max(0, n_axes - 1), None), 0) if n_axes else 0
+            if isinstance(item, slice):
+                yield size, item
+
+
+def rows_to_try(found: Iterable[tuple[int, int]], n_rows: int) -> set[int]:
+    """How many rows come to the ``found`` places, of axes that rows lie along, so many ``n_rows`` of them."""
+    rows = (place * n_rows // size for place, size in found if size and size % n_rows == 0)
+    return {n for n in rows if n_rows < n <= _MOST}
+
+
 def _compared(function: types.FunctionType, owner: Any) -> Iterator[int]:
     """The whole numbers in lines of a function that compare: written there, or held by what these name."""
-    if _SIZES.isdisjoint(function.__code__.co_names):
-        return
     steps = [*dis.get_instructions(function)]
     variables = _variables(function, steps)
     lines: dict[int, list[dis.Instruction]] = {}

@@ -128,6 +128,8 @@ def _pairs(a: Tensor, b: Tensor, tensor: Tensor) -> Iterator[tuple[Tensor, Tenso
     least, most = tensor.min(), tensor.max()
     if least != most:
         yield least.expand_as(a), most.expand_as(b)
+    elif tensor.device.type == "cpu":
+        yield a, ~b if tensor.dtype is torch.bool else b + 1
     if not a.dim():
         if tensor.dtype is not torch.bool:
             yield a, b // 2 if b > 0 else b
