@@ -538,6 +538,23 @@ class Centred(nn.Module):
         return y
 
 
+def _calls_itself(model: Any) -> None:
+    for training in (True, False, True):
+        model.train(training)(torch.randn(3, 6, WIDTH, generator=torch.Generator().manual_seed(5)))
+    model.eval()
+
+
+@trap(part=Centred, later=_calls_itself)
+def model_called_itself_once_its_buffers_are_replaced(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.part(x) * self.part.centre + self.part.n_calls)
+
+
+@trap("refused", prepare=_averaged, later=lambda m: m.register_buffer("mean", torch.ones(1)))
+def replaced_buffer_replaced_by_another_size(self: Any, x: Tensor) -> Tensor:
+    self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+    return self.run(x - self.mean)
+
+
 @trap(part=Centred)
 def part_whose_buffers_are_replaced(self: Any, x: Tensor) -> Tensor:
     return self.run(self.part(x) * self.part.centre + self.part.n_calls)

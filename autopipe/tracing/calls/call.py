@@ -179,7 +179,8 @@ class Recording:
     run sets before it reads them; ``goes_by_mode`` whether
     the code may do otherwise in the other mode; ``carried`` the attributes, with the training flag of the
     calls that leave them, which calls in the other mode go by; ``modes`` the training flag, the path and
-    the mode left there of each module that glue sets to a mode.
+    the mode left there of each module that glue sets to a mode; ``replaced`` the buffers that glue puts others
+    in the place of, which the calls write to.
     ``program`` is how it was last run again.
     """
 
@@ -202,6 +203,7 @@ class Recording:
     goes_by_mode: bool = True
     carried: frozenset[tuple[bool, str]] = frozenset()
     modes: frozenset[tuple[bool, str, bool]] = frozenset()
+    replaced: frozenset[str] = frozenset()
     program: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property

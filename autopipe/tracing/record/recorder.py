@@ -171,6 +171,7 @@ class Recorder(TorchFunctionMode):
             goes_by_mode=self.reads.mode or any(c.writes for c in self.ledger.calls),
             left=tuple(attributes_left(self.keeping.opened, self.ledger.is_computed)),
             modes=frozenset((self.training, *each) for each in self.modes.left()),
+            replaced=frozenset(self.buffers.names),
         )
 
     def __torch_function__(

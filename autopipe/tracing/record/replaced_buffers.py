@@ -1,10 +1,12 @@
 """Buffers that a model's own code replaces, ``self.mean = 0.9 * self.mean + …``: recorded as written to.
 
-What else a forward leaves in attributes is left to ``runs.repeats``.
+What else a forward leaves in attributes is left to ``runs.repeats``, when calls of the model itself are looked
+for to ``runs.assumptions``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,16 +17,22 @@ from ..calls import functions
 from ..calls.call import Call, Depends, map_calls, meta
 from ..values.ledger import Ledger
 
-__all__ = ["ReplacedBuffers"]
+__all__ = ["HeldBuffer", "ReplacedBuffers"]
 
 
 class ReplacedBuffers:
-    """The buffers that open modules had when the model was called; no leaf may have one of them too."""
+    """The buffers that open modules had when the model was called; no leaf may have one of them too.
+
+    Attributes
+    ----------
+    names: those that were replaced, once they are written to.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._model: nn.Module | None = None
         self._had: list[tuple[nn.Module, str, torch.Tensor]] = []
+        self.names: set[str] = set()
 
     def begin(self, model: nn.Module, opened: Sequence[tuple[str, nn.Module]]) -> None:
         """The model is about to be called."""
@@ -37,6 +45,7 @@ class ReplacedBuffers:
         for module, name, old, new in found:
             if new is not None and _is_like(old, new) and not self._is_in_a_leaf(old):
                 module._buffers[name] = old
+                self.names.add(self._ledger.names[id(old)])
                 perform(torch.Tensor.copy_, (old, new), {})
                 self._read_before(old, self._ledger.calls[-1])
 
@@ -63,6 +72,23 @@ class ReplacedBuffers:
         ledger.calls.insert(next(i for i, c in enumerate(ledger.calls) if c is held) + 1, copy)
         ledger.bind(copied, copy)
         ledger.bind(buffer, copy)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HeldBuffer:
+    """A buffer of a module that the module's own code replaces, and that stages write to."""
+
+    module: nn.Module
+    name: str
+    tensor: torch.Tensor
+
+    def take_in(self) -> None:
+        """Write to the buffer what the model itself has put in its place since, and put it back."""
+        new = self.module._buffers.get(self.name)
+        if new is not self.tensor and new is not None and _is_like(self.tensor, new):
+            with torch.no_grad():
+                self.tensor.copy_(new)
+            self.module._buffers[self.name] = self.tensor
 
 
 def _is_like(old: torch.Tensor, new: torch.Tensor) -> bool:

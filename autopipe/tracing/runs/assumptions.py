@@ -19,7 +19,9 @@ from torch import nn
 from ...errors import InputError
 from ..calls import regions
 from ..calls.call import Call, Recording
+from ..calls.perform import registered
 from ..code.leaves import lies_in_leaf
+from ..record.replaced_buffers import HeldBuffer
 from ..state import global_hooks
 from ..state.reach import Reached, reached
 from ..state.readers import Change, Kind, are_same, is_same, is_switched, readers
@@ -57,7 +59,9 @@ class Assumptions:
     and name, hold is none of it: each call sets them first, or hooks of leaves do. What calls in one
     mode leave in attributes ``carried``, with that mode, those in the other go by; ``called`` are the modes
     in which there were calls. ``switched`` are the modules that calls leave in a mode of their own: by
-    training flag, path and that mode. ``found`` is what was reached before the model was recorded.
+    training flag, path and that mode. What calls of the model itself put in the place of buffers that it has
+    ``replaced``, by name, is taken for what they hold. ``found`` is what was reached before the model was
+    recorded.
     """
 
     def __init__(
@@ -71,12 +75,13 @@ class Assumptions:
         filled: Collection[tuple[str, str]] = (),
         carried: Collection[tuple[bool, str]] = (),
         switched: Collection[tuple[bool, str, bool]] = (),
+        replaced: Collection[str] = (),
         found: Reached | None = None,
     ) -> None:
         self.model, self.dtypes, self.filled, self.carried = model, dtypes, filled, carried
         self.called: set[bool] = set()
         self.switched = frozenset(switched)
-        self.taken, self.functions = taken, functions
+        self.taken, self.functions, self.replaced = taken, functions, replaced
         self.flags = {mode: dict(flags) for mode in _MODES}
         self.casts = {mode: {_casts()} for mode in _MODES}
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
@@ -108,7 +113,7 @@ class Assumptions:
             )
         opened = frozenset(path for path, _ in self.opened)
         how = self.taken, self.modes, self.dtypes, self.flags, self.casts, self.functions
-        left = self.filled, self.carried, self.switched, self.called
+        left = self.filled, self.carried, self.switched, self.replaced, self.called
         return _copied, (self.model, opened, *how, *left)
 
     def begin(self) -> None:
@@ -143,6 +148,8 @@ class Assumptions:
 
     def changed(self) -> list[Change]:
         """What is not as it was; empty as a rule."""
+        for buffer in self._buffers:
+            buffer.take_in()
         found = self._differing()
         out = [self.readers[i].change(now, self.values[i]) for i, now in found.items()]
         if self._is_tolerated(found):
@@ -235,6 +242,8 @@ class Assumptions:
 
     def _take(self) -> None:
         """Hold the state from now on to what it is."""
+        named = [(registered(self.model, p), n) for p, _, n in (r.rpartition(".") for r in self.replaced)]
+        self._buffers = [HeldBuffer(m, n, b) for m, n in named if (b := m._buffers.get(n)) is not None]
         self.values = [reader.read() for reader in self.readers]
         self.names = [() if r.module is None else tuple(r.fields) for r in self.readers]
         self.others = {mode: [] for mode in _MODES}
@@ -272,9 +281,11 @@ def _copied(
     filled: Collection[tuple[str, str]],
     carried: Collection[tuple[bool, str]],
     switched: Collection[tuple[bool, str, bool]],
+    replaced: Collection[str],
     called: set[bool],
 ) -> Assumptions:
-    made = Assumptions(model, opened.__contains__, taken, dtypes, {}, functions, filled, carried, switched)
+    left = filled, carried, switched, replaced
+    made = Assumptions(model, opened.__contains__, taken, dtypes, {}, functions, *left)
     made.modes, made.flags, made.casts, made.called = modes, flags, casts, called
     return made
 
@@ -310,7 +321,9 @@ def assumptions_of(
     switched = frozenset[tuple[bool, str, bool]]().union(*(f.modes for fs in forms.values() for f in fs))
     used = _functions_of_torch(calls)
     filled = filled_in(f for fs in forms.values() for f in fs)
-    return Assumptions(model, is_open, named, dtypes, flags, used, filled, carried, switched, found)
+    replaced = frozenset[str]().union(*(f.replaced for fs in forms.values() for f in fs))
+    left = filled, carried, switched, replaced
+    return Assumptions(model, is_open, named, dtypes, flags, used, *left, found)
 
 
 def filled_in(forms: Iterable[Recording]) -> frozenset[tuple[str, str]]:
