@@ -179,8 +179,8 @@ class Recording:
     run sets before it reads them; ``goes_by_mode`` whether
     the code may do otherwise in the other mode; ``carried`` the attributes, with the training flag of the
     calls that leave them, which calls in the other mode go by; ``modes`` the training flag, the path and
-    the mode left there of each module that glue sets to a mode; ``replaced`` the buffers that glue puts others
-    in the place of, which the calls write to.
+    the mode left there of each module that glue sets to a mode; ``replaced`` the buffers that glue puts
+    others in the place of, which the calls write to.
     ``program`` is how it was last run again.
     """
 

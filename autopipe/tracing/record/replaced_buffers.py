@@ -1,7 +1,7 @@
 """Buffers that a model's own code replaces, ``self.mean = 0.9 * self.mean + …``: recorded as written to.
 
-What else a forward leaves in attributes is left to ``runs.repeats``, when calls of the model itself are looked
-for to ``runs.assumptions``.
+What else a forward leaves in attributes is left to ``runs.repeats``, noticing that the model itself was
+called to ``runs.assumptions``.
 """
 
 from __future__ import annotations
