@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, dtype, float32, float64
 
 from ...graph import Dim
-from ...units import Size
+from ...units import Size, symbol
 from ..calls.call import Call, Depends, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
@@ -338,8 +338,9 @@ def _keep_numbers(kept: dict[tuple[int, int], Tensor], call: Call, value: Any) -
 
 def axes(call: Call, index: int, dim: Dim, shapes: _Shapes) -> list[int]:
     """The axes of a call's tensor that are the rows."""
-    known = shapes.get(id(call), ())
-    return [a for a, n in enumerate(known[index]) if str(n) == dim.name] if index < len(known) else []
+    known, rows = shapes.get(id(call), ()), symbol(dim.name)
+    found = enumerate(known[index]) if index < len(known) else ()
+    return [a for a, n in found if n is rows or (type(n) is not int and n == rows)]
 
 
 def differ(values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float]) -> bool:

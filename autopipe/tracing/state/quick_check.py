@@ -106,32 +106,28 @@ def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 class _Copied:
-    """A tensor and a copy of what it held at first: as bytes where it is small, which are compared faster."""
+    """A tensor and a copy of what it held at first: in bytes where it is small, which are compared faster.
 
-    __slots__ = ("copy", "held", "shape", "tensor")
+    They are looked at in their place in memory: ``numpy()`` would leave a tensor that cannot be resized.
+    """
+
+    __slots__ = ("copy", "held", "memory", "place", "shape", "tensor")
 
     def __init__(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
         self.tensor, self.copy, self.shape = tensor, copy, tensor.shape
         is_small = 0 < tensor.nbytes <= _MOST_BYTES and tensor.device.type == "cpu"
         is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_complex()
         is_dense = is_small and is_plain and tensor.is_contiguous() and not tensor.is_neg()
-        self.held = _bytes_of(tensor, tensor.nbytes) if is_dense else None
+        self.place = tensor.data_ptr() if is_dense else 0
+        self.memory = (ctypes.c_char * tensor.nbytes).from_address(self.place) if self.place else b""
+        self.held = bytearray(self.memory)
 
     def is_kept(self) -> bool:
         """Whether the tensor holds what it held."""
-        tensor, held = self.tensor, self.held
+        tensor = self.tensor
         if tensor.dtype is not self.copy.dtype:
             return False
-        is_dense = held is not None and tensor.is_contiguous() and tensor.shape == self.shape
-        if held is not None and is_dense and _bytes_of(tensor, len(held)) == held:
+        is_there = self.place and tensor.data_ptr() == self.place and tensor.shape == self.shape
+        if is_there and tensor.is_contiguous() and self.held == self.memory:
             return True
         return torch.equal(tensor, self.copy)
-
-
-def _bytes_of(tensor: torch.Tensor, n_bytes: int) -> bytes | None:
-    """What a dense tensor on the CPU holds; None where its memory was let go of.
-
-    ``numpy()`` would leave it memory that cannot be resized.
-    """
-    place = tensor.data_ptr()
-    return ctypes.string_at(place, n_bytes) if place else None
