@@ -6,7 +6,6 @@ Making calls is left to ``recorder``; turning them into fx graphs and ops to ``e
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,8 +18,11 @@ from .streams import Stream
 __all__ = ["Branch", "Call", "Depends", "Guard", "Recording", "Setting", "calls_in", "map_calls"]
 
 
-class Depends(enum.IntFlag):
-    """What a value can change with. Without INPUT, RANDOM, STATE and DATA it is safe to read in Python."""
+class Depends:
+    """What a value can change with, as bits of an ``int``: flags of ``enum`` take long to join.
+
+    Without INPUT, RANDOM, STATE and DATA it is safe to read in Python.
+    """
 
     NOTHING = 0
     INPUT = 1
@@ -70,7 +72,7 @@ class Call:
     source: str = ""
     region: Region | None = None
     value: Any = None
-    depends: Depends = Depends.NOTHING
+    depends: int = Depends.NOTHING
     accessor: bool = False
     is_size: bool = False
     is_random: bool = False

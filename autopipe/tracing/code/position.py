@@ -114,7 +114,7 @@ class Position:
         asking = next((line for line in self.lines() if not checks.hands_on(line)), "")
         return checks.is_check(asking)
 
-    def refuse(self, depends: Depends, what: str, source: str) -> NoReturn:
+    def refuse(self, depends: int, what: str, source: str) -> NoReturn:
         """Stop recording: Python reads ``what``, a value that can differ next time."""
         shown = {
             Depends.INPUT: "input data",

@@ -191,7 +191,7 @@ class OpaqueCalls:
         call.mutated = tuple(n for p, m, b in buffers for n in self.performer.changed(b, m, p))
         return result
 
-    def _depend(self, held: Sequence[Any]) -> Depends:
+    def _depend(self, held: Sequence[Any]) -> int:
         """What the tensors among what is held depend on."""
         out = Depends.NOTHING
         for value in held:

@@ -112,7 +112,7 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         given: Mapping[str, Any],
-        depends: Depends,
+        depends: int,
     ) -> Recording:
         """Record one call of ``model``; ``given`` names the tensors among its arguments.
 

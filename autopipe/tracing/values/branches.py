@@ -60,7 +60,7 @@ class Branches:
     def __init__(
         self,
         calls: Sequence[Call],
-        extent_depends: Callable[[Call], Depends],
+        extent_depends: Callable[[Call], int],
         at: Position,
         outcomes: Sequence[Any] = (),
         kept: Collection[str] = (),

@@ -173,7 +173,7 @@ class Ledger:
                 value = value[step[1]] if step[0] == "item" else getattr(value, step[1])
                 ref = Piece(ref, step, value)
 
-    def attribute(self, target: str, value: Any, depends: Depends) -> Call:
+    def attribute(self, target: str, value: Any, depends: int) -> Call:
         """The ``get_attr`` call of a parameter, buffer, constant or flag, made once."""
         if target not in self.attributes:
             call = Call("get_attr", target, hint=target, depends=depends, value=meta(value))
@@ -209,21 +209,20 @@ class Ledger:
             ref.call = self.add(call)
         return ref.call
 
-    def depends(self, call: Call) -> Depends:
+    def depends(self, call: Call) -> int:
         out = Depends.NOTHING
         for given in call.inputs:
-            if given.depends is not out:  # joining flags takes long
-                out |= given.depends
+            out |= given.depends
         return out
 
     def overwrite(self, call: Call) -> None:
         """What lies in memory that a call writes to depends on all that the call does, but for its shape."""
         gained = call.depends & ~Depends.DATA
         for known in self.calls if call.writes else ():
-            if known.depends is not gained and not known.storages.isdisjoint(call.writes):
-                known.depends |= gained  # joining flags takes long
+            if not known.storages.isdisjoint(call.writes):
+                known.depends |= gained
 
-    def depends_of(self, ref: Ref) -> Depends:
+    def depends_of(self, ref: Ref) -> int:
         while isinstance(ref, Piece):
             ref = ref.parent
         return ref.depends
@@ -233,7 +232,7 @@ class Ledger:
         value, ref = self.refs.get(id(tensor), (None, None))
         return value is tensor and ref is not None and bool(self.depends_of(ref) & Depends.INPUT)
 
-    def extent_depends(self, ref: Ref) -> Depends:
+    def extent_depends(self, ref: Ref) -> int:
         """What a value's sizes depend on; data too, where data have a say in them."""
         while isinstance(ref, Piece):
             ref = ref.parent

@@ -52,7 +52,7 @@ class Book(Protocol):
     def materialise(self, ref: Ref) -> Call:
         """The call of a ref."""
 
-    def depends(self, call: Call) -> Depends:
+    def depends(self, call: Call) -> int:
         """What a call's value can change with."""
 
 
