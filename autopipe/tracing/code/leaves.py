@@ -29,8 +29,12 @@ _COMPOSITE_PREFIX = "torch.nn.modules.transformer"
 
 def lies_in_leaf(path: str, is_leaf: Callable[[str], bool]) -> bool:
     """Whether the module at ``path`` is a leaf or lies in one."""
-    names = path.split(".")
-    return any(is_leaf(".".join(names[: i + 1])) for i in range(len(names)))
+    end = path.find(".")
+    while end >= 0:
+        if is_leaf(path[:end]):
+            return True
+        end = path.find(".", end + 1)
+    return is_leaf(path)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -196,7 +196,8 @@ def drawing(notice: Callable[[str], None], model: nn.Module) -> Iterator[None]:
     originals = [*_draws()]
     noticed = {id(o): _noticed(o, f"{m.__name__}.{n}", notice) for m, n, o in originals}
     places = [(vars(m), n, o) for m, n, o in originals]
-    for file in {cls.__module__ for m in model.modules() for cls in type(m).__mro__}:
+    classes = {cls for kind in {*map(type, model.modules())} for cls in kind.__mro__}
+    for file in {cls.__module__ for cls in classes}:
         namespace = vars(sys.modules.get(file, types))
         if not file.startswith("torch."):
             places += [(namespace, n, v) for n, v in namespace.items() if id(v) in noticed]

@@ -74,7 +74,9 @@ class FormPairs:
         dim = batch_dim(variation.dims)
         is_told = dim is not None and not dim.packed and self._device.type != "meta"
         likely = _others_like(given, dim, self._device) if dim is not None and is_told else ()
-        batches = tuple(itertools.islice(filter(is_asked, likely), most)) or (given,)
+        asking = [*itertools.islice(filter(is_asked, likely), most)] or [given]
+        # without floats the contrary of a batch is the batch
+        batches = tuple({tuple(map(id, batch.values())): batch for batch in asking}.values())
         self._known[id(form)] = _AskedFor(form, variation, batches)
 
     def look(

@@ -86,12 +86,10 @@ class Glance:
         """Lead from what is seen ``now`` to what was ``then``, if only values under the same keys differ."""
         if now[0] != then[0] or len(now[1]) != len(then[1]):
             return False
-        if not any(map(operator.is_not, now[1], then[1])):
-            return True
+        apart = [*itertools.compress(itertools.count(), map(operator.is_not, now[1], then[1]))]
         lengths = now[0][: len(self.dicts)]
         n_values = sum(lengths)
-        apart = [*itertools.compress(itertools.count(), map(operator.is_not, now[1], then[1]))]
-        if apart[-1] >= n_values:
+        if apart and apart[-1] >= n_values:
             return False
         ends = [*itertools.accumulate(lengths)]
         for i in apart:
