@@ -20,23 +20,36 @@ from typing import Any
 
 from .errors import InputError
 
-__all__ = ["brief", "called", "flag", "mapping", "number", "one_of", "place", "sequence", "text", "whole"]
+__all__ = [
+    "brief",
+    "called",
+    "flag",
+    "mapping",
+    "number",
+    "one_of",
+    "place",
+    "plain",
+    "sequence",
+    "text",
+    "whole",
+]
 
 MOST = 2**31 - 1
 
 
 def whole(name: str, value: Any, least: int = 1, most: int = MOST, *, also: str = "") -> int:
-    """A whole number within limits: an ``int``, or what may index a list (numpy's integers), but no flag.
+    """A whole number within limits, of any type that :func:`plain` knows: ``2.0`` is one, a flag is none.
 
     ``also`` is what else the argument takes, for the error.
+
+    >>> whole("n_stages", 2.0)
+    2
     """
     wanted = f"a whole number of at least {least}{f', or {also}' if also else ''}"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    given = plain(value)
+    if given is None or (isinstance(given, float) and not given.is_integer()):
         raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
-    try:
-        found = operator.index(value)
-    except TypeError:
-        raise InputError(f"{name} is {brief(value)}; it must be {wanted}") from None
+    found = int(given)
     if found < least:
         raise InputError(f"{name} is {brief(found)}; it must be {wanted}")
     if found > most:
@@ -56,15 +69,35 @@ def number(
         f" and at most {most:g}" if _ends(most) else ""
     )
     wanted = f"a number{f' of {unit}' if unit else ''} {bound}"
-    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
-        raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
+    given = plain(value)
     try:
-        found = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise InputError(f"{name} is {brief(value)}; it must be {wanted}") from None
+        found = math.nan if given is None else float(given)
+    except OverflowError:
+        found = math.nan
     if not (found > least if above else found >= least) or found > most:
         raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
     return found
+
+
+def plain(value: Any) -> float | None:
+    """A number as Python's own, whatever type it has: numpy's, a tensor of one, a fraction, a decimal.
+
+    None for what is none: a flag, text, an array of several, a tensor without data.
+
+    >>> from fractions import Fraction
+    >>> plain(Fraction(1, 2)), plain(3), plain(True), plain("3")
+    (0.5, 3, None, None)
+    """
+    try:
+        if hasattr(value, "item"):
+            value = value.item()
+        if isinstance(value, bool):
+            return None
+        if hasattr(value, "__index__"):
+            return operator.index(value)
+        return float(value) if hasattr(value, "__float__") else None
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
 
 
 def one_of(name: str, value: Any, known: Iterable[str]) -> str:

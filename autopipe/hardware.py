@@ -25,6 +25,11 @@ DIRECT_BYTES = 1 << 15
 """Messages below this size go past the communicator where two ranks can reach one another directly."""
 
 
+def _take(of: Any, name: str, value: Any) -> None:
+    """Sets an attribute of something frozen that is being made to what was found in it."""
+    object.__setattr__(of, name, value)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
     """A connection from one rank to another: a transfer takes ``latency_s + bytes / bandwidth_bytes_s``.
@@ -44,8 +49,9 @@ class Link:
 
     def __post_init__(self) -> None:
         for name in ("direct_s", "direct_host_s", "latency_s", "host_s", "host_s_per_byte"):
-            number(name, getattr(self, name), unit="seconds", most=_LONGEST_S)
-        number("bandwidth_bytes_s", self.bandwidth_bytes_s, above=True, unit="bytes per second")
+            _take(self, name, number(name, getattr(self, name), unit="seconds", most=_LONGEST_S))
+        rate = number("bandwidth_bytes_s", self.bandwidth_bytes_s, above=True, unit="bytes per second")
+        _take(self, "bandwidth_bytes_s", rate)
         text("source", self.source)
 
     def seconds(self, n_bytes: float) -> float:
@@ -124,18 +130,21 @@ class Device:
 
     def __post_init__(self) -> None:
         if self.memory_bytes is not None:
-            whole("memory_bytes", self.memory_bytes, 0, 2**60, also="None for no limit")
-        whole("reserved_bytes", self.reserved_bytes, 0, 2**60)
+            limit = whole("memory_bytes", self.memory_bytes, 0, 2**60, also="None for no limit")
+            _take(self, "memory_bytes", limit)
+        _take(self, "reserved_bytes", whole("reserved_bytes", self.reserved_bytes, 0, 2**60))
         text("name", self.name)
         text("source", self.source)
         one_of("attention", self.attention, ("", "cpu", "cuda"))
         flag("launches_ahead", self.launches_ahead)
-        for dtype, rate in mapping("flops_s", self.flops_s, "a dict of dtype to FLOP/s").items():
-            number(f"flops_s[{dtype!r}]", rate, above=True, most=_FASTEST, unit="FLOP/s")
-        number("bandwidth_bytes_s", self.bandwidth_bytes_s, most=_FASTEST, unit="bytes per second")
-        number("host_bandwidth_bytes_s", self.host_bandwidth_bytes_s, most=_FASTEST, unit="bytes per second")
-        number("launch_s", self.launch_s, unit="seconds", most=_LONGEST_S)
-        number("speed", self.speed, above=True, most=_FASTEST)
+        rates = mapping("flops_s", self.flops_s, "a dict of dtype to FLOP/s")
+        for dtype, rate in rates.items():
+            rates[dtype] = number(f"flops_s[{dtype!r}]", rate, above=True, most=_FASTEST, unit="FLOP/s")
+        _take(self, "flops_s", rates)
+        for name in ("bandwidth_bytes_s", "host_bandwidth_bytes_s"):
+            _take(self, name, number(name, getattr(self, name), most=_FASTEST, unit="bytes per second"))
+        _take(self, "launch_s", number("launch_s", self.launch_s, unit="seconds", most=_LONGEST_S))
+        _take(self, "speed", number("speed", self.speed, above=True, most=_FASTEST))
 
     @property
     def usable_bytes(self) -> int | None:
@@ -174,8 +183,6 @@ class Cluster:
             raise InputError(
                 f"cores has {len(self.cores)} entries for {1 + max(self.hosts, default=0)} hosts"
             )
-        for n_cores in self.cores:
-            whole("cores", n_cores, most=MOST_RANKS)
         for pair in self.links:
             if not (0 <= pair[0] < n and 0 <= pair[1] < n) or pair[0] == pair[1]:
                 raise InputError(f"links has {pair}, which are no two of the ranks 0 to {n - 1}")
@@ -186,18 +193,20 @@ class Cluster:
             if not isinstance(device, Device):
                 raise InputError(f"devices has {brief(device)}; it must be a Device for each rank")
         for what, given in (("hosts", self.hosts), ("nics", self.nics)):
-            for place in sequence(what, given, "a tuple of a number for each rank"):
-                whole(f"a number in {what}", place, 0)
-        sequence("cores", self.cores, "a tuple of a number for each host")
+            places = sequence(what, given, "a tuple of a number for each rank")
+            _take(self, what, tuple(whole(f"a number in {what}", place, 0) for place in places))
+        counts = sequence("cores", self.cores, "a tuple of a number for each host")
+        _take(self, "cores", tuple(whole("cores", n, most=MOST_RANKS) for n in counts))
         if not isinstance(self.links, Mapping):
             raise InputError(f"links is {brief(self.links)}; it must be a dict of (from, to) ranks to a Link")
+        links = {}
         for pair, link in self.links.items():
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise InputError(f"links has {brief(pair)}; it must be a dict of (from, to) ranks to a Link")
-            for rank in pair:
-                whole("a rank in links", rank, 0)
             if not isinstance(link, Link):
                 raise InputError(f"links[{pair}] is {brief(link)}; it must be a Link")
+            links[whole("a rank in links", pair[0], 0), whole("a rank in links", pair[1], 0)] = link
+        _take(self, "links", links)
         for name, link in (("local", self.local), ("remote", self.remote)):
             if not isinstance(link, Link):
                 raise InputError(f"{name} is {brief(link)}; it must be a Link")
@@ -318,8 +327,8 @@ class Cluster:
 
     def picked(self, ranks: Sequence[int]) -> Cluster:
         """The cluster of some of the ranks, numbered anew in the order given."""
-        for rank in sequence("ranks", ranks, "a list of ranks of the cluster"):
-            whole("a rank to pick", rank, 0, self.n_ranks - 1)
+        ranks = sequence("ranks", ranks, "a list of ranks of the cluster")
+        ranks = [whole("a rank to pick", rank, 0, self.n_ranks - 1) for rank in ranks]
         place = {rank: x for x, rank in enumerate(ranks)}
         links = {(place[a], place[b]): k for (a, b), k in self.links.items() if a in place and b in place}
         return dataclasses.replace(

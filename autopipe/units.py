@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-from .arguments import brief
+from .arguments import brief, plain
 from .errors import InputError
 from .formula import Size, parse_size, size_at, symbol
 
@@ -26,23 +26,21 @@ __all__ = [
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40, "pi": 2**50}
 _MOST_BYTES = 2**60
+_BYTES = re.compile(r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?)\s*([kmgtp]i?)?b?\s*", re.ASCII)
 
 
 def parse_bytes(text: str | float) -> int:
-    """Bytes from ``"70GB"``, ``"16 GiB"``, ``"512MB"`` or a plain number.
+    """Bytes from ``"70GB"``, ``"16 GiB"``, ``"512MB"``, ``"8e10"`` or a number of any type.
 
     Raises :class:`InputError` for anything else.
 
-    >>> parse_bytes("70GB"), parse_bytes("1.5 KiB"), parse_bytes(12)
-    (70000000000, 1536, 12)
+    >>> parse_bytes("70GB"), parse_bytes("1.5 KiB"), parse_bytes("8e10"), parse_bytes(12)
+    (70000000000, 1536, 80000000000, 12)
     """
-    found = math.nan
-    if isinstance(text, str) and len(text) < 40:
-        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgtp]i?)?b?\s*", text.lower(), re.ASCII)
-        found = math.nan if match is None else float(match[1]) * {**_DECIMAL, **_BINARY}[match[2] or ""]
-    elif isinstance(text, (int, float)) and not isinstance(text, bool):
-        found = text
-    if not 0 <= found <= _MOST_BYTES:
+    found = plain(text)
+    if isinstance(text, str) and len(text) < 40 and (match := re.fullmatch(_BYTES, text.lower())):
+        found = float(match[1]) * {**_DECIMAL, **_BINARY}[match[2] or ""]
+    if found is None or not 0 <= found <= _MOST_BYTES:
         raise InputError(
             f"cannot read {brief(text)} as bytes; write it like '70GB' or 17179869184, at most 1 EiB"
         )

@@ -1,4 +1,4 @@
-"""What the arguments of the verbs may be, checked before any work is done.
+"""What the arguments of the verbs may be, checked before any work is done; numbers become Python's own.
 
 What arguments mean is told where they are taken, in ``planning``, ``measure`` and ``solve``.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..arguments import brief, flag, mapping, number, one_of, sequence, text, whole
+from ..arguments import brief, flag, mapping, number, one_of, plain, sequence, text, whole
 from ..costs import CostTable
 from ..errors import InputError
 from ..hardware import Cluster, Device
@@ -26,13 +26,14 @@ from ..torch_private import CALL_HOOK
 from ..tracing import Capture
 from ..units import parse_bytes
 
-__all__ = ["check_model", "check_names", "check_options"]
+__all__ = ["check_model", "check_names", "checked"]
 
 MOST_STAGES = MOST_MICROBATCHES = 2**16
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 """What makes replicas or shards of a model on other ranks."""
 
-Check = Callable[[str, Any], object]
+Check = Callable[[str, Any], Any]
+"""(name, value) → the value, a number of any type as Python's own."""
 
 
 def check_model(model: Any, args: Any, kwargs: Any) -> None:
@@ -74,11 +75,12 @@ def _check_unwrapped(model: nn.Module) -> None:
             )
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise :class:`InputError` for the first option with a value it cannot have; unknown names pass."""
-    for name, value in options.items():
-        if name in _CHECKS:
-            _CHECKS[name](name, value)
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, numbers as Python's own; those of unknown names as they are.
+
+    Raises :class:`InputError` for the first with a value it cannot have.
+    """
+    return {name: _CHECKS[name](name, v) if name in _CHECKS else v for name, v in options.items()}
 
 
 def check_names(verb: str, options: Iterable[str], *functions: Callable[..., Any]) -> None:
@@ -98,10 +100,12 @@ def _optional(check: Check) -> Check:
 
 def _count(most: int) -> Check:
     """A whole number, ``"auto"`` or None."""
-    also = "'auto'"
-    return lambda name, value: (
-        None if value is None or value == "auto" else whole(name, value, 1, most, also=also)
-    )
+
+    def check(name: str, value: Any) -> int | str | None:
+        is_free = value is None or (isinstance(value, str) and value == "auto")
+        return value if is_free else whole(name, value, 1, most, also="'auto'")
+
+    return check
 
 
 def _word(*known: str) -> Check:
@@ -117,72 +121,72 @@ def _number(least: float, *, above: bool = False, most: float = 1e12, unit: str 
 
 
 def _a(wanted: str, *types: type[Any]) -> Check:
-    def check(name: str, value: Any) -> None:
+    def check(name: str, value: Any) -> Any:
         if not isinstance(value, types):
             raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
+        return value
 
     return check
 
 
-def _balance(name: str, value: Any) -> None:
-    if not callable(value):
-        one_of(name, value, ("cost", "parameters", "uniform"))
+def _balance(name: str, value: Any) -> Any:
+    return value if callable(value) else one_of(name, value, ("cost", "parameters", "uniform"))
 
 
-def _limits(name: str, value: Any) -> None:
-    for limit in [value] if isinstance(value, (str, int, float)) else sequence(name, value, _LIMIT):
-        try:
-            parse_bytes(limit)
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from None
+def _limits(name: str, value: Any) -> Any:
+    is_one = isinstance(value, str) or plain(value) is not None
+    try:
+        return parse_bytes(value) if is_one else [*map(parse_bytes, sequence("it", value, _LIMIT))]
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
 
 
 _LIMIT = "bytes such as '70GB', or a list of one for each rank"
 
 
-def _pins(name: str, value: Any) -> None:
-    for path, stage in mapping(name, value, "a dict of module path to stage, such as {'lm_head': 3}").items():
-        whole(f"{name}[{path!r}]", stage, -MOST_STAGES, MOST_STAGES)
+def _pins(name: str, value: Any) -> dict[str, int]:
+    given = mapping(name, value, "a dict of module path to stage, such as {'lm_head': 3}")
+    return {p: whole(f"{name}[{p!r}]", stage, -MOST_STAGES, MOST_STAGES) for p, stage in given.items()}
 
 
-def _names(name: str, value: Any) -> None:
-    for x, item in enumerate(sequence(name, value, "a list of names")):
-        text(f"{name}[{x}]", item)
+def _names(name: str, value: Any) -> list[str]:
+    return [text(f"{name}[{x}]", item) for x, item in enumerate(sequence(name, value, "a list of names"))]
 
 
-def _groups(name: str, value: Any) -> None:
-    for x, group in enumerate(sequence(name, value, "a list of lists of names")):
-        _names(f"{name}[{x}]", group)
+def _groups(name: str, value: Any) -> list[list[str]]:
+    groups = sequence(name, value, "a list of lists of names")
+    return [_names(f"{name}[{x}]", group) for x, group in enumerate(groups)]
 
 
-def _dims(name: str, value: Any) -> None:
-    for dim, size in mapping(name, value, "a dict of dim to size, such as {'batch': 2}").items():
-        whole(f"{name}[{dim!r}]", size)
+def _dims(name: str, value: Any) -> dict[str, int]:
+    given = mapping(name, value, "a dict of dim to size, such as {'batch': 2}")
+    return {dim: whole(f"{name}[{dim!r}]", size) for dim, size in given.items()}
 
 
-def _dynamic(name: str, value: Any) -> None:
-    if value != "auto" and not isinstance(value, bool):
+def _dynamic(name: str, value: Any) -> Any:
+    if not isinstance(value, bool) and not (isinstance(value, str) and value == "auto"):
         raise InputError(f"{name} is {brief(value)}; it must be True, False or 'auto'")
+    return value
 
 
-def _device(name: str, value: Any) -> None:
+def _device(name: str, value: Any) -> Any:
+    _a("a torch device, a Device, or the name or file of one", str, torch.device, Device)(name, value)
     if isinstance(value, Device):
-        return
-    _a("a torch device, a Device, or the name or file of one", str, torch.device)(name, value)
+        return value
     try:
         where = torch.device(value)
     except RuntimeError:
-        return  # the name or the file of a described device
+        return value  # the name or the file of a described device
     try:
         torch.empty(0, device=where)
     except Exception as error:  # whatever a backend says of a device that is not there
         raise InputError(f"{name} is {str(value)!r}, which is not on this machine: {error}") from error
+    return value
 
 
-def _optimizer(name: str, value: Any) -> None:
+def _optimizer(name: str, value: Any) -> Any:
     """A preset's name where memory is planned, a class where its step is measured."""
-    if not isinstance(value, type):
-        one_of(name, value, OPTIMIZERS)
+    return value if isinstance(value, type) else one_of(name, value, OPTIMIZERS)
 
 
 _CHECKS: Mapping[str, Check] = {

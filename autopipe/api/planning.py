@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import operator
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -42,7 +41,7 @@ Decision = tuple[Plan, CostTable, tuple[str, ...]]
 
 def make_plan(
     model: nn.Module | Capture,
-    n_stages: int | str | None,
+    n_stages: int | str | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -70,7 +69,7 @@ def make_plan(
 ) -> Planned:
     """What rank 0 decides for all, from the options of :func:`autopipe.split` and of ``solve``."""
     training = Training(precision, optimizer, offload, solver.pop("optimizer_bytes_per_parameter_byte", None))
-    wanted = None if n_stages in (None, "auto") else operator.index(n_stages)  # type: ignore[arg-type]
+    wanted = n_stages if isinstance(n_stages, int) else None
     how = {"dynamic": dynamic, "open": open, "closed": closed}
     whole = captured(model, args, kwargs, how, stall_limit_s)
     on = of_the_job(whole) if device is None else device

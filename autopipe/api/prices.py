@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import operator
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -40,9 +39,9 @@ def count_microbatches(captured: Capture, asked: int | str | None, n_stages: int
     says so.
     """
     batch = captured.ops.example_dims.get("batch", 1)
-    if asked is None or asked == "auto":
+    if not isinstance(asked, int):
         return _most_taken(captured, min(batch, MICROBATCHES_PER_STAGE * n_stages))
-    n = operator.index(asked)  # type: ignore[arg-type]
+    n = asked
     if n > 1 and "batch" not in captured.ops.example_dims:
         reasons = [f" ({fixed.reason})" for (_, axis), fixed in captured.variation.fixed.items() if axis == 0]
         _logger.warning(

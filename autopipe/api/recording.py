@@ -16,7 +16,7 @@ from ..plans import Plan
 from ..tracing import Capture
 from ..tracing import capture as _capture
 from .agree import make_alike
-from .checks import check_model, check_names, check_options
+from .checks import check_model, check_names, checked
 
 __all__ = ["capture", "captured", "captured_for"]
 
@@ -31,8 +31,7 @@ def capture(
     """
     check_model(model, args, kwargs)
     check_names("capture", options, _capture)
-    check_options(options)
-    return _capture(model, tuple(args), dict(kwargs or {}), **options)
+    return _capture(model, tuple(args), dict(kwargs or {}), **checked(options))
 
 
 def captured(

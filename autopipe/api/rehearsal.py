@@ -65,7 +65,7 @@ def probe(n_ranks: int = 2) -> Cluster:
     In a job started by ``torchrun`` every rank calls it and gets the same cluster; elsewhere it starts
     ``n_ranks`` processes on this machine. Raises :class:`CostError` when one of them fails.
     """
-    whole("n_ranks", n_ranks, most=MOST_RANKS)
+    n_ranks = whole("n_ranks", n_ranks, most=MOST_RANKS)
     if dist.is_initialized():
         return _rehearsed(measure.probe())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:

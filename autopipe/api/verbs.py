@@ -22,7 +22,7 @@ from ..simulator import simulate as _simulate
 from ..solve import solve
 from ..tracing import Capture
 from .agree import join_group
-from .checks import MOST_MICROBATCHES, check_model, check_names, check_options
+from .checks import MOST_MICROBATCHES, check_model, check_names, checked
 from .machine import is_described
 from .pipe import Pipe
 from .planning import make_plan
@@ -47,7 +47,7 @@ def profile(
     check_model(model, args, kwargs)
     pieces = whole("n_microbatches", n_microbatches, most=MOST_MICROBATCHES)
     check_names("profile", options, measure.profile)
-    check_options(options)
+    options = checked(options)
     where = options.get("device")
     if is_described(where):
         raise InputError(f"device is {brief(where)}; measuring needs a torch device of this machine")
@@ -80,10 +80,10 @@ def plan(
     Options are those of :func:`split`.
     """
     check_model(model, args, kwargs)
-    _check_options("plan", {**options, "n_stages": n_stages})
+    options = _checked("plan", {**options, "n_stages": n_stages})
     join_group()
     with shapes_of(model.model if isinstance(model, Capture) else model):
-        return make_plan(model, n_stages, args, kwargs, **options).plan
+        return make_plan(model, args=args, kwargs=kwargs, **options).plan
 
 
 def split(
@@ -167,25 +167,24 @@ def split(
     (2, (3, 4))
     """
     check_model(model, args, kwargs)
-    check_options({"stall_limit_s": stall_limit_s})
+    stall_limit_s = checked({"stall_limit_s": stall_limit_s})["stall_limit_s"]
     join_group(stall_limit_s)
     if plan is not None:
         if not isinstance(plan, (str, pathlib.Path)):
             check_plan(plan)
         given = plan if isinstance(plan, Plan) else Plan.from_json(plan)
         _check_decided(given, n_stages, options)
-        check_options(options)
-        captured = captured_for(given, model, args, kwargs, options, stall_limit_s)
+        captured = captured_for(given, model, args, kwargs, checked(options), stall_limit_s)
         return Pipe(captured, given)
-    _check_options("split", {**options, "n_stages": n_stages})
-    planned = make_plan(model, n_stages, args, kwargs, stall_limit_s=stall_limit_s, **options)
+    options = _checked("split", {**options, "n_stages": n_stages})
+    planned = make_plan(model, args=args, kwargs=kwargs, stall_limit_s=stall_limit_s, **options)
     return Pipe(planned.capture, planned.plan, planned.costs)
 
 
-def _check_options(verb: str, options: Mapping[str, Any]) -> None:
-    """Raise :class:`InputError` for a name that is none of the verb's options, or a value it cannot have."""
+def _checked(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options; :class:`InputError` for a name that is none of the verb's, or a value it cannot have."""
     check_names(verb, options, make_plan, solve)
-    check_options(options)
+    return checked(options)
 
 
 def _check_decided(given: Plan, n_stages: int | str | None, options: Mapping[str, Any]) -> None:

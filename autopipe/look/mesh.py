@@ -63,7 +63,7 @@ class Mesh(Shown):
             )
         whole("the mesh's size", math.prod(dims.values()), most=MOST_PROCESSES)
         if self.per_host is not None:
-            whole("per_host", self.per_host, most=MOST_PROCESSES)
+            object.__setattr__(self, "per_host", whole("per_host", self.per_host, most=MOST_PROCESSES))
         object.__setattr__(self, "dims", dims)
         object.__setattr__(self, "processes", tuple(self._processes()))
 

@@ -57,7 +57,7 @@ def probe(n_ranks: int = 2) -> Cluster:
 
     Raises :class:`CostError` when the processes it starts fail.
     """
-    whole("n_ranks", n_ranks, most=MOST_RANKS)
+    n_ranks = whole("n_ranks", n_ranks, most=MOST_RANKS)
     if dist.is_initialized():
         return _measure(_device())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:

@@ -58,7 +58,7 @@ def generate(
     if not hasattr(model, "generate"):
         raise InputError(f"{type(model).__name__} has no generate method; only transformers' models have one")
     if n_microbatches is not None:
-        whole("n_microbatches", n_microbatches)
+        n_microbatches = whole("n_microbatches", n_microbatches)
     engine = None if runtime is None else runtime.engine
     if engine is None or engine.peers is None:
         return model.generate(*args, **kwargs)  # type: ignore[operator]

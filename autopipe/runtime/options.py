@@ -64,7 +64,8 @@ class Request:
                 "outside, or evaluate() for the loss alone"
             )
         if self.n_microbatches is not None:
-            whole("n_microbatches", self.n_microbatches, most=MOST_MICROBATCHES, also="None")
+            n = whole("n_microbatches", self.n_microbatches, most=MOST_MICROBATCHES, also="None")
+            object.__setattr__(self, "n_microbatches", n)
         flag("like_step", self.like_step)
         if not isinstance(self.outputs, bool):
             one_of("return_outputs" if self.loss else "outputs_on", self.outputs, get_args(Where))

@@ -85,10 +85,9 @@ def build(
     """
     if name not in NAMES:
         raise InputError(f"unknown schedule {brief(name)}; known are {', '.join(NAMES)}")
-    whole("n_ranks", n_ranks)
-    whole("n_stages", n_stages)
+    n_ranks, n_stages = whole("n_ranks", n_ranks), whole("n_stages", n_stages)
     most = MOST_LISTED if name == COST_AWARE else MOST_ACTIONS
-    whole("n_microbatches", n_microbatches, most=max(1, most // n_stages))
+    n_microbatches = whole("n_microbatches", n_microbatches, most=max(1, most // n_stages))
     placed = _default_placement(name, n_ranks, n_stages) if placement is None else tuple(placement)
     if len(placed) != n_stages or set(placed) != set(range(n_ranks)):
         raise InputError(

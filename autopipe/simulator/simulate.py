@@ -147,11 +147,11 @@ def simulate(
     costs are of other ops.
     """
     if n_microbatches is not None:
-        whole("n_microbatches", n_microbatches)
+        n_microbatches = whole("n_microbatches", n_microbatches)
     flag("overlap", overlap)
-    whole("shards", shards)
+    shards = whole("shards", shards)
     if most_whole is not None:
-        whole("most_whole", most_whole)
+        most_whole = whole("most_whole", most_whole)
     if schedule is not None and not isinstance(schedule, Schedule):
         one_of("schedule", schedule, NAMES)
     if costs is not None:

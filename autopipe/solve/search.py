@@ -433,7 +433,7 @@ def _limits(given: str | float | Sequence[str | float] | None, n_ranks: int) -> 
     """Bytes per rank, none where nothing is asked."""
     if given is None:
         return ()
-    if isinstance(given, (str, int, float)):
+    if isinstance(given, str) or not isinstance(given, Sequence):
         return (parse_bytes(given),) * n_ranks
     if len(given) != n_ranks:
         raise InputError(

@@ -5,6 +5,7 @@ import inspect
 import os
 import random
 import time
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 import autopipe
 from autopipe.api.planning import make_plan
 from autopipe.errors import AutopipeError, InputError, PlanError
+from autopipe.hardware import Cluster, Device, Link
 from autopipe.solve import solve
 
 ODD = (
@@ -83,6 +85,41 @@ def pipe():
     return autopipe.split(model(), 2, (torch.ones(4, 4),), costs="estimated")
 
 
+NUMBERS = np.int64, np.float32, torch.tensor, Fraction, float
+TAKEN = [
+    ("split", "n_stages", 2), ("split", "n_ranks", 2), ("split", "min_ranks", 1),
+    ("split", "n_microbatches", 2),
+    ("split", "memory_limit", 1 << 20), ("split", "time_limit_s", 4), ("split", "stall_limit_s", 8),
+    ("split", "optimizer_bytes_per_parameter_byte", 2), ("runtime", "n_microbatches", 2),
+    ("runtime", "feed", 0),
+    ("runtime", "stall_limit_s", 8), ("profile", "n_microbatches", 2), ("profile", "n_peers", 0),
+    ("profile", "min_passes", 1), ("profile", "max_passes", 2), ("profile", "min_s", 0),
+    ("simulate", "n_microbatches", 2), ("simulate", "shards", 2), ("simulate", "most_whole", 1),
+    ("verify", "rtol", 1), ("verify", "seed", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NUMBERS, ids=lambda k: k.__name__)
+@pytest.mark.parametrize(("verb", "name", "value"), TAKEN)
+def test_a_number_is_taken_whatever_its_type(verb, name, value, kind, pipe):
+    call(verb, name, kind(value), pipe)
+
+
+@pytest.mark.parametrize("kind", NUMBERS, ids=lambda k: k.__name__)
+def test_a_plan_of_numbers_of_any_type_is_the_same(kind, pipe):
+    def planned(number):
+        device = Device(memory_bytes=number(1 << 20), speed=number(2), bandwidth_bytes_s=number(1 << 30))
+        cluster = Cluster((device,) * 2, hosts=(number(0), number(1)), local=Link(number(1), number(1 << 30)))
+        each, all_of = [number(1 << 19), number(1 << 18)], number(1 << 19)
+        options = {"costs": "estimated", "n_microbatches": number(2), "pin": {"0": number(0)}}
+        plans = [
+            autopipe.plan(pipe.graph, 2, memory_limit=m, cluster=cluster, **options) for m in (each, all_of)
+        ]
+        return [plan.to_json() for plan in plans]
+
+    assert planned(kind) == planned(int)
+
+
 def call(verb, name, value, pipe):
     x = torch.ones(4, 4)
     given = {name: value}
@@ -119,7 +156,10 @@ def test_an_odd_argument_is_refused_by_name_or_taken(verb, name, pipe):
         ("split", "n_stages", True), ("split", "n_microbatches", 0), ("split", "n_microbatches", 10**30),
         ("split", "time_limit_s", float("nan")), ("split", "memory_limit", -1),
         ("split", "memory_limit", "-3GB"), ("split", "pin", {"0": "1"}), ("split", "overlap", "yes"),
-        ("split", "ties", 3), ("split", "balance", 2), ("split", "recompute", True),
+        ("split", "memory_limit", float("nan")), ("split", "memory_limit", np.ones(2)),
+        ("split", "n_stages", 2.5), ("split", "n_stages", np.True_), ("split", "n_ranks", Fraction(5, 2)),
+        ("split", "memory_limit", torch.tensor(1.0, device="meta")), ("split", "ties", 3),
+        ("split", "balance", 2), ("split", "recompute", True),
         ("split", "device_order", "best"), ("split", "costs", 3), ("split", "args", 5),
         ("runtime", "stall_limit_s", "x"), ("runtime", "stall_limit_s", 0),
         ("runtime", "n_microbatches", 0), ("runtime", "release", "no"), ("runtime", "feed", -1),

@@ -139,7 +139,7 @@ def cases(
     """
     free = n_stages is None or n_stages == "auto"
     asked = 0 if free else whole("n_stages", n_stages, most=MOST_RANKS, also="'auto'")
-    whole("min_ranks", min_ranks, most=source.cluster.n_ranks)
+    min_ranks = whole("min_ranks", min_ranks, most=source.cluster.n_ranks)
     needed = max((s + 1 if s >= 0 else -s for s in source.settings.pin.values()), default=1)
     names = _schedules(source, schedule, n_microbatches)
     out = []

@@ -117,7 +117,7 @@ class _Copied:
         is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_complex()
         is_dense = is_small and is_plain and tensor.is_contiguous() and not tensor.is_neg()
         self.place = tensor.data_ptr() if is_dense else 0
-        self.memory = (ctypes.c_char * tensor.nbytes).from_address(self.place) if self.place else b""
+        self.memory: Any = (ctypes.c_char * tensor.nbytes).from_address(self.place) if self.place else b""
         self.held = bytearray(self.memory)
 
     def is_kept(self) -> bool:
