@@ -34,7 +34,7 @@ Where a change goes:
 - which modules are leaves: ``code.leaves``; other code that stays whole: ``code.opaque``,
   ``record.opaque_calls``
 - state that is copied and put back: ``state.reach``; state whose change is noticed: ``state.readers``
-- what is asked about rows: ``rows.analysis``; other data to compare on: ``referee.redraw``
+- what is asked about rows: ``rows.analysis``; other data to compare on: ``state.redraw``
 """
 
 from .capture import capture

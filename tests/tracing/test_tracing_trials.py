@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import autopipe
 from autopipe.tracing import capture
 from autopipe.tracing.calls.perform import run_call
 from autopipe.tracing.sizes import rerun
@@ -117,3 +118,30 @@ def test_sizes_that_are_tried_compile_nothing() -> None:
     assert len(compiled) <= 2  # in each mode, for the example
     x = torch.randn(5, 4)
     torch.testing.assert_close(found(x), model(x))
+
+
+class Hardest(nn.Module):
+    """The mean loss of the larger half of its rows, and of one at least."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x, labels):
+        losses = nn.functional.cross_entropy(self.b(self.a(x).tanh()), labels, reduction="none")
+        return losses.topk(max(1, len(losses) // 2)).values.mean()
+
+
+def test_a_limit_on_sizes_that_rows_hide_which_come_again_is_one():
+    torch.manual_seed(0)
+    model = Hardest().double()
+
+    def batch(n):
+        return torch.randn(n, 4, dtype=torch.float64), torch.randint(0, 3, (n,))
+
+    pipe = autopipe.split(model, 2, batch(8), costs="estimated", n_microbatches=3)
+    for n in (2, 3, 4, 8, 12):
+        given = batch(n)
+        torch.testing.assert_close(pipe(*given), model(*given))
+    runtime, given = pipe.runtime(), batch(8)
+    assert runtime.step(*given).loss.item() == pytest.approx(model(*given).item(), rel=1e-12)

@@ -27,8 +27,8 @@ from ..sizes import dims as sizing
 from ..sizes.rerun import replay
 from ..sizes.variation import Variation
 from ..state.fills import without_fills
+from ..state.redraw import redrawn
 from ..state.state import draw_alike, generators, seed
-from .redraw import redrawn
 
 __all__ = ["Fault", "Referee"]
 

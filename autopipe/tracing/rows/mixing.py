@@ -143,8 +143,8 @@ def _results(
     told = (model, form, rows, dim, device, begin)
     run = rows_of(*told, alone=alone, times=times, changes=changes, around=around)
     run = run if watch is None else functools.partial(watch.first, run)
-    is_longer = times > 1 or (dim.example > 2 and not alone)
-    return Results(form, run, is_longer, counted, OwnNoise(dim, shapes, device))
+    has_others = dim.example > 2 and not alone
+    return Results(form, run, times > 1 or has_others, has_others, counted, OwnNoise(dim, shapes, device))
 
 
 def rows_of(

@@ -61,10 +61,11 @@ class Results:
         form: Recording,
         run: Rows,
         is_longer: bool,
+        has_others: bool,
         over_labels: Sequence[Mapping[str, Any]],
         noise: OwnNoise,
     ) -> None:
-        self.form, self.run, self._is_longer = form, run, is_longer
+        self.form, self.run, self._is_longer, self._has_others = form, run, is_longer, has_others
         self._over_labels, self._is_counted = over_labels, bool(over_labels)
         self._noise, self._is_noisy = noise, any(c.is_random for c in form.calls)
         self._leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
@@ -283,8 +284,9 @@ class Results:
         words = f"{ab:.6g} for two rows that alone give {aa:.6g} and {bb:.6g}"
         if shares is not None:
             return words
-        if self._is_longer and level is not EQUAL and min(aa, bb) <= ab <= max(aa, bb):
-            return ""  # how the rows weigh cannot be told with others beside them
+        is_unknown = self._has_others or (self._is_longer and self._is_counted)
+        if is_unknown and level is not EQUAL and min(aa, bb) <= ab <= max(aa, bb):
+            return ""  # how the rows weigh cannot be told
         share = (bb - ab) / (ab - aa) if ab != aa else math.inf
         if self._is_counted and share > 0 and math.isfinite(share) and not self._is_longer:
             found = float(self.of("abb")[i])

@@ -71,6 +71,13 @@ def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
     given, dim, shapes, results, is_sure = asked.given, asked.dim, asked.shapes, asked.results, asked.is_sure
     model, form = asked.model, asked.form
     mixed_among = functools.partial(_of_others, results, alone=is_sure, dim=dim, shapes=shapes)
+    few = None if is_sure else next((n for n in range(2, _MANY + 1) if asked.takes(2 * n)), None)
+    if few is not None:
+        # others beside two rows may hide what these make together, as which are the largest
+        yield (
+            functools.partial(_of_others, results, given, alone=True, dim=dim, shapes=shapes, times=few),
+            False,
+        )
     others = of_other_weights(given, dim), told_otherwise(given, dim), unlike(model, form, given, dim, shapes)
     for rows in itertools.chain(*others):
         yield functools.partial(mixed_among, rows), False
@@ -132,10 +139,15 @@ def if_told(find: Callable[..., str], *told: Any) -> str:
 
 
 def _of_others(
-    results: Callable[..., Results], rows: Mapping[str, Tensor], alone: bool, dim: Dim, shapes: _Shapes
+    results: Callable[..., Results],
+    rows: Mapping[str, Tensor],
+    alone: bool,
+    dim: Dim,
+    shapes: _Shapes,
+    times: int = 1,
 ) -> str:
     """What mixes other ``rows``."""
-    return mixed_in(results(rows, alone), dim, shapes)
+    return mixed_in(results(rows, alone, times=times), dim, shapes)
 
 
 def _of_numbers(results: Callable[..., Results], given: Mapping[str, Tensor], **apart: Any) -> str:
