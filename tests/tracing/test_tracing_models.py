@@ -485,6 +485,23 @@ def test_compiled_and_scripted_modules_are_leaves():
     agree(captured, model, (torch.randn(4, D),))
 
 
+class Reads(nn.Module):
+    """Asks a layer for all that it holds, beside one of the kind that is compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(D, D), nn.Linear(D, D)
+        self.compiled = torch.compile(nn.Linear(D, D), backend="eager")
+
+    def forward(self, x):
+        return self.last(self.compiled(self.first(x))) * vars(self.first)["out_features"]
+
+
+def test_what_is_asked_of_all_attributes_does_not_reach_the_compiler():
+    model = Reads()
+    agree(capture(model, (torch.randn(2, D),)), model, (torch.randn(4, D),))
+
+
 def test_exported_program_and_graph_module():
     model = Stack().eval()
     x = torch.randn(2, 6, D)

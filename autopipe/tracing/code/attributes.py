@@ -55,7 +55,8 @@ def noted(
     ``names_of`` is :func:`names_of_open`, or what remembers its answers.
     """
     modules = list(model.named_modules())
-    names = names_of(frozenset(type(m) for p, m in modules if not is_inside_leaf(p)))
+    opened = (m for p, m in modules if not is_inside_leaf(p))
+    names = names_of(frozenset(type(m) for m in opened if not is_compiled(m)))
     asked: dict[type, set[str]] = {}
     for path, module in modules:
         if is_inside_leaf(path) and not is_compiled(module):
@@ -81,7 +82,14 @@ def noted(
                 )
             )
     watching = {"__getattr__": _asking} | ({"__getattribute__": _showing} if "__dict__" in names else {})
-    sought = [(cls, name, vars(cls).get(name, NOTHING)) for cls in asked for name in watching]
+    # a compiler that follows attributes would follow such a method without end
+    compiled = [type(m) for _, outer in modules if is_compiled(outer) for m in outer.modules()]
+    sought = [
+        (cls, name, vars(cls).get(name, NOTHING))
+        for cls in asked
+        for name in watching
+        if name == "__getattr__" or not any(issubclass(each, cls) for each in compiled)
+    ]
     try:
         for cls, name, _, attribute in places:
             setattr(cls, name, attribute)
