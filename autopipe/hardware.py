@@ -137,10 +137,9 @@ class Device:
         text("source", self.source)
         one_of("attention", self.attention, ("", "cpu", "cuda"))
         flag("launches_ahead", self.launches_ahead)
-        rates = mapping("flops_s", self.flops_s, "a dict of dtype to FLOP/s")
-        for dtype, rate in rates.items():
-            rates[dtype] = number(f"flops_s[{dtype!r}]", rate, above=True, most=_FASTEST, unit="FLOP/s")
-        _take(self, "flops_s", rates)
+        rates = mapping("flops_s", self.flops_s, "a dict of dtype to FLOP/s").items()
+        told = {d: number(f"flops_s[{d!r}]", r, above=True, most=_FASTEST, unit="FLOP/s") for d, r in rates}
+        _take(self, "flops_s", told)
         for name in ("bandwidth_bytes_s", "host_bandwidth_bytes_s"):
             _take(self, name, number(name, getattr(self, name), most=_FASTEST, unit="bytes per second"))
         _take(self, "launch_s", number("launch_s", self.launch_s, unit="seconds", most=_LONGEST_S))

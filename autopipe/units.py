@@ -38,7 +38,7 @@ def parse_bytes(text: str | float) -> int:
     (70000000000, 1536, 80000000000, 12)
     """
     found = plain(text)
-    if isinstance(text, str) and len(text) < 40 and (match := re.fullmatch(_BYTES, text.lower())):
+    if isinstance(text, str) and len(text) < 40 and (match := _BYTES.fullmatch(text.lower())):
         found = float(match[1]) * {**_DECIMAL, **_BINARY}[match[2] or ""]
     if found is None or not 0 <= found <= _MOST_BYTES:
         raise InputError(

@@ -81,20 +81,18 @@ def noted(
                     _Mode(held, mode, note, on_mode, on_set),
                 )
             )
-    watching = {"__getattr__": _asking} | ({"__getattribute__": _showing} if "__dict__" in names else {})
-    # a compiler that follows attributes would follow such a method without end
-    compiled = [type(m) for _, outer in modules if is_compiled(outer) for m in outer.modules()]
-    sought = [
-        (cls, name, vars(cls).get(name, NOTHING))
-        for cls in asked
-        for name in watching
-        if name == "__getattr__" or not any(issubclass(each, cls) for each in compiled)
-    ]
+    watched = [(cls, "__getattr__", _asking) for cls in asked]
+    if "__dict__" in names:
+        # a compiler that follows attributes would follow such a method without end
+        compiled = {type(m) for _, outer in modules if is_compiled(outer) for m in outer.modules()}
+        seen = (cls for cls in asked if not any(issubclass(each, cls) for each in compiled))
+        watched += [(cls, "__getattribute__", _showing) for cls in seen]
+    sought = [(cls, name, vars(cls).get(name, NOTHING)) for cls, name, _ in watched]
     try:
         for cls, name, _, attribute in places:
             setattr(cls, name, attribute)
-        for cls, name, _ in sought:
-            setattr(cls, name, watching[name](getattr(cls, name), note))
+        for cls, name, watching in watched:
+            setattr(cls, name, watching(getattr(cls, name), note))
         yield
     finally:
         for cls, name, own in (*((c, n, held) for c, n, held, _ in places), *sought):

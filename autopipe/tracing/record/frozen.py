@@ -25,7 +25,6 @@ class Frozen:
     def __init__(self, ledger: Ledger) -> None:
         self._at, self._ledger = ledger.at, ledger
         self._begun: dict[int, bool] = {}
-        self._set: dict[str, nn.Parameter] = {}
 
     def begin(self, model: nn.Module) -> None:
         """The model is about to be called."""
@@ -50,7 +49,6 @@ class Frozen:
                 f"{self._at.source()}: {name} takes gradients for a part of a forward; let it take them "
                 "before the model is captured, or detach() what is made of it",
             )
-        self._set[name] = weight
         self._ledger.refs.pop(id(weight), None)
         (self._ledger.frozen.discard if takes else self._ledger.frozen.add)(id(weight))
         return result
@@ -62,7 +60,7 @@ class Frozen:
 
     def check_left(self) -> None:
         """No weight may be left frozen. Raises :class:`CloseModule`."""
-        left = [name for name, weight in self._set.items() if id(weight) in self._ledger.frozen]
+        left = [self._ledger.names[weight] for weight in self._begun if weight in self._ledger.frozen]
         if left:
             raise CloseModule(
                 "",

@@ -127,7 +127,7 @@ class Recorder(TorchFunctionMode):
         self.frozen.begin(model)
         opened = [(p, m) for p, m in model.named_modules() if not self.at.is_in_leaf(p)]
         self.keeping.begin(model, opened)
-        self.buffers.begin(model, opened)
+        self.buffers.begin(opened)
         self.perform_one = lambda call, args, kwargs: run_call(
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")
         )
@@ -141,7 +141,7 @@ class Recorder(TorchFunctionMode):
                 f"a {type(value).__name__} passed around in {path or 'the model'} collects tensors while the "
                 f"model runs, so what one call does depends on earlier ones; call the model without it"
             )
-        self.buffers.write(self.function)
+        self.buffers.write(self.model, self.function)
         values, spec = flatten(result)
         for value in values:
             _check_output(value)

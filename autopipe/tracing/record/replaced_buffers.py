@@ -30,28 +30,26 @@ class ReplacedBuffers:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._model: nn.Module | None = None
         self._had: list[tuple[nn.Module, str, torch.Tensor]] = []
         self.names: set[str] = set()
 
-    def begin(self, model: nn.Module, opened: Sequence[tuple[str, nn.Module]]) -> None:
+    def begin(self, opened: Sequence[tuple[str, nn.Module]]) -> None:
         """The model is about to be called."""
-        self._model = model
         self._had = [(m, n, t) for _, m in opened for n, t in m._buffers.items() if t is not None]
 
-    def write(self, perform: Callable[..., Any]) -> None:
+    def write(self, model: nn.Module, perform: Callable[..., Any]) -> None:
         """Put back buffers replaced by others like them, and record that those are copied there."""
         found = [(m, n, old, m._buffers.get(n)) for m, n, old in self._had if m._buffers.get(n) is not old]
         for module, name, old, new in found:
-            if new is not None and _is_like(old, new) and not self._is_in_a_leaf(old):
+            if new is not None and _is_like(old, new) and not self._is_in_a_leaf(model, old):
                 module._buffers[name] = old
                 self.names.add(self._ledger.names[id(old)])
                 perform(torch.Tensor.copy_, (old, new), {})
                 self._read_before(old, self._ledger.calls[-1])
 
-    def _is_in_a_leaf(self, buffer: torch.Tensor) -> bool:
+    def _is_in_a_leaf(self, model: nn.Module, buffer: torch.Tensor) -> bool:
         opened = {id(m) for m, _, _ in self._had}
-        others = (m for m in (self._model.modules() if self._model else ()) if id(m) not in opened)
+        others = (m for m in model.modules() if id(m) not in opened)
         return any(b is buffer for m in others for b in m._buffers.values())
 
     def _read_before(self, buffer: torch.Tensor, written: Call) -> None:

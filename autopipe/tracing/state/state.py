@@ -73,8 +73,9 @@ class Snapshot:
         then = self.begun.get(training if is_known else self.training)
         if then is None or not (self.glance.is_kept() and self.glance.put(self.glance.seen(), then)):
             self.restore()
-        self._put_back_generators()
-        self._put_back_gradients()
+        else:
+            self._put_back_generators()
+            self._put_back_gradients()
         self.seeded()  # as it was found, whatever seeds comparisons have set since
         if self.model.training != training:
             switch(self.model, training)
