@@ -1,0 +1,329 @@
+"""What a batch answers, by data, sizes or places, is not taken for what its microbatches answer."""
+
+import pytest
+import torch
+from rows_models import Asking, Deciding
+from torch import nn
+from torch.nn import functional as F
+
+import autopipe
+from autopipe.errors import InputError
+from autopipe.tracing import capture
+from autopipe.tracing.rows import mixing as rows
+from autopipe.tracing.sizes.rerun import replay
+
+
+@pytest.mark.parametrize("reduce", [lambda y: y, lambda y: y.square().mean(), lambda y: y.square().sum()])
+@pytest.mark.parametrize(
+    "doubles", [lambda x, _: x.sum() > 0, lambda _, ids: 1 in ids[0], lambda _, ids: bool((ids > 0).all())]
+)
+def test_what_is_asked_of_all_rows_and_not_of_each_is_refused(doubles, reduce):
+    torch.manual_seed(0)
+    x, ids = torch.randn(6, 4), torch.randint(2, 9, (6, 3))
+    pipe = autopipe.split(Asking(doubles, reduce), 2, (x, ids), costs="estimated", n_microbatches=3)
+    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+    with pytest.raises(InputError, match=r"rows_models.py:\d+ asks .* of all rows at once"):
+        runtime.step(x, ids)
+    assert torch.isfinite(runtime.step(x, ids, n_microbatches=1).loss)
+
+
+class AskingOfLabels(Asking):
+    """Its loss is a mean over labels."""
+
+    def forward(self, x, labels):
+        y = F.cross_entropy(self.b(self.a(x).relu()).flatten(0, 1), labels.flatten())
+        return y * 2 if self.doubles(x, labels) else y
+
+
+@pytest.mark.parametrize(
+    "doubles",
+    [lambda x, _: x.sum() > 0, lambda _, ids: bool((ids >= 0).all()), lambda _, ids: bool((ids < 0).any())],
+)
+def test_what_is_asked_of_all_rows_is_found_where_labels_weigh_them(doubles):
+    torch.manual_seed(0)
+    x, labels = torch.randn(4, 6, 4), torch.randint(0, 4, (4, 6))
+    labels[3, :3] = -100
+    runtime = autopipe.split(
+        AskingOfLabels(doubles), 2, (x, labels), costs="estimated", n_microbatches=2
+    ).runtime()
+    with pytest.raises(InputError, match=r"test_runtime_rows_answers.py:\d+ asks .* of all rows at once"):
+        runtime.step(x, labels)
+    assert torch.isfinite(runtime.step(x, labels, n_microbatches=1).loss)
+
+
+class ContrastOfMasked(nn.Module):
+    """Every row is told from all others; what it asks of all is asked early or late."""
+
+    def __init__(self, is_late):
+        super().__init__()
+        self.a, self.b, self.is_late = nn.Linear(4, 4), nn.Linear(4, 4), is_late
+
+    def forward(self, x, y, mask):
+        factor = 2 if mask.all() else 3
+        z = self.a(x if self.is_late else x * factor).tanh() @ self.b(y).T
+        return F.cross_entropy(z * factor if self.is_late else z, torch.arange(len(x)))
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_what_is_asked_of_all_rows_before_a_tail_is_refused(is_late):
+    torch.manual_seed(0)
+    model, x, y = ContrastOfMasked(is_late).double(), *torch.randn(2, 4, 4).double()
+    mask = torch.tensor([True, True, True, False])
+    runtime = autopipe.split(model, 2, (x, y, mask), costs="estimated", n_microbatches=2).runtime()
+    if is_late:
+        torch.testing.assert_close(runtime.step(x, y, mask).loss.as_subclass(torch.Tensor), model(x, y, mask))
+        return
+    with pytest.raises(InputError, match=r"test_runtime_rows_answers.py:\d+ asks .* of all rows at once"):
+        runtime.step(x, y, mask)
+
+
+class OtherwiseOn(nn.Module):
+    """Goes another way on some inputs than on those it is captured with."""
+
+    def __init__(self, asks, does, noise):
+        super().__init__()
+        self.a, self.b, self.asks, self.does = nn.Linear(4, 4), nn.Linear(4, 4), asks, does
+        self.noise = nn.Dropout(noise)
+
+    def forward(self, x, flag):
+        x = self.noise(self.a(x))
+        return self.b((self.does(x) if self.asks(x, flag) else x).relu()).mean(1)
+
+
+def _otherwise(asks, does, rows, length, is_flagged, noise=0.0):
+    """A runtime of such a model and what to step it with; of the model the loss on that."""
+    torch.manual_seed(0)
+    model, flag = OtherwiseOn(asks, does, noise).double(), torch.tensor(False)
+    pipe = autopipe.split(
+        model, 2, (torch.randn(4, 6, 4).double(), flag), costs="estimated", n_microbatches=2
+    )
+    x, flag = torch.randn(rows, length, 4).double(), torch.tensor(is_flagged)
+    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+    return runtime, (x, flag), model(x, flag).square().mean().detach()
+
+
+@pytest.mark.parametrize(
+    ("asks", "length", "is_flagged"),
+    [(lambda x, _: x.shape[1] > 8, 12, False), (lambda _, flag: bool(flag), 6, True)],
+)
+def test_rows_that_other_inputs_than_the_example_mix_are_refused(asks, length, is_flagged):
+    runtime, batch, loss = _otherwise(asks, lambda x: x - x.mean(0), 6, length, is_flagged)
+    with pytest.raises(InputError, match=r"mean\(0\) at .*test_runtime_rows_answers.py:\d+"):
+        runtime.step(*batch)
+    torch.testing.assert_close(
+        runtime.step(*batch, n_microbatches=1).loss.detach().as_subclass(torch.Tensor), loss
+    )
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_an_example_of_one_number_hides_no_mixing(value):
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 4), Deciding(lambda x: x / (x.abs().max() + 1e-6)), nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.Sequential(layers[1], layers[0], *layers[2:]).double()
+    pipe = autopipe.split(
+        model, 2, (torch.full((4, 6, 4), value).double(),), costs="estimated", n_microbatches=2
+    )
+    with pytest.raises(InputError, match="rows of a batch of Sequential depend on one another"):
+        pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(torch.randn(4, 6, 4).double())
+
+
+ORDER = torch.zeros(64, dtype=torch.long)
+
+
+class Set(nn.Module):
+    """Goes by what others set: a number, or places of rows in a tensor of the file."""
+
+    def __init__(self, is_number):
+        super().__init__()
+        self.weight, self.is_number, self.number = nn.Parameter(torch.ones(4)), is_number, 1
+
+    def forward(self, x):
+        return x * self.weight * self.number if self.is_number else x[ORDER[: len(x)]] * self.weight
+
+
+class Sets(nn.Module):
+    """Sets for its last layers what follows from how many rows there are."""
+
+    def __init__(self, is_number):
+        super().__init__()
+        self.body = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+        self.whole, self.head = Set(is_number), nn.Linear(4, 4)
+
+    def forward(self, x):
+        if self.whole.is_number:
+            self.whole.number = x.shape[0]
+        else:
+            ORDER[: len(x)].copy_(torch.arange(len(x) - 1, -1, -1))
+        return self.head(self.whole(torch.tanh(self.body(x))))
+
+
+@pytest.mark.parametrize("is_number", [True, False])
+def test_what_is_set_for_layers_of_a_tail_is_set_there(is_number):
+    torch.manual_seed(0)
+    model, x, y = Sets(is_number).double(), torch.randn(8, 4).double(), torch.randn(8).double()
+    pipe = autopipe.split(model, 2, (x[:4],), costs="estimated", n_microbatches=4)
+    runtime = pipe.runtime(loss_fn=lambda found, y: (found.mean(-1) - y).square().mean())
+    found = runtime.step(x, target=y).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(found, (model(x).mean(-1) - y).square().mean().detach())
+
+
+class MeanOfChosen(nn.Module):
+    """A mean over what a mask chooses; nothing where it chooses nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+    def forward(self, x, mask):
+        y = self.body(x)
+        return (y[mask] - x[mask]).square().mean() if mask.any() else y.sum() * 0
+
+
+def test_a_form_that_gives_the_tail_nothing_is_refused_beside_one_that_does():
+    torch.manual_seed(0)
+    model, x, mask = MeanOfChosen().double(), torch.randn(4, 4).double(), torch.ones(4, 4).bool()
+    runtime = autopipe.split(model, 2, (x, mask), costs="estimated", n_microbatches=2).runtime()
+    mask[2:] = False
+    with pytest.raises(InputError, match="pass n_microbatches=1"):
+        runtime.step(x, mask)
+    found = runtime.step(x, mask, n_microbatches=1).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(found, model(x, mask).detach())
+
+
+class OtherwiseAsked(nn.Module):
+    """Makes twice as much of all rows where what it asks of them is so."""
+
+    def __init__(self, asks):
+        super().__init__()
+        self.a, self.b, self.asks = nn.Linear(4, 4), nn.Linear(4, 4), asks
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(torch.tanh(h * 2 if self.asks(x) else h))
+
+
+ASKED = [
+    lambda x: (x[:, 0] > 50).any(),
+    lambda x: (x[:, 0] > 50).any() and len(x) > 3,
+    lambda x: x.max() > 50,
+    lambda x: not (x[:, 0] < 50).all(),
+]
+"""What no row of the example is, one of the batch is, and no data made of the example's rows show."""
+
+
+def _asked(asks, n_microbatches):
+    torch.manual_seed(0)
+    model = OtherwiseAsked(asks).double()
+    pipe = autopipe.split(
+        model, 2, (torch.randn(4, 4).double(),), costs="estimated", n_microbatches=n_microbatches
+    )
+    return model, pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+
+
+@pytest.mark.parametrize("asks", ASKED)
+def test_what_one_row_of_a_batch_answers_for_all_is_refused_where_microbatches_answer_otherwise(asks):
+    model, runtime = _asked(asks, 2)
+    x = torch.randn(8, 4).double()
+    x[0, 0] = 60.0
+    with pytest.raises(InputError, match=r"test_runtime_rows_answers.py:\d+ asks .* of all rows at once"):
+        runtime.step(x)
+    found = runtime.step(x, n_microbatches=1).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(found, model(x).square().mean().detach())
+
+
+def test_what_data_and_the_number_of_rows_answer_together_is_refused_where_microbatches_answer_otherwise():
+    model, runtime = _asked(lambda x: (x[:, 0] > 50).any() and len(x) > 3, 4)
+    x = torch.randn(8, 4).double()
+    x[::2, 0] = 60.0
+    with pytest.raises(InputError, match=r"test_runtime_rows_answers.py:\d+ asks how many rows there are"):
+        runtime.step(x)
+    found = runtime.step(x, n_microbatches=2).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(found, model(x).square().mean().detach())
+
+
+@pytest.mark.parametrize("asks", ASKED)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_all_microbatches_answer_as_their_batch_is_no_obstacle(asks, is_there):
+    model, runtime = _asked(asks, 2)
+    x = torch.randn(8, 4).double()
+    if is_there:
+        x[::4, 0] = 60.0
+    found = runtime.step(x).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(found, model(x).square().mean().detach())
+
+
+NOISES = [0.0, 1e-12]
+"""None is drawn, or as good as none."""
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_what_a_model_does_with_so_many_rows_alone_is_refused_where_microbatches_have_fewer(noise):
+    runtime, batch, loss = _otherwise(lambda x, _: len(x) < 4, lambda x: x * 2, 6, 6, False, noise)
+    with pytest.raises(InputError, match=r"test_runtime_rows_answers.py:\d+ asks how many rows there are"):
+        runtime.step(*batch)
+    torch.testing.assert_close(
+        runtime.step(*batch, n_microbatches=1).loss.detach().as_subclass(torch.Tensor), loss
+    )
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(("rows", "n_microbatches"), [(3, 3), (5, 3)])
+def test_one_row_may_go_a_way_of_its_own_that_comes_to_the_same(rows, n_microbatches, noise):
+    told = lambda x, _: len(x) == 1, lambda x: x[0][None] + 0
+    runtime, batch, loss = _otherwise(*told, rows, 6, False, noise)
+    found = runtime.step(*batch, n_microbatches=n_microbatches).loss.detach()
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), loss)
+
+
+class Calls(nn.Module):
+    """Counts its calls in training, or does not."""
+
+    def __init__(self, is_counting):
+        super().__init__()
+        self.is_counting = is_counting
+        self.register_buffer("n", torch.zeros(()))
+
+    def forward(self, x):
+        if self.is_counting and self.training:
+            self.n += 1
+        return x * 2
+
+
+def test_a_form_beside_the_first_is_asked_once_whatever_it_writes(monkeypatch):
+    runs = []
+    monkeypatch.setattr(rows, "replay", lambda *given, **how: runs.append(given[1]) or replay(*given, **how))
+
+    def n_runs(is_counting):
+        runs.clear()
+        model = OtherwiseOn(lambda _, flag: bool(flag), Calls(is_counting), 0.0)
+        forms = capture(model, (torch.randn(4, 6, 4), torch.tensor(False))).forms[True]
+        assert len(forms) == 2
+        longer = max(runs, key=lambda form: len(form.calls))
+        return sum(run is longer for run in runs)
+
+    assert n_runs(True) == n_runs(False)
+
+
+class Limited(nn.Module):
+    """Takes few rows at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        if len(x) > 4:
+            raise ValueError("too many rows")
+        return self.b(self.a(x).relu()).square().mean()
+
+
+def test_a_model_that_cannot_take_all_rows_takes_microbatches(caplog):
+    torch.manual_seed(0)
+    model, x = Limited().double(), torch.randn(8, 4).double()
+    runtime = autopipe.split(model, 2, (x[:2],), costs="estimated", n_microbatches=1).runtime()
+    wanted = torch.stack([model(piece).detach() for piece in x.split(2)]).mean()
+    with caplog.at_level("WARNING", "autopipe"):
+        for _ in range(2):
+            found = runtime.step(x, n_microbatches=4).loss.detach().as_subclass(torch.Tensor)
+            torch.testing.assert_close(found, wanted)
+    assert caplog.text.count("cannot be recorded on so many") == 1
