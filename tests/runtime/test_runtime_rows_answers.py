@@ -22,7 +22,7 @@ def test_what_is_asked_of_all_rows_and_not_of_each_is_refused(doubles, reduce):
     x, ids = torch.randn(6, 4), torch.randint(2, 9, (6, 3))
     pipe = autopipe.split(Asking(doubles, reduce), 2, (x, ids), costs="estimated", n_microbatches=3)
     runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
-    with pytest.raises(InputError, match=r"rows_models.py:\d+ asks .* of all rows at once"):
+    with pytest.raises(InputError, match=r"rows_\w+.py:\d+ asks .* of all rows at once"):
         runtime.step(x, ids)
     assert torch.isfinite(runtime.step(x, ids, n_microbatches=1).loss)
 
