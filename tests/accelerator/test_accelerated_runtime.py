@@ -25,8 +25,13 @@ USERS = (
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("n_ranks", "schedules"),
-    [(1, ["1f1b", "zbv"]), (2, []), (4, ["interleaved"])],
-    ids=["one", "two", "four"],
+    [
+        (1, ["1f1b", "zbv"]),
+        (2, ["gpipe", "interleaved", "zb-h1", "zbv", "cost-aware"]),
+        pytest.param(2, ["1f1b", "looped-bfs", "zb-h2", "dualpipev"], marks=pytest.mark.slow),
+        (4, ["interleaved"]),
+    ],
+    ids=["one", "two", "two, the others", "four"],
 )
 def test_schedules(on_ranks, n_ranks, schedules):
     on_ranks("accelerated_checks.py", n_ranks, "schedules", *schedules, timeout_s=140)

@@ -11,17 +11,20 @@ import autopipe
 pytest.importorskip("transformers", reason="needs the transformers extra")
 
 SCRIPT = pathlib.Path(__file__).parent / "generate_ranks.py"
-DECODERS = ("qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "opt", "bloom", "falcon", "gpt_neox")
 
 
-@pytest.mark.slow
-def test_tokens_of_families():
-    run_ranks(SCRIPT, 2, "families", *DECODERS)
-
-
-@pytest.mark.slow
-def test_tokens_of_families_with_encoders():
-    run_ranks(SCRIPT, 3, "families", "bart", "marian", "pegasus", "whisper")
+@pytest.mark.parametrize(
+    ("n_ranks", "families"),
+    [
+        (2, ["qwen3", "gemma3_text", "falcon"]),
+        (3, ["bart"]),
+        pytest.param(2, ["mistral", "gemma2", "mixtral", "opt", "bloom", "gpt_neox"], marks=pytest.mark.slow),
+        pytest.param(3, ["marian", "pegasus", "whisper"], marks=pytest.mark.slow),
+    ],
+    ids=lambda x: x[0] if isinstance(x, list) else None,
+)
+def test_tokens_of_families(n_ranks, families):
+    run_ranks(SCRIPT, n_ranks, "families", *families)
 
 
 def test_tokens_on_two_ranks():

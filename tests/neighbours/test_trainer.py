@@ -21,7 +21,7 @@ def test_a_causal_model(tmp_path):
 
 
 def test_a_classifier(tmp_path):
-    for n_ranks in (0, 2, 4):
+    for n_ranks in (0, 2):
         run_ranks(SCRIPT, n_ranks, "classifier", tmp_path)
 
 

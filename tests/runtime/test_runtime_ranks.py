@@ -10,7 +10,7 @@ SCRIPT = pathlib.Path(__file__).with_name("runtime_ranks.py")
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+@pytest.mark.parametrize("n_ranks", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_ranks_equal_one_process(n_ranks):
     run_ranks(SCRIPT, n_ranks, "everything", timeout_s=150)
 

@@ -155,7 +155,7 @@ def copied(draw) -> Problem:
     return dataclasses.replace(problem, nets=tuple(nets))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(copied())
 def test_each_taker_receives_or_computes_again_whichever_is_best(problem):
     best = HUGE
