@@ -1,4 +1,4 @@
-"""A form whose ops have no limits is asked once about many rows, and others as often as about a few."""
+"""A form is asked about many rows as about a few, while what its code asks of them is noted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autopipe.torch_private import function_modes
 from autopipe.tracing import capture
-from autopipe.tracing.rows import mixing
+from autopipe.tracing.rows import data_dependent, mixing, row_questions
 
 
 class Leaf(nn.Module):
@@ -55,26 +56,13 @@ def limited(x: Tensor) -> Tensor:
     return x / x.norm().div(3.0).clamp(min=1)
 
 
-def by_place(x: Tensor) -> Tensor:
-    return torch.where(x > 0, x, x.exp() - 1)
-
-
 def of_many(x: Tensor) -> Tensor:
     return x - x.mean(0) if len(x) >= 8 else x
 
 
-@pytest.mark.parametrize(
-    "function", [torch.tanh, nn.functional.gelu, nn.functional.silu], ids=lambda f: f.__name__
-)
-def test_smooth_rows_are_asked_about_in_many_once(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, seen = counted(function, monkeypatch)
-    assert seen[8] == 1
-    assert not found.always
-
-
-def test_rows_with_limits_are_asked_about_in_many_as_in_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, seen = counted(by_place, monkeypatch)
-    assert seen[8] >= 3
+def test_rows_are_asked_about_in_many_as_in_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, seen = counted(torch.tanh, monkeypatch)
+    assert seen[8] == 3  # a and b, and each beside itself
     assert not found.always
 
 
@@ -91,8 +79,48 @@ def test_code_that_does_not_run_while_somebody_watches_is_asked_about_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def unwatched(x: Tensor) -> Tensor:
-        if torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+        if any(isinstance(mode, data_dependent._Noted) for mode in function_modes()):
             raise RuntimeError("watched")
         return limited(x)
 
     assert counted(unwatched, monkeypatch)[0].always
+
+
+class Judging(nn.Module):
+    """A layer that stays whole, and gives a loss."""
+
+    def __init__(self, judge: Any) -> None:
+        super().__init__()
+        self.linear, self.judge = nn.Linear(4, 4), judge
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return self.judge(x.square().mean(), x)
+
+
+@pytest.mark.parametrize(
+    ("judge", "may_bend"),
+    [
+        (lambda number, x: number, False),
+        (lambda number, x: (number + x.abs().mean()) / 2, False),
+        (lambda number, x: sum([number, x.mean()]), False),
+        (lambda number, x: number.clamp(max=1e9), True),
+        (lambda number, x: number if float(number) < 1e9 else 1, True),
+        (lambda number, x: number + (number + x - 1e9).relu().mean(), True),
+    ],
+)
+def test_numbers_are_put_elsewhere_only_where_something_may_bend(
+    judge: Any, may_bend: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    elsewhere = row_questions.numbers_elsewhere
+
+    def noting(run: Any) -> Any:
+        asked.append(elsewhere(run))
+        return asked[-1]
+
+    monkeypatch.setattr(row_questions, "numbers_elsewhere", noting)
+    torch.manual_seed(0)
+    capture(nn.Sequential(nn.Linear(4, 4), Judging(judge)), (torch.randn(2, 4),), closed=["1"])
+    assert bool(asked) is may_bend
+    assert all(evenly for evenly, _ in asked)

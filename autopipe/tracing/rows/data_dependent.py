@@ -11,7 +11,7 @@ import os
 import pathlib
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...graph import Dim
-from ...torch_private import TorchDispatchMode
 from ..calls.call import Call, Depends, Recording
 from ..calls.functions import classify, plain_name
 from ..calls.named import is_code
 from ..code.leaves import eager, is_atomic
-from .inner_numbers import FAR
+from .inner_numbers import FAR, LINEAR, Numbers
 from .results import Rows, is_number
 from .thresholds import places_beyond
 from .varied_data import made_of_rows
@@ -38,34 +37,6 @@ _FACTORS = (64.0, -64.0, 1 / 64)
 """What floating-point values are taken times, so that code which compares them may find otherwise."""
 _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
-
-
-_SMOOTH = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_fused_rms_norm", "_log_softmax", "_reshape_alias", "_safe_softmax", "_softmax", "_to_copy",
-        "_scaled_dot_product_attention_math", "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable",
-        "_unsafe_view", "add", "add_", "addmm", "alias", "arange", "baddbmm", "bitwise_and", "bitwise_not",
-        "bitwise_or", "bmm", "cat", "clone", "constant_pad_nd", "convolution", "cos", "detach", "div",
-        "div_", "embedding", "empty", "empty_like", "erf", "exp", "expand", "full", "full_like", "gelu",
-        "lift_fresh", "linear", "logical_and", "logical_not", "masked_fill", "matmul", "mean", "mm", "mul",
-        "mul_", "native_group_norm", "native_layer_norm", "neg", "new_empty", "new_full", "new_ones",
-        "new_zeros", "nll_loss_forward", "ones", "ones_like", "permute", "pow", "reshape", "rsqrt", "rsub",
-        "scalar_tensor", "select", "sigmoid", "silu", "sin", "slice", "split", "split_with_sizes", "sqrt",
-        "squeeze", "stack", "sub", "sub_", "sum", "t", "tanh", "transpose", "tril", "triu", "unbind",
-        "unsqueeze", "view", "where", "zeros", "zeros_like",
-    )
-)  # fmt: skip
-"""Ops without a limit, a comparison, an order or places that values tell: what they give has no steps."""
-_LINEAR = frozenset({
-    "add", "add_", "cat", "clone", "contiguous", "cpu", "detach", "div", "div_", "double", "expand",
-    "flatten", "float", "getitem", "iadd", "imul", "isub", "itruediv", "mean", "mul", "mul_", "neg", "output",
-    "radd", "reshape", "rsub", "squeeze", "stack", "sub", "sub_", "sum", "to", "truediv", "type_as",
-    "unsqueeze", "view",
-})  # fmt: skip
-"""Functions that give of a mean of numbers the mean of what they give of each. Others may have a bend."""
 
 _Place = tuple[types.CodeType, int]
 """Code, and a line of its file."""
@@ -93,14 +64,12 @@ class Reading:
 
 
 class Watch:
-    """One run of a form on rows a and b that is looked at: what code reads, and which ops make what it gives.
+    """One run of a form on rows a and b that is looked at: what code reads.
 
     Attributes
     ----------
     noted: what its code was seen to ask of tensors; None before it has run. found: ids of calls as in
-        :class:`Reading`; reads: as there. is_smooth: whether each op of what hangs on inputs was seen, and
-        gives values that follow its operands without a limit or a choice. What two rows do to one another in
-        such ops, each does on nearly all data.
+        :class:`Reading`; reads: as there. may_bend: see :class:`Numbers`; True before it has run.
     """
 
     def __init__(self, model: nn.Module, form: Recording) -> None:
@@ -111,7 +80,7 @@ class Watch:
         self.takes_inputs = any(c.depends & Depends.INPUT for call in own for c in call.inputs)
         self.noted: _Noted | None = None
         self.found: set[int] = set()
-        self.is_smooth = self.reads = False
+        self.reads, self.may_bend = False, True
         self._is_over = False
 
     def first(self, run: Rows, rows: str, look: Callable[[Call, Any], Any] | None = None) -> Any:
@@ -119,18 +88,15 @@ class Watch:
         if self._is_over or rows != "ab":
             return run(rows, look)
         self._is_over = True
-        ops = _Ops()
         try:
             # what torch.compile met under such a mode it would never compile again
-            with eager(), ops:
-                result = self.see(run, look, ops.end)
+            with eager():
+                return self.see(run, look)
         except Exception:  # whatever it is: code may not run while somebody watches
             return run(rows, look)
-        self.is_smooth = ops.is_smooth
-        return result
 
-    def see(self, run: Rows, *looks: Callable[[Call, Any], Any] | None) -> Any:
-        """What ``run`` gives for rows a and b, looked at; ``looks`` are shown each call with its value."""
+    def see(self, run: Rows, look: Callable[[Call, Any], Any] | None = None) -> Any:
+        """What ``run`` gives for rows a and b, looked at; ``look`` is shown each call with its value."""
         found: set[int] = set()
 
         def shown(call: Call, value: Any) -> None:
@@ -138,12 +104,12 @@ class Watch:
                 self.reads = True
                 found.update(map(id, self._given[id(call)]))
             noted.has_read = False
-            for look in filter(None, looks):
+            if look is not None:
                 look(call, value)
 
         with _Noted() as noted:
             result = run("ab", shown)
-        self.noted, self.found = noted, found
+        self.noted, self.found, self.may_bend = noted, found, noted.may_bend
         return result
 
 
@@ -196,7 +162,7 @@ def numbers_apart(form: Recording, inputs: Collection[str]) -> list[Change]:
     for call in (c for c in form.calls if id(c) in made and c.op != "placeholder"):
         if any(id(c) in first or id(c) in fed for c in call.inputs):
             fed.add(id(call))
-            is_bent |= call.op == "call_module" or plain_name(call) not in _LINEAR
+            is_bent |= call.op == "call_module" or plain_name(call) not in LINEAR
         elif is_number(call.value):
             first.add(id(call))
     return [functools.partial(_apart, first, {}, factors) for factors in FAR if is_bent]
@@ -258,7 +224,7 @@ def _uneven(axes: Mapping[int, int], factor: float, rows: str, call: Call, value
     return value * factors.view(-1, *[1] * (value.ndim - axis - 1))
 
 
-class _Noted(TorchFunctionMode):
+class _Noted(Numbers):
     """Notes that values of a tensor are read, where as truths, that they are counted or ordered, and where a
     tensor is to be cut that ends before it: ``beyond``, by that place and the size."""
 
@@ -273,37 +239,10 @@ class _Noted(TorchFunctionMode):
         self.has_read = self.has_read or kind == "read"
         self.ranks = self.ranks or kind == "data shaped" or name in _RANKING
         self.beyond.update(places_beyond(name, args, kwargs or {}))
-        result = func(*args, **(kwargs or {}))
+        result = super().__torch_function__(func, types, args, kwargs)
         if kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
             self.truths[place] = self.truths.get(place, 0) + 1
         return result
-
-
-class _Ops(TorchDispatchMode):
-    """Tells whether the ops of calls that hang on inputs are all smooth."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_smooth = self._is_smooth_here = True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self._is_smooth_here = self._is_smooth_here and _is_smooth(func, args, made)
-        return made
-
-    def end(self, call: Call, value: Any) -> None:
-        """What ran since the last call is what this one runs."""
-        is_made = call.op != "placeholder" and bool(call.depends & Depends.INPUT)
-        self.is_smooth &= self._is_smooth_here or not is_made
-        self._is_smooth_here = True
-
-
-def _is_smooth(func: Any, args: Sequence[Any], made: Any) -> bool:
-    name = func._schema.name
-    if name not in _SMOOTH or func._schema.overload_name.endswith("_mode"):  # which rounds
-        return False
-    casts = name == "aten::_to_copy" and args[0].is_floating_point()
-    return not casts or bool(made.is_floating_point())
 
 
 class Turned(TorchFunctionMode):

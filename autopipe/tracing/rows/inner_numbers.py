@@ -13,35 +13,49 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..calls.functions import tensors
+from ..calls.functions import classify, tensors
 from .results import EQUAL, Rows, is_close, is_number
 
-__all__ = ["FAR", "Around", "numbers_elsewhere"]
+__all__ = ["FAR", "LINEAR", "Around", "Numbers", "numbers_elsewhere"]
 
 Around = Callable[[str], contextlib.AbstractContextManager[Any]]
 """The context that a form runs in for rows such as ``"abb"``."""
 
 FAR = (1024.0, 1.0), (1.0, 1 / 1024)
 """What numbers made of rows are taken times for row a and for row b: bends are found above and below."""
+LINEAR = frozenset({
+    "add", "add_", "cat", "clone", "contiguous", "cpu", "detach", "div", "div_", "double", "expand",
+    "flatten", "float", "getitem", "iadd", "imul", "isub", "itruediv", "mean", "mul", "mul_", "neg", "output",
+    "radd", "reshape", "rsub", "squeeze", "stack", "sub", "sub_", "sum", "to", "truediv", "type_as",
+    "unsqueeze", "view",
+})  # fmt: skip
+"""Functions that give of a mean of numbers the mean of what they give of each. Others may have a bend."""
 
 
-class _Numbers(TorchFunctionMode):
-    """Notes the numbers that functions make of larger tensors, and may give others in their place."""
+class Numbers(TorchFunctionMode):
+    """Notes the numbers that functions make of larger tensors, and may give others in their place.
+
+    They ``may_bend`` where something else than numbers that follow them evenly is made of them, or code reads
+    them.
+    """
 
     def __init__(self, other: Callable[[int, Tensor], Tensor | None] = lambda place, number: None) -> None:
         super().__init__()
         self.seen: list[Tensor] = []
-        self.are_used = False
+        self.may_bend = False
         self._other = other
         self._made: dict[int, Tensor] = {}  # those, and what is made of them alone
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         is_made = [id(t) in self._made for t in tensors((args, kwargs or {}))]
-        self.are_used |= any(is_made)
+        is_of_them = any(is_made) and isinstance(result, Tensor) and (is_number(result) or all(is_made))
+        if any(is_made) and not self.may_bend:
+            kind, name = classify(func)
+            self.may_bend = kind != "metadata" and not (is_of_them and name.strip("_") in LINEAR)
         if not isinstance(result, Tensor):
             return result
-        if any(is_made) and (is_number(result) or all(is_made)):
+        if is_of_them:
             self._made[id(result)] = result
         elif is_number(result) and any(t.numel() > 1 for t in tensors((args, kwargs or {}))):
             self.seen.append(result.detach().clone())
@@ -54,13 +68,14 @@ class _Numbers(TorchFunctionMode):
 def numbers_elsewhere(run: Rows) -> tuple[list[Around], list[Around]]:
     """What puts all such numbers of a form further from nought, or nearer; and means of rows' far apart.
 
-    ``run`` runs the form. Both are empty where it makes nothing of such numbers, or more on other rows.
+    ``run`` runs the form. Both are empty where nothing may bend that it makes of such numbers, or it makes
+    more of them on other rows.
     """
     seen: list[list[Tensor]] = []
     for rows in ("ab", "aa", "bb"):
-        with _Numbers() as noted:
+        with Numbers() as noted:
             run(rows)
-        if not noted.are_used:
+        if not noted.may_bend:
             return [], []
         seen.append(noted.seen)
     both, a, b = seen
@@ -73,12 +88,12 @@ def numbers_elsewhere(run: Rows) -> tuple[list[Around], list[Around]]:
     }
 
     def scaled(factor: float) -> Around:
-        return lambda rows: _Numbers(lambda place, number: number * factor)
+        return lambda rows: Numbers(lambda place, number: number * factor)
 
     def apart(factors: tuple[float, float]) -> Around:
-        def around(rows: str) -> _Numbers:
+        def around(rows: str) -> Numbers:
             factor = sum(factors["ab".index(row)] for row in rows) / len(rows)
-            return _Numbers(lambda place, number: means[place] * factor if place in means else None)
+            return Numbers(lambda place, number: means[place] * factor if place in means else None)
 
         return around
 

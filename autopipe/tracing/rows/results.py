@@ -105,11 +105,6 @@ class Results:
         return [v for c, v in made if isinstance(c, Call)]
 
     @property
-    def is_noisy(self) -> bool:
-        """Whether anything is drawn for rows a and b, once they have run; before, whether it may be."""
-        return self._is_noisy
-
-    @property
     def are_telling(self) -> bool:
         """Whether the numbers made of inputs tell anything: no mean of nothing does, nor one that stays."""
         made = [i for i in self._numbers if self._leaves[i].depends & Depends.INPUT]

@@ -91,7 +91,7 @@ def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
     for n in _numbers_of_rows(asked, watch) if is_more else ():
         if asked.takes(n + 2):
             yield functools.partial(_among_more, results, asked.seen, given, n // 2 + 1, dim, shapes), True
-    evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and not watch.is_smooth else ([], [])
+    evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
     for around in evenly:
@@ -185,16 +185,9 @@ def _of_more(
     shapes: _Shapes,
     watch: Watch,
 ) -> str:
-    """What mixes rows that come often, or gives others than for a ``few``.
-
-    Where all is smooth that ``watch`` sees, many rows alike mix as a few do: only whether what is given hangs
-    on how many they are is asked.
-    """
+    """What mixes rows that come often, or gives others than for a ``few``; ``watch`` looks at a run."""
     many = results(given, True, times=_MANY, watch=watch)
-    among_many = few.among(many.of("ab"), _MANY, dim, shapes, ROUNDED)
-    if watch.is_smooth and not many.is_noisy and not among_many:
-        return ""
-    return mixed_in(many, dim, shapes) or among_many
+    return mixed_in(many, dim, shapes) or few.among(many.of("ab"), _MANY, dim, shapes, ROUNDED)
 
 
 def _among_more(
